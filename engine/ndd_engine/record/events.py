@@ -1,0 +1,227 @@
+"""The events of a run: one JSON object a line, the only thing that is ever recorded.
+
+Every event carries `v` (version), `type` and `t` (unix seconds). Units are in field names. A field that could
+not be measured is `null`. Readers ignore fields and types they do not know, and skip lines that are torn.
+
+    run      who runs what on which machine; the first event, and again after a resume (with `resumed_step`)
+    stage    preparation, so that a viewer knows what is being waited for
+    window   a stretch of steps: wall time, where it went, loss, throughput
+    sample   counters of the card and the host
+    memory   the torch allocator's counters (CUDA only)
+    mark     something that happened: epoch, evaluation, checkpoint, pause, warning, choice
+    fold     the folded state, written now and then so that a long log opens at once
+    end      how it ended
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+VERSION = 1
+
+# Phases of a step; `other` is wall time minus the rest. The order is the order on the screen.
+PHASES = (
+    "data_wait",
+    "to_device",
+    "forward",
+    "loss",
+    "backward",
+    "clip",
+    "optimizer",
+    "zero_grad",
+    "log",
+    "evaluate",
+    "checkpoint",
+    "other",
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What all events share: reading and writing."""
+
+    type: ClassVar[str]
+
+    def to_json(self, t: float) -> str:
+        """One line without its newline. NaN and infinities become null: JSON has neither."""
+        body: Json = {"v": VERSION, "type": self.type, "t": round(t, 4)}
+        for item in fields(self):
+            body[item.name] = getattr(self, item.name)
+        try:
+            return json.dumps(body, separators=(",", ":"), allow_nan=False)
+        except ValueError:
+            return json.dumps(_finite(body), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, body: Json) -> Self:
+        """Rebuild from a parsed line; unknown fields are dropped. Raises TypeError when a required one is absent."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{key: value for key, value in body.items() if key in known})
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value and value not in (float("inf"), float("-inf")) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent(Event):
+    """Identity of a run.
+
+    steps_per_epoch and items_per_epoch are of the training set; total_steps is where the run will end.
+    item and token name the units of the workload ("window", "character"); tokens_per_item may be 0 (none).
+    card: see hardware.card.Card.to_dict; null without a card.
+    """
+
+    type: ClassVar[str] = "run"
+    name: str
+    workload: str
+    config: Json
+    pid: int
+    host: str
+    device: str
+    device_name: str
+    card: Json | None
+    versions: dict[str, str]
+    parameters: int
+    precision: str
+    item: str
+    token: str | None
+    tokens_per_item: int
+    items_per_step: int
+    items_per_epoch: int
+    steps_per_epoch: int
+    epochs: int
+    total_steps: int
+    model: str
+    data: str
+    threads: int | None = None
+    resumed_step: int | None = None
+    resumed_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageEvent(Event):
+    """Preparation before the first step: "importing torch", "reading the text"."""
+
+    type: ClassVar[str] = "stage"
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WindowEvent(Event):
+    """A stretch of the run between two clock readings.
+
+    wall_ns: the stretch by the monotonic clock; equals the sum of phases[*].host_ns exactly. steps may be 0
+    (an evaluation longer than a window). step: optimizer steps done at its end. step_*_ns: per optimizer step.
+    phases: {phase: {"host_ns": total in this window, "p50_ns", "p95_ns", "max_ns": per step,
+    "device_ns": mean per step on the device, or null}}; a key "forward/encoder" is a part of "forward".
+    loss: mean of the losses read back in this window, null if none was. last_loss: [step, loss].
+    """
+
+    type: ClassVar[str] = "window"
+    step: int
+    epoch: int
+    epoch_step: int
+    steps: int
+    micro_steps: int
+    items: int
+    tokens: int
+    wall_ns: int
+    step_p50_ns: int | None
+    step_p95_ns: int | None
+    step_max_ns: int | None
+    phases: dict[str, Json]
+    loss: float | None = None
+    last_loss: tuple[int, float] | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    device_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEvent(Event):
+    """Counters at one moment. card: null without NVML; each of its fields may be null. See hardware.sampler."""
+
+    type: ClassVar[str] = "sample"
+    card: Json | None
+    host: Json
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvent(Event):
+    """The CUDA allocator. growth_bytes: peak within a step above what lives between steps (measured)."""
+
+    type: ClassVar[str] = "memory"
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    growth_bytes: int | None
+    retries: int
+    ooms: int
+    free_bytes: int | None
+    total_bytes: int | None
+    others_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MarkEvent(Event):
+    """Something that happened. kind: epoch, evaluation, checkpoint, pause, resume, warning, error, choice, control.
+
+    text is for people; data holds the figures (an evaluation's {"metrics": …}, a checkpoint's {"file", "bytes"}).
+    """
+
+    type: ClassVar[str] = "mark"
+    kind: str
+    step: int
+    text: str
+    data: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldEvent(Event):
+    """The state after all events before this line; see record.state."""
+
+    type: ClassVar[str] = "fold"
+    state: Json
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent(Event):
+    """How the run ended. status: done, stopped, failed, interrupted, terminated."""
+
+    type: ClassVar[str] = "end"
+    status: str
+    reason: str
+    step: int
+    exit_status: int
+    checkpoint: str | None = None
+    data: Json = field(default_factory=dict)
+
+
+EVENT_TYPES: dict[str, type[Event]] = {
+    kind.type: kind
+    for kind in (RunEvent, StageEvent, WindowEvent, SampleEvent, MemoryEvent, MarkEvent, FoldEvent, EndEvent)
+}
+
+
+def parse(line: bytes | str) -> tuple[float, Event] | None:
+    """(unix seconds, event) of one line, or None for a torn, foreign or unknown one."""
+    try:
+        body = json.loads(line)
+        kind = EVENT_TYPES.get(body["type"])
+        return (float(body["t"]), kind.from_dict(body)) if kind is not None else None
+    except (ValueError, TypeError, KeyError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,60 @@
+"""Text for people: figures with their units, and foreign text made safe for a terminal."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "n/a"
+
+
+def printable(text: str) -> str:
+    """Foreign text with every control character escaped, so that it cannot steer the terminal."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+
+
+def size(count: float | None) -> str:
+    """Bytes as people read them (binary units): 1.5 GB, 512 MB, 17 B."""
+    if count is None:
+        return MISSING
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit in ("B", "KB") or abs(value) >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time in at most two units: 850 ms, 12.3 s, 4 min 10 s, 1 h 12 m, 3 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    minutes = total // 60
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} m"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure with thousands separated, or with `digits` significant digits when it is small."""
+    if value is None or not math.isfinite(value):
+        return MISSING if value is None else str(value)
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if value == int(value) and abs(value) < 1000:
+        return f"{int(value)}"
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:.{max(digits - whole, 0)}f}" if abs(value) >= 1e-3 else f"{value:.{digits}g}"
+
+
+def rate(value: float | None, unit: str) -> str:
+    """A rate with its unit: 18.3 step/s."""
+    return f"{number(value)} {unit}/s" if value is not None else f"{MISSING} {unit}/s"

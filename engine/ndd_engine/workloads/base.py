@@ -1,0 +1,88 @@
+"""What the loop needs of a workload: a model, data, a loss, a metric, and the names of its units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to
+
+
+class Metric(Protocol):
+    """Accumulates over evaluation batches; one object per evaluation."""
+
+    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+        """One batch on the device. Must not keep graph or large tensors."""
+
+    def result(self) -> dict[str, float]:
+        """Figures by name, "loss" among them; the first one is the headline."""
+
+
+class Workload(Protocol):
+    """A prepared workload. `forward` and `loss` are separate so that each phase is timed by itself.
+
+    A dataset's item must depend on nothing but its index and the seed in the configuration (never on a global random state), so that a
+    resumed run sees the same data.
+    """
+
+    name: str
+    item: str  # what one item is called: "window"
+    token: str | None  # what an item is made of: "character", "sample"
+    tokens_per_item: int
+    model: nn.Module
+    train_data: Dataset[Any]
+    eval_data: Dataset[Any]
+    better: str  # "lower" or "higher": which way the headline metric improves
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The model's output for a batch on the device."""
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """Mean loss, a scalar tensor on the device, with graph."""
+
+    def metric(self) -> Metric:
+        """A fresh metric."""
+
+    def describe_model(self) -> str:
+        """One line: "6 layers, 6 heads, width 384"."""
+
+    def describe_data(self) -> str:
+        """One line: "465,231 characters, 1,723 windows of 256 a pass"."""
+
+    def notes(self) -> Sequence[str]:
+        """Things a user should know of this data or model: clipped outliers, dropped characters."""
+
+
+@dataclass
+class MeanLoss:
+    """The simplest metric: mean loss over batches, weighted by batch size, on the device until asked."""
+
+    total: Tensor | None = None
+    count: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:  # noqa: ARG002
+        weight = batch_size(batch)
+        value = loss.detach().to(torch.float64 if loss.device.type == "cpu" else torch.float32) * weight
+        self.total = value if self.total is None else self.total + value
+        self.count += weight
+
+    def result(self) -> dict[str, float]:
+        return {"loss": float(self.total) / self.count if self.total is not None else float("nan")}
+
+
+def batch_size(batch: Batch) -> int:
+    """Items in a batch: the first dimension of its first tensor."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return int(batch.shape[0])
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Trainable parameters, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -1,0 +1,1 @@
+"""The console: command line, screens and terminal handling over ndd_engine."""
