@@ -16,7 +16,7 @@ WORKLOADS = ("chartext", "ndd")
 class Section(BaseModel):
     """A table of the configuration; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
 
 
 class RunSection(Section):
@@ -131,7 +131,7 @@ class OptimizerSection(Section):
     name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="optimizer")
     lr: float = Field(1e-3, gt=0, description="learning rate")
     weight_decay: float = Field(0.01, ge=0, description="weight decay")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field((0.9, 0.999), description="Adam's moment decays")
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default=[0.9, 0.999], min_length=2, max_length=2, description="Adam's moment decays")
     eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum (sgd)")
 
@@ -147,23 +147,23 @@ class ClipSection(Section):
 
 
 class EvaluateSection(Section):
-    every_steps: int | None = Field(None, ge=1, description="evaluate every N optimizer steps")
-    every_epochs: int | None = Field(1, ge=1, description="evaluate every N epochs")
+    every_steps: int = Field(0, ge=0, description="evaluate every N optimizer steps; 0: never")
+    every_epochs: int = Field(1, ge=0, description="evaluate every N epochs; 0: never")
     batches: int | None = Field(None, ge=1, description="evaluate on at most this many batches")
     at_end: bool = Field(True, description="evaluate when the run ends")
 
 
 class CheckpointSection(Section):
-    every_steps: int | None = Field(None, ge=1, description="save every N optimizer steps")
-    every_epochs: int | None = Field(1, ge=1, description="save every N epochs")
-    every_minutes: float | None = Field(10.0, gt=0, description="save at least this often")
+    every_steps: int = Field(0, ge=0, description="save every N optimizer steps; 0: never")
+    every_epochs: int = Field(1, ge=0, description="save every N epochs; 0: never")
+    every_minutes: float = Field(10.0, ge=0, description="save at least this often; 0: never")
     at_end: bool = Field(True, description="save when the run ends or is stopped")
     keep: int = Field(3, ge=1, description="newest checkpoints to keep, besides the best one")
 
 
 class LogSection(Section):
     every_steps: int = Field(10, ge=1, description="optimizer steps between reading losses back to the host")
-    window_s: float = Field(0.5, ge=0, le=60, description="seconds of one window of the record; 0 records every step by itself")
+    window_s: float = Field(1.0, ge=0, le=60, description="seconds of one window of the record; 0 records every step by itself")
     headless_s: float = Field(5.0, gt=0, description="seconds between lines of a headless run")
 
 

@@ -1,0 +1,325 @@
+"""TOML and --set into a checked configuration; every mistake is reported at once.
+
+A value is looked up in four layers, the last one that has it wins: the workload's defaults, the chosen size,
+the file, the command line. So a command-line value beats the file, and a default never beats anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import tomli
+from pydantic import BaseModel, ValidationError
+
+import ndd_profiles
+from ndd_engine.errors import ConfigError, Problem
+from ndd_engine.text import printable
+
+from .schema import WORKLOADS, Config
+
+Table = dict[str, Any]
+DEFAULT_WORKLOAD = "chartext"
+COMMAND_LINE = "--set"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A configuration as written, before the size of the model is decided.
+
+    `auto` is the table of the workload's profile that says how size "auto" is decided ({} when it has none).
+    """
+
+    layers: tuple[tuple[str, Table], ...]
+    source_text: str = ""
+    source: str = ""
+    profile: Table = field(default_factory=dict)
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload."""
+        return str(self._written("workload", "name", DEFAULT_WORKLOAD))
+
+    @property
+    def size(self) -> str | None:
+        """The size as written: a name, "auto" or None."""
+        found = self._written("workload", "size", None)
+        return None if found is None else str(found)
+
+    @property
+    def auto(self) -> Table:
+        """How "auto" is decided: card_size, candidates, min_steps_per_second."""
+        return dict(self.profile.get("auto", {}))
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The sizes of this workload."""
+        return tuple(self.profile.get("sizes", {}))
+
+    def resolve(self, size: str | None = None) -> Config:
+        """The checked configuration with the given size (default: the one that is written).
+
+        Raises ConfigError with every problem.
+        """
+        size = size if size is not None else self.size
+        if size == "auto":
+            size = self.auto.get("candidates", [None])[0]
+        problems: list[Problem] = []
+        tier = self.profile.get("sizes", {}).get(size) if size is not None else {}
+        if tier is None:
+            allowed = ", ".join((*self.sizes, "auto") if self.auto else self.sizes)
+            problems.append(self.problem(("workload", "size"), "there is no such size", size, allowed or "none"))
+            tier = {}
+        # A size stands for its values: they go where the size itself is written.
+        owner = next((i for i, (_, layer) in reversed(list(enumerate(self.layers))) if _has(layer, ("workload", "size"))), 0)
+        merged: Table = {}
+        for index, (_, layer) in enumerate(self.layers):
+            if index == owner and owner > 0:
+                _merge(merged, tier)
+            _merge(merged, layer)
+            if index == owner == 0:
+                _merge(merged, tier)
+        if size is not None and isinstance(merged.get("workload"), dict):
+            merged["workload"]["size"] = size
+        try:
+            config = Config.model_validate(merged)
+        except ValidationError as error:
+            problems.extend(self._problems(error, merged))
+            raise ConfigError(problems) from None
+        if problems:
+            raise ConfigError(problems)
+        return config
+
+    def problem(
+        self, path: Sequence[str | int], message: str, found: object = None, allowed: str | None = None
+    ) -> Problem:
+        """A Problem of the key at `path`, with the place where it was written."""
+        key = ".".join(str(part) for part in path)
+        return Problem(self.where(path), key, message, None if found is None else _shown(found), allowed)
+
+    def where(self, path: Sequence[str | int]) -> str:
+        """Which layer a key came from: "--set", "run.toml line 12" or "defaults"."""
+        for where, layer in reversed(self.layers):
+            if _has(layer, path):
+                if where == self.source and (line := _line_of(self.source_text, path)):
+                    return f"{printable(where)} line {line}"
+                return printable(where)
+        return printable(self.source) or "command line"
+
+    def _written(self, section: str, key: str, default: object) -> object:
+        for _, layer in reversed(self.layers):
+            table = layer.get(section)
+            if isinstance(table, dict) and key in table:
+                return table[key]
+        return default
+
+    def _problems(self, error: ValidationError, merged: Table) -> Iterator[Problem]:
+        for item in error.errors(include_url=False):
+            path = [part for part in item["loc"] if not (part in WORKLOADS and item["loc"][0] == "workload")]
+            found = None if item["type"] in ("missing", "value_error") else _shown(item.get("input"))
+            message, allowed = _explain(item)
+            suggestion = None
+            if item["type"] == "extra_forbidden":
+                names = _neighbours(path, merged)
+                close = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.6)
+                elsewhere = _sections_with(str(path[-1]))
+                if close:
+                    suggestion = f"did you mean {close[0]}?"
+                elif elsewhere:
+                    suggestion = f"it belongs to {' or '.join(f'[{name}]' for name in elsewhere)}"
+                allowed = ", ".join(sorted(names))
+            yield Problem(self.where(path), ".".join(map(str, path)), message, found, allowed, suggestion)
+
+
+def read(
+    path: Path | None = None,
+    sets: Sequence[str] = (),
+    workload: str | None = None,
+    overrides: Table | None = None,
+) -> Draft:
+    """A draft from a TOML file (optional), `--set key=value` strings and a workload's name.
+
+    `overrides` are further command-line values ({"run": {"max_steps": 100}}). Raises ConfigError.
+    """
+    problems: list[Problem] = []
+    text, written = ("", {}) if path is None else _read_file(path, problems)
+    command_line: Table = {}
+    for item in sets:
+        _set(command_line, item, problems)
+    _merge(command_line, overrides or {})
+    if workload is not None:
+        _merge(command_line, {"workload": {"name": workload}})
+    source = str(path) if path is not None else ""
+    draft = Draft(((source, written), (COMMAND_LINE, command_line)), text, source)
+    name = draft.workload
+    if name not in WORKLOADS:
+        close = difflib.get_close_matches(name, WORKLOADS, n=1)
+        problems.append(
+            Problem(
+                draft.where(("workload", "name")), "workload.name", "there is no such workload", _shown(name),
+                ", ".join(WORKLOADS), f"did you mean {close[0]}?" if close else None,
+            )
+        )
+        name = DEFAULT_WORKLOAD
+        draft = Draft((*draft.layers, ("", {"workload": {"name": name}})), text, source)
+    profile = ndd_profiles.read("workloads", name)
+    defaults: Table = {"workload": {"name": name}}
+    _merge(defaults, profile.get("defaults", {}))
+    draft = Draft((("defaults", defaults), *draft.layers), text, source, profile)
+    if problems:
+        # What else is wrong belongs to the same message.
+        try:
+            draft.resolve()
+        except ConfigError as error:
+            problems.extend(error.problems)
+        raise ConfigError(problems)
+    return draft
+
+
+def _read_file(path: Path, problems: list[Problem]) -> tuple[str, Table]:
+    shown = printable(str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem(shown, "", f"is not UTF-8 text (byte {error.start}); is this a TOML file?")]) from None
+    except OSError as error:
+        raise ConfigError([Problem(shown, "", f"cannot be read: {error.strerror}")]) from None
+    try:
+        return text, tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        raise ConfigError([Problem(shown, "", f"is not valid TOML: {printable(str(error))}")]) from None
+
+
+def _set(target: Table, item: str, problems: list[Problem]) -> None:
+    key, equals, value = item.partition("=")
+    path = [part.strip() for part in key.split(".")]
+    if not equals or not all(path) or len(path) < 2:
+        problems.append(
+            Problem(COMMAND_LINE, "", f"cannot be read: {printable(item)!r}", None, "section.key=value, as in batch.micro=64")
+        )
+        return
+    try:
+        parsed = tomli.loads(f"value = {value}")["value"]
+    except tomli.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is text
+    table = target
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            problems.append(Problem(COMMAND_LINE, key, "is given both as a value and as a section"))
+            return
+    table[path[-1]] = parsed
+
+
+def _merge(target: Table, layer: Table) -> None:
+    for key, value in layer.items():
+        if isinstance(value, dict) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = _copy(value)
+
+
+def _copy(value: Any) -> Any:
+    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _has(layer: Any, path: Sequence[str | int]) -> bool:
+    for part in path:
+        if isinstance(layer, dict) and part in layer:
+            layer = layer[part]
+        elif isinstance(layer, list) and isinstance(part, int) and part < len(layer):
+            layer = layer[part]
+        else:
+            return False
+    return True
+
+
+def _line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """Line of a key in TOML text; None when it is written in a form that this does not find."""
+    names = [str(part) for part in path if isinstance(part, str)]
+    section: list[str] = []
+    for index, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line):
+            section = [part.strip().strip("\"'") for part in header[1].split(".")]
+            if section == names:
+                return index
+        elif key := re.match(r"\s*([A-Za-z0-9_.\-\"']+)\s*=", line):
+            found = section + [part.strip("\"'") for part in key[1].split(".")]
+            # An inline table holds the rest of the path on the same line.
+            if found == names[: len(found)] and len(found) > len(section):
+                return index
+    return None
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) is not None or isinstance(annotation, UnionType):
+        for part in get_args(annotation):
+            yield from _models(part)
+
+
+def _neighbours(path: Sequence[str | int], merged: Table) -> list[str]:
+    """The keys that are allowed beside the one at `path`."""
+    if len(path) == 1:
+        return list(Config.model_fields)
+    models = list(_models(Config.model_fields[str(path[0])].annotation)) if str(path[0]) in Config.model_fields else []
+    if path[0] == "workload":
+        name = merged.get("workload", {}).get("name")
+        models = [model for model in models if name in get_args(model.model_fields["name"].annotation)]
+    return [name for model in models for name in model.model_fields]
+
+
+def _sections_with(key: str) -> list[str]:
+    return [
+        section
+        for section, info in Config.model_fields.items()
+        if any(key in model.model_fields for model in _models(info.annotation))
+    ]
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": 'text in quotes ("…")',
+    "list_type": "a list ([…])",
+    "model_type": "a table of keys",
+    "model_attributes_type": "a table of keys",
+    "dict_type": "a table of keys",
+}
+
+
+def _explain(item: Any) -> tuple[str, str | None]:
+    """(message, what is allowed) for one pydantic error, in the user's words."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind in _EXPECTED:
+        return "has the wrong type", _EXPECTED[kind]
+    if kind == "extra_forbidden":
+        return "unknown key", None
+    if kind == "missing":
+        return "is required", None
+    if kind == "literal_error":
+        return "is not one of the choices", context.get("expected")
+    if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
+        sign = {"greater_than_equal": "≥", "greater_than": ">", "less_than_equal": "≤", "less_than": "<"}[kind]
+        limit = next(iter(value for name, value in context.items() if name in ("ge", "gt", "le", "lt")))
+        return "is out of range", f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
+    if kind == "string_pattern_mismatch":
+        pattern = context.get("pattern", "")
+        return "is not allowed here", 'auto, cpu, cuda or cuda:N' if "cuda" in pattern else "letters, digits, . _ -"
+    if kind == "value_error":
+        return str(context.get("error", item["msg"])), None
+    return item["msg"][:1].lower() + item["msg"][1:], None
+
+
+def _shown(value: object) -> str:
+    text = f'"{value}"' if isinstance(value, str) else "true" if value is True else "false" if value is False else str(value)
+    text = printable(text)
+    return text if len(text) <= 80 else text[:77] + "…"

@@ -1,0 +1,42 @@
+"""A configuration back into TOML, each key with what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tomlkit
+from pydantic import BaseModel
+from tomlkit.items import Table
+
+from .schema import Config
+
+
+def to_toml(config: Config, heading: str = "", reasons: Mapping[str, str] | None = None) -> str:
+    """The whole configuration as commented TOML that `load` reads back to an equal one.
+
+    heading: lines put on top as a comment. reasons: by dotted key, why a value was chosen; shown instead of
+    the description. A value that is not set has no key in TOML: it appears as a comment.
+    """
+    document = tomlkit.document()
+    for line in heading.splitlines():
+        document.add(tomlkit.comment(line) if line else tomlkit.nl())
+    for section in type(config).model_fields:
+        model: BaseModel = getattr(config, section)
+        document.add(tomlkit.nl())
+        document.add(section, _table(section, model, reasons or {}))
+    return tomlkit.dumps(document)
+
+
+def _table(section: str, model: BaseModel, reasons: Mapping[str, str]) -> Table:
+    table = tomlkit.table()
+    for key, info in type(model).model_fields.items():
+        value = getattr(model, key)
+        comment = reasons.get(f"{section}.{key}", info.description or "")
+        if value is None:
+            table.add(tomlkit.comment(f"{key} is not set: {comment}"))
+            continue
+        item = tomlkit.item(value)
+        if comment:
+            item.comment(comment)
+        table.add(key, item)
+    return table

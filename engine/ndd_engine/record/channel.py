@@ -1,0 +1,122 @@
+"""control.sock: how another terminal steers a live run. One JSON object a line each way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ndd_engine.errors import UsageError
+
+ACTIONS = ("pause", "resume", "checkpoint", "evaluate", "stop", "kill", "ping")
+# A path in sockaddr_un has 108 bytes on Linux and 104 on macOS, its end included.
+_MAX_PATH = 100
+
+
+class ControlServer:
+    """Answers requests {"action": …} with {"ok": true} or {"ok": false, "error": …}, in a thread of its own.
+
+    handler: called with each known action; must not block. The socket is readable by its owner only.
+    """
+
+    def __init__(self, path: Path, handler: Callable[[str], None]) -> None:
+        self.path = path
+        self._handler = handler
+        self._socket: socket.socket | None = None
+        self._thread = threading.Thread(target=self._serve, name="ndd-control", daemon=True)
+
+    def start(self) -> None:
+        """Listen. Raises OSError when the file system has no sockets (some network ones)."""
+        self.path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Created without rights for others rather than restricted afterwards: no moment in between.
+        mask = os.umask(0o177)
+        try:
+            with _reachable(self.path) as address:
+                listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+        finally:
+            os.umask(mask)
+        listener.listen(8)
+        self._socket = listener
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and remove the socket; safe to call twice."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            self._socket = None
+            self.path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        while (listener := self._socket) is not None:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # closed
+            # One request at a time is enough; a peer that says nothing must not hold the others up.
+            with connection:
+                connection.settimeout(2.0)
+                with contextlib.suppress(OSError, ValueError):
+                    connection.sendall(json.dumps(self._answer(_line(connection))).encode() + b"\n")
+
+    def _answer(self, line: bytes) -> dict[str, object]:
+        try:
+            action = json.loads(line)["action"]
+        except (ValueError, TypeError, KeyError):
+            return {"ok": False, "error": 'not understood; expected {"action": "…"}'}
+        if action not in ACTIONS:
+            return {"ok": False, "error": f"unknown action {action!r}; there are {', '.join(ACTIONS)}"}
+        if action != "ping":
+            self._handler(action)
+        return {"ok": True}
+
+
+def send(path: Path, action: str, timeout_s: float = 3.0) -> None:
+    """Ask the run that owns this socket. Raises UsageError that says why when it cannot be done."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            with _reachable(path) as address:
+                connection.connect(address)
+            connection.sendall(json.dumps({"action": action}).encode() + b"\n")
+            answer = json.loads(_line(connection))
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise UsageError("the run is not listening: it has ended, or its folder has no sockets") from None
+    except TimeoutError:
+        raise UsageError(f"the run did not answer within {timeout_s:g} s") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the run cannot be reached: {error}") from None
+    if not answer.get("ok"):
+        raise UsageError(str(answer.get("error")))
+
+
+def _line(connection: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < 4096:
+        part = connection.recv(4096)
+        if not part:
+            break
+        data += part
+    return data
+
+
+@contextlib.contextmanager
+def _reachable(path: Path) -> Iterator[str]:
+    """A spelling of the path that is short enough for a socket address."""
+    if len(os.fsencode(path)) <= _MAX_PATH:
+        yield str(path)
+        return
+    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}/{path.name}"
+    finally:
+        os.close(handle)

@@ -1,0 +1,114 @@
+"""What the screen shows that no single event says: phase shares, idle time and its causes, headroom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .events import PHASES, MemoryEvent, RunEvent, SampleEvent, WindowEvent
+from .snapshot import Headroom, Idle, PhaseShare
+
+# Phases in which the host computes nothing for the model. Their cause, as the screen says it.
+HOST_IDLE = {
+    "data_wait": "waiting for data",
+    "to_device": "copying",
+    "log": "reading losses",
+    "checkpoint": "checkpoint",
+    "other": "other",
+}
+# Phases in which no kernel of the step is launched: on the device clock they are gaps. Copies are not idle.
+DEVICE_IDLE = {
+    "data_wait": "waiting for data",
+    "log": "reading losses",
+    "checkpoint": "checkpoint",
+    "other": "other",
+}
+# Of the memory that is free, the share that a predicted micro-batch may take: fragmentation needs the rest.
+SAFE_SHARE = 0.9
+
+
+def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
+    """Each phase over the windows, in the order of PHASES with sub-phases behind their parent."""
+    wall = sum(window.wall_ns for window in windows)
+    if not wall:
+        return ()
+    steps = sum(window.steps for window in windows) or 1
+    host: dict[str, int] = {}
+    device: dict[str, float] = {}
+    device_steps = 0
+    newest: dict[str, dict[str, int | None]] = {}
+    for window in windows:
+        device_steps += window.device_steps
+        for name, figures in window.phases.items():
+            host[name] = host.get(name, 0) + figures["host_ns"]
+            if figures.get("device_ns") is not None:
+                device[name] = device.get(name, 0.0) + figures["device_ns"] * window.device_steps
+            if window.steps:
+                newest[name] = figures
+    rank = {name: index for index, name in enumerate(PHASES)}
+    ordered = sorted(host, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name.count("/"), name))
+    return tuple(
+        PhaseShare(
+            name=name,
+            host_ns=host[name] / steps,
+            share=host[name] / wall,
+            p50_ns=newest.get(name, {}).get("p50_ns"),
+            p95_ns=newest.get(name, {}).get("p95_ns"),
+            max_ns=newest.get(name, {}).get("max_ns"),
+            device_ns=device[name] / device_steps if name in device and device_steps else None,
+        )
+        for name in ordered
+    )
+
+
+def idle(
+    run: RunEvent | None,
+    windows: Sequence[WindowEvent],
+    shares: Sequence[PhaseShare],
+    sample: SampleEvent | None,
+) -> Idle:
+    """Idle share by the best method there is: the device clock, NVML, or the host clock without a card."""
+    if run is None or not shares:
+        return Idle(None, "host", (), "nothing measured yet")
+    if not run.device.startswith("cuda"):
+        causes = tuple((HOST_IDLE[share.name], share.share) for share in shares if share.name in HOST_IDLE)
+        return Idle(sum(value for _, value in causes), "host", causes)
+    timed = [share for share in shares if share.device_ns is not None and "/" not in share.name]
+    total = sum(share.device_ns or 0.0 for share in timed)
+    if total > 0:
+        causes = tuple(
+            (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total) for share in timed if share.name in DEVICE_IDLE
+        )
+        return Idle(sum(value for _, value in causes), "events", causes)
+    util = sample.card.get("util_percent") if sample and sample.card else None
+    if util is not None:
+        return Idle(1 - util / 100, "nvml", ())
+    return Idle(None, "events", (), "no device clock and no NVML")
+
+
+def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEvent | None) -> Headroom:
+    """What can still be allocated on the card, or on the host when the run is on the processor."""
+    if run is not None and run.device.startswith("cuda"):
+        card = (sample.card if sample else None) or {}
+        free = memory.free_bytes if memory and memory.free_bytes is not None else card.get("memory_free_bytes")
+        total = memory.total_bytes if memory and memory.total_bytes is not None else card.get("memory_total_bytes")
+        others = memory.others_bytes if memory and memory.others_bytes is not None else card.get("memory_others_bytes")
+        used = memory.reserved_bytes if memory else None
+        peak = memory.peak_reserved_bytes if memory else None
+        return Headroom(free, total, used, others, peak, _fits(run, free, memory), "card")
+    host = sample.host if sample else {}
+    limit = host.get("memory_limit_bytes")
+    available = host.get("memory_available_bytes")
+    used = host.get("rss_bytes")
+    if used is not None:
+        used += host.get("workers_rss_bytes") or 0
+    others = limit - available - used if None not in (limit, available, used) else None
+    return Headroom(available, limit, used, max(others, 0) if others is not None else None, None, None, "host")
+
+
+def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | None:
+    """Predicted: the largest micro-batch whose growth within a step, taken as proportional, still fits."""
+    if free is None or memory is None or not memory.growth_bytes:
+        return None
+    micro = int(run.config["batch"]["micro"])
+    cached = max(memory.reserved_bytes - memory.allocated_bytes, 0)
+    return int((free + cached) * SAFE_SHARE / (memory.growth_bytes / micro))

@@ -1,0 +1,146 @@
+"""Takes events from the training thread, folds them and writes them; never raises into training, never blocks it.
+
+`put` appends to a queue and returns. A thread of its own folds each event into the state, publishes the newest
+Snapshot and appends the line to events.jsonl. A disk that is slow or full delays or loses lines, never a step.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .events import Event, MarkEvent
+from .reader import truncate_torn_line
+from .snapshot import Snapshot
+from .state import RunState
+
+# A fold event every so many bytes of log: opening a log reads at most about this much.
+FOLD_EVERY_BYTES = 512 * 1024
+
+Listener = Callable[[float, Event], None]
+
+
+class Recorder:
+    """One run's record. Make it, `start`, `put` events from any thread, `close`.
+
+    state: where folding begins (a resumed run goes on from its own log).
+    listener: called in the recorder's thread after each event was folded (the headless printer).
+    """
+
+    def __init__(self, path: Path | None, state: RunState | None = None, listener: Listener | None = None) -> None:
+        self._path = path
+        self._state = state or RunState()
+        self._listener = listener
+        self._queue: queue.SimpleQueue[tuple[float, Event] | threading.Event | None] = queue.SimpleQueue()
+        self._handle: int | None = None
+        self._since_fold = 0
+        self._unwritten = 0
+        self._write_error: str | None = None
+        self._next_retry = 0.0
+        self.dropped = 0
+        self.errors: list[str] = []
+        self._snapshot = self._state.snapshot()
+        self._dirty = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="ndd-recorder", daemon=True)
+
+    def start(self) -> None:
+        """Open the file and start the thread. Raises OSError when the file cannot be opened."""
+        if self._path is not None:
+            truncate_torn_line(self._path)
+            self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._thread.start()
+
+    def put(self, event: Event) -> None:
+        """Record an event that happens now. Never blocks."""
+        self._queue.put((time.time(), event))
+
+    def snapshot(self) -> Snapshot:
+        """The newest state; the same object while nothing changed."""
+        if self._dirty:
+            # Folding is in the recorder's thread; building the value is left to whoever looks, if anyone does.
+            with self._lock:
+                self._dirty = False
+                self._snapshot = self._state.snapshot(self.dropped)
+        return self._snapshot
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until everything put so far is folded and written; False after the timeout."""
+        done = threading.Event()
+        self._queue.put(done)
+        return done.wait(timeout_s) if self._thread.is_alive() else True
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what is queued and end the thread; a disk that hangs is left behind after the timeout."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+        if self._handle is not None and not self._thread.is_alive():
+            try:
+                os.fsync(self._handle)
+            except OSError as error:
+                self.errors.append(str(error))
+            os.close(self._handle)
+            self._handle = None
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._take(*item)
+            except Exception as error:  # noqa: BLE001  the observer must outlive its own mistakes
+                self._note(f"{type(error).__name__}: {error}")
+
+    def _take(self, t: float, event: Event) -> None:
+        self._fold(t, event)
+        self._write(event.to_json(t))
+        if self._since_fold >= FOLD_EVERY_BYTES and self._write_error is None:
+            self._write(self._state.to_event().to_json(t))
+            self._since_fold = 0
+
+    def _fold(self, t: float, event: Event) -> None:
+        with self._lock:
+            self._state.fold(t, event)
+            self._dirty = True
+        if self._listener is not None:
+            self._listener(t, event)
+
+    def _write(self, line: str) -> None:
+        if self._handle is None:
+            return
+        if self._write_error is not None:
+            # Try again now and then; until then nothing is written, so that no line is torn in the middle.
+            if time.monotonic() < self._next_retry:
+                self.dropped += 1
+                return
+            line = MarkEvent(
+                "warning", self._state.step, f"{self.dropped} events were not written: {self._write_error}"
+            ).to_json(time.time()) + "\n" + line
+        data = (line + "\n").encode()
+        try:
+            end = os.lseek(self._handle, 0, os.SEEK_END)
+            written = os.write(self._handle, data)
+            if written != len(data):
+                os.ftruncate(self._handle, end)
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            self.dropped += 1
+            self._next_retry = time.monotonic() + 1.0
+            if self._write_error is None:
+                self._write_error = error.strerror or str(error)
+                self._note(f"the record cannot be written: {self._write_error}; training goes on")
+        else:
+            self._since_fold += len(data)
+            self._write_error = None
+
+    def _note(self, text: str) -> None:
+        if len(self.errors) < 20:
+            self.errors.append(text)
+        self._fold(time.time(), MarkEvent("warning", self._state.step, text))
+

@@ -1,0 +1,180 @@
+"""The directory of a run: where each file lies, who may write it, and which runs there are.
+
+    runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock  lock
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ndd_engine.errors import RunLockedError, UsageError
+from ndd_engine.text import printable
+
+ENV_RUNS = "NDD_RUNS"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def runs_root(given: Path | None = None) -> Path:
+    """Where runs are kept: the given folder, else $NDD_RUNS, else ./runs."""
+    return given if given is not None else Path(os.environ.get(ENV_RUNS) or "runs")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run. Making the object touches nothing."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def console_log(self) -> Path:
+        return self.path / "console.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.path / "control.sock"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def exists(self) -> bool:
+        return self.events.exists() or self.config.exists()
+
+    def live_owner(self) -> dict[str, Any] | None:
+        """Who writes this run right now ({"pid", "host"}), or None when nobody does."""
+        try:
+            handle = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            # A shared try: two viewers never stand in each other's way.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _owner(self.lock)
+        finally:
+            os.close(handle)
+        return None
+
+
+def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
+    """A directory for a new run, created. Without a name: the workload and the next free number.
+
+    Raises UsageError when the name is taken or the place cannot be written.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if name is not None:
+            path = root / name
+            path.mkdir()
+            return RunDir(path)
+        taken = [int(match[1]) for entry in root.iterdir() if (match := re.fullmatch(rf"{re.escape(workload)}-(\d+)", entry.name))]
+        for number in range(max(taken, default=0) + 1, 10**6):
+            path = root / f"{workload}-{number:03d}"
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue  # another process took it in this moment
+            return RunDir(path)
+    except FileExistsError:
+        hint = f"choose another name, or go on with it: --resume {name}"
+        raise UsageError(f"run.name: {printable(str(root / (name or '')))} exists already; {hint}") from None
+    except OSError as error:
+        raise UsageError(f"{printable(str(root))}: runs cannot be written here: {error.strerror}; choose another folder with --runs") from None
+    raise UsageError(f"{printable(str(root))}: no free run number")
+
+
+def find_run(root: Path, name: str | None) -> RunDir:
+    """The run with this name (or path), or the newest one. Raises UsageError that lists what is there."""
+    runs = sorted(all_runs(root), key=lambda run: run.path.stat().st_mtime)
+    if name is None:
+        if not runs:
+            raise UsageError(f"there are no runs in {printable(str(root))}")
+        live = [run for run in runs if run.live_owner()]
+        return (live or runs)[-1]
+    for path in (root / name, Path(name)):
+        if RunDir(path).exists:
+            return RunDir(path.resolve() if path.name in ("", ".", "..") else path)
+    known = ", ".join(run.name for run in reversed(runs[-8:]))
+    raise UsageError(f"there is no run {printable(name)} in {printable(str(root))}" + (f"; there are: {known}" if known else ""))
+
+
+def all_runs(root: Path) -> Iterator[RunDir]:
+    """Every run in the folder, in the order of names."""
+    try:
+        entries = sorted(root.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        run = RunDir(entry)
+        if run.exists:
+            yield run
+
+
+class RunLock:
+    """Held by the one process that writes a run; the kernel frees it however that process ends."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._handle: int | None = None
+
+    def acquire(self, patience_s: float = 0.5) -> None:
+        """Take the lock. Raises RunLockedError that says who holds it."""
+        handle = os.open(self.run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.05)  # a viewer may be asking whether the run is live
+                    continue
+                os.close(handle)
+                owner = _owner(self.run.lock) or {}
+                raise RunLockedError(
+                    f"run {self.run.name} is being written by process {owner.get('pid', '?')} on {owner.get('host', '?')}; "
+                    f"watch it: ndd-console attach {self.run.name}"
+                ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        self._handle = handle
+
+    def release(self) -> None:
+        """Give the lock back; safe to call twice."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def _owner(lock: Path) -> dict[str, Any] | None:
+    try:
+        body = json.loads(lock.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"pid": "?", "host": "?"}
+    return body if isinstance(body, dict) else {"pid": "?", "host": "?"}

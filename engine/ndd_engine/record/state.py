@@ -1,0 +1,256 @@
+"""The fold: events in, one Snapshot out. Live, attached and replayed runs all go through here.
+
+The state is small and of constant size, so that it can be written into the log itself (FoldEvent) and a log of
+a million windows opens by reading its last kilobytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from .derive import headroom, idle, phase_shares
+from .events import (
+    EndEvent,
+    Event,
+    FoldEvent,
+    Json,
+    MarkEvent,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    StageEvent,
+    WindowEvent,
+)
+from .snapshot import Evaluation, Snapshot, TimedMark
+from .trend import Trend
+
+# How much the figures on the screen look back: enough windows to be calm, few enough to be current.
+RECENT_WINDOWS = 12
+KEPT_MARKS = 60
+KEPT_EVALUATIONS = 60
+
+
+class RunState:
+    """Everything the screens need of a run, folded from its events."""
+
+    def __init__(self) -> None:
+        self.run: RunEvent | None = None
+        self.status = "preparing"
+        self.stage = ""
+        self.end: EndEvent | None = None
+        self.started_t: float | None = None
+        self.t: float | None = None
+        self.step = self.epoch = self.epoch_step = 0
+        self.items = self.tokens = 0
+        self.wall_ns = 0
+        self.overhead_ns = 0  # evaluation and checkpoints, for the time left
+        self.stepped = 0  # optimizer steps seen, for the same
+        self.recent: deque[WindowEvent] = deque(maxlen=RECENT_WINDOWS)
+        self.loss: float | None = None
+        self.lr: float | None = None
+        self.grad_norm: float | None = None
+        self.loss_scale: float | None = None
+        self.evaluations: deque[Evaluation] = deque(maxlen=KEPT_EVALUATIONS)
+        self.best: Evaluation | None = None
+        self.checkpoint: TimedMark | None = None
+        self.sample: SampleEvent | None = None
+        self.memory: MemoryEvent | None = None
+        self.losses = Trend()
+        self.rates = Trend()
+        self.marks: deque[TimedMark] = deque(maxlen=KEPT_MARKS)
+        self.warnings = 0
+
+    def fold(self, t: float, event: Event) -> None:
+        """Take one event into account."""
+        self.t = t
+        if isinstance(event, WindowEvent):
+            self._window(event)
+        elif isinstance(event, SampleEvent):
+            self.sample = event
+        elif isinstance(event, MemoryEvent):
+            self.memory = event
+        elif isinstance(event, MarkEvent):
+            self._mark(t, event)
+        elif isinstance(event, StageEvent):
+            self.stage = event.text
+            if event.name == "resume":
+                self.end = None
+                self.status = "preparing"
+        elif isinstance(event, RunEvent):
+            self._run(t, event)
+        elif isinstance(event, EndEvent):
+            self.end = event
+            self.status = event.status
+            self.step = max(self.step, event.step)
+
+    def _run(self, t: float, event: RunEvent) -> None:
+        self.started_t = self.started_t if self.started_t is not None else t
+        self.run = event
+        self.end = None
+        self.status = "preparing"
+        if event.resumed_step is not None:
+            step = event.resumed_step
+            self.step = step
+            self.epoch, self.epoch_step = divmod(step, max(event.steps_per_epoch, 1))
+            self.items = step * event.items_per_step
+            self.tokens = self.items * event.tokens_per_item
+            self.recent.clear()
+            self.losses.cut(step)
+            self.rates.cut(step)
+            while self.evaluations and self.evaluations[-1].step > step:
+                self.evaluations.pop()
+
+    def _window(self, event: WindowEvent) -> None:
+        if self.status == "preparing":
+            self.status = "training"
+            self.stage = ""
+        self.step, self.epoch, self.epoch_step = event.step, event.epoch, event.epoch_step
+        self.items += event.items
+        self.tokens += event.tokens
+        self.wall_ns += event.wall_ns
+        overhead = _host_ns(event, "evaluate") + _host_ns(event, "checkpoint")
+        self.overhead_ns += overhead
+        self.stepped += event.steps
+        self.recent.append(event)
+        if event.loss is not None:
+            self.loss = event.loss
+            self.losses.add(event.step, event.loss)
+        if event.lr is not None:
+            self.lr = event.lr
+        if event.grad_norm is not None:
+            self.grad_norm = event.grad_norm
+        if event.loss_scale is not None:
+            self.loss_scale = event.loss_scale
+        if event.steps and event.wall_ns > overhead:
+            self.rates.add(event.step, event.items / ((event.wall_ns - overhead) * 1e-9))
+
+    def _mark(self, t: float, mark: MarkEvent) -> None:
+        if mark.kind == "status":
+            self.status = str(mark.data.get("status", self.status))
+            return
+        timed = TimedMark(t, mark)
+        self.marks.append(timed)
+        if mark.kind in ("warning", "error"):
+            self.warnings += 1
+        elif mark.kind == "checkpoint":
+            self.checkpoint = timed
+        elif mark.kind == "evaluation":
+            self._evaluation(mark)
+
+    def _evaluation(self, mark: MarkEvent) -> None:
+        metrics = mark.data.get("metrics") or {}
+        evaluation = Evaluation(mark.step, metrics, mark.data.get("seconds"))
+        self.evaluations.append(evaluation)
+        value = next(iter(metrics.values()), None)
+        held = next(iter(self.best.metrics.values()), None) if self.best else None
+        if value is None:
+            return
+        lower = mark.data.get("better", "lower") == "lower"
+        if held is None or (value < held if lower else value > held):
+            self.best = evaluation
+
+    def snapshot(self, dropped_events: int = 0) -> Snapshot:
+        """The state as one frozen value."""
+        steps = items = tokens = overhead = wall = 0
+        for window in self.recent:
+            steps += window.steps
+            items += window.items
+            tokens += window.tokens
+            wall += window.wall_ns
+            overhead += _host_ns(window, "evaluate") + _host_ns(window, "checkpoint")
+        busy_s = (wall - overhead) * 1e-9
+        step_ns = (wall - overhead) / steps if steps else None
+        run = self.run
+        eta = None
+        if run is not None and step_ns is not None:
+            aside = self.overhead_ns / self.stepped if self.stepped else 0.0
+            eta = max(run.total_steps - self.step, 0) * (step_ns + aside) * 1e-9
+        shares = phase_shares(self.recent)
+        return Snapshot(
+            run=run,
+            status=self.status,
+            stage=self.stage,
+            reason=self.end.reason if self.end else "",
+            end=self.end,
+            started_t=self.started_t,
+            t=self.t,
+            step=self.step,
+            epoch=self.epoch,
+            epoch_step=self.epoch_step,
+            items=self.items,
+            tokens=self.tokens,
+            step_ns=step_ns,
+            steps_per_s=steps / busy_s if steps and busy_s > 0 else None,
+            items_per_s=items / busy_s if steps and busy_s > 0 else None,
+            tokens_per_s=tokens / busy_s if tokens and busy_s > 0 else None,
+            eta_s=eta,
+            elapsed_s=self.wall_ns * 1e-9,
+            phases=shares,
+            idle=idle(run, self.recent, shares, self.sample),
+            headroom=headroom(run, self.sample, self.memory),
+            loss=self.loss,
+            lr=self.lr,
+            grad_norm=self.grad_norm,
+            loss_scale=self.loss_scale,
+            evaluations=tuple(self.evaluations),
+            best=self.best,
+            checkpoint=self.checkpoint,
+            sample=self.sample,
+            memory=self.memory,
+            loss_trend=self.losses.view(),
+            rate_trend=self.rates.view(),
+            marks=tuple(self.marks),
+            warnings=self.warnings,
+            dropped_events=dropped_events,
+        )
+
+    def to_event(self) -> FoldEvent:
+        """The state as an event, from which `from_event` rebuilds an equal one."""
+        plain = ("status", "stage", "started_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
+                 "overhead_ns", "stepped", "loss", "lr", "grad_norm", "loss_scale", "warnings")  # fmt: skip
+        state: Json = {name: getattr(self, name) for name in plain}
+        for name in ("run", "end", "sample", "memory"):
+            state[name] = _body(getattr(self, name))
+        state["recent"] = [_body(window) for window in self.recent]
+        state["evaluations"] = [_plain_evaluation(item) for item in self.evaluations]
+        state["best"] = _plain_evaluation(self.best) if self.best else None
+        state["checkpoint"] = [self.checkpoint.t, _body(self.checkpoint.mark)] if self.checkpoint else None
+        state["marks"] = [[item.t, _body(item.mark)] for item in self.marks]
+        state["losses"], state["rates"] = self.losses.to_dict(), self.rates.to_dict()
+        return FoldEvent(state)
+
+    @classmethod
+    def from_event(cls, event: FoldEvent) -> RunState:
+        """Rebuild. Raises KeyError or TypeError when the event was written by an incompatible version."""
+        body = dict(event.state)
+        state = cls()
+        for name, kind in (("run", RunEvent), ("end", EndEvent), ("sample", SampleEvent), ("memory", MemoryEvent)):
+            value = body.pop(name)
+            setattr(state, name, kind.from_dict(value) if value is not None else None)
+        state.recent.extend(WindowEvent.from_dict(item) for item in body.pop("recent"))
+        state.evaluations.extend(Evaluation(*item) for item in body.pop("evaluations"))
+        best = body.pop("best")
+        state.best = Evaluation(*best) if best else None
+        saved = body.pop("checkpoint")
+        state.checkpoint = TimedMark(saved[0], MarkEvent.from_dict(saved[1])) if saved else None
+        state.marks.extend(TimedMark(t, MarkEvent.from_dict(mark)) for t, mark in body.pop("marks"))
+        state.losses, state.rates = Trend.from_dict(body.pop("losses")), Trend.from_dict(body.pop("rates"))
+        for name, value in body.items():
+            if not hasattr(state, name):
+                raise KeyError(name)
+            setattr(state, name, value)
+        return state
+
+
+def _host_ns(window: WindowEvent, phase: str) -> int:
+    found = window.phases.get(phase)
+    return int(found["host_ns"]) if found else 0
+
+
+def _body(event: Event | None) -> Json | None:
+    return None if event is None else {name: getattr(event, name) for name in event.__dataclass_fields__}
+
+
+def _plain_evaluation(item: Evaluation) -> list[Any]:
+    return [item.step, item.metrics, item.seconds]

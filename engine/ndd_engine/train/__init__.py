@@ -1,0 +1,1 @@
+"""Training: the loop, its clock, loaders, precision, evaluation, checkpoints, control."""

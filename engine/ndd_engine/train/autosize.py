@@ -1,0 +1,93 @@
+"""Which model size to take when the user named none: measured on this machine, within about two seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ndd_engine.config import Config, Draft
+from ndd_engine.text import number
+from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.facts import problems
+from ndd_engine.workloads.registry import prepare
+
+from .clock import PhaseClock
+from .loader import Batches
+from .step import Stepper
+
+# The probe runs alone; the run shares the cores with the screen, the record and other people.
+MARGIN = 1.3
+MEASURE_S = 0.25
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A size and, for people, why."""
+
+    size: str
+    reason: str
+
+
+def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], None]) -> Choice:
+    """The size for `size = "auto"`: the card's on a card, else the largest that steps often enough."""
+    auto = draft.auto
+    if device.type == "cuda":
+        return Choice(auto["card_size"], f"size {auto['card_size']}: a CUDA card is there")
+    wanted = float(auto["min_steps_per_second"])
+    # Sizes that this data cannot feed (a text shorter than their sequence) are not in question.
+    sizes = [size for size in auto["candidates"] if not problems(draft.resolve(size), "")]
+    if not sizes:
+        return Choice(auto["candidates"][0], "the data is too small for every size")
+    chosen, measured = sizes[0], float("nan")
+    too_slow: tuple[str, float] | None = None
+    for size in sizes:
+        progress(f"measuring model size {size} on this processor")
+        config = draft.resolve(size)
+        rate, parameters = steps_per_second(config, device, 1 / (wanted * MARGIN))
+        if size != sizes[0] and rate < wanted * MARGIN:
+            too_slow = (size, rate)
+            break
+        chosen, measured, count = size, rate, parameters
+    reason = f"size {chosen} ({number(count)} parameters): no CUDA card, and it made {number(measured)} steps/s when tried here"
+    if too_slow is not None:
+        reason += f"; {too_slow[0]} made {number(too_slow[1])}, too near or below the {wanted:g} steps/s wanted"
+    return Choice(chosen, reason + f"; another one: --set workload.size={draft.auto['card_size']}")
+
+
+def steps_per_second(config: Config, device: torch.device, give_up_s: float) -> tuple[float, int]:
+    """(steps per second, parameters) of a configuration, by its median step over a quarter of a second.
+
+    A first step slower than three times `give_up_s` is taken as the answer: a warm-up is never that large.
+    """
+    torch.manual_seed(config.run.seed)
+    workload = prepare(config)
+    stepper = Stepper(workload, config, device, total_steps=1000)
+    batches = Batches(workload.train_data, config)
+    clock = PhaseClock()
+    times: list[float] = []
+    done, epoch = 0, 0
+    iterator = batches.epoch(epoch)
+    deadline = float("inf")
+    while not times or (time.perf_counter() < deadline):
+        begin = time.perf_counter()
+        if stepper.step(iterator, clock, done) is None:
+            epoch += 1
+            iterator = batches.epoch(epoch)
+            continue
+        clock.end_step()
+        clock.take()
+        spent = time.perf_counter() - begin
+        done += 1
+        if done == 1 and spent > 3 * give_up_s:
+            times.append(spent)
+            break
+        if done <= WARM_UP_STEPS:
+            deadline = time.perf_counter() + MEASURE_S
+        else:
+            times.append(spent)
+    times.sort()
+    return 1 / times[len(times) // 2], parameter_count(workload.model)

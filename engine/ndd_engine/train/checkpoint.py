@@ -1,0 +1,238 @@
+"""Checkpoints: everything a run needs to go on bit for bit, written so that a crash never costs the last good one.
+
+A checkpoint is two files: `step-00001200.pt`, and `step-00001200.json` that names its size and SHA-256. Each is
+written to a temporary file, synced and renamed, the description last: without it a checkpoint does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from ndd_engine.errors import CheckpointError
+from ndd_engine.text import printable, size
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint on disk, as its description says. metric: the headline figure of the evaluation before it."""
+
+    path: Path
+    step: int
+    bytes: int
+    sha256: str
+    t: float
+    metric: float | None
+
+    @property
+    def description(self) -> Path:
+        return self.path.with_suffix(".json")
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self.keep = keep
+
+    def all(self) -> list[Saved]:
+        """Every complete checkpoint, oldest first. Files without a readable description do not count."""
+        found = []
+        for description in self.folder.glob("step-*.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                body = json.loads(description.read_text(encoding="utf-8"))
+                found.append(
+                    Saved(description.with_suffix(".pt"), int(body["step"]), int(body["bytes"]), str(body["sha256"]),
+                          float(body["t"]), body.get("metric"))  # fmt: skip
+                )
+        return sorted(found, key=lambda saved: saved.step)
+
+    def save(self, step: int, state: dict[str, Any], metric: float | None, best_is_lower: bool) -> Saved:
+        """Write a checkpoint and remove the ones no longer kept. Raises OSError; then nothing changed on disk."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step-{step:08d}.pt"
+        # One written before at this step stays valid until the new description replaces its own.
+        with _replacing(path) as file:
+            digest = _Digest(file)
+            torch.save(state, digest)  # type: ignore[arg-type]
+        saved = Saved(path, step, digest.count, digest.hash.hexdigest(), time.time(), metric)
+        with _replacing(saved.description) as file:
+            body = {"format": FORMAT, "step": step, "bytes": saved.bytes, "sha256": saved.sha256, "t": saved.t, "metric": metric}
+            file.write(json.dumps(body).encode())
+        self._prune(best_is_lower)
+        return saved
+
+    def load(self, saved: Saved, device: torch.device) -> dict[str, Any]:
+        """The state of a checkpoint. Raises CheckpointError that names the file and what is wrong with it."""
+        shown = printable(str(saved.path))
+        try:
+            actual = saved.path.stat().st_size
+            if actual != saved.bytes:
+                raise CheckpointError(f"{shown} is damaged: {size(actual)} instead of {size(saved.bytes)}")
+            with saved.path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != saved.sha256:
+                raise CheckpointError(f"{shown} is damaged: its contents do not match their checksum")
+            state = torch.load(saved.path, map_location=device, weights_only=True)
+        except FileNotFoundError:
+            raise CheckpointError(f"{shown} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"{shown} cannot be read: {error.strerror}") from None
+        except (RuntimeError, EOFError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{shown} is damaged: {printable(str(error).splitlines()[0])}") from None
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise CheckpointError(f"{shown} is not a checkpoint of this program (format {FORMAT})")
+        return state
+
+    def _prune(self, best_is_lower: bool) -> None:
+        every = self.all()
+        judged = [saved for saved in every if saved.metric is not None]
+        best = None
+        if judged:
+            best = (min if best_is_lower else max)(judged, key=lambda saved: saved.metric or 0.0)
+        for saved in every[: -self.keep]:
+            if saved != best:
+                # The description first: a crash in between must not leave one that promises a missing file.
+                saved.description.unlink(missing_ok=True)
+                saved.path.unlink(missing_ok=True)
+        for stale in self.folder.glob("*.tmp"):
+            stale.unlink(missing_ok=True)
+
+
+def newest_good(store: CheckpointStore, device: torch.device, step: int | None = None) -> tuple[Saved, dict[str, Any]]:
+    """The newest checkpoint (or the one of `step`) with its state.
+
+    Raises CheckpointError when there is none, or when it is damaged: then the message offers the previous good one.
+    """
+    every = store.all()
+    orphans = sorted(path.name for path in store.folder.glob("step-*.pt") if not path.with_suffix(".json").exists())
+    if step is not None:
+        chosen = [saved for saved in every if saved.step == step]
+        if not chosen:
+            there = ", ".join(str(saved.step) for saved in every) or "none"
+            raise CheckpointError(f"there is no checkpoint of step {step}; there are: {there}")
+        return chosen[0], store.load(chosen[0], device)
+    if not every:
+        extra = f" ({', '.join(orphans)} is incomplete)" if orphans else ""
+        raise CheckpointError(f"{printable(str(store.folder))} holds no checkpoint{extra}; the run has to start anew")
+    try:
+        return every[-1], store.load(every[-1], device)
+    except CheckpointError as error:
+        for earlier in reversed(every[:-1]):
+            with contextlib.suppress(CheckpointError):
+                store.load(earlier, device)
+                raise CheckpointError(f"{error}; the previous one is good: add --from-step {earlier.step}") from None
+        raise CheckpointError(f"{error}; no other checkpoint is good") from None
+
+
+def finite(model: nn.Module) -> str | None:
+    """The name of the first parameter or buffer that holds a NaN or an infinity, or None."""
+    for name, value in model.state_dict().items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            return str(name)
+    return None
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Every generator that a model or a dataset of this process may draw from."""
+    version, internal, gauss = random.getstate()
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(internal), gauss]}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = [kind, keys.tolist(), int(position), int(has_gauss), float(cached)]
+    return state
+
+
+def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """The reverse of random_state."""
+    torch.set_rng_state(state["torch"].cpu())
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(tuple(state["numpy"]))
+
+
+class _Digest:
+    """A file that counts and hashes what passes through."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.hash = hashlib.sha256()
+        self.count = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self.hash.update(view)
+        self.count += view.nbytes
+        return self._file.write(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes `path`'s place whole, or not at all. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    failed: OSError | None = None
+    try:
+        with temporary.open("wb") as file:
+            try:
+                yield file
+            except RuntimeError as error:
+                # torch wraps an error of the file it writes to; the cause tells the full disk from a bug.
+                failed = _cause(error)
+                if failed is None:
+                    raise
+                raise failed from None
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _cause(error: BaseException) -> OSError | None:
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    if re.search(r"unexpected pos|write(r)? failed|No space left|PytorchStreamWriter", str(error)):
+        return OSError(28, "No space left on device")
+    return None
+
+
+def free_space(folder: Path) -> int | None:
+    """Bytes free for this user where the folder is, or None."""
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
+    return None

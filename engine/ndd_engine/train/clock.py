@@ -1,0 +1,212 @@
+"""Where the time of a step goes, by two clocks: the host's and, on a card, the device's.
+
+At every moment exactly one phase is current, so the phases of a window add up to its wall time by construction.
+`enter` is called about ten times a step and must stay below a microsecond on the host clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ndd_engine.record.events import PHASES, Json
+
+(DATA_WAIT, TO_DEVICE, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER) = range(
+    len(PHASES)
+)
+
+# At most this many steps a second carry device events: each event costs 2-4 microseconds of host time.
+DEVICE_STEPS_PER_SECOND = 10
+_MAX_PENDING = 16
+
+
+@dataclass
+class Window:
+    """A stretch between two readings of the clock, all times in nanoseconds.
+
+    rows: one list a finished step, indexed like `names`. rest: time that belongs to no finished step.
+    device: one list a step that carried device events, in nanoseconds, None for phases without an event.
+    """
+
+    names: list[str]
+    wall_ns: int
+    rows: list[list[int]]
+    rest: list[int]
+    device: list[list[float]] = field(default_factory=list)
+
+    def phases(self) -> dict[str, Json]:
+        """The `phases` field of a window event. Sub-phases count for their parent too."""
+        out: dict[str, Json] = {}
+        width = len(self.names)
+        # Steps recorded before a sub-phase was first entered are shorter.
+        rows = [row + [0] * (width - len(row)) for row in self.rows]
+        columns = list(zip(*rows, strict=True)) if rows else [()] * width
+        rest = self.rest + [0] * (width - len(self.rest))
+        children: dict[str, list[int]] = {}
+        for index, name in enumerate(self.names):
+            if "/" in name:
+                children.setdefault(name.partition("/")[0], []).append(index)
+        for index, name in enumerate(self.names):
+            own = [index, *children.get(name, ())]
+            values = columns[index] if len(own) == 1 else [sum(row[i] for i in own) for row in rows]
+            total = sum(values) + sum(rest[i] for i in own)
+            if not total:
+                continue
+            ordered = sorted(values)
+            device = [sum(row[i] for i in own if i < len(row)) for row in self.device]
+            out[name] = {
+                "host_ns": total,
+                "p50_ns": _quantile(ordered, 0.5),
+                "p95_ns": _quantile(ordered, 0.95),
+                "max_ns": ordered[-1] if ordered else None,
+                "device_ns": round(sum(device) / len(device)) if device else None,
+            }
+        return out
+
+    def steps(self) -> tuple[int | None, int | None, int | None]:
+        """(p50, p95, max) of whole steps."""
+        ordered = sorted(map(sum, self.rows))
+        return _quantile(ordered, 0.5), _quantile(ordered, 0.95), ordered[-1] if ordered else None
+
+
+def _quantile(ordered: list[int], share: float) -> int | None:
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None
+
+
+class PhaseClock:
+    """The host clock. `now` returns nanoseconds of a monotonic clock; a test passes its own."""
+
+    def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._now = now
+        self.names = list(PHASES)
+        self._index = {name: index for index, name in enumerate(PHASES)}
+        self._current = OTHER
+        self._rows: list[list[int]] = []
+        self._row = [0] * len(PHASES)
+        self._start = self._last = now()
+
+    def enter(self, phase: int) -> None:
+        """From now on time belongs to `phase`."""
+        now = self._now()
+        self._row[self._current] += now - self._last
+        self._last = now
+        self._current = phase
+
+    def end_step(self) -> int:
+        """A step ends here; time goes on under `other`. Returns the clock."""
+        self.enter(OTHER)
+        self._rows.append(self._row)
+        self._row = [0] * len(self.names)
+        return self._last
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time inside belongs to the sub-phase "forward/<name>" of the current phase."""
+        outer = self._current
+        key = f"{self.names[outer].partition('/')[0]}/{name}"
+        index = self._index.get(key)
+        if index is None:
+            index = self._index[key] = len(self.names)
+            self.names.append(key)
+            self._row.append(0)
+        self.enter(index)
+        try:
+            yield
+        finally:
+            self.enter(outer)
+
+    @property
+    def current(self) -> str:
+        """The phase that time belongs to now."""
+        return self.names[self._current]
+
+    @property
+    def window_ns(self) -> int:
+        """Length of the window so far, up to the last mark."""
+        return self._last - self._start
+
+    def take(self) -> Window:
+        """Close the window and begin the next one."""
+        self.enter(self._current)
+        window = Window(list(self.names), self._last - self._start, self._rows, self._row)
+        self._rows = []
+        self._row = [0] * len(self.names)
+        self._start = self._last
+        return window
+
+    def skip(self) -> None:
+        """Time since the last mark belongs to nothing: the run was paused. Call with an empty window."""
+        self._start = self._last = self._now()
+
+
+class TimingEvent(Protocol):
+    """What is needed of torch.cuda.Event(enable_timing=True)."""
+
+    def record(self) -> Any: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+class DevicePhaseClock(PhaseClock):
+    """The host clock, and on some steps the device's as well.
+
+    An event is recorded on the current stream at each mark. They are read steps later, and only after a
+    non-blocking query said that the last one of the step is done: nothing here ever synchronises.
+    """
+
+    def __init__(self, make_event: Callable[[], TimingEvent], now: Callable[[], int] = time.perf_counter_ns) -> None:
+        super().__init__(now)
+        self._make_event = make_event
+        self._pool: list[TimingEvent] = []
+        self._marks: list[tuple[int, TimingEvent]] | None = None
+        self._pending: deque[list[tuple[int, TimingEvent]]] = deque()
+        self._device_rows: list[list[float]] = []
+        self._next_sample = 0
+
+    def enter(self, phase: int) -> None:
+        now = self._now()
+        self._row[self._current] += now - self._last
+        self._last = now
+        self._current = phase
+        if self._marks is not None:
+            self._mark(phase)
+
+    def end_step(self) -> int:
+        now = super().end_step()
+        if self._marks is not None:
+            self._pending.append(self._marks)
+            self._marks = None
+        while self._pending and self._pending[0][-1][1].query():
+            self._read(self._pending.popleft())
+        if now >= self._next_sample and len(self._pending) < _MAX_PENDING:
+            self._next_sample = now + 1_000_000_000 // DEVICE_STEPS_PER_SECOND
+            self._marks = []
+            self._mark(OTHER)
+        return now
+
+    def take(self) -> Window:
+        window = super().take()
+        window.device = self._device_rows
+        self._device_rows = []
+        return window
+
+    def skip(self) -> None:
+        super().skip()
+        self._marks = None
+
+    def _mark(self, phase: int) -> None:
+        assert self._marks is not None
+        event = self._pool.pop() if self._pool else self._make_event()
+        event.record()
+        self._marks.append((phase, event))
+
+    def _read(self, marks: list[tuple[int, TimingEvent]]) -> None:
+        row = [0.0] * len(self.names)
+        for (phase, begin), (_, end) in zip(marks, marks[1:], strict=False):
+            row[phase] += begin.elapsed_time(end) * 1e6  # milliseconds
+        self._device_rows.append(row)
+        self._pool.extend(event for _, event in marks)

@@ -1,0 +1,121 @@
+"""What went wrong in training, in one message: the step, the cause, what filled the memory, what to change."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+import torch
+
+from ndd_engine.config.schema import Config
+from ndd_engine.text import duration, printable, size
+
+from .step import Stepper
+
+_CPU_OOM = re.compile(r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE)
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]i?B|bytes))")
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+)| exited unexpectedly)?")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure for people. kind: oom, worker, error. resumable: a checkpoint of this moment would be whole."""
+
+    kind: str
+    text: str
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """An allocation failed, on a card or on the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(str(error)))
+
+
+def explain(error: BaseException, step: int, phase: str, config: Config, device: torch.device, stepper: Stepper | None) -> Failure:
+    """The failure at optimizer step `step` (the one that was being done, counted from 1)."""
+    place = f"at step {step} in {phase}"
+    if is_out_of_memory(error):
+        return Failure("oom", out_of_memory(error, place, config, device, stepper))
+    text = str(error)
+    if found := _WORKER.search(text):
+        return Failure("worker", f"{_worker(found)} {place}; {_other_workers(config)}")
+    if "DataLoader timed out" in text:
+        return Failure(
+            "worker",
+            f"the loader's workers delivered no batch within {duration(config.loader.timeout_s)} {place}; "
+            "look for a stuck read or raise loader.timeout_s",
+        )
+    first = printable(text.strip().splitlines()[0]) if text.strip() else "no message"
+    if isinstance(error, OSError) and error.filename:
+        first = f"{printable(str(error.filename))}: {error.strerror}"
+    return Failure("error", f"{type(error).__name__} {place}: {first} (the whole traceback is in console.log)")
+
+
+def out_of_memory(error: BaseException, place: str, config: Config, device: torch.device, stepper: Stepper | None) -> str:
+    """Named, with what filled it and the next smaller micro-batch that keeps the effective batch."""
+    found = _ASKED.search(str(error))
+    asked = found[1].replace("bytes", "B").replace("iB", "B") if found else None
+    if asked and asked.endswith(" B"):
+        asked = size(float(asked.removesuffix(" B")))
+    parts = [f"out of memory on {device} {place}" + (f": tried to allocate {asked}" if asked else "")]
+    filled = _filled(config, device, stepper)
+    if filled:
+        parts.append("filled by " + ", ".join(filled))
+    parts.append(smaller_batch(config))
+    return "; ".join(parts)
+
+
+def smaller_batch(config: Config) -> str:
+    """The next smaller micro-batch whose multiple is the same effective batch, as options to type."""
+    batch = config.batch
+    smaller = next((micro for micro in range(batch.micro - 1, 0, -1) if batch.effective % micro == 0), None)
+    if smaller is None:
+        return f"the micro-batch is 1 already: shorten batch.sequence ({batch.sequence}) or take a smaller model"
+    return (
+        f"next smaller micro-batch with the same effective batch of {batch.effective}: "
+        f"--set batch.micro={smaller} --set batch.accumulation={batch.effective // smaller}"
+    )
+
+
+def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> list[str]:
+    if stepper is None:
+        return []
+    parameters = sum(parameter.nbytes for parameter in stepper.parameters)
+    gradients = sum(parameter.grad.nbytes for parameter in stepper.parameters if parameter.grad is not None)
+    optimizer = sum(
+        value.nbytes for state in stepper.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    )
+    filled = [f"parameters {size(parameters)}", f"gradients {size(gradients)}", f"optimizer {size(optimizer)}"]
+    batch = config.batch
+    shape = f"micro-batch {batch.micro} x sequence {batch.sequence}"
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        filled.append(f"activations of {shape} {size(max(peak - parameters - gradients - optimizer, 0))}")
+        free, total = torch.cuda.mem_get_info(device)
+        others = total - free - torch.cuda.memory_reserved(device)
+        filled.append(f"context and other processes {size(max(others, 0))} of {size(total)}")
+    else:
+        filled.append(f"activations of {shape} the rest")
+    return filled
+
+
+def _worker(found: re.Match[str]) -> str:
+    pids = found[1].strip()
+    if not found[2]:
+        return f"loader worker {pids} died without a message (often the kernel's out-of-memory killer)"
+    name = found[2]
+    hint = ""
+    if name in ("Killed", "SIGKILL"):
+        name, hint = "SIGKILL", " (often the kernel's out-of-memory killer)"
+    else:
+        for known in signal.Signals:
+            if signal.strsignal(known) == name:
+                name = known.name
+                break
+    return f"loader worker {pids} was killed by {name}{hint}"
+
+
+def _other_workers(config: Config) -> str:
+    return f"fewer workers need less memory: --set loader.workers={max(config.loader.workers // 2, 0)}"

@@ -1,0 +1,108 @@
+"""Batches in an order that depends on the seed and the epoch alone, from any position on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ndd_engine.config.schema import Config
+
+
+class EpochBatches(Sampler[list[int]]):
+    """Index lists of one epoch's micro-batches; `set` chooses the epoch and where in it to begin.
+
+    The incomplete batch at the end is left out, so that every step has the same shape.
+    """
+
+    def __init__(self, items: int, micro: int, seed: int) -> None:
+        self.items, self.micro, self.seed = items, micro, seed
+        self.epoch = 0
+        self.start = 0
+
+    def set(self, epoch: int, start: int = 0) -> None:
+        """Epoch (0-based) and number of micro-batches to leave out at its beginning."""
+        self.epoch, self.start = epoch, start
+
+    def __len__(self) -> int:
+        return self.items // self.micro - self.start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(_mix(self.seed, self.epoch))
+        order = torch.randperm(self.items, generator=generator)
+        for batch in range(self.start, self.items // self.micro):
+            yield order[batch * self.micro : (batch + 1) * self.micro].tolist()
+
+
+def _mix(seed: int, epoch: int) -> int:
+    # Neighbouring (seed, epoch) pairs must not share an order, as seed + epoch would.
+    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (2**63)
+
+
+class Batches:
+    """The training batches of a run. `epoch(n, start)` iterates; the loader lives as long as the run."""
+
+    def __init__(self, data: Dataset[Any], config: Config) -> None:
+        self.sampler = EpochBatches(len(data), config.batch.micro, config.run.seed)  # type: ignore[arg-type]
+        loader = config.loader
+        self.loader: DataLoader[Any] = DataLoader(
+            data,
+            batch_sampler=self.sampler,
+            # Its own generator: the loader draws a number for the workers' seeds, which must not move the model's.
+            generator=torch.Generator().manual_seed(config.run.seed),
+            pin_memory=loader.pin_memory,
+            persistent_workers=loader.persistent,
+            **_workers(loader.workers, loader.prefetch, loader.timeout_s),
+        )
+
+    @property
+    def per_epoch(self) -> int:
+        """Micro-batches in a whole epoch."""
+        return self.sampler.items // self.sampler.micro
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
+        """Batches of one epoch from micro-batch `start` on."""
+        self.sampler.set(epoch, start)
+        return iter(self.loader)
+
+
+def eval_loader(data: Dataset[Any], config: Config) -> DataLoader[Any]:
+    """Evaluation batches in their natural order, the last one possibly smaller."""
+    loader = config.loader
+    return DataLoader(
+        data,
+        batch_size=config.batch.micro,
+        shuffle=False,
+        generator=torch.Generator().manual_seed(config.run.seed),
+        pin_memory=loader.pin_memory,
+        **_workers(loader.eval_workers, None, loader.timeout_s),
+    )
+
+
+def _workers(workers: int, prefetch: int | None, timeout_s: float) -> dict[str, Any]:
+    if workers == 0:
+        return {"num_workers": 0}
+    # Threads exist (recorder, sampler, perhaps the console): forking would copy their locks mid-flight.
+    method = "forkserver" if sys.platform == "linux" else "spawn"
+    return {
+        "num_workers": workers,
+        "prefetch_factor": prefetch,
+        "timeout": timeout_s,
+        "multiprocessing_context": multiprocessing.get_context(method),
+    }
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch on the device, tensor by tensor; copies from page-locked memory do not block."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

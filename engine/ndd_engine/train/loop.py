@@ -1,0 +1,340 @@
+"""The training loop, read from top to bottom: steps, windows, requests, evaluation and checkpoints inside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import TrainingError
+from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, WindowEvent
+from ndd_engine.text import duration, printable, size
+
+from . import clock as phase
+from .checkpoint import CheckpointStore, Saved, finite, free_space, random_state
+from .clock import PhaseClock
+from .control import Control
+from .evaluate import Result, evaluate
+from .loader import Batches
+from .losses import LossReader, first_bad
+from .step import Stepper
+
+
+class Loop:
+    """Trains from `step` to the end, or until asked to stop.
+
+    `put` records an event. After `run`, `step` is the number of optimizer steps done and `saved` the newest
+    checkpoint. `boundary` is true whenever the state between two steps is whole, so that a checkpoint may be taken.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stepper: Stepper,
+        batches: Batches,
+        evaluation: DataLoader[Any],
+        clock: PhaseClock,
+        control: Control,
+        store: CheckpointStore,
+        put: Callable[[Event], None],
+        step: int = 0,
+    ) -> None:
+        self.config = config
+        self.stepper = stepper
+        self.batches = batches
+        self.evaluation = evaluation
+        self.clock = clock
+        self.control = control
+        self.store = store
+        self.put = put
+        self.step = step
+        self.total_steps = stepper.total_steps
+        self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
+        self.losses = LossReader(stepper.device, config.log.every_steps)
+        self.saved: Saved | None = None
+        self.save_error: str | None = None
+        self.boundary = True
+        self._arrived: list[tuple[int, float]] = []
+        self._window_ns = int(config.log.window_s * 1e9)
+        self._window_steps = 0
+        self._last_save = time.monotonic()
+        self._last_result: tuple[int, Result] | None = None
+        self._resting = "training"  # the status to return to after an evaluation or a checkpoint
+
+    def run(self) -> str | None:
+        """Returns None at the end of training, or the status that a stop asked for.
+
+        Raises TrainingError (a loss that is not finite), StopNow, and whatever the model and the loader raise.
+        """
+        clock, control, stepper = self.clock, self.control, self.stepper
+        window_ns = self._window_ns
+        clock.skip()
+        while self.step < self.total_steps:
+            epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
+            clock.enter(phase.DATA_WAIT)
+            iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
+            end = min(self.total_steps, (epoch + 1) * self.steps_per_epoch)
+            action = self._next_action()
+            while self.step < end:
+                self.boundary = False
+                loss = stepper.step(iterator, clock, self.step)
+                if loss is None:
+                    raise TrainingError(f"the loader ended early, at step {self.step} of an epoch that should reach {end}")
+                self.step += 1
+                self.boundary = True
+                arrived = self.losses.add(self.step, loss, stepper.extras)
+                if arrived:
+                    self._check(arrived)
+                clock.end_step()
+                self._window_steps += 1
+                if clock.window_ns >= window_ns:
+                    self._window()
+                    self._save_if_long_ago()
+                if control.pending and self._obey():
+                    return self._stop()
+                if self.step >= action:
+                    self._act()
+                    action = self._next_action()
+            del iterator
+            if self.step == (epoch + 1) * self.steps_per_epoch:
+                self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {self._epochs()} done"))
+            if control.pending and self._obey():
+                return self._stop()
+        self._finish()
+        return None
+
+    # What happens besides steps.
+
+    def _next_action(self) -> int:
+        """The next step after which something is due, so that the loop compares one number a step."""
+        step, per_epoch = self.step, self.steps_per_epoch
+        candidates = [self.total_steps]
+        for section in (self.config.evaluate, self.config.checkpoint):
+            for every in (section.every_steps, section.every_epochs * per_epoch):
+                if every:
+                    candidates.append((step // every + 1) * every)
+        return min(candidates)
+
+    def _due(self, every_steps: int, every_epochs: int) -> bool:
+        step = self.step
+        by_epoch = every_epochs * self.steps_per_epoch
+        return bool((every_steps and step % every_steps == 0) or (by_epoch and step % by_epoch == 0))
+
+    def _act(self) -> None:
+        evaluation, checkpoint = self.config.evaluate, self.config.checkpoint
+        if self._due(evaluation.every_steps, evaluation.every_epochs):
+            self.evaluate()
+        if self._due(checkpoint.every_steps, checkpoint.every_epochs):
+            self.save()
+
+    def _obey(self) -> bool:
+        """Do what was asked; true when the loop has to be left."""
+        control = self.control
+        paused_at: float | None = None
+        while True:
+            control.check_kill()
+            once = control.take_once()
+            if "evaluate" in once:
+                self.evaluate(again=True)
+            if "checkpoint" in once:
+                self.save(again=True)
+            if control.stopping or not control.paused:
+                break
+            if paused_at is None:
+                self._flush_losses()
+                self._window()
+                paused_at = time.monotonic()
+                self._resting = "paused"
+                self._status("paused")
+                self.put(MarkEvent("pause", self.step, f"paused at step {self.step}"))
+            control.wait(0.5)
+            self.clock.skip()
+        if paused_at is not None:
+            self.clock.skip()
+            seconds = time.monotonic() - paused_at
+            self._resting = "training"
+            self._status("training")
+            self.put(MarkEvent("resume", self.step, f"went on after {duration(seconds)}", {"seconds": seconds}))
+        return control.stopping
+
+    def _stop(self) -> str:
+        self._resting = "stopping"
+        self._status("stopping")
+        self._flush_losses()
+        if self.step and not self.save():
+            self._window()
+            raise TrainingError(f"stopped at step {self.step}, but {self.save_error}")
+        self._window()
+        return self.control.stop_status or "stopped"
+
+    def _finish(self) -> None:
+        self._flush_losses()
+        if self.config.evaluate.at_end:
+            self.evaluate()
+        if self.config.checkpoint.at_end and not self.save():
+            self._window()
+            raise TrainingError(f"all {self.step} steps are done, but {self.save_error}")
+        self._window()
+
+    def evaluate(self, again: bool = False) -> None:
+        """Evaluate now; nothing to do when this step was evaluated already, unless `again`."""
+        if self._last_result is not None and self._last_result[0] == self.step and not again:
+            return
+        self._status("evaluating")
+        self._window()
+        self.clock.enter(phase.EVALUATE)
+        config = self.config
+        result = evaluate(
+            self.stepper.workload, self.evaluation, self.stepper.device, self.stepper.precision,
+            config.run.seed, config.evaluate.batches, self._between,
+        )  # fmt: skip
+        self.clock.enter(phase.OTHER)
+        self._last_result = (self.step, result)
+        text = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
+                "better": self.stepper.workload.better}  # fmt: skip
+        self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step}: {text}", data))
+        self._status(self._resting)
+        self._window()
+
+    def save(self, again: bool = False) -> bool:
+        """Write a checkpoint of this step; false when it could not be written, with the reason in `save_error`."""
+        if self.saved is not None and self.saved.step == self.step and not again:
+            return True
+        self._flush_losses()
+        if (bad := finite(self.stepper.model)) is not None:
+            raise TrainingError(self._not_finite(self.step, f"{bad} is not finite"))
+        self._status("checkpointing")
+        self.clock.enter(phase.CHECKPOINT)
+        self._last_save = time.monotonic()
+        workload = self.stepper.workload
+        headline = self._last_result[1].headline[1] if self._last_result and self._last_result[0] == self.step else None
+        try:
+            self.saved = self.store.save(self.step, self.state(), headline, workload.better == "lower")
+        except OSError as error:
+            kept = f"the last good one is step {self.saved.step}" if self.saved else "there is none yet"
+            free = free_space(self.store.folder)
+            self.save_error = (
+                f"the checkpoint of step {self.step} could not be written to {printable(str(self.store.folder))}: "
+                f"{error.strerror or error} ({size(free)} free); {kept}"
+            )
+            self.put(MarkEvent("warning", self.step, self.save_error))
+        else:
+            self.save_error = None
+            data = {"file": self.saved.path.name, "bytes": self.saved.bytes}
+            self.put(MarkEvent("checkpoint", self.step, f"checkpoint at step {self.step} ({size(self.saved.bytes)})", data))
+        self.clock.enter(phase.OTHER)
+        self._status(self._resting)
+        return self.save_error is None
+
+    def _save_if_long_ago(self) -> None:
+        every_s = self.config.checkpoint.every_minutes * 60
+        if every_s and time.monotonic() - self._last_save >= every_s:
+            self.save()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds. The position in the data follows from the step, the rate from the schedule."""
+        device = self.stepper.device
+        return {
+            "format": 1,
+            "step": self.step,
+            "workload": self.config.workload.name,
+            "effective_batch": self.config.batch.effective,
+            "items": self.batches.sampler.items,
+            "seed": self.config.run.seed,
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
+            "random": random_state(device),
+            **self.stepper.state(),
+        }
+
+    # What is recorded.
+
+    def _between(self) -> None:
+        """Inside a long evaluation: windows go on, and a stop at once is heard."""
+        self.control.check_kill()
+        self.clock.enter(phase.EVALUATE)
+        if self.clock.window_ns >= max(self._window_ns, 200_000_000):
+            self._window()
+
+    def _status(self, status: str) -> None:
+        self.put(MarkEvent("status", self.step, "", {"status": status}))
+
+    def _flush_losses(self) -> None:
+        self._check(self.losses.drain())
+
+    def _check(self, arrived: list[tuple[int, float]]) -> None:
+        self._arrived += arrived
+        if (bad := first_bad(arrived)) is not None:
+            self.boundary = False  # what is in memory is not worth keeping
+            raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
+
+    def _not_finite(self, step: int, what: str) -> str:
+        good = f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})" if self.saved else "there is no checkpoint"
+        advice = "try a lower optimizer.lr, clip.max_norm = 1.0"
+        if self.stepper.precision.scaler is not None:
+            advice += ' or precision.amp = "bf16"'
+        return f"{what} at step {step}; training stopped; {good}; {advice}"
+
+    def _epochs(self) -> int:
+        return -(-self.total_steps // self.steps_per_epoch)
+
+    def _window(self) -> None:
+        clock, config = self.clock, self.config
+        window = clock.take()
+        if not window.wall_ns:
+            return
+        steps, self._window_steps = self._window_steps, 0
+        arrived, self._arrived = self._arrived, []
+        micro = steps * config.batch.accumulation
+        items = steps * config.batch.effective
+        p50, p95, longest = window.steps()
+        epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
+        extras = self.losses.extras
+        self.put(
+            WindowEvent(
+                step=self.step,
+                epoch=epoch,
+                epoch_step=epoch_step,
+                steps=steps,
+                micro_steps=micro,
+                items=items,
+                tokens=items * self.stepper.workload.tokens_per_item,
+                wall_ns=window.wall_ns,
+                step_p50_ns=p50,
+                step_p95_ns=p95,
+                step_max_ns=longest,
+                phases=window.phases(),
+                loss=sum(value for _, value in arrived) / len(arrived) if arrived else None,
+                last_loss=arrived[-1] if arrived else None,
+                lr=self.stepper.lr,
+                grad_norm=extras.get("grad_norm"),
+                loss_scale=extras.get("loss_scale"),
+                device_steps=len(window.device),
+            )
+        )
+        if self.stepper.device.type == "cuda":
+            self.put(memory_event(self.stepper.device))
+
+
+def memory_event(device: torch.device) -> MemoryEvent:
+    """The allocator's counters of a card, read without resetting any of them."""
+    stats = torch.cuda.memory_stats(device)
+    free, total = torch.cuda.mem_get_info(device)
+    allocated, peak = int(stats["allocated_bytes.all.current"]), int(stats["allocated_bytes.all.peak"])
+    return MemoryEvent(
+        allocated_bytes=allocated,
+        reserved_bytes=int(stats["reserved_bytes.all.current"]),
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=int(stats["reserved_bytes.all.peak"]),
+        growth_bytes=peak - allocated,
+        retries=int(stats["num_alloc_retries"]),
+        ooms=int(stats["num_ooms"]),
+        free_bytes=int(free),
+        total_bytes=int(total),
+        others_bytes=None,
+    )

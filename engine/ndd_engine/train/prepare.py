@@ -1,0 +1,210 @@
+"""From a checked configuration to a loop that is ready: device, size, workload, loaders, checkpoint, sampler."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+# torch says at import that numpy is missing; nothing here needs it.
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+import torch  # noqa: E402
+
+from ndd_engine.config import Config  # noqa: E402
+from ndd_engine.errors import NddError, UsageError  # noqa: E402
+from ndd_engine.hardware.card import Machine, detect  # noqa: E402
+from ndd_engine.hardware.host import usable_threads  # noqa: E402
+from ndd_engine.hardware.sampler import Sampler  # noqa: E402
+from ndd_engine.record.events import MarkEvent, RunEvent  # noqa: E402
+from ndd_engine.text import printable  # noqa: E402
+from ndd_engine.workloads.base import Workload, parameter_count  # noqa: E402
+from ndd_engine.workloads.registry import prepare  # noqa: E402
+
+from .autosize import choose_size  # noqa: E402
+from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state  # noqa: E402
+from .clock import DevicePhaseClock, PhaseClock  # noqa: E402
+from .loader import Batches, eval_loader  # noqa: E402
+from .loop import Loop  # noqa: E402
+from .run import Run, identity, versions, write_config  # noqa: E402
+from .step import Stepper  # noqa: E402
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@dataclass
+class Prepared:
+    """Everything a run needs to train, and what to stop afterwards."""
+
+    config: Config
+    device: torch.device
+    clock: PhaseClock
+    loop: Loop
+    sampler: Sampler
+
+    def close(self) -> None:
+        """Stop the sampler; the loader's workers end with the loop."""
+        self.sampler.stop()
+
+
+def prepare_run(run: Run) -> Prepared:
+    """Prepare in the order in which a user can be told about it. Raises NddError."""
+    draft = run.request.draft
+    rough = draft.resolve()
+    run.stage("looking at the hardware")
+    machine = detect(rough.run.device)
+    device = torch.device(machine.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(rough.run.threads or usable_threads(machine.host))
+    for problem in machine.problems:
+        run.put(MarkEvent("warning", 0, problem))
+
+    choice = None
+    if draft.size == "auto":
+        choice = choose_size(draft, device, run.stage)
+    config = draft.resolve(choice.size if choice else None)
+    _determinism(config)
+
+    run.stage("reading the data")
+    seed(config.run.seed)
+    workload = prepare(config, run.stage)
+    batches = Batches(workload.train_data, config)
+    steps_per_epoch = batches.per_epoch // config.batch.accumulation
+    total = total_steps(config, steps_per_epoch)
+    run.stage("moving the model to the device")
+    stepper = Stepper(workload, config, device, total)
+    clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True)) if device.type == "cuda" else PhaseClock()
+    store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
+    loop = Loop(config, stepper, batches, eval_loader(workload.eval_data, config), clock, run.control, store, run.put)
+
+    saved = None
+    if run.request.resume is not None:
+        run.stage("loading the checkpoint")
+        saved = _resume(run, loop, device)
+        if loop.step >= total:
+            raise UsageError(
+                f"run {run.directory.name} has done all {total} steps; to go further: --set run.epochs={_epochs(config) + 1}"
+            )
+    try:
+        write_config(run.directory.config, config, f"Run {run.directory.name}, as resolved for {machine.device}.")
+    except OSError as error:
+        raise NddError(f"{printable(str(run.directory.config))} cannot be written: {error.strerror}") from None
+    run.put(_run_event(run, config, machine, workload, stepper, loop, saved))
+    if choice is not None:
+        run.put(MarkEvent("choice", loop.step, choice.reason))
+    for note in workload.notes():
+        run.put(MarkEvent("note", loop.step, note))
+    sampler = Sampler(machine.chosen, run.put, run_dir=run.directory.path)
+    sampler.start()
+    # What lives now lives until the end: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    return Prepared(config, device, clock, loop, sampler)
+
+
+def seed(value: int) -> None:
+    """Seed every generator a model may draw from."""
+    torch.manual_seed(value)
+    random.seed(value)
+
+
+def total_steps(config: Config, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole run: epochs or max_steps, whichever ends first."""
+    limits = [config.run.max_steps] if config.run.max_steps is not None else []
+    if config.run.epochs is not None:
+        limits.append(config.run.epochs * steps_per_epoch)
+    return min(limits)
+
+
+def _determinism(config: Config) -> None:
+    speed = config.speed
+    torch.backends.cudnn.benchmark = speed.cudnn_benchmark
+    torch.backends.cudnn.deterministic = speed.deterministic
+    if speed.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(speed.deterministic)
+
+
+def _resume(run: Run, loop: Loop, device: torch.device) -> Saved:
+    store = loop.store
+    saved, state = newest_good(store, device, run.request.from_step)
+    _check_same(run.directory.name, saved, state, loop)
+    try:
+        loop.stepper.load(state)
+    except (RuntimeError, ValueError, KeyError) as error:
+        first = printable(str(error).splitlines()[0])
+        raise UsageError(f"{printable(str(saved.path))} belongs to another model or optimizer: {first}") from None
+    restore_random_state(state["random"], device)
+    loop.step = int(state["step"])
+    loop.saved = saved
+    if device.type == "cpu" and state["threads"] != torch.get_num_threads():
+        run.put(
+            MarkEvent(
+                "warning", loop.step,
+                f"saved with {state['threads']} threads, now {torch.get_num_threads()}: losses may differ in the last digits",
+            )  # fmt: skip
+        )
+    return saved
+
+
+def _check_same(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
+    """The position in the data only means the same when the data and the effective batch are the same."""
+    config = loop.config
+    now = {
+        "workload": config.workload.name,
+        "effective_batch": config.batch.effective,
+        "items": loop.batches.sampler.items,
+        "seed": config.run.seed,
+    }
+    words = {
+        "workload": "workload.name",
+        "effective_batch": "batch.micro x batch.accumulation",
+        "items": "the number of training items",
+        "seed": "run.seed",
+    }
+    changed = [f"{words[key]} was {state[key]}, now {value}" for key, value in now.items() if state[key] != value]
+    if changed:
+        raise UsageError(f"run {name} cannot go on from {saved.path.name}: {'; '.join(changed)}; start a new run for a change of these")
+
+
+def _epochs(config: Config) -> int:
+    return config.run.epochs or 1
+
+
+def _run_event(
+    run: Run, config: Config, machine: Machine, workload: Workload, stepper: Stepper, loop: Loop, saved: Saved | None
+) -> RunEvent:
+    pid, host = identity()
+    threads = torch.get_num_threads()
+    name = machine.chosen.name if machine.chosen is not None else f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+    return RunEvent(
+        name=run.directory.name,
+        workload=config.workload.name,
+        config=config.model_dump(mode="json"),
+        pid=pid,
+        host=host,
+        device=machine.device,
+        device_name=name,
+        card=machine.chosen.to_dict() if machine.chosen is not None else None,
+        versions=versions(),
+        parameters=parameter_count(stepper.model),
+        precision=stepper.precision.name,
+        item=workload.item,
+        token=workload.token,
+        tokens_per_item=workload.tokens_per_item,
+        items_per_step=config.batch.effective,
+        items_per_epoch=loop.steps_per_epoch * config.batch.effective,
+        steps_per_epoch=loop.steps_per_epoch,
+        epochs=-(-loop.total_steps // loop.steps_per_epoch),
+        total_steps=loop.total_steps,
+        model=workload.describe_model(),
+        data=workload.describe_data(),
+        threads=threads,
+        resumed_step=loop.step if saved is not None else None,
+        resumed_from=saved.path.name if saved is not None else None,
+    )

@@ -1,0 +1,242 @@
+"""A run from its configuration to its end: opened, executed on the calling thread, closed.
+
+`Run.open` checks everything that can be known without torch and only then creates the directory; `execute`
+prepares, trains and turns every way to end into one `end` event. The console calls `execute` in a thread, the
+headless command on the main thread: the same code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import threading
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ndd_engine import __version__
+from ndd_engine.config import Config, Draft, to_toml
+from ndd_engine.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    ConfigError,
+    MachineError,
+    NddError,
+    TrainingError,
+    UsageError,
+)
+from ndd_engine.hardware.card import detect
+from ndd_engine.record.channel import ControlServer
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
+from ndd_engine.record.reader import load_state
+from ndd_engine.record.recorder import Listener, Recorder
+from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
+from ndd_engine.text import printable
+from ndd_engine.workloads.facts import problems
+
+from .control import Control, StopNow
+
+if TYPE_CHECKING:
+    from .prepare import Prepared
+
+EXIT_OF = {"done": EXIT_DONE, "stopped": EXIT_DONE, "interrupted": EXIT_INTERRUPTED, "terminated": EXIT_TERMINATED}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to run. resume: go on with this run; from_step: from that checkpoint instead of the newest."""
+
+    draft: Draft
+    root: Path
+    resume: RunDir | None = None
+    from_step: int | None = None
+
+
+class Run:
+    """An open run: directory, lock, record and control. Use `Run.open`."""
+
+    def __init__(self, request: RunRequest, directory: RunDir, lock: RunLock, recorder: Recorder) -> None:
+        self.request = request
+        self.directory = directory
+        self.recorder = recorder
+        self.control = Control()
+        self.finished = threading.Event()
+        self.end: EndEvent | None = None
+        self._lock = lock
+        self._server = ControlServer(directory.control_socket, self._asked)
+        self._prepared: Prepared | None = None
+
+    @classmethod
+    def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
+        """Check, then take the directory. Raises UsageError (ConfigError with every problem) and writes nothing then."""
+        preflight(request.draft)
+        if request.resume is not None:
+            directory = request.resume
+        else:
+            name = _written_name(request.draft)
+            directory = new_run_dir(request.root, name, request.draft.workload)
+        lock = RunLock(directory)
+        try:
+            lock.acquire()
+            state = load_state(directory) if request.resume is not None else None
+            recorder = Recorder(directory.events, state, listener)
+            recorder.start()
+        except OSError as error:
+            lock.release()
+            raise UsageError(f"{printable(str(directory.path))} cannot be written: {error.strerror}") from None
+        run = cls(request, directory, lock, recorder)
+        run._listen()
+        return run
+
+    def execute(self) -> EndEvent:
+        """Prepare and train on this thread until the end, which is recorded and returned. Never raises an Exception."""
+        try:
+            end = self._execute()
+        except StopNow:
+            end = self._ended(self.control.stop_status or "stopped", f"{self.control.stop_reason}, at once")
+        except NddError as error:
+            end = self._ended("failed", str(error), error.exit_status)
+        except Exception as error:  # noqa: BLE001  every way to end is told
+            end = self._failed(error)
+        self.recorder.put(end)
+        self.end = end
+        self.recorder.flush()
+        self.finished.set()
+        return end
+
+    def close(self) -> None:
+        """Write the record to its end, stop listening and free the run; safe to call twice."""
+        self._server.close()
+        self.recorder.close()
+        self._lock.release()
+
+    def put(self, event: Event) -> None:
+        """Record an event."""
+        self.recorder.put(event)
+
+    def stage(self, text: str, name: str = "prepare") -> None:
+        """Say what is being prepared; also where a stop at once is heard while nothing trains yet."""
+        self.put(StageEvent(name, text))
+        if self.control.stopping:
+            raise StopNow
+
+    def _execute(self) -> EndEvent:
+        self.stage("importing torch", "resume" if self.request.resume is not None else "prepare")
+        from .prepare import prepare_run  # torch comes with it
+
+        prepared = self._prepared = prepare_run(self)
+        try:
+            status = prepared.loop.run()
+        except (StopNow, TrainingError):
+            raise
+        except Exception as error:  # noqa: BLE001
+            return self._failed(error)
+        finally:
+            prepared.close()
+        loop = prepared.loop
+        if status is None:
+            return self._ended("done", f"all {loop.step} steps are done")
+        return self._ended(status, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
+
+    def _failed(self, error: Exception) -> EndEvent:
+        """An error inside training: told in one message, with a checkpoint first if the state is whole."""
+        append(self.directory.console_log, "".join(traceback.format_exception(error)))
+        prepared = self._prepared
+        if prepared is None:
+            return self._ended("failed", f"{type(error).__name__} while preparing: {printable(str(error))}")
+        from .failures import explain
+
+        loop = prepared.loop
+        phase = prepared.clock.current
+        failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
+        text = failure.text
+        # Between two steps, and in the wait for a step's first batch, the state is whole and may be kept.
+        if loop.step and (loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)):
+            try:
+                loop.save()
+            except (NddError, RuntimeError) as second:
+                text += f"; no checkpoint of this moment: {printable(str(second))}"
+        text += f"; the last checkpoint is step {loop.saved.step}" if loop.saved else "; there is no checkpoint"
+        if loop.saved:
+            text += f"; go on with: ndd-console train --resume {self.directory.name}"
+        return self._ended("failed", text)
+
+    def _ended(self, status: str, reason: str, exit_status: int | None = None) -> EndEvent:
+        loop = self._prepared.loop if self._prepared else None
+        saved = loop.saved if loop else None
+        return EndEvent(
+            status=status,
+            reason=reason,
+            step=loop.step if loop else 0,
+            exit_status=EXIT_OF.get(status, EXIT_FAILED) if exit_status is None else exit_status,
+            checkpoint=saved.path.name if saved else None,
+            data={"run": self.directory.name, "dropped_events": self.recorder.dropped},
+        )
+
+    def _asked(self, action: str) -> None:
+        """From the control socket."""
+        self.control.request(action, "stopped from another terminal")
+
+    def _listen(self) -> None:
+        try:
+            self._server.start()
+        except OSError as error:
+            self.put(MarkEvent("warning", 0, f"control.sock cannot be made ({error.strerror}): attach can watch but not steer"))
+
+
+def preflight(draft: Draft) -> Config:
+    """Every mistake that shows before anything is prepared, at once. Raises ConfigError."""
+    config = draft.resolve()
+    found = list(problems(config, draft.where(("workload", "data"))))
+    if config.run.device.startswith("cuda"):
+        # Only asked when a card was named: it imports torch.
+        try:
+            detect(config.run.device)
+        except MachineError as error:
+            found.append(draft.problem(("run", "device"), str(error), config.run.device))
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def versions() -> dict[str, str]:
+    """What a later reader needs to know to repeat the run."""
+    import torch
+
+    found = {
+        "ndd": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def identity() -> tuple[int, str]:
+    """(process id, host name)."""
+    return os.getpid(), socket.gethostname()
+
+
+def write_config(path: Path, config: Config, heading: str) -> None:
+    """The resolved configuration into the run's directory, whole or not at all. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(to_toml(config, heading), encoding="utf-8")
+    temporary.replace(path)
+
+
+def append(path: Path, text: str) -> None:
+    """Add text to a log; a full disk must not hide the failure that is being told."""
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _written_name(draft: Draft) -> str | None:
+    name = draft._written("run", "name", None)
+    return None if name is None else str(name)

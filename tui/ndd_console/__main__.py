@@ -1,0 +1,43 @@
+"""Entry point: `ndd-console` and `python -m ndd_console`. Turns every error of a user into one message."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from ndd_console.cli import cli
+from ndd_engine.errors import EXIT_FAILED, EXIT_INTERRUPTED, NddError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit status."""
+    sys.exit(status_of(arguments))
+
+
+def status_of(arguments: Sequence[str] | None = None) -> int:
+    """The exit status of a command line; messages go to standard error."""
+    try:
+        result = cli.main(args=arguments, prog_name="ndd-console", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    except NddError as error:
+        lines = str(error).splitlines() or ["failed"]
+        for line in lines:
+            click.echo(f"ndd-console: {line}", err=True)
+        return error.exit_status
+    except BrokenPipeError:
+        # The reader of our output left (`ndd-console runs | head`); Python must not try to flush into it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_FAILED
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    main()

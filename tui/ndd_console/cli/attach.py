@@ -1,0 +1,41 @@
+"""`ndd-console attach`: watch a run, live or finished, and steer a live one."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ndd_console.narrator import Narrator, summary
+from ndd_console.sources import AttachedSource
+from ndd_console.terminal import interactive
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
+from ndd_engine.record.rundir import find_run, runs_root
+
+from .completion import run_names
+
+
+@click.command()
+@click.argument("run", required=False, shell_complete=run_names)
+@click.option("--headless", is_flag=True, help="Lines instead of the screen, until the run ends.")
+@click.pass_context
+def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
+    """Watch RUN (default: the newest, a live one first). Closing the screen leaves the run as it is."""
+    directory = find_run(runs_root(ctx.obj["runs"]), run)
+    source = AttachedSource(directory)
+    if not headless and interactive():
+        from ndd_console.console import watch
+
+        return watch(source, ctx.obj["ascii"])
+    narrator = Narrator(lambda line: click.echo(line, err=True))
+    try:
+        while not (snapshot := source.snapshot()).final:
+            narrator.look(snapshot)
+            time.sleep(0.5)
+        narrator.look(snapshot)
+    except KeyboardInterrupt:
+        click.echo("left; the run goes on", err=True)
+        return EXIT_DONE
+    for line in summary(snapshot, snapshot.end, str(directory.path)):
+        click.echo(line)
+    return snapshot.end.exit_status if snapshot.end else EXIT_FAILED

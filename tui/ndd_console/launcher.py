@@ -1,0 +1,127 @@
+"""A run that can leave its terminal: the shell waits for a small parent, the run is its child.
+
+The child shares the terminal until it detaches: then it takes a session of its own, no hang-up reaches it, and
+the parent ends so that the shell's prompt comes back. The parent also mends the terminal when the child is
+killed, and dies with it otherwise: to the user the two are one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import termios
+from collections.abc import Callable
+from typing import Any
+
+from .terminal import LostTerminal
+
+_PR_SET_PDEATHSIG = 1
+# Leave the alternate screen, show the cursor, end mouse and paste modes, wrap lines, plain colours.
+_MEND = "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1004l\x1b[?7h\x1b[0m"
+
+
+class Leash:
+    """The child's end. `detach` may be called once, from the main thread."""
+
+    def __init__(self, pipe: int | None) -> None:
+        self._pipe = pipe
+
+    def tell(self, name: str) -> None:
+        """Which run this is, for the parent's last words."""
+        self._write(f"run {name}\n")
+
+    def detach(self, farewell: str = "") -> None:
+        """Leave the terminal for good; the parent prints `farewell` and ends."""
+        _die_with_parent(False)
+        with contextlib.suppress(OSError):
+            os.setsid()  # refused to a group leader, which only a run without a parent is
+        self._write(f"detached {farewell}\n")
+
+    def _write(self, line: str) -> None:
+        if self._pipe is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._pipe, line.encode())
+
+
+def supervised(work: Callable[[Leash], int]) -> int:
+    """Run `work` in a child of this process and return its exit status. Call before any thread exists."""
+    if not hasattr(os, "fork"):
+        return work(Leash(None))
+    before = _terminal_state()
+    read, write = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        _die_with_parent(True)
+        if os.getppid() != parent:
+            return 1
+        return work(Leash(write))
+    os.close(write)
+    return _Parent(child, read, before).wait()
+
+
+class _Parent:
+    def __init__(self, child: int, pipe: int, before: list[Any] | None) -> None:
+        self.child = child
+        self.pipe = pipe
+        self.before = before
+        self.run = ""
+
+    def wait(self) -> int:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets it from the terminal too
+        for forwarded in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(forwarded, lambda number, _: self._forward(number))
+        buffer = b""
+        while True:
+            select.select([self.pipe], [], [])
+            data = os.read(self.pipe, 4096)
+            if not data:
+                break
+            buffer += data
+            *lines, buffer = buffer.split(b"\n")
+            for line in lines:
+                word, _, rest = line.decode(errors="replace").partition(" ")
+                if word == "run":
+                    self.run = rest
+                elif word == "detached":
+                    if rest:
+                        LostTerminal(2).write(rest + "\n")
+                    return 0
+        _, status = os.waitpid(self.child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            self._mend(-code)
+            return 128 - code
+        return code
+
+    def _forward(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.child, number)
+
+    def _mend(self, number: int) -> None:
+        terminal = LostTerminal(2)
+        if self.before is not None:
+            terminal.write(_MEND)
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(0, termios.TCSANOW, self.before)
+        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+        terminal.write(f"ndd-console: the process was killed by {name}")
+        terminal.write(f"; go on with: ndd-console train --resume {self.run}\n" if self.run else "\n")
+
+
+def _terminal_state() -> list[Any] | None:
+    with contextlib.suppress(termios.error, OSError):
+        return termios.tcgetattr(0)
+    return None
+
+
+def _die_with_parent(wanted: bool) -> None:
+    # kill -9 of the process that the shell knows must end the run, as it would without the parent.
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0, 0, 0, 0)

@@ -1,0 +1,163 @@
+"""Where the screens get their figures: a run trained in this process, one attached by its record, the runs folder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ndd_profiles
+from ndd_engine.config import WORKLOADS
+from ndd_engine.errors import UsageError
+from ndd_engine.record.channel import send
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir, all_runs
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import printable
+
+from .source import Action, RunRow, StartRow
+
+if TYPE_CHECKING:
+    from ndd_engine.train.run import Run
+
+TITLES = {
+    "chartext": "character-level text model on the Python manual's topics",
+    "ndd": "EEG forecasters: predict the next sample of every channel",
+}
+
+
+class EngineSource:
+    """The run that this process trains."""
+
+    owned = True
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.name = run.directory.name
+
+    @property
+    def live(self) -> bool:
+        return not self.run.finished.is_set()
+
+    def snapshot(self) -> Snapshot:
+        return self.run.recorder.snapshot()
+
+    def command(self, action: Action) -> None:
+        self.run.control.request(action, "stopped from the console")
+
+    def notice(self) -> str | None:
+        errors = self.run.recorder.errors
+        return errors[-1] if errors else None
+
+    def log_lines(self, count: int) -> list[str]:
+        return tail(self.run.directory.console_log, count)
+
+    def close(self) -> None:
+        """The run is closed by whoever opened it."""
+
+
+class AttachedSource:
+    """A run of another process, or a finished one, followed by its record in a thread of its own."""
+
+    owned = False
+
+    def __init__(self, directory: RunDir, period_s: float = 0.25) -> None:
+        self.directory = directory
+        self.name = directory.name
+        self._reader = RunReader(directory)
+        self._reader.poll()
+        self._notice: str | None = None
+        self._stop = threading.Event()
+        self._period_s = period_s
+        self._thread = threading.Thread(target=self._follow, name="ndd-follow", daemon=True)
+        self._thread.start()
+
+    @property
+    def live(self) -> bool:
+        return not self.snapshot().final
+
+    def snapshot(self) -> Snapshot:
+        return self._reader.snapshot()
+
+    def command(self, action: Action) -> None:
+        # A thread each: a run that hangs must not hold up the screen.
+        threading.Thread(target=self._send, args=(action,), name="ndd-send", daemon=True).start()
+
+    def notice(self) -> str | None:
+        return self._notice
+
+    def log_lines(self, count: int) -> list[str]:
+        return tail(self.directory.console_log, count)
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _send(self, action: Action) -> None:
+        try:
+            send(self.directory.control_socket, action)
+            self._notice = None
+        except UsageError as error:
+            self._notice = str(error)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self._reader.poll()
+
+
+class HomeFolder:
+    """What the home screen lists."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def card_lines(self) -> list[str]:
+        from .cli.card import summary_lines
+
+        return summary_lines()
+
+    def runs(self) -> list[RunRow]:
+        rows = [run_row(run) for run in all_runs(self.root)]
+        return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
+
+    def workloads(self) -> list[StartRow]:
+        return [StartRow(name, TITLES[name], _sizes(name)) for name in WORKLOADS]
+
+
+def run_row(directory: RunDir) -> RunRow:
+    """One run as a line of a list, from its record."""
+    reader = RunReader(directory)
+    reader.poll()
+    snapshot = reader.snapshot()
+    run = snapshot.run
+    best = ""
+    if snapshot.best is not None:
+        name, value = next(iter(snapshot.best.metrics.items()))
+        best = f"{name} {value:.4g}"
+    return RunRow(
+        name=directory.name,
+        workload=run.workload if run else "",
+        status=snapshot.status,
+        step=snapshot.step,
+        total_steps=run.total_steps if run else 0,
+        started_t=snapshot.started_t,
+        best=best,
+        live=not snapshot.final,
+    )
+
+
+def tail(path: Path, count: int) -> list[str]:
+    """The last lines of a text file, made printable; [] when there is none."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(end - 400 * count, 0))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [printable(line) for line in text.splitlines()[-count:]]
+
+
+def _sizes(workload: str) -> str:
+    sizes: Iterator[str] = iter(ndd_profiles.read("workloads", workload).get("sizes", {}))
+    return "sizes " + ", ".join(sizes)
