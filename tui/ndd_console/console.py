@@ -205,7 +205,4 @@ def _abandon(run: Run) -> None:
 
 def _import_torch() -> None:
     """Have it ready for the run that is probably started next. Only after the first paint: it stalls the screen."""
-    import warnings
-
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     import torch  # noqa: F401

@@ -79,8 +79,9 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
 
     run = Run.open(request, listen)
     words.log_to(run.directory.console_log)
-    narrator = Narrator(words.say, request.draft.resolve().log.headless_s)
-    handle_signals(run, words, request.draft.resolve().console.on_hangup == "continue")
+    config = request.draft.resolve()
+    narrator = Narrator(words.say, config.log.headless_s, run.recorder.snapshot().run)
+    handle_signals(run, words, config.console.on_hangup == "continue")
     sys.stderr = words  # type: ignore[assignment]  # warnings belong to the record too
     try:
         end = run.execute()

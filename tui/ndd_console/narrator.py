@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ndd_engine.record.events import EndEvent
+from ndd_engine.record.events import EndEvent, RunEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, duration, number, printable, rate
 
@@ -16,18 +16,25 @@ TOLD = frozenset(
 
 
 class Narrator:
-    """Looks at snapshots and says what is new through `say` (one line without its newline)."""
+    """Looks at snapshots and says what is new through `say` (one line without its newline).
+
+    known: the identity that a resumed run had before; the new one is introduced when it comes.
+    """
 
     def __init__(
-        self, say: Callable[[str], None], every_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+        self,
+        say: Callable[[str], None],
+        every_s: float = 5.0,
+        known: RunEvent | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._say = say
         self._every_s = every_s
         self._clock = clock
         self._next = 0.0
         self._stage = ""
-        self._told_t = 0.0
-        self._identified = False
+        self._told_t = time.time()  # what happened before is in the log already
+        self._introduced = known
         self._step = -1
 
     def look(self, snapshot: Snapshot) -> None:
@@ -35,8 +42,8 @@ class Narrator:
         if snapshot.stage and snapshot.stage != self._stage and snapshot.status == "preparing":
             self._say(snapshot.stage)
         self._stage = snapshot.stage
-        if snapshot.run is not None and not self._identified:
-            self._identified = True
+        if snapshot.run is not None and snapshot.run is not self._introduced:
+            self._introduced = snapshot.run
             for line in introduction(snapshot):
                 self._say(line)
         for timed in snapshot.marks:
@@ -62,7 +69,7 @@ def introduction(snapshot: Snapshot) -> list[str]:
     run = snapshot.run
     assert run is not None
     lines = [
-        f"run {run.name}: {run.workload}, {number(run.parameters)} parameters ({printable(run.model)})",
+        f"run {run.name}: {run.workload}, {printable(run.model)}",
         f"on {printable(run.device_name)}, {run.precision}; {printable(run.data)}",
         f"{number(run.total_steps)} optimizer steps of {number(run.items_per_step)} {run.item}s"
         f" ({number(run.steps_per_epoch)} steps an epoch)",

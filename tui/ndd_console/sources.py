@@ -112,9 +112,11 @@ class HomeFolder:
         self.root = root
 
     def card_lines(self) -> list[str]:
-        from .cli.card import summary_lines
+        from ndd_engine.hardware.card import detect
 
-        return summary_lines()
+        from .cli.card import describe
+
+        return describe(detect(use_torch=False))
 
     def runs(self) -> list[RunRow]:
         rows = [run_row(run) for run in all_runs(self.root)]

@@ -66,6 +66,33 @@ class Draft:
 
         Raises ConfigError with every problem.
         """
+        merged, problems = self._merged(size)
+        try:
+            config = Config.model_validate(merged)
+        except ValidationError as error:
+            problems.extend(self._problems(error, merged))
+            raise ConfigError(problems) from None
+        if problems:
+            raise ConfigError(problems)
+        return config
+
+    def salvage(self) -> Config | None:
+        """What is left of a configuration with mistakes when the keys that hold them fall back to defaults.
+
+        For looking further (at the data, say) and telling everything at once; None when too little is left.
+        """
+        merged, _ = self._merged(None)
+        for _ in range(3):
+            try:
+                return Config.model_validate(merged)
+            except ValidationError as error:
+                for item in error.errors():
+                    _drop(merged, _path(item["loc"]))
+                merged.setdefault("run", {}).setdefault("epochs", 1)
+        return None
+
+    def _merged(self, size: str | None) -> tuple[Table, list[Problem]]:
+        """All layers in one table, with the values of the size; and what is wrong with the size."""
         size = size if size is not None else self.size
         if size == "auto":
             size = self.auto.get("candidates", [None])[0]
@@ -86,14 +113,7 @@ class Draft:
                 _merge(merged, tier)
         if size is not None and isinstance(merged.get("workload"), dict):
             merged["workload"]["size"] = size
-        try:
-            config = Config.model_validate(merged)
-        except ValidationError as error:
-            problems.extend(self._problems(error, merged))
-            raise ConfigError(problems) from None
-        if problems:
-            raise ConfigError(problems)
-        return config
+        return merged, problems
 
     def problem(
         self, path: Sequence[str | int], message: str, found: object = None, allowed: str | None = None
@@ -120,7 +140,7 @@ class Draft:
 
     def _problems(self, error: ValidationError, merged: Table) -> Iterator[Problem]:
         for item in error.errors(include_url=False):
-            path = [part for part in item["loc"] if not (part in WORKLOADS and item["loc"][0] == "workload")]
+            path = _path(item["loc"])
             found = None if item["type"] in ("missing", "value_error") else _shown(item.get("input"))
             message, allowed = _explain(item)
             suggestion = None
@@ -222,6 +242,20 @@ def _merge(target: Table, layer: Table) -> None:
             _merge(target[key], value)
         else:
             target[key] = _copy(value)
+
+
+def _path(loc: Sequence[str | int]) -> list[str | int]:
+    """A validation error's place as a key path: without the tag of the workload's kind."""
+    return [part for index, part in enumerate(loc) if not (index == 1 and loc[0] == "workload" and part in WORKLOADS)]
+
+
+def _drop(table: Any, path: Sequence[str | int]) -> None:
+    # An element of a list goes with its list; a mistake between keys takes the whole section.
+    names = [part for part in path if isinstance(part, str)]
+    for part in names[:-1]:
+        table = table.get(part, {})
+    if names:
+        table.pop(names[-1], None)
 
 
 def _copy(value: Any) -> Any:

@@ -77,6 +77,7 @@ class RunState:
             if event.name == "resume":
                 self.end = None
                 self.status = "preparing"
+                self.recent.clear()
         elif isinstance(event, RunEvent):
             self._run(t, event)
         elif isinstance(event, EndEvent):

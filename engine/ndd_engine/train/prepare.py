@@ -5,32 +5,28 @@ from __future__ import annotations
 import gc
 import os
 import random
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-# torch says at import that numpy is missing; nothing here needs it.
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+import torch
 
-import torch  # noqa: E402
+from ndd_engine.config import Config
+from ndd_engine.errors import NddError, UsageError
+from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.hardware.host import usable_threads
+from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.record.events import MarkEvent, RunEvent
+from ndd_engine.text import printable
+from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.registry import prepare
 
-from ndd_engine.config import Config  # noqa: E402
-from ndd_engine.errors import NddError, UsageError  # noqa: E402
-from ndd_engine.hardware.card import Machine, detect  # noqa: E402
-from ndd_engine.hardware.host import usable_threads  # noqa: E402
-from ndd_engine.hardware.sampler import Sampler  # noqa: E402
-from ndd_engine.record.events import MarkEvent, RunEvent  # noqa: E402
-from ndd_engine.text import printable  # noqa: E402
-from ndd_engine.workloads.base import Workload, parameter_count  # noqa: E402
-from ndd_engine.workloads.registry import prepare  # noqa: E402
-
-from .autosize import choose_size  # noqa: E402
-from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state  # noqa: E402
-from .clock import DevicePhaseClock, PhaseClock  # noqa: E402
-from .loader import Batches, eval_loader  # noqa: E402
-from .loop import Loop  # noqa: E402
-from .run import Run, identity, versions, write_config  # noqa: E402
-from .step import Stepper  # noqa: E402
+from .autosize import choose_size
+from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state
+from .clock import DevicePhaseClock, PhaseClock
+from .loader import Batches, eval_loader
+from .loop import Loop
+from .run import Run, identity, versions, write_config
+from .step import Stepper
 
 if TYPE_CHECKING:
     from typing import Any
@@ -133,7 +129,7 @@ def _determinism(config: Config) -> None:
 def _resume(run: Run, loop: Loop, device: torch.device) -> Saved:
     store = loop.store
     saved, state = newest_good(store, device, run.request.from_step)
-    _check_same(run.directory.name, saved, state, loop)
+    _check_items(run.directory.name, saved, state, loop)
     try:
         loop.stepper.load(state)
     except (RuntimeError, ValueError, KeyError) as error:
@@ -152,24 +148,14 @@ def _resume(run: Run, loop: Loop, device: torch.device) -> Saved:
     return saved
 
 
-def _check_same(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
-    """The position in the data only means the same when the data and the effective batch are the same."""
-    config = loop.config
-    now = {
-        "workload": config.workload.name,
-        "effective_batch": config.batch.effective,
-        "items": loop.batches.sampler.items,
-        "seed": config.run.seed,
-    }
-    words = {
-        "workload": "workload.name",
-        "effective_batch": "batch.micro x batch.accumulation",
-        "items": "the number of training items",
-        "seed": "run.seed",
-    }
-    changed = [f"{words[key]} was {state[key]}, now {value}" for key, value in now.items() if state[key] != value]
-    if changed:
-        raise UsageError(f"run {name} cannot go on from {saved.path.name}: {'; '.join(changed)}; start a new run for a change of these")
+def _check_items(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
+    """The position in the data only means the same when the data is the same."""
+    items = loop.batches.sampler.items
+    if state["items"] != items or state["effective_batch"] != loop.config.batch.effective:
+        raise UsageError(
+            f"run {name} cannot go on from {saved.path.name}: it was trained on {state['items']} items in steps of "
+            f"{state['effective_batch']}, now there are {items} in steps of {loop.config.batch.effective}"
+        )
 
 
 def _epochs(config: Config) -> int:

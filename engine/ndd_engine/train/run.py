@@ -13,7 +13,7 @@ import platform
 import socket
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from ndd_engine.errors import (
     ConfigError,
     MachineError,
     NddError,
+    Problem,
     TrainingError,
     UsageError,
 )
@@ -36,6 +37,7 @@ from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
+from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.workloads.facts import problems
 
@@ -74,7 +76,7 @@ class Run:
     @classmethod
     def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
         """Check, then take the directory. Raises UsageError (ConfigError with every problem) and writes nothing then."""
-        preflight(request.draft)
+        config = preflight(request.draft)
         if request.resume is not None:
             directory = request.resume
         else:
@@ -83,9 +85,15 @@ class Run:
         lock = RunLock(directory)
         try:
             lock.acquire()
-            state = load_state(directory) if request.resume is not None else None
+            state = None
+            if request.resume is not None:
+                state = load_state(directory)
+                check_resume(directory.name, state, config, request.from_step)
             recorder = Recorder(directory.events, state, listener)
             recorder.start()
+        except UsageError:
+            lock.release()
+            raise
         except OSError as error:
             lock.release()
             raise UsageError(f"{printable(str(directory.path))} cannot be written: {error.strerror}") from None
@@ -191,17 +199,46 @@ class Run:
 
 def preflight(draft: Draft) -> Config:
     """Every mistake that shows before anything is prepared, at once. Raises ConfigError."""
-    config = draft.resolve()
-    found = list(problems(config, draft.where(("workload", "data"))))
-    if config.run.device.startswith("cuda"):
-        # Only asked when a card was named: it imports torch.
-        try:
-            detect(config.run.device)
-        except MachineError as error:
-            found.append(draft.problem(("run", "device"), str(error), config.run.device))
+    found: list[Problem] = []
+    config: Config | None
+    try:
+        config = draft.resolve()
+    except ConfigError as error:
+        found += error.problems
+        config = draft.salvage()
+    if config is not None:
+        for problem in problems(config, ""):
+            found.append(replace(problem, where=draft.where(problem.key.split("."))))
+        if config.run.device.startswith("cuda"):
+            # Only asked when a card was named: it imports torch.
+            try:
+                detect(config.run.device)
+            except MachineError as error:
+                found.append(draft.problem(("run", "device"), str(error), config.run.device))
     if found:
         raise ConfigError(found)
+    assert config is not None
     return config
+
+
+def check_resume(name: str, state: RunState, config: Config, from_step: int | None) -> None:
+    """Refuse what cannot be a continuation of the recorded run, before its record is touched. Raises UsageError."""
+    run = state.run
+    if run is None:
+        return  # it never got as far; the checkpoint, if any, is checked when it is loaded
+    changed = []
+    if run.workload != config.workload.name:
+        changed.append(f"workload.name was {run.workload}, now {config.workload.name}")
+    if run.items_per_step != config.batch.effective:
+        changed.append(f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.effective}")
+    if (seed := run.config["run"]["seed"]) != config.run.seed:
+        changed.append(f"run.seed was {seed}, now {config.run.seed}")
+    if changed:
+        raise UsageError(f"run {name} cannot go on so: {'; '.join(changed)}; start a new run for a change of these")
+    limits = [limit for limit in (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch) if limit]
+    if from_step is None and state.status == "done" and state.step >= min(limits):
+        grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
+        raise UsageError(f"run {name} has done all {state.step} steps; to go further, raise {grown}")
 
 
 def versions() -> dict[str, str]:

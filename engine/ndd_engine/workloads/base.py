@@ -26,8 +26,8 @@ class Metric(Protocol):
 class Workload(Protocol):
     """A prepared workload. `forward` and `loss` are separate so that each phase is timed by itself.
 
-    A dataset's item must depend on nothing but its index and the seed in the configuration (never on a global random state), so that a
-    resumed run sees the same data.
+    A dataset's item must depend on nothing but its index and the seed in the configuration (never on a global
+    random state), so that a resumed run sees the same data.
     """
 
     name: str
@@ -66,7 +66,7 @@ class MeanLoss:
     count: int = 0
     extra: dict[str, float] = field(default_factory=dict)
 
-    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:  # noqa: ARG002
+    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
         weight = batch_size(batch)
         value = loss.detach().to(torch.float64 if loss.device.type == "cpu" else torch.float32) * weight
         self.total = value if self.total is None else self.total + value

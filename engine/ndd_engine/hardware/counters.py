@@ -1,0 +1,303 @@
+"""The host's counters, read for as little as possible: a handful of reads of files that stay open.
+
+Every read gives the interpreter lock away and has to win it back from the training thread, so fewer reads
+matter more than faster parsing. Searching /proc for child processes is the one dear part, and it is done
+seldom.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .cgroup import read_limits
+from .host import Host
+
+Json = dict[str, Any]
+
+HOST_KEYS = (
+    "cpu_percent",
+    "cpu_per_core",
+    "process_cpu_percent",
+    "rss_bytes",
+    "workers",
+    "workers_rss_bytes",
+    "memory_available_bytes",
+    "memory_limit_bytes",
+    "disk_free_bytes",
+    "disk_read_bytes_s",
+    "disk_write_bytes_s",
+)
+
+# Rates over less than this are noise: the kernel counts processor time in ticks of 10 ms.
+SHORTEST_S = 0.05
+SLOW_EVERY = 5
+_SEARCH_S = 5.0
+# A search of /proc may take at most this share of the time, however many processes there are.
+_SEARCH_SHARE = 1e-3
+
+Note = Callable[[str, Exception], None]
+
+
+class LinuxCounters:
+    """Reads /proc and the control groups.
+
+    `note(signal, error)` hears of every part that failed; the part is null. root holds proc/ and sys/. Not
+    for several threads at once.
+    """
+
+    def __init__(self, host: Host, run_dir: Path | None, note: Note, root: Path = Path("/")) -> None:
+        self._host, self._run_dir, self._note, self._root = host, run_dir, note, root
+        self._files: dict[Path, int] = {}
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._tick = os.sysconf("SC_CLK_TCK")
+        self._limits = read_limits(root)
+        try:
+            self._cores = frozenset(os.sched_getaffinity(0))
+        except (AttributeError, OSError):
+            self._cores = frozenset(range(host.logical_cores))
+        self._before: dict[str, Any] = {}
+        self._count = 0
+        self._children: tuple[int, ...] = ()
+        self._next_search = 0.0
+        self._inactive: dict[Path, int] = {}
+        self._disk_free: int | None = None
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """Process ids of the descendants found last."""
+        return self._children
+
+    def read(self, fresh: bool = False) -> Json:
+        """All of HOST_KEYS; rates are since the last call, null at the first. fresh: search children now."""
+        body: Json = dict.fromkeys(HOST_KEYS)
+        slow = fresh or self._count % SLOW_EVERY == 0
+        self._count += 1
+        parts: tuple[tuple[str, Callable[[], Json]], ...] = (
+            ("cpu_percent", self._read_cores),
+            ("process_cpu_percent", lambda: self._read_processes(fresh)),
+            ("memory_available_bytes", lambda: self._read_memory(slow)),
+            ("disk_free_bytes", lambda: self._read_space(slow)),
+            ("disk_read_bytes_s", self._read_io),
+        )
+        for signal, part in parts:
+            try:
+                body.update(part())
+            except Exception as error:  # noqa: BLE001 - the observer never raises; the signal stays null
+                self._note(signal, error)
+        return body
+
+    def close(self) -> None:
+        """Close the files; a later read opens them again."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    def _bytes(self, path: Path, most: int = 4096) -> bytes:
+        """The file from its start, through a descriptor that stays open."""
+        descriptor = self._files.get(path)
+        if descriptor is None:
+            descriptor = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(descriptor, most, 0)
+
+    def _forget(self, path: Path) -> None:
+        descriptor = self._files.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _since(self, key: str, value: Any) -> tuple[Any, float] | None:
+        """(the value kept before, seconds since); keeps this one. None at first and when it is too soon."""
+        now = time.monotonic()
+        before = self._before.get(key)
+        if before is not None and now - before[1] < SHORTEST_S:
+            return None
+        self._before[key] = (value, now)
+        return (before[0], now - before[1]) if before is not None else None
+
+    def _read_cores(self) -> Json:
+        times: dict[int, tuple[int, int]] = {}
+        for line in self._bytes(self._root / "proc/stat", 1 << 16).split(b"\n"):
+            if not line.startswith(b"cpu"):
+                break  # what follows (interrupts) is long
+            words = line.split()
+            if words[0] == b"cpu" or (core := int(words[0][3:])) not in self._cores:
+                continue
+            # user nice system idle iowait irq softirq steal; guest time is part of user already
+            spent = [int(word) for word in words[1:9]]
+            times[core] = (sum(spent), spent[3] + spent[4])
+        quota, usage = self._limits.cpu_quota, self._limits.cpu_usage
+        share = self._quota_share(usage, quota) if usage and quota == self._host.usable_cpus else None
+        earlier = self._since("cores", times)
+        if earlier is None:
+            return {}
+        percents = []
+        for core, (total, idle) in sorted(times.items()):
+            before = earlier[0].get(core, (0, 0))
+            elapsed = total - before[0]
+            # iowait may run backwards on some kernels
+            percents.append(
+                min(max(100 * (1 - (idle - before[1]) / elapsed), 0.0), 100.0) if elapsed > 0 else 0.0
+            )
+        if quota is None or quota != self._host.usable_cpus:
+            share = sum(percents) / len(percents) if percents else None
+        return {
+            "cpu_percent": None if share is None else round(share, 1),
+            "cpu_per_core": [round(percent) for percent in percents],
+        }
+
+    def _quota_share(self, usage: Path, quota: float | None) -> float | None:
+        """Percent of the quota that the control group used."""
+        if not quota:
+            return None
+        text = self._bytes(usage)
+        seconds = int(text.split()[1]) / 1e6 if text.startswith(b"usage_usec") else int(text) / 1e9
+        earlier = self._since("quota", seconds)
+        return min(100 * (seconds - earlier[0]) / (earlier[1] * quota), 100.0) if earlier else None
+
+    def _read_processes(self, fresh: bool) -> Json:
+        now = time.monotonic()
+        if fresh or now >= self._next_search:
+            self._search(now)
+        own = self._stat(self._root / "proc/self/stat")
+        cpu, rss, gone = {0: own[0]}, 0, []
+        for pid in self._children:
+            try:
+                spent, size = self._stat(self._root / f"proc/{pid}/stat")
+            except (OSError, IndexError, ValueError):  # it ended; look for its successors next time
+                gone.append(pid)
+                continue
+            cpu[pid] = spent
+            rss += size
+        if gone:
+            self._drop(gone)
+            self._next_search = 0.0
+        earlier = self._since("processes", cpu)
+        percent = None
+        if earlier is not None:
+            # A process that is new counts from now on: what it spent before belongs to an earlier time.
+            ticks = sum(spent - earlier[0].get(pid, spent) for pid, spent in cpu.items())
+            percent = round(100 * ticks / self._tick / earlier[1], 1)
+        return {
+            "process_cpu_percent": percent,
+            "rss_bytes": own[1],
+            "workers": len(self._children),
+            "workers_rss_bytes": rss,
+        }
+
+    def _stat(self, path: Path) -> tuple[int, int]:
+        """(ticks of processor time, resident bytes) of a process; see proc_pid_stat(5)."""
+        text = self._bytes(path)
+        words = text[text.rindex(b")") + 2 :].split()
+        if words[0] == b"Z":
+            raise ValueError("it has ended")
+        return int(words[11]) + int(words[12]), int(words[21]) * self._page
+
+    def _search(self, now: float) -> None:
+        """Find the descendants; the next search waits the longer, the longer this one took."""
+        start = time.thread_time()
+        found = tuple(descendants(self._root))
+        self._drop([pid for pid in self._children if pid not in found])
+        self._children = found
+        self._next_search = now + max(_SEARCH_S, (time.thread_time() - start) / _SEARCH_SHARE)
+
+    def _drop(self, pids: list[int]) -> None:
+        for pid in pids:
+            self._forget(self._root / f"proc/{pid}/stat")
+        self._children = tuple(pid for pid in self._children if pid not in pids)
+
+    def _read_memory(self, slow: bool) -> Json:
+        available = None
+        for line in self._bytes(self._root / "proc/meminfo", 1024).split(b"\n"):
+            if line.startswith(b"MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+                break
+        for group, limit in self._limits.memory:
+            modern = (group / "memory.current") in self._files or (group / "memory.current").exists()
+            usage = int(self._bytes(group / ("memory.current" if modern else "memory.usage_in_bytes")))
+            if slow or group not in self._inactive:  # the kernel sums it over all cores: dear
+                key = b"inactive_file " if modern else b"total_inactive_file "
+                lines = self._bytes(group / "memory.stat", 1 << 14).split(b"\n")
+                self._inactive[group] = next(
+                    (int(line.split()[1]) for line in lines if line.startswith(key)), 0
+                )
+            # File pages that were not used lately are given up before the limit hurts.
+            free = max(limit - max(usage - self._inactive[group], 0), 0)
+            available = free if available is None else min(available, free)
+        return {"memory_available_bytes": available, "memory_limit_bytes": self._host.memory_limit_bytes}
+
+    def _read_space(self, slow: bool) -> Json:
+        if self._run_dir is not None and slow:
+            try:
+                space = os.statvfs(self._run_dir)
+            except OSError:
+                self._disk_free = None
+                raise
+            self._disk_free = space.f_bavail * space.f_frsize
+        return {"disk_free_bytes": self._disk_free}
+
+    def _read_io(self) -> Json:
+        """Bytes a second that this process read from and wrote to storage; its workers' are not in it."""
+        counts = dict(line.split(b": ") for line in self._bytes(self._root / "proc/self/io").splitlines())
+        now = (int(counts[b"read_bytes"]), int(counts[b"write_bytes"]))
+        earlier = self._since("io", now)
+        if earlier is None:
+            return {}
+        (read, written), seconds = earlier
+        return {
+            "disk_read_bytes_s": round((now[0] - read) / seconds),
+            "disk_write_bytes_s": round((now[1] - written) / seconds),
+        }
+
+
+def descendants(root: Path = Path("/")) -> list[int]:
+    """Children of this process and theirs, without those that ended. Empty when /proc cannot be read."""
+    own = os.getpid()
+    if (root / f"proc/self/task/{own}/children").exists():
+        found: list[int] = []
+        waiting = ["self"]
+        while waiting:
+            for pid in _children_of(root / "proc" / waiting.pop() / "task"):
+                found.append(pid)
+                waiting.append(str(pid))
+        return found
+    return _by_parent(root, own)
+
+
+def _children_of(tasks: Path) -> list[int]:
+    """Children of one process: each of its threads lists those that it started."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(tasks):  # noqa: PTH208 - names are all that is needed
+            found.extend(int(word) for word in (tasks / task / "children").read_bytes().split())
+    except OSError:
+        pass  # it ended meanwhile
+    return found
+
+
+def _by_parent(root: Path, own: int) -> list[int]:
+    """The same by the parent that each process names: for kernels that do not list children."""
+    offspring: dict[int, list[int]] = {}
+    try:
+        names = os.listdir(root / "proc")  # noqa: PTH208 - names are all that is needed
+    except OSError:
+        return []
+    for name in names:
+        if not name.isdecimal():
+            continue
+        try:
+            text = (root / "proc" / name / "stat").read_bytes()
+        except OSError:
+            continue
+        words = text[text.rindex(b")") + 2 :].split(maxsplit=2)
+        if words[0] != b"Z":
+            offspring.setdefault(int(words[1]), []).append(int(name))
+    found: list[int] = []
+    waiting = [own]
+    while waiting:
+        children = offspring.get(waiting.pop(), [])
+        found.extend(children)
+        waiting.extend(children)
+    return found

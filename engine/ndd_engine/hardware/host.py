@@ -1,0 +1,116 @@
+"""What this machine gives this process: cores and memory, after affinity and control groups, with reasons."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .cgroup import read_limits
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The processor and the memory that this process may use.
+
+    usable_cpus: cores, a fraction under a quota. memory_limit_bytes: None without a limit below the total.
+    reasons: why each value is what it is.
+    """
+
+    hostname: str
+    cpu: str
+    logical_cores: int
+    usable_cpus: float
+    memory_total_bytes: int | None
+    memory_limit_bytes: int | None
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+
+def usable_threads(host: Host) -> int:
+    """Threads that can really run at once: whole usable cores, at least one."""
+    return max(1, int(host.usable_cpus))
+
+
+def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
+    """Read the machine. root holds proc/ and sys/. affinity: cores this process may run on, asked if None."""
+    reasons: dict[str, str] = {}
+    logical = _logical_cores(root)
+    usable: float = logical
+    reasons["usable_cpus"] = f"all {logical} cores: no affinity or quota limits them"
+    allowed = affinity if affinity is not None else _affinity()
+    if allowed is not None and allowed < logical:
+        usable = allowed
+        reasons["usable_cpus"] = f"{allowed} of {logical} cores: CPU affinity"
+    limits = read_limits(root)
+    if limits.cpu_quota is not None and limits.cpu_quota < usable:
+        usable = limits.cpu_quota
+        reasons["usable_cpus"] = f"cgroup quota {usable:g} cores (of {logical})"
+    total = _memory_total(root)
+    limit = limits.memory_limit_bytes
+    if total is None:
+        reasons["memory_total_bytes"] = "the system does not say how much memory it has"
+    if limit is None:
+        reasons["memory_limit_bytes"] = "no cgroup memory limit"
+    elif total is not None and limit >= total:
+        limit = None
+        reasons["memory_limit_bytes"] = "the cgroup memory limit is above the machine's memory"
+    else:
+        reasons["memory_limit_bytes"] = f"cgroup v{limits.version} memory limit"
+    return Host(
+        hostname=socket.gethostname(),
+        cpu=_cpu_model(root),
+        logical_cores=logical,
+        usable_cpus=int(usable) if usable == int(usable) else usable,
+        memory_total_bytes=total,
+        memory_limit_bytes=limit,
+        reasons=reasons,
+    )
+
+
+def _affinity() -> int | None:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # macOS has no affinity
+        return None
+
+
+def _logical_cores(root: Path) -> int:
+    try:
+        lines = (root / "proc/stat").read_bytes().splitlines()
+        counted = sum(line.startswith(b"cpu") and line[3:4].isdigit() for line in lines)
+    except OSError:
+        counted = 0
+    return counted or os.cpu_count() or 1
+
+
+def _cpu_model(root: Path) -> str:
+    try:
+        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() in ("model name", "cpu model", "hardware") and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _memory_total(root: Path) -> int | None:
+    try:
+        for line in (root / "proc/meminfo").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return int(psutil.virtual_memory().total)
+    except (OSError, RuntimeError, psutil.Error):
+        return None

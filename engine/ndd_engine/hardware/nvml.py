@@ -1,0 +1,232 @@
+"""The only module that touches pynvml: every getter gives a value or None, and the reason is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Self
+
+# Bits of NVML's clock event reasons that mean "slower than the card could". Idle (0x1), application clocks
+# (0x2) and display clocks (0x100) are what someone set or an idle card, not throttling.
+THROTTLE = (
+    (0x4, "power cap"),
+    (0x8, "hw slowdown"),
+    (0x10, "sync boost"),
+    (0x20, "thermal"),
+    (0x40, "hw thermal"),
+    (0x80, "power brake"),
+)
+
+_OPENING = {
+    "LibraryNotFound": "no NVIDIA driver: NVML library not found",
+    "DriverNotLoaded": "NVML library found, but the NVIDIA driver is not loaded",
+    "LibRmVersionMismatch": "the NVIDIA driver and its NVML library differ in version (reload the driver)",
+    "NoPermission": "no permission to use the NVIDIA driver",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Bytes on a card. used_bytes leaves out what the driver keeps for itself, where it tells that apart."""
+
+    total_bytes: int
+    free_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardProcess:
+    """A process on a card. used_bytes is None where the driver hides it."""
+
+    pid: int
+    used_bytes: int | None
+
+
+class Nvml:
+    """NVML, opened once and closed once. A failed call gives None and leaves its reason in `reasons[signal]`.
+
+    library: a module with pynvml's functions; tests pass one. Use from one thread at a time.
+    """
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library
+        self._opened = False
+        self.reason = ""
+        self.reasons: dict[str, str] = {}
+
+    def open(self) -> bool:
+        """Load and initialise NVML; False with `reason` when that fails. Opening twice is harmless."""
+        if self._opened:
+            return True
+        try:
+            if self._library is None:
+                self._library = import_module("pynvml")
+            self._library.nvmlInit()
+        except Exception as error:  # noqa: BLE001 - a broken driver fails in many ways and must not stop us
+            kind = type(error).__name__.removeprefix("NVMLError_")
+            self.reason = _OPENING.get(kind, f"NVML failed to start: {_words(error)}")
+            return False
+        self._opened, self.reason = True, ""
+        return True
+
+    def close(self) -> None:
+        """Shut NVML down (NVML counts its users, so others keep theirs)."""
+        if self._opened:
+            self._opened = False
+            self._ask("shutdown", "nvmlShutdown")
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def driver_version(self) -> str | None:
+        """Version of the driver, such as "550.54.15"."""
+        return _text(self._ask("driver_version", "nvmlSystemGetDriverVersion"))
+
+    def cuda_version(self) -> str | None:
+        """Newest CUDA that the driver runs, such as "12.4"."""
+        value = self._ask("cuda_version", "nvmlSystemGetCudaDriverVersion_v2")
+        return None if value is None else f"{value // 1000}.{value % 1000 // 10}"
+
+    def count(self) -> int | None:
+        """Number of cards (MIG instances not counted)."""
+        return _whole(self._ask("count", "nvmlDeviceGetCount"))
+
+    def handle(self, index: int) -> Any:
+        """Handle of the card at `index` in PCI bus order."""
+        return self._ask("handle", "nvmlDeviceGetHandleByIndex", index)
+
+    def handle_by_uuid(self, uuid: str) -> Any:
+        """Handle of a card ("GPU-…") or a MIG instance ("MIG-…")."""
+        return self._ask("handle", "nvmlDeviceGetHandleByUUID", uuid)
+
+    def uuid(self, handle: Any) -> str | None:
+        """UUID with its prefix "GPU-" or "MIG-"."""
+        return _text(self._ask("uuid", "nvmlDeviceGetUUID", handle))
+
+    def name(self, handle: Any) -> str | None:
+        """The card's name as the driver says it."""
+        return _text(self._ask("name", "nvmlDeviceGetName", handle))
+
+    def compute_capability(self, handle: Any) -> tuple[int, int] | None:
+        """(major, minor)."""
+        value = self._ask("compute_capability", "nvmlDeviceGetCudaComputeCapability", handle)
+        return None if value is None else (int(value[0]), int(value[1]))
+
+    def mig_instances(self, handle: Any) -> tuple[Any, ...] | None:
+        """Handles of the card's MIG instances; None when MIG is off or not supported."""
+        mode = self._ask("mig", "nvmlDeviceGetMigMode", handle)
+        if mode is None or not mode[0]:
+            return None
+        slots = self._ask("mig", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        found = (
+            self._ask("mig", "nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in range(slots)
+        )
+        return tuple(instance for instance in found if instance is not None)
+
+    def memory(self, handle: Any) -> MemoryReading | None:
+        """What the card's memory holds now."""
+        version = getattr(self._library, "nvmlMemory_v2", None)
+        value = None
+        if version is not None:  # v2 tells the driver's reserve from what is used; drivers before 510 lack it
+            value = self._ask("memory", "nvmlDeviceGetMemoryInfo", handle, version)
+        if value is None:
+            value = self._ask("memory", "nvmlDeviceGetMemoryInfo", handle)
+        return None if value is None else MemoryReading(int(value.total), int(value.free), int(value.used))
+
+    def utilization(self, handle: Any) -> tuple[int, int] | None:
+        """(percent of time a kernel ran, percent of time memory was read or written) over the last sample."""
+        value = self._ask("util_percent", "nvmlDeviceGetUtilizationRates", handle)
+        return None if value is None else (int(value.gpu), int(value.memory))
+
+    def temperature_c(self, handle: Any) -> int | None:
+        """Degrees Celsius of the chip."""
+        sensor = getattr(self._library, "NVML_TEMPERATURE_GPU", 0)
+        return _whole(self._ask("temperature_c", "nvmlDeviceGetTemperature", handle, sensor))
+
+    def power_w(self, handle: Any) -> float | None:
+        """Watts drawn now."""
+        return _watts(self._ask("power_w", "nvmlDeviceGetPowerUsage", handle))
+
+    def power_limit_w(self, handle: Any) -> float | None:
+        """Watts at which the driver holds the card."""
+        return _watts(self._ask("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle))
+
+    def sm_clock_mhz(self, handle: Any) -> int | None:
+        """Clock of the multiprocessors now."""
+        return self._clock("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_SM", 1)
+
+    def sm_clock_max_mhz(self, handle: Any) -> int | None:
+        """Highest clock of the multiprocessors."""
+        return self._clock("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", handle, "NVML_CLOCK_SM", 1)
+
+    def mem_clock_mhz(self, handle: Any) -> int | None:
+        """Clock of the memory now."""
+        return self._clock("mem_clock_mhz", "nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_MEM", 2)
+
+    def throttle(self, handle: Any) -> list[str] | None:
+        """Why the card runs slower than it could, in words; empty when it does not."""
+        bits = self._ask("throttle", "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if bits is None:  # the name before driver 535
+            bits = self._ask("throttle", "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        return None if bits is None else [word for bit, word in THROTTLE if bits & bit]
+
+    def pcie_bytes_s(self, handle: Any, direction: str) -> int | None:
+        """PCIe bytes a second, "rx" (to the card) or "tx" (from it). Blocks about 20 ms while NVML counts."""
+        counter = {"tx": 0, "rx": 1}[direction]
+        value = self._ask(f"pcie_{direction}_bytes_s", "nvmlDeviceGetPcieThroughput", handle, counter)
+        return None if value is None else int(value) * 1024
+
+    def processes(self, handle: Any) -> tuple[CardProcess, ...] | None:
+        """Everyone on the card, compute and graphics, each once; None when the driver does not say."""
+        lists = [
+            self._ask("processes", f"nvmlDeviceGet{kind}RunningProcesses", handle)
+            for kind in ("Graphics", "Compute")
+        ]
+        if lists[1] is None:
+            return None
+        found: dict[int, int | None] = {}
+        for entry in [*(lists[0] or ()), *lists[1]]:
+            known = [used for used in (entry.usedGpuMemory, found.get(entry.pid)) if used is not None]
+            found[entry.pid] = max(known, default=None)
+        return tuple(CardProcess(pid, used) for pid, used in sorted(found.items()))
+
+    def _clock(self, signal: str, function: str, handle: Any, constant: str, default: int) -> int | None:
+        return _whole(self._ask(signal, function, handle, getattr(self._library, constant, default)))
+
+    def _ask(self, signal: str, function: str, *arguments: Any) -> Any:
+        """Call one function of NVML; None on any failure, with the reason under `signal`."""
+        try:
+            value = getattr(self._library, function)(*arguments)
+        except Exception as error:  # noqa: BLE001 - NVMLError, a missing function, ctypes: "not available"
+            self.reasons[signal] = _words(error)
+            return None
+        self.reasons.pop(signal, None)
+        return value
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, AttributeError):
+        return "this pynvml does not offer it"
+    return str(error) or type(error).__name__
+
+
+def _text(value: Any) -> str | None:
+    """NVML's strings are bytes in old bindings."""
+    if value is None:
+        return None
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _watts(milliwatts: Any) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000

@@ -1,0 +1,102 @@
+"""Published figures of a card, found by its name; a card that is not known has none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import ndd_profiles
+
+_GIB = 1 << 30
+# "NVIDIA A100-SXM4-80GB MIG 3g.40gb", with variants such as "1g.10gb+me" and "1c.3g.40gb".
+_MIG = re.compile(r"^(?P<card>.+?)\s+MIG\s+(?P<profile>\S+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class CardProfile:
+    """What the vendor publishes of one card.
+
+    memory_gb: nominal, as it is sold. bandwidth_gb_s: 10^9 bytes a second. dense_tflops: peak 10^12
+    operations a second without sparsity by type (bf16, fp16, tf32, fp32); a type that the hardware lacks is
+    absent. note: why the figures may be out of reach here, or None.
+    """
+
+    slug: str
+    name: str
+    memory_gb: float
+    bandwidth_gb_s: float
+    dense_tflops: Mapping[str, float]
+    compute_capability: tuple[int, int]
+    source: str
+    match: tuple[str, ...]
+    memory_range_gb: tuple[float, float] | None = None
+    note: str | None = None
+
+    def peak_tflops(self, kind: str) -> float | None:
+        """Dense peak TFLOP/s of "bf16", "fp16", "tf32" or "fp32"; None when the card does not have it."""
+        return self.dense_tflops.get(kind)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, as JSON takes them."""
+        return {
+            "slug": self.slug,
+            "name": self.name,
+            "memory_gb": self.memory_gb,
+            "bandwidth_gb_s": self.bandwidth_gb_s,
+            "dense_tflops": dict(self.dense_tflops),
+            "compute_capability": list(self.compute_capability),
+            "source": self.source,
+            "note": self.note,
+        }
+
+
+@cache
+def load() -> tuple[CardProfile, ...]:
+    """Every known card. Raises ValueError or KeyError when a profile is malformed (a packaging mistake)."""
+    return tuple(_parse(slug, ndd_profiles.read("cards", slug)) for slug in ndd_profiles.names("cards"))
+
+
+def match(name: str, memory_bytes: int | None) -> CardProfile | None:
+    """The profile of the card that NVML calls `name`, or None: no figures are better than another card's.
+
+    memory_bytes tells cards of one name apart (RTX 3080 with 10 or 12 GB); without it such a name stays
+    unknown. A MIG instance gets the profile of its whole card, and a note that says so.
+    """
+    whole, mig = split_mig(name)
+    for profile in load():
+        if not any(re.fullmatch(pattern, whole) for pattern in profile.match):
+            continue
+        if profile.memory_range_gb is not None and mig is None:
+            low, high = profile.memory_range_gb
+            if memory_bytes is None or not low <= memory_bytes / _GIB <= high:
+                continue
+        if mig is None:
+            return profile
+        return replace(profile, note=f"figures are of the whole card; MIG instance {mig} is a part of it")
+    return None
+
+
+def split_mig(name: str) -> tuple[str, str | None]:
+    """(name of the whole card, MIG profile such as "3g.40gb" or None)."""
+    found = _MIG.match(name.strip())
+    return (found["card"], found["profile"]) if found else (name.strip(), None)
+
+
+def _parse(slug: str, body: dict[str, Any]) -> CardProfile:
+    major, minor = body["compute_capability"].split(".")
+    bounds = body.get("memory_range_gb")
+    return CardProfile(
+        slug=slug,
+        name=body["name"],
+        memory_gb=body["memory_gb"],
+        bandwidth_gb_s=body["bandwidth_gb_s"],
+        dense_tflops=dict(body["dense_tflops"]),
+        compute_capability=(int(major), int(minor)),
+        source=body["source"],
+        match=tuple(body["match"]),
+        memory_range_gb=(float(bounds[0]), float(bounds[1])) if bounds else None,
+        note=body.get("note"),
+    )

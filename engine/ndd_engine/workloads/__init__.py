@@ -1,0 +1,1 @@
+"""The built-in workloads: what is trained, on which data. This package itself imports without torch."""

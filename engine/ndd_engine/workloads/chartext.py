@@ -1,0 +1,180 @@
+"""The character-level workload: windows of a text, two objectives, bits per character."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ndd_engine.config.schema import ChartextSection
+
+from .base import Batch, MeanLoss, parameter_count
+from .chartext_model import NextCharacterModel, ScoreModel
+from .text_data import TextData
+from .windows import window_count
+
+NOISE_EPS = 1e-3  # the least time, and what is left unabsorbed at time 1 (SEDD's log-linear noise)
+
+
+class TextWindows(Dataset[Any]):
+    """Windows of `sequence` characters over one int64 tensor (N,), their starts `stride` apart.
+
+    An item is (input, target), both (sequence,) int64 and the target one character later; without `shifted`
+    it is the input alone. Every window has room for the target, so both forms have the same items.
+    """
+
+    def __init__(self, codes: Tensor, sequence: int, stride: int, shifted: bool = True) -> None:
+        self.codes, self.sequence, self.stride, self.shifted = codes, sequence, stride, shifted
+
+    def __len__(self) -> int:
+        return window_count(len(self.codes), self.sequence + 1, self.stride)
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        start = index * self.stride
+        window = self.codes[start : start + self.sequence]
+        if not self.shifted:
+            return window
+        return window, self.codes[start + 1 : start + self.sequence + 1]
+
+
+class Diffused(NamedTuple):
+    """What the diffusion loss needs. log_ratio: (B, T, vocabulary), see ScoreModel. weight: (B, T), zero
+    where the character was not absorbed."""
+
+    log_ratio: Tensor
+    weight: Tensor
+
+
+@dataclass
+class BitsPerCharacter(MeanLoss):
+    """The loss, and the same in bits; for diffusion both are upper bounds."""
+
+    def result(self) -> dict[str, float]:
+        loss = super().result()["loss"]
+        return {"bits_per_char": loss / math.log(2), "loss": loss}
+
+
+class Chartext:
+    """A prepared character model; implements Workload. The index i stands for vocabulary[i]."""
+
+    name = "chartext"
+    item = "window"
+    token: str | None = "character"
+    better = "lower"
+
+    def __init__(self, section: ChartextSection, seed: int, data: TextData) -> None:
+        layout = data.layout
+        self.vocabulary = data.vocabulary
+        self.tokens_per_item = layout.sequence
+        self.diffusion = section.objective == "diffusion"
+        self._section, self._seed, self._data_line, self._notes = section, seed, data.line(), data.notes
+        self._eval_noise: torch.Generator | None = None
+        codes = encode(data.text, data.vocabulary)
+        train, evaluation = codes[: layout.parts.train], codes[layout.parts.train :]
+        shifted = not self.diffusion
+        self.train_data: Dataset[Any] = TextWindows(train, layout.sequence, layout.stride, shifted)
+        self.eval_data: Dataset[Any] = TextWindows(evaluation, layout.sequence, layout.eval_stride, shifted)
+        self.model: nn.Module = build_model(section, len(data.vocabulary), layout.sequence)
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Logits (B, T, vocabulary), or Diffused; noise comes from torch's global generator of the device.
+
+        In evaluation it comes from a generator that starts anew with each `metric()`: every evaluation meets
+        the same noise, so that results compare, and evaluating does not change the training that follows.
+        """
+        if not self.diffusion:
+            return model(batch[0])
+        clean: Tensor = batch
+        if not self.model.training and self._eval_noise is None:
+            self._eval_noise = torch.Generator(clean.device).manual_seed(self._seed)
+        generator = None if self.model.training else self._eval_noise
+        noisy, noise, weight = absorb(clean, len(self.vocabulary), generator)
+        return Diffused(model(noisy, noise), weight)
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """Mean over characters, in nats."""
+        if self.diffusion:
+            return score_entropy(output, batch)
+        return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten())
+
+    def metric(self) -> BitsPerCharacter:
+        """Bits per character; begins an evaluation."""
+        self._eval_noise = None
+        return BitsPerCharacter()
+
+    def describe_model(self) -> str:
+        """One line."""
+        section = self._section
+        kind = "absorbing-state diffusion" if self.diffusion else "next character"
+        return (
+            f"{section.layers} layers, {section.heads} heads, width {section.width}, context "
+            f"{self.tokens_per_item}, {kind}, {parameter_count(self.model):,} parameters"
+        )
+
+    def describe_data(self) -> str:
+        """One line."""
+        return self._data_line
+
+    def notes(self) -> Sequence[str]:
+        """Overlapping windows, a large vocabulary, and what the diffusion figures mean."""
+        if not self.diffusion:
+            return self._notes
+        return (
+            *self._notes,
+            "Bits per character of the diffusion objective are an upper bound, estimated with random noise.",
+        )
+
+
+def build_model(section: ChartextSection, vocabulary: int, context: int) -> nn.Module:
+    """The model of the objective, with weights from torch's global generator."""
+    size = (vocabulary, context, section.layers, section.heads, section.width, section.dropout)
+    if section.objective == "diffusion":
+        return ScoreModel(*size)
+    return NextCharacterModel(*size, tie_weights=section.tie_weights)
+
+
+def encode(text: str, vocabulary: str) -> Tensor:
+    """Each character's index in the vocabulary: (len(text),) int64. Characters must be of the vocabulary."""
+    points = torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)
+    table = torch.zeros(ord(max(vocabulary)) + 1, dtype=torch.int64)
+    table[torch.tensor([ord(character) for character in vocabulary])] = torch.arange(len(vocabulary))
+    return table[points]
+
+
+def absorb(clean: Tensor, absorbing: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Characters (B, T) -> (noisy (B, T), total noise (B,), weight of each place in the loss (B, T)).
+
+    With log-linear noise a character is absorbed by time t with probability (1 - eps) t. The times of a batch
+    are spread evenly from one random start: each is uniform by itself, and the loss varies less.
+    """
+    batch, device = clean.shape[0], clean.device
+    start = torch.rand(1, generator=generator, device=device)
+    even = torch.arange(batch, device=device) / batch
+    time = NOISE_EPS + (1 - NOISE_EPS) * ((start + even) % 1)
+    chance = (1 - NOISE_EPS) * time
+    absorbed = torch.rand(clean.shape, generator=generator, device=device) < chance.unsqueeze(1)
+    noisy = torch.where(absorbed, absorbing, clean)
+    return noisy, -torch.log1p(-chance), absorbed / time.unsqueeze(1)
+
+
+def score_entropy(output: Diffused, clean: Tensor) -> Tensor:
+    """Denoising score entropy of absorbed characters (Lou et al. 2024), a mean over characters in nats.
+
+    With r = 1 / (exp(noise) - 1), the true ratio at the clean character, and score = r exp(l), their
+    sum(score) - r log(score[clean]) + r (log r - 1) is r (sum(exp l) - l[clean] - 1); and for log-linear
+    noise r times the rate of the noise is 1 / t. So the weight is 1 / t, and nothing overflows.
+    """
+    log_ratio = output.log_ratio
+    chosen = F.nll_loss(log_ratio.flatten(0, 1), clean.flatten(), reduction="none").view_as(
+        clean
+    )  # -l[clean]
+    entropy = log_ratio.exp().sum(-1) + chosen - 1
+    return (output.weight * entropy).mean()

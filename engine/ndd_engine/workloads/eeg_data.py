@@ -1,0 +1,301 @@
+"""Recordings for the forecasters: ARFF and CSV files as numbers with labels. No torch here."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ndd_engine.config.schema import Config, NddSection
+from ndd_engine.text import printable
+
+from .files import KEY, read_text
+from .windows import Complaints, Layout, split
+
+SUFFIXES = (".arff", ".csv", ".tsv")
+LABEL_NAMES = frozenset({"label", "class", "y", "eyedetection"})
+MISSING_CELLS = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+SHOWN_ERRORS = 5  # lines told one by one; the rest is counted
+
+_ATTRIBUTE = re.compile(r"""@attribute\s+('(?:[^'\\]|\\.)*'|"[^"]*"|[^\s{]+)\s*(.+)""", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """values: samples x channels, row by row. labels: one 0 or 1 a sample, or None without a label."""
+
+    channels: tuple[str, ...]
+    values: array[float]
+    labels: array[int] | None
+    notes: tuple[str, ...]
+
+    @property
+    def samples(self) -> int:
+        """Rows."""
+        return len(self.values) // len(self.channels)
+
+
+@dataclass(frozen=True)
+class EegData:
+    """A recording and how it is cut. recording is None for the builtin data, which is made, not read."""
+
+    recording: Recording | None
+    channels: int
+    layout: Layout
+
+    def line(self) -> str:
+        """The data in one line for people."""
+        layout = self.layout
+        return (
+            f"{layout.parts.total:,} samples x {self.channels} channels, {layout.train_items:,} windows of "
+            f"{layout.sequence:,} a pass, {layout.eval_items:,} to evaluate"
+        )
+
+
+def read(config: Config, section: NddSection, complaints: Complaints) -> EegData | None:
+    """The recording, with every mistake of it in `complaints`; None when there is no usable one."""
+    recording = None
+    before = len(complaints.problems)
+    if section.data != "builtin":
+        recording = read_recording(section.data, complaints)
+    if section.model == "mlp" and config.batch.micro == 1:
+        message = "the mlp normalises over the items of a micro-batch and needs at least two"
+        complaints.add("batch.micro", message, 1, "2 or more", 'or workload.model "lstm" or "gru"')
+    if recording is None and section.data != "builtin":
+        return None
+    samples = section.samples if recording is None else recording.samples
+    layout = Layout(split(samples, section.eval_fraction), config.batch.sequence, 1, 1, "sample", "recording")
+    layout.check(config.batch, complaints)
+    if len(complaints.problems) > before:
+        return None
+    return EegData(recording, section.channels if recording is None else len(recording.channels), layout)
+
+
+def read_recording(data: str, complaints: Complaints) -> Recording | None:
+    """A .arff, .csv or .tsv file; None after complaining, with line numbers."""
+    suffix = Path(data).suffix.lower()
+    text = read_text(data, complaints, SUFFIXES, ("builtin",))
+    if text is None:
+        return None
+    if suffix not in SUFFIXES:
+        complaints.add(
+            KEY,
+            f"files of the kind {suffix or 'without a suffix'!r} cannot be read",
+            data,
+            ", ".join(SUFFIXES),
+        )
+        return None
+    errors = _LineErrors(data, complaints)
+    try:
+        table = _arff(text, errors) if suffix == ".arff" else _delimited(text, errors)
+    except csv.Error as error:
+        complaints.add(KEY, f"the rows cannot be read: {error}", data)
+        return None
+    if table is None or errors.finish():
+        return None
+    return table.recording(data, complaints)
+
+
+@dataclass
+class _LineErrors:
+    """Tells the first few mistakes of a file with their lines and counts the others."""
+
+    data: str
+    complaints: Complaints
+    count: int = 0
+    missing: int = 0
+    first_missing: str = ""
+
+    def add(self, line: int, message: str) -> None:
+        self.count += 1
+        if self.count <= SHOWN_ERRORS:
+            self.complaints.add(KEY, f"line {line:,}: {message}", self.data)
+
+    def add_missing(self, line: int, column: str) -> None:
+        self.missing += 1
+        self.first_missing = self.first_missing or f"line {line:,}, column {column!r}"
+
+    def finish(self) -> bool:
+        """Tells the rest; whether there was any mistake."""
+        if self.count > SHOWN_ERRORS:
+            self.complaints.add(KEY, f"{self.count - SHOWN_ERRORS:,} more lines like these", self.data)
+        if self.missing:
+            cells = "1 cell is" if self.missing == 1 else f"{self.missing:,} cells are"
+            message = f"{cells} missing or not finite, the first at {self.first_missing}"
+            advice = "fill the gaps or remove those rows"
+            self.complaints.add(KEY, message, self.data, "a finite number in every cell", advice)
+        return bool(self.count or self.missing)
+
+
+@dataclass
+class _Table:
+    """Columns and what has been read of them. numeric: positions of the channels; label: of the label."""
+
+    names: Sequence[str]
+    numeric: Sequence[int]
+    label: int | None
+    notes: list[str]
+    values: array[float] = field(default_factory=lambda: array("d"))
+    labels: list[str] = field(default_factory=list)
+
+    def add(self, row: Sequence[str], line: int, errors: _LineErrors) -> None:
+        if len(row) != len(self.names):
+            errors.add(line, f"{len(row)} cells in place of {len(self.names)}")
+            return
+        try:
+            cells = [float(row[position]) for position in self.numeric]
+            good = all(map(math.isfinite, cells))
+        except ValueError:
+            good = False
+        if not good:
+            self._explain(row, line, errors)
+            return
+        self.values.extend(cells)
+        if self.label is not None:
+            self.labels.append(row[self.label].strip())
+
+    def _explain(self, row: Sequence[str], line: int, errors: _LineErrors) -> None:
+        for position in self.numeric:
+            cell = row[position].strip()
+            try:
+                if math.isfinite(float(cell)):
+                    continue
+            except ValueError:
+                if cell.lower() not in MISSING_CELLS:
+                    errors.add(line, f"{cell[:40]!r} in column {self.names[position]!r} is not a number")
+                    continue
+            errors.add_missing(line, self.names[position])
+
+    def recording(self, data: str, complaints: Complaints) -> Recording | None:
+        if not self.values:
+            complaints.add(KEY, "the file holds no samples", data)
+            return None
+        notes, labels = list(self.notes), None
+        if self.label is not None:
+            kinds = sorted(set(self.labels))
+            if len(kinds) == 2:
+                labels = array("b", (value == kinds[1] for value in self.labels))
+            else:
+                name = printable(self.names[self.label])
+                notes.append(
+                    f"The label {name!r} has {len(kinds)} values; two are needed, so it is not used."
+                )
+        channels = tuple(self.names[position] for position in self.numeric)
+        return Recording(channels, self.values, labels, tuple(notes))
+
+
+def _lines(text: str) -> list[str]:
+    # Not splitlines: it also splits at form feeds and the like, and line numbers would be off.
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _is_label(name: str) -> bool:
+    return name.lower() in LABEL_NAMES
+
+
+def _arff(text: str, errors: _LineErrors) -> _Table | None:
+    """Attribute-relation file format (Weka): numeric attributes are channels, one attribute is the label."""
+    lines = _lines(text)
+    names: list[str] = []
+    kinds: list[str] = []
+    start = None
+    for index, line in enumerate(map(str.strip, lines)):
+        if not line or line.startswith("%"):
+            continue
+        word = line.split(None, 1)[0].lower()
+        if word == "@data":
+            start = index + 1
+            break
+        if word == "@attribute":
+            match = _ATTRIBUTE.match(line)
+            if match is None:
+                errors.add(index + 1, "an @attribute needs a name and a type")
+                continue
+            names.append(match[1].strip("'\""))
+            kinds.append(match[2].strip().lower())
+        elif word != "@relation":
+            errors.add(index + 1, f"expected @relation, @attribute or @data, found {line[:40]!r}")
+            if errors.count > SHOWN_ERRORS:
+                break
+    if start is None:
+        if not errors.finish():
+            errors.complaints.add(KEY, "there is no @data line", errors.data, "an ARFF file")
+        return None
+    is_number = [kind.split()[0] in ("numeric", "real", "integer") for kind in kinds]
+    table = _columns(names, is_number, errors)
+    if table is None:
+        return None
+    reader = csv.reader(lines[start:], quotechar="'", skipinitialspace=True)
+    for row in reader:
+        if not row or row[0].startswith("%") or (len(row) == 1 and not row[0].strip()):
+            continue
+        if row[0].startswith("{"):
+            errors.add(start + reader.line_num, "sparse rows ({index value, …}) are not supported")
+            continue
+        table.add(row, start + reader.line_num, errors)
+    return table
+
+
+def _delimited(text: str, errors: _LineErrors) -> _Table | None:
+    """Comma, semicolon or tab separated values; the header is optional, a label needs one."""
+    lines = _lines(text)
+    first = next((line for line in lines if line.strip()), "")
+    delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    rows = ((reader.line_num, row) for row in reader if row and (len(row) > 1 or row[0].strip()))
+    top = next(rows, None)
+    if top is None:
+        errors.complaints.add(KEY, "the file holds no samples", errors.data)
+        return None
+    if all(_number_or_missing(cell) for cell in top[1]):
+        names = [f"column {position + 1}" for position in range(len(top[1]))]
+        sample = top
+    else:
+        names = [cell.strip() for cell in top[1]]
+        sample = next(rows, top)
+        if sample is top:
+            errors.complaints.add(KEY, "the file has a header and no samples", errors.data)
+            return None
+    # The first sample says which columns hold numbers; an unnamed one is an index written by a tool.
+    cells = sample[1] if len(sample[1]) == len(names) else [""] * len(names)
+    is_number = [bool(name) and _number_or_missing(cell) for name, cell in zip(names, cells, strict=True)]
+    table = _columns(names, is_number, errors)
+    if table is None:
+        return None
+    table.add(sample[1], sample[0], errors)
+    for line, row in rows:
+        table.add(row, line, errors)
+    return table
+
+
+def _columns(names: Sequence[str], is_number: Iterable[bool], errors: _LineErrors) -> _Table | None:
+    """Channels and label among the columns; None after complaining that there are no channels."""
+    numbers = list(is_number)
+    labels = [position for position, name in enumerate(names) if _is_label(name)]
+    label = labels[-1] if labels else None
+    numeric = [position for position, number in enumerate(numbers) if number and position != label]
+    if not numeric:
+        found = ", ".join(names[:8]) or "none"
+        message = f"there are no numeric columns (columns: {found})"
+        errors.complaints.add(KEY, message, errors.data, "at least one numeric column besides the label")
+        return None
+    notes = []
+    ignored = [names[p] or "(unnamed)" for p, number in enumerate(numbers) if not number and p != label]
+    if ignored:
+        listed = printable(", ".join(ignored[:8]))
+        notes.append(f"Columns without numbers or name are left out: {listed}.")
+    return _Table(names, numeric, label, notes)
+
+
+def _number_or_missing(cell: str) -> bool:
+    if cell.strip().lower() in MISSING_CELLS:
+        return True
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

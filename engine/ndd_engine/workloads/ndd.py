@@ -1,0 +1,182 @@
+"""The EEG workload: forecast the next sample of every channel; the error marks a seizure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ndd_engine.config.schema import NddSection
+from ndd_engine.text import printable
+
+from .base import Batch, MeanLoss, parameter_count
+from .eeg_data import EegData
+from .eeg_signals import OUTLIER_SIGMAS, clip_outliers, standardise, synthetic
+from .ndd_model import build_model
+from .windows import window_count
+
+
+class SampleWindows(Dataset[Any]):
+    """Windows of stride 1 over one tensor (samples, channels): samples - sequence items.
+
+    An item is (window (sequence, channels), next sample (1, channels)), and with labels (samples,) also the
+    label of that next sample, a scalar.
+    """
+
+    def __init__(self, signal: Tensor, sequence: int, labels: Tensor | None = None) -> None:
+        self.signal, self.sequence, self.labels = signal, sequence, labels
+
+    def __len__(self) -> int:
+        return window_count(len(self.signal), self.sequence + 1)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        end = index + self.sequence
+        item = (self.signal[index:end], self.signal[end : end + 1])
+        return item if self.labels is None else (*item, self.labels[end])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """signal: (samples, channels) float32, standardised. labels: (samples,) uint8 or None."""
+
+    signal: Tensor
+    labels: Tensor | None
+    notes: tuple[str, ...]
+
+
+@dataclass
+class ForecastError(MeanLoss):
+    """rmse: mean over channels and consecutive spans of `span` predictions; auroc of the error, with labels.
+
+    Both in standard deviations of the channel. Batches are taken in the order of the recording. Keeps one
+    float per prediction and channel on the device: 4 MB for 10,000 samples of 100 channels.
+    """
+
+    span: int = 64
+    squares: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+
+    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+        super().update(output, batch, loss)
+        self.squares.append((output.detach().float() - batch[1]).square().flatten(1))
+        if len(batch) > 2:
+            self.labels.append(batch[2].detach())
+
+    def result(self) -> dict[str, float]:
+        if not self.squares:
+            return {"rmse": float("nan"), **super().result()}
+        squares = torch.cat(self.squares).cpu()  # (N, channels)
+        result = {"rmse": windowed_rmse(squares, self.span), **super().result()}
+        if self.labels:
+            # Averaging over channels first: a seizure shows in many of them.
+            score = area_under_roc(squares.mean(dim=1), torch.cat(self.labels).cpu())
+            if score is not None:
+                result["auroc"] = score
+        return result
+
+
+class Ndd:
+    """A prepared forecaster; implements Workload."""
+
+    name = "ndd"
+    item = "window"
+    token: str | None = "sample"
+    better = "lower"
+
+    def __init__(self, section: NddSection, data: EegData, prepared: Prepared) -> None:
+        layout = data.layout
+        train, self.tokens_per_item = layout.parts.train, layout.sequence
+        self._section, self._channels, self._data_line = section, data.channels, data.line()
+        self._notes = prepared.notes
+        signal, labels = prepared.signal, prepared.labels
+        self.train_data: Dataset[Any] = SampleWindows(signal[:train], layout.sequence)
+        self.eval_data: Dataset[Any] = SampleWindows(
+            signal[train:], layout.sequence, None if labels is None else labels[train:]
+        )
+        self.model: nn.Module = build_model(section, data.channels, layout.sequence)
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Predicted next sample (B, 1, channels)."""
+        return model(batch[0])
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """Mean squared error over items and channels."""
+        return F.mse_loss(output.float(), batch[1])
+
+    def metric(self) -> ForecastError:
+        """RMSE over spans as long as a window, and AUROC."""
+        return ForecastError(span=self.tokens_per_item)
+
+    def describe_model(self) -> str:
+        """One line."""
+        hidden = "-".join(map(str, self._section.hidden))
+        count = parameter_count(self.model)
+        return f"{self._section.model} {hidden}, {self._channels} channels, {count:,} parameters"
+
+    def describe_data(self) -> str:
+        """One line."""
+        return self._data_line
+
+    def notes(self) -> Sequence[str]:
+        """Clipped outliers, constant channels, labels that are of no use."""
+        return self._notes
+
+
+def prepare_data(section: NddSection, seed: int, data: EegData) -> Prepared:
+    """The standardised recording: made from the seed, or cleaned of gross outliers."""
+    parts, recording = data.layout.parts, data.recording
+    if recording is None:
+        signal, labels = synthetic(parts, section.channels, section.sample_rate, seed)
+        return Prepared(standardise(signal, parts.train)[0], labels, ())
+    notes = list(recording.notes)
+    values = torch.frombuffer(recording.values, dtype=torch.float64).reshape(parts.total, data.channels)
+    clipped, count, channels = clip_outliers(values, parts.train)
+    if count:
+        notes.append(
+            f"{count:,} gross outliers in {channels} channels are clipped to {OUTLIER_SIGMAS:g} robust "
+            "standard deviations from the median."
+        )
+    signal, constant = standardise(clipped, parts.train)
+    if constant:
+        names = printable(", ".join(recording.channels[index] for index in constant[:8]))
+        notes.append(f"Channels that never change in the training part: {names}.")
+    file_labels = None
+    if recording.labels is not None:
+        file_labels = torch.frombuffer(recording.labels, dtype=torch.uint8).clone()
+        evaluated = file_labels[parts.train + data.layout.sequence :]
+        if not 0 < int(evaluated.sum()) < len(evaluated):
+            notes.append("The evaluation part has one label only, so there is no auroc.")
+            file_labels = None
+    return Prepared(signal, file_labels, tuple(notes))
+
+
+def windowed_rmse(squares: Tensor, span: int) -> float:
+    """Squared errors (N, channels), in order -> mean over channels and spans of the root mean square.
+
+    A shorter last span weighs by its length.
+    """
+    spans = (squares[start : start + span] for start in range(0, len(squares), span))
+    total = sum(float(part.mean(dim=0).sqrt().mean()) * len(part) for part in spans)
+    return total / len(squares)
+
+
+def area_under_roc(scores: Tensor, labels: Tensor) -> float | None:
+    """How often a positive (label 1) scores above a negative, ties counting half; None with one class only.
+
+    scores (N,), labels (N,) of 0 and 1. By ranks (Mann-Whitney), so it takes one sort.
+    """
+    positive = labels.bool()
+    ones, zeros = int(positive.sum()), int((~positive).sum())
+    if not ones or not zeros:
+        return None
+    ordered = scores.sort().values
+    below, upto = (torch.searchsorted(ordered, scores, right=right) for right in (False, True))
+    ranks = (below + upto + 1).double() / 2  # equal scores share the mean of their ranks
+    return float((ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))

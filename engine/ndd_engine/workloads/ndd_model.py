@@ -1,0 +1,48 @@
+"""The forecasters: (B, sequence, channels) float32 -> the next sample of every channel (B, 1, channels)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ndd_engine.config.schema import NddSection
+
+
+class Mlp(nn.Module):
+    """Flatten, then Linear, BatchNorm, ReLU and Dropout for each hidden size, and Linear to the channels."""
+
+    def __init__(self, channels: int, sequence: int, hidden: Sequence[int], dropout: float) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Flatten()]
+        width = channels * sequence
+        for size in hidden:
+            layers += [nn.Linear(width, size), nn.BatchNorm1d(size), nn.ReLU(), nn.Dropout(dropout)]
+            width = size
+        layers.append(nn.Linear(width, channels))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, window: Tensor) -> Tensor:
+        prediction: Tensor = self.layers(window)
+        return prediction.unsqueeze(1)
+
+
+class Recurrent(nn.Module):
+    """One layer of LSTM or GRU and Linear from its last state to the channels."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], channels: int, hidden: int) -> None:
+        super().__init__()
+        self.cell = kind(channels, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, channels)
+
+    def forward(self, window: Tensor) -> Tensor:
+        states, _ = self.cell(window)
+        prediction: Tensor = self.head(states[:, -1:])
+        return prediction
+
+
+def build_model(section: NddSection, channels: int, sequence: int) -> nn.Module:
+    """The configured forecaster, with weights from torch's global generator."""
+    if section.model == "mlp":
+        return Mlp(channels, sequence, section.hidden, section.dropout)
+    return Recurrent(nn.LSTM if section.model == "lstm" else nn.GRU, channels, section.hidden[0])

@@ -1,0 +1,96 @@
+"""On a real card: what is detected is what nvidia-smi and torch say."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.hardware.profiles import match
+from ndd_engine.hardware.sampler import CARD_KEYS, Sampler
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA card here"),
+]
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return detect()
+
+
+def smi(fields: str, uuid: str) -> list[str]:
+    """nvidia-smi's values of `fields` for one card, without units."""
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("nvidia-smi is not installed")
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={uuid}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return [word.strip() for word in done.stdout.strip().split(",")]
+
+
+def test_chosen_card_is_torchs_first(machine: Machine) -> None:
+    card = machine.chosen
+    assert card is not None and machine.device == "cuda:0" and card.index == 0
+    properties = torch.cuda.get_device_properties(0)
+    assert card.uuid is not None and str(properties.uuid) in (card.uuid[4:], (card.mig_parent or "")[4:])
+    assert card.compute_capability == (properties.major, properties.minor)
+    assert card.cuda_torch == torch.version.cuda
+    if not card.mig:
+        assert card.reasons["index"] == "matched by UUID"
+        assert card.name == properties.name
+
+
+def test_name_memory_and_driver_are_nvidia_smis(machine: Machine) -> None:
+    card = machine.chosen
+    assert card is not None and card.uuid is not None
+    if card.mig:
+        pytest.skip("nvidia-smi does not query MIG instances")
+    name, total, driver = smi("name,memory.total,driver_version", card.uuid)
+    assert (card.name, card.driver) == (name, driver)
+    assert card.memory_total_bytes is not None
+    assert abs(card.memory_total_bytes / (1 << 20) - float(total)) <= 1
+    assert card.profile == match(name, card.memory_total_bytes)
+    if card.profile is not None:
+        assert card.profile.compute_capability == card.compute_capability
+
+
+def test_samples_follow_what_is_allocated(machine: Machine) -> None:
+    card = machine.chosen
+    assert card is not None and card.uuid is not None
+    held: Any = torch.zeros(1, device="cuda")
+    sampler = Sampler(card, lambda event: None)
+    before = sampler.read_once().card
+    held = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    after = sampler.read_once().card
+    assert before is not None and after is not None and tuple(after) == CARD_KEYS
+    grown = after["memory_used_bytes"] - before["memory_used_bytes"]
+    assert grown == pytest.approx(held.numel(), rel=0.1)
+    assert after["memory_total_bytes"] == card.memory_total_bytes
+    if not card.mig:
+        used, temperature = smi("memory.used,temperature.gpu", card.uuid)
+        assert after["memory_used_bytes"] / (1 << 20) == pytest.approx(float(used), abs=64)
+        assert abs(after["temperature_c"] - float(temperature)) <= 5
+        assert 0 < after["power_w"] <= after["power_limit_w"] * 1.2
+    if after["memory_others_bytes"] is not None:
+        assert after["memory_others_bytes"] < after["memory_used_bytes"] - held.numel() * 0.9
+    sampler.stop()
+
+
+def test_sampling_costs_little(machine: Machine) -> None:
+    """Prints the processor time of a sample, which bounds the time it can hold the interpreter lock."""
+    sampler = Sampler(machine.chosen, lambda event: None)
+    sampler.read_once()
+    start, wall = time.thread_time(), time.perf_counter()
+    for _ in range(20):
+        sampler._read(fresh=False)
+    cpu, wall = time.thread_time() - start, time.perf_counter() - wall
+    print(f"sample: {cpu / 20 * 1e3:.2f} ms processor time, {wall / 20 * 1e3:.2f} ms wall, {sampler.reasons}")
+    sampler.stop()
+    assert sampler.errors == 0, sampler.last_error

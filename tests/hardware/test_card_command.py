@@ -1,0 +1,75 @@
+"""`ndd-console card`: one document or readable text, at once, and safe for the terminal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ndd_console.cli import card as command
+from ndd_engine.hardware.card import detect
+from ndd_engine.hardware.nvml import Nvml
+
+
+def test_json_is_one_document() -> None:
+    result = CliRunner().invoke(command.card, ["--json"])
+    body = json.loads(result.stdout)
+    assert result.exit_code == 0 and body["device"] and body["host"]["usable_cpus"] > 0
+    assert set(body) == {"device", "chosen", "cards", "host", "reasons", "problems"}
+
+
+def test_text_names_the_device_and_the_cores() -> None:
+    result = CliRunner().invoke(command.card)
+    assert result.exit_code == 0
+    assert "device" in result.stdout and "usable" in result.stdout
+
+
+def test_without_a_card_torch_is_not_imported() -> None:
+    code = (
+        "import sys, json\n"
+        "import ndd_engine.hardware.card as engine\n"
+        "engine.Nvml.open = lambda self: (setattr(self, 'reason', 'no NVIDIA driver: tested'), False)[1]\n"
+        "from ndd_console.cli.card import card\n"
+        "card([], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "no card: no NVIDIA driver: tested" in done.stdout
+
+
+def test_card_is_described_with_its_reasons(fakes: Any) -> None:
+    first = fakes.card("NVIDIA H200", "GPU-b", 143771 << 20, used=20 << 30, processes=[(4_000_000, 19 << 30)])
+    odd = fakes.card("NVIDIA Odd\x1b[31mCard", "GPU-c", 8 << 30)
+    machine = detect("auto", nvml=Nvml(fakes.nvml(first, odd)), torch=fakes.torch(first), environ={})
+    text = "\n".join(command.describe(machine))
+    assert "dense peak TFLOP/s: bf16 989, fp16 989" in text
+    assert "140 GB, 120 GB free" in text and "20.0 GB used" in text
+    assert "another (pid 4000000) 19.0 GB" in text and "550.54.15" in text
+    assert "no published figures" in text and "torch does not see it" in text
+    assert "\x1b" not in text and "\\x1b[31m" in text
+
+
+def test_torch_without_cuda_is_warned_about(fakes: Any) -> None:
+    card = fakes.card("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
+    machine = detect("auto", nvml=Nvml(fakes.nvml(card)), torch=fakes.torch(cuda=None), environ={})
+    text = "\n".join(command.describe(machine))
+    assert "warning: torch build has no CUDA" in text and "device      cpu" in text
+
+
+def test_cards_ask_torch(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only torch knows its numbering: it is asked as soon as there is a card."""
+    card = fakes.card("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
+    asked: list[bool] = []
+
+    def fake_detect(choice: str = "auto", use_torch: bool = True) -> Any:
+        asked.append(use_torch)
+        return detect(choice, use_torch, nvml=Nvml(fakes.nvml(card)), torch=fakes.torch(card), environ={})
+
+    monkeypatch.setattr(command, "detect", fake_detect)
+    result = CliRunner().invoke(command.card)
+    assert result.exit_code == 0 and asked == [False, True] and "cuda:0" in result.stdout

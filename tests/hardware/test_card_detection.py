@@ -1,0 +1,192 @@
+"""The right card is chosen, or the processor, and the reason is one that a user can act on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ndd_engine.errors import MachineError, UsageError
+from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.hardware.nvml import Nvml
+
+L4, H200 = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"
+MIG_A, MIG_B = "MIG-cccccccc-0000-0000-0000-00000000000a", "MIG-cccccccc-0000-0000-0000-00000000000b"
+
+
+@pytest.fixture
+def pair(fakes: Any) -> Any:
+    """An L4 on the first bus and an H200 on the second: CUDA puts the H200 first, NVML the L4."""
+    return [
+        fakes.card(b"NVIDIA L4", L4, 23034 << 20, capability=(8, 9)),
+        fakes.card("NVIDIA H200", H200, 143771 << 20),
+    ]
+
+
+@pytest.fixture
+def divided(fakes: Any) -> Any:
+    """An A100 with two MIG instances."""
+    name = "NVIDIA A100-SXM4-80GB"
+    parts = [fakes.card(f"{name} MIG 3g.40gb", uuid, 40 << 30, capability=(8, 0)) for uuid in (MIG_A, MIG_B)]
+    return fakes.card(name, "GPU-dddddddd", 80 << 30, capability=(8, 0), instances=parts)
+
+
+def look(library: Any, choice: str = "auto", torch: Any = None, **environ: str) -> Machine:
+    return detect(choice, torch is not None, nvml=Nvml(library), torch=torch, environ=environ)
+
+
+def test_no_driver_here_gives_the_processor_and_says_why(monkeypatch: pytest.MonkeyPatch, fakes: Any) -> None:
+    library = fakes.nvml()
+    library.failing.add("nvmlInit")
+    machine = look(library)
+    assert (machine.device, machine.chosen, machine.cards) == ("cpu", None, ())
+    assert "nvmlInit failed" in machine.reasons["device"]
+
+    class NVMLError_LibraryNotFound(Exception):  # noqa: N801, N818 - pynvml's own name
+        pass
+
+    def missing() -> None:
+        raise NVMLError_LibraryNotFound
+
+    library = fakes.nvml()
+    monkeypatch.setattr(type(library), "nvmlInit", lambda self: missing())
+    assert look(library).reasons["device"] == "no NVIDIA driver: NVML library not found"
+
+
+def test_driver_without_card(fakes: Any) -> None:
+    machine = look(fakes.nvml())
+    assert machine.device == "cpu" and "loaded but lists no card" in machine.reasons["device"]
+
+
+def test_torch_order_is_matched_by_uuid(pair: Any, fakes: Any) -> None:
+    machine = look(fakes.nvml(*pair), torch=fakes.torch(pair[1], pair[0]))
+    assert machine.device == "cuda:0" and machine.chosen is not None
+    assert (machine.chosen.name, machine.chosen.nvml_index, machine.chosen.index) == ("NVIDIA H200", 1, 0)
+    assert machine.cards[0].index == 1 and machine.cards[0].name == "NVIDIA L4"
+    assert machine.chosen.profile is not None and machine.chosen.profile.slug == "h200-sxm"
+    assert (machine.chosen.driver, machine.chosen.cuda_driver, machine.chosen.cuda_torch) == (
+        "550.54.15",
+        "12.4",
+        "12.6",
+    )
+    assert look(fakes.nvml(*pair), "cuda:1", fakes.torch(pair[1], pair[0])).chosen == machine.cards[0]
+
+
+def test_hidden_card_stays_listed(pair: Any, fakes: Any) -> None:
+    machine = look(fakes.nvml(*pair), torch=fakes.torch(pair[0]), CUDA_VISIBLE_DEVICES=L4)
+    assert machine.chosen is machine.cards[0] and machine.cards[1].index is None
+    assert "torch does not see it" in machine.cards[1].reasons["index"]
+    with pytest.raises(MachineError, match=r"cuda:1 is not here.*cuda:0 NVIDIA L4"):
+        look(fakes.nvml(*pair), "cuda:1", fakes.torch(pair[0]))
+
+
+@pytest.mark.parametrize(
+    ("environ", "chosen", "indices"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": H200}, "NVIDIA H200", [None, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-bbbb,GPU-aaaa"}, "NVIDIA H200", [1, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, "NVIDIA H200", [None, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "0,7,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, "NVIDIA L4", [0, None]),
+        ({"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, "NVIDIA H200", [1, 0]),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, "NVIDIA L4", [0, 1]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None, [None, None]),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, None, [None, None]),
+        ({"CUDA_VISIBLE_DEVICES": "0,0"}, None, [None, None]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-zzzz"}, None, [None, None]),
+    ],
+)
+def test_visible_devices_without_torch(
+    pair: Any, fakes: Any, environ: dict[str, str], chosen: str | None, indices: list[int | None]
+) -> None:
+    machine = look(fakes.nvml(*pair), **environ)
+    assert (machine.chosen.name if machine.chosen else None) == chosen
+    assert [card.index for card in machine.cards] == indices
+    if chosen is None:
+        assert machine.device == "cpu" and "CUDA_VISIBLE_DEVICES" in machine.reasons["device"]
+        with pytest.raises(MachineError, match="cuda is not here"):
+            look(fakes.nvml(*pair), "cuda", **environ)
+
+
+def test_unlike_cards_are_not_numbered_by_guess(pair: Any, fakes: Any) -> None:
+    machine = look(fakes.nvml(*pair))
+    assert machine.device == "cuda:0" and [card.index for card in machine.cards] == [None, None]
+    assert "fastest" in machine.reasons["device"]
+
+
+def test_mig_instances_stand_for_their_card(divided: Any, fakes: Any) -> None:
+    machine = look(fakes.nvml(divided))
+    assert [card.uuid for card in machine.cards] == [MIG_A, MIG_B]
+    first = machine.cards[0]
+    assert first.mig and (first.mig_profile, first.mig_parent) == ("3g.40gb", "GPU-dddddddd")
+    assert first.memory_total_bytes == 40 << 30 and "whole card" in first.reasons["profile"]
+    assert machine.chosen is first and machine.cards[1].index is None
+    second = look(fakes.nvml(divided), CUDA_VISIBLE_DEVICES=MIG_B)
+    assert second.chosen is second.cards[1]
+
+
+@pytest.mark.parametrize("answers", ["instance", "whole card"])
+def test_torch_on_mig(divided: Any, fakes: Any, answers: str) -> None:
+    """CUDA may name the instance or its whole card."""
+    torch = fakes.torch(divided.instances[1] if answers == "instance" else divided)
+    machine = look(fakes.nvml(divided), torch=torch, CUDA_VISIBLE_DEVICES=MIG_B)
+    assert machine.chosen is machine.cards[1] and machine.device == "cuda:0"
+
+
+def test_mig_on_without_instance_cannot_be_used(fakes: Any) -> None:
+    machine = look(fakes.nvml(fakes.card("NVIDIA A100-SXM4-80GB", "GPU-d", 80 << 30, instances=[])))
+    assert machine.device == "cpu" and "no instance" in machine.cards[0].reasons["mig"]
+
+
+def test_torch_without_cuda_is_a_warning_where_a_card_is(pair: Any, fakes: Any) -> None:
+    machine = look(fakes.nvml(pair[0]), torch=fakes.torch(cuda=None))
+    expected = "torch build has no CUDA (2.13.0+cpu) although NVML lists NVIDIA L4"
+    assert (
+        machine.device == "cpu" and machine.reasons["device"] == expected and machine.problems == (expected,)
+    )
+    assert look(fakes.nvml(), torch=fakes.torch(cuda=None)).problems == ()
+    with pytest.raises(MachineError, match="although NVML lists NVIDIA L4"):
+        look(fakes.nvml(pair[0]), "cuda", fakes.torch(cuda=None))
+
+
+def test_torch_that_fails_is_a_warning(pair: Any, fakes: Any) -> None:
+    torch = fakes.torch(pair[0])
+
+    def fail(index: int) -> None:
+        raise RuntimeError("CUDA error: unknown error")
+
+    torch.cuda.get_device_properties = fail
+    machine = look(fakes.nvml(pair[0]), torch=torch)
+    assert machine.device == "cpu" and "unknown error" in machine.problems[0]
+
+
+def test_card_that_only_torch_sees(pair: Any, fakes: Any) -> None:
+    library = fakes.nvml()
+    library.failing.add("nvmlInit")
+    machine = look(library, torch=fakes.torch(pair[1]))
+    assert machine.device == "cuda:0" and machine.chosen is not None
+    assert machine.chosen.nvml_index is None and "NVML" in machine.chosen.reasons["nvml"]
+
+
+@pytest.mark.parametrize("survives", range(0, 36, 3))
+def test_driver_that_breaks_midway_never_raises(pair: Any, fakes: Any, survives: int) -> None:
+    library = fakes.nvml(*pair)
+    library.survives = survives
+    machine = look(library)
+    assert machine.device in ("cpu", "cuda:0")
+    json.dumps(machine.to_dict(), allow_nan=False)
+
+
+def test_choices(pair: Any, fakes: Any) -> None:
+    assert look(fakes.nvml(*pair), "cpu").device == "cpu"
+    with pytest.raises(UsageError, match="tpu"):
+        look(fakes.nvml(*pair), "tpu")
+    with pytest.raises(MachineError, match="no card"):
+        look(fakes.nvml(), "cuda:3")
+
+
+def test_event_form_is_json(divided: Any, fakes: Any) -> None:
+    divided.instances[0].processes = [(1, None), (4_000_000, 5 << 30)]
+    body = json.loads(json.dumps(look(fakes.nvml(divided)).cards[0].to_dict()))
+    assert body["compute_capability"] == [8, 0] and body["profile"]["slug"] == "a100-80gb-sxm"
+    assert body["processes"][1] == {"pid": 4_000_000, "used_bytes": 5 << 30, "name": None}

@@ -1,0 +1,222 @@
+"""The sampler tells the truth about this machine, and survives whatever the driver does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ndd_engine.hardware.card import Card, list_cards
+from ndd_engine.hardware.counters import HOST_KEYS, LinuxCounters
+from ndd_engine.hardware.counters_psutil import PsutilCounters
+from ndd_engine.hardware.host import detect_host
+from ndd_engine.hardware.nvml import Nvml
+from ndd_engine.hardware.sampler import CARD_KEYS, Sampler
+from ndd_engine.record.events import SampleEvent, parse
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+UUID = "GPU-bbbbbbbb-0000-0000-0000-000000000002"
+
+
+def ignore(event: SampleEvent) -> None: ...
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not condition():
+        time.sleep(0.02)
+    return condition()
+
+
+def test_this_machine_without_a_card(tmp_path: Path) -> None:
+    sampler = Sampler(None, ignore, run_dir=tmp_path)
+    time.sleep(0.1)
+    sample = sampler.read_once()
+    sampler.stop()
+    host = sample.host
+    assert sample.card is None and tuple(host) == HOST_KEYS and sampler.errors == 0
+    assert 0 <= host["cpu_percent"] <= 100 and all(0 <= core <= 100 for core in host["cpu_per_core"])
+    assert host["rss_bytes"] == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    assert 0 < host["memory_available_bytes"] <= psutil.virtual_memory().total
+    assert host["disk_free_bytes"] > 0
+    assert parse(sample.to_json(1.0)) == (1.0, sample)
+
+
+def test_a_busy_child_is_a_worker() -> None:
+    sampler = Sampler(None, ignore)
+    assert sampler.read_once().host["workers"] == 0
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            time.sleep(0.3)
+            sampler.read_once()
+            time.sleep(0.5)
+            host = sampler.read_once().host
+        finally:
+            child.kill()
+    assert host["workers"] == 1 and host["workers_rss_bytes"] > 1 << 20
+    assert host["process_cpu_percent"] > 20 and host["cpu_percent"] > 10
+    assert sampler.read_once().host["workers"] == 0
+    sampler.stop()
+
+
+def test_resident_memory_grows_with_what_is_allocated() -> None:
+    sampler = Sampler(None, ignore)
+    before = sampler.read_once().host["rss_bytes"]
+    held = bytearray(os.urandom(1 << 20) * 64)
+    after = sampler.read_once().host["rss_bytes"]
+    sampler.stop()
+    assert after - before > len(held) * 0.9
+
+
+@linux
+def test_available_memory_and_share_of_a_quota_are_the_groups(
+    tree: Callable[[dict[str, str]], Path],
+) -> None:
+    pid = os.getpid()
+    stat = f"{pid} (a ) b) S 1 " + " ".join(["0"] * 60)
+    root = tree(
+        {
+            "proc/self/cgroup": "0::/job\n",
+            "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            "proc/self/stat": stat,
+            "proc/meminfo": "MemTotal: 67108864 kB\nMemFree: 1 kB\nMemAvailable: 33554432 kB\n",
+            "proc/stat": "cpu  0\n" + "".join(f"cpu{core} 1 0 1 8 0 0 0 0\n" for core in range(64)),
+            "sys/fs/cgroup/job/cpu.max": "50000 100000\n",
+            "sys/fs/cgroup/job/cpu.stat": "usage_usec 1000000\nuser_usec 1\n",
+            "sys/fs/cgroup/job/memory.max": f"{8 << 30}\n",
+            "sys/fs/cgroup/job/memory.current": f"{6 << 30}\n",
+            "sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {1 << 30}\n",
+        }
+    )
+    failed: list[str] = []
+    counters = LinuxCounters(detect_host(root, 64), None, lambda signal, error: failed.append(signal), root)
+    counters.read()
+    time.sleep(0.2)
+    (root / "sys/fs/cgroup/job/cpu.stat").write_text("usage_usec 1050000\nuser_usec 1\n")
+    body = counters.read()
+    counters.close()
+    assert body["memory_available_bytes"] == 3 << 30 and body["memory_limit_bytes"] == 8 << 30
+    assert 20 < body["cpu_percent"] <= 50.5  # 0.05 s of 0.2 s at half a core, were the pause exact
+    assert failed == ["disk_read_bytes_s"] * 2 and body["disk_read_bytes_s"] is None
+
+
+def test_without_proc_the_same_keys() -> None:
+    failed: list[str] = []
+    counters = PsutilCounters(detect_host(), Path.cwd(), lambda signal, error: failed.append(signal))
+    counters.read()
+    time.sleep(0.1)
+    body = counters.read()
+    assert tuple(body) == HOST_KEYS and not failed
+    assert 0 <= body["cpu_percent"] <= 100 and body["rss_bytes"] > 0 and body["disk_read_bytes_s"] is None
+
+
+@pytest.fixture
+def library(fakes: Any) -> Any:
+    card = fakes.card("NVIDIA H200", UUID, 143771 << 20, used=20 << 30)
+    card.processes = [(os.getpid(), 8 << 30), (4_000_000, 11 << 30)]
+    card.bits = 0x1 | 0x2 | 0x4 | 0x20
+    return fakes.nvml(card)
+
+
+def h200(library: Any) -> Card:
+    return list_cards(Nvml(library))[0]
+
+
+def test_card_counters(library: Any) -> None:
+    sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
+    card = sampler.read_once().card
+    assert card is not None and tuple(card) == CARD_KEYS and None not in card.values()
+    assert (card["util_percent"], card["temperature_c"], card["power_w"]) == (63, 55, 312.5)
+    assert card["memory_others_bytes"] == 12 << 30 and card["processes"] == 1
+    assert card["throttle"] == ["power cap", "thermal"]
+    assert card["pcie_rx_bytes_s"] == 2 * card["pcie_tx_bytes_s"]
+    json.dumps(card)
+
+
+def test_pcie_is_asked_at_every_fifth_sample_only(library: Any) -> None:
+    sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
+    samples = [sampler.read_once().card for _ in range(6)]
+    assert library.calls.count("nvmlDeviceGetPcieThroughput") == 4
+    assert all(card is not None and card["pcie_rx_bytes_s"] is not None for card in samples)
+
+
+def test_hidden_process_memory_is_null_not_zero(library: Any) -> None:
+    library.cards[0].processes = [(os.getpid(), None), (4_000_000, None)]
+    sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
+    card = sampler.read_once().card
+    assert card is not None and card["memory_others_bytes"] is None and card["processes"] == 1
+    assert "hides" in sampler.reasons["memory_others_bytes"]
+    library.failing.add("nvmlDeviceGetComputeRunningProcesses")
+    card = sampler.read_once().card
+    assert card is not None and card["processes"] is None and card["memory_used_bytes"] == 20 << 30
+
+
+def test_mig_has_its_own_memory_and_its_cards_power(fakes: Any) -> None:
+    part = fakes.card("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "MIG-c", 40 << 30, used=3 << 30)
+    whole = fakes.card("NVIDIA A100-SXM4-80GB", "GPU-d", 80 << 30, instances=[part])
+    library = fakes.nvml(whole)
+    library.failing.add("nvmlDeviceGetUtilizationRates")
+    card = Sampler(h200(library), ignore, nvml=Nvml(library)).read_once().card
+    assert card is not None and card["util_percent"] is None
+    assert (card["memory_total_bytes"], card["power_w"]) == (40 << 30, 312.5)
+
+
+def test_a_driver_that_dies_leaves_nulls_and_the_host(library: Any) -> None:
+    seen: list[SampleEvent] = []
+    sampler = Sampler(h200(library), seen.append, period_s=0.05, nvml=Nvml(library))
+    sampler.start()
+    assert wait_for(lambda: bool(seen))
+    library.survives = 0
+    count = len(seen)
+    assert wait_for(lambda: len(seen) > count + 2)
+    sampler.stop()
+    last = seen[-1]
+    assert last.card is not None and last.card["temperature_c"] is None and last.card["util_percent"] is None
+    assert last.host["rss_bytes"] > 0 and "failed" in sampler.reasons["temperature_c"]
+
+
+def test_a_sink_that_fails_is_counted_and_sampling_goes_on() -> None:
+    calls: list[int] = []
+
+    def sink(event: SampleEvent) -> None:
+        calls.append(1)
+        raise OSError("disk full")
+
+    sampler = Sampler(None, sink, period_s=0.03)
+    sampler.start()
+    assert wait_for(lambda: len(calls) >= 3)
+    sampler.stop()
+    assert sampler.errors >= 3 and sampler.last_error is not None and "disk full" in sampler.last_error
+    stopped = len(calls)
+    time.sleep(0.1)
+    assert len(calls) == stopped
+
+
+def test_a_sampler_can_start_again(library: Any) -> None:
+    seen: list[SampleEvent] = []
+    sampler = Sampler(h200(library), seen.append, period_s=0.05, nvml=Nvml(library))
+    sampler.start()
+    sampler.start()
+    assert wait_for(lambda: bool(seen))
+    sampler.stop()
+    sampler.stop()
+    count = len(seen)
+    sampler.start()
+    assert wait_for(lambda: len(seen) > count)
+    sampler.stop()
+    assert seen[-1].card is not None
+
+
+def test_without_driver_the_card_is_null(library: Any, fakes: Any) -> None:
+    absent = fakes.nvml()
+    absent.failing.add("nvmlInit")
+    sampler = Sampler(h200(library), ignore, nvml=Nvml(absent))
+    assert sampler.read_once().card is None and "nvmlInit failed" in sampler.reasons["card"]

@@ -1,0 +1,210 @@
+"""The character workload: exact sizes, windows, the two objectives."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ndd_engine.config.schema import Config
+from ndd_engine.workloads import chartext
+from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.chartext import Chartext, Diffused, TextWindows, absorb, encode, score_entropy
+from ndd_engine.workloads.chartext_model import NextCharacterModel, ScoreModel
+from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.registry import prepare
+
+GUIDE = (65, 256, 6, 6, 384, 0.2)  # vocabulary, context, layers, heads, width, dropout
+
+
+def prepared(config: Config) -> Chartext:
+    workload = prepare(config)
+    assert isinstance(workload, Chartext)
+    return workload
+
+
+def test_diffusion_has_the_parameters_of_the_guide() -> None:
+    with torch.device("meta"):
+        assert parameter_count(ScoreModel(*GUIDE)) == 11_739_585
+
+
+def test_autoregressive_parameters_are_the_trunk_without_conditioning() -> None:
+    vocabulary, context, layers, _, width, _ = GUIDE
+    block = (
+        3 * width**2 + width**2 + 4 * width**2 + 4 * width**2 + 2 * width
+    )  # qkv, project, feed-forward, norms
+    trunk = vocabulary * width + context * width + layers * block + width
+    with torch.device("meta"):
+        tied = NextCharacterModel(*GUIDE, tie_weights=True)
+        untied = NextCharacterModel(*GUIDE)
+    assert parameter_count(tied) == trunk == 10_745_088
+    # Without sharing, the output layer is a second (65, 384) table: 24,960 more, and still no biases.
+    assert parameter_count(untied) == trunk + vocabulary * width == 10_770_048
+    assert not any(name.endswith("bias") for name, _ in untied.named_parameters())
+
+
+def test_start_is_uniform_over_characters() -> None:
+    torch.manual_seed(0)
+    indices = torch.randint(0, 11, (2, 16))
+    score = ScoreModel(11, 16, 2, 2, 32, 0.0)(indices, torch.tensor([0.1, 3.0]))
+    assert torch.equal(score, torch.full((2, 16, 11), -math.log(11)))
+    logits = NextCharacterModel(11, 16, 2, 2, 32, 0.0)(indices)
+    assert float(logits.detach().std()) < 0.2
+
+
+def test_next_character_model_sees_only_the_past_and_diffusion_sees_all() -> None:
+    torch.manual_seed(0)
+    indices = torch.randint(0, 11, (1, 16))
+    changed = indices.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 11
+    causal = NextCharacterModel(11, 16, 2, 2, 32, 0.0)
+    difference = (causal(indices) - causal(changed)).abs().sum(-1)[0]
+    assert not difference[:10].any() and difference[10:].all()
+    score = ScoreModel(11, 16, 2, 2, 32, 0.0)
+    for parameter in score.parameters():  # away from the start, where every block is the identity
+        torch.nn.init.normal_(parameter, std=0.1)
+    noise = torch.tensor([1.0])
+    assert (score(indices, noise) - score(changed, noise)).abs().sum(-1)[0].all()
+
+
+def test_absorbing_state_is_the_index_after_the_characters() -> None:
+    clean = torch.randint(0, 5, (64, 100), generator=torch.Generator().manual_seed(1))
+    noisy, noise, weight = absorb(clean, 5, torch.Generator().manual_seed(2))
+    absorbed = noisy == 5
+    assert torch.equal(noisy[~absorbed], clean[~absorbed])
+    assert torch.equal(weight > 0, absorbed)
+    assert 0.4 < float(absorbed.float().mean()) < 0.6  # times are spread evenly over 0..1
+    chance = 1 - torch.exp(-noise)
+    assert torch.allclose(absorbed.float().mean(1), chance, atol=0.2)
+
+
+def test_score_entropy_is_the_published_formula() -> None:
+    """Compared with SEDD's absorbing score entropy, written as in the paper with its log-linear noise."""
+    generator = torch.Generator().manual_seed(3)
+    clean = torch.randint(0, 5, (8, 12), generator=generator)
+    noisy, noise, weight = absorb(clean, 5, generator)
+    log_ratio = torch.randn(8, 12, 5, generator=generator)
+    esigm1 = torch.expm1(noise.double())
+    log_score = log_ratio.double() - esigm1.log()[:, None, None]
+    ratio = (1 / esigm1)[:, None]
+    own = log_score.gather(-1, clean.unsqueeze(-1)).squeeze(-1)
+    entropy = log_score.exp().sum(-1) - ratio * own + ratio * (ratio.log() - 1)
+    chance = -torch.expm1(-noise.double())
+    rate = (1 - chartext.NOISE_EPS) / (1 - chance)  # time derivative of the total noise
+    expected = (torch.where(noisy == 5, entropy, 0.0) * rate[:, None]).mean()
+    assert float(score_entropy(Diffused(log_ratio, weight), clean)) == pytest.approx(
+        float(expected), rel=1e-4
+    )
+
+
+def test_windows_shift_by_one_and_have_room_for_the_target() -> None:
+    codes = torch.arange(20)
+    windows = TextWindows(codes, 4, 4)
+    assert len(windows) == 4  # the fifth would have no target for its last character
+    given, target = windows[3]
+    assert given.tolist() == [12, 13, 14, 15] and target.tolist() == [13, 14, 15, 16]
+    assert len(TextWindows(codes, 4, 1)) == 16
+    assert [list(item) for item in TextWindows(codes, 4, 8, shifted=False)] == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    with pytest.raises(IndexError):
+        windows[4]
+    copy = pickle.loads(pickle.dumps(windows))
+    assert torch.equal(copy[1][1], windows[1][1])
+
+
+def test_guide_counts_of_windows() -> None:
+    """1,115,394 characters, nine tenths to train on: the guide's epoch, and the same text without overlap."""
+    train = 1_003_854
+    codes = torch.zeros(1, dtype=torch.int64).expand(train)
+    assert len(TextWindows(codes, 256, 1)) == train - 256 == 1_003_598
+    assert len(TextWindows(codes, 256, 256)) == 3_921
+
+
+def test_encode_keeps_every_character() -> None:
+    text = "naïve 😀 text\n"
+    vocabulary = "".join(sorted(set(text)))
+    assert "".join(vocabulary[code] for code in encode(text, vocabulary)) == text
+
+
+@pytest.mark.parametrize("objective", ["autoregressive", "diffusion"])
+def test_prepared_workload(make_config: Callable[..., Config], text_file: Path, objective: str) -> None:
+    section = {
+        "name": "chartext",
+        "data": str(text_file),
+        "objective": objective,
+        "layers": 1,
+        "heads": 2,
+        "width": 16,
+    }
+    config = make_config(section, micro=4, sequence=32)
+    told: list[str] = []
+    workload = prepare(config, told.append)
+    assert told == ["reading sentences.txt", "building the model"]
+    assert (workload.item, workload.token, workload.tokens_per_item) == ("window", "character", 32)
+    known = facts(config)
+    assert (known.train_items, known.eval_items) == (len(workload.train_data), len(workload.eval_data))  # type: ignore[arg-type]
+    batch = torch.utils.data.default_collate([workload.train_data[index] for index in range(4)])
+    shapes = [tuple(part.shape) for part in ([batch] if isinstance(batch, Tensor) else batch)]
+    assert shapes == ([(4, 32)] if objective == "diffusion" else [(4, 32), (4, 32)])
+    output = workload.forward(workload.model, batch)
+    loss = workload.loss(output, batch)
+    loss.backward()
+    assert loss.ndim == 0
+    metric = workload.metric()
+    metric.update(output, batch, loss)
+    result = metric.result()
+    assert next(iter(result)) == "bits_per_char"
+    assert result["bits_per_char"] == pytest.approx(result["loss"] / math.log(2))
+
+
+def test_evaluating_diffusion_repeats_and_leaves_the_random_state(
+    make_config: Callable[..., Config], text_file: Path
+) -> None:
+    section = {
+        "name": "chartext", "data": str(text_file), "objective": "diffusion",
+        "layers": 1, "heads": 1, "width": 8,
+    }  # fmt: skip
+    workload = prepared(make_config(section, micro=4, sequence=32))
+    batch = torch.stack([workload.eval_data[index] for index in range(4)])
+    workload.model.eval()
+    state = torch.get_rng_state()
+    evaluations = []
+    for _ in range(2):
+        workload.metric()
+        evaluations.append([workload.forward(workload.model, batch).weight for _ in range(2)])
+    (first, then), (again, _) = evaluations
+    assert torch.equal(first, again) and not torch.equal(first, then)
+    assert torch.equal(state, torch.get_rng_state())
+    workload.model.train()
+    first, second = (workload.forward(workload.model, batch).weight for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_builtin_and_stdlib_texts(make_config: Callable[..., Config]) -> None:
+    builtin = facts(make_config({"name": "chartext"}, micro=8, sequence=128))
+    assert builtin.train_items > 2_000 and "characters" in builtin.text
+    library = facts(make_config({"name": "chartext", "data": "stdlib"}, micro=8, sequence=128))
+    assert library.train_items > 5 * builtin.train_items
+
+
+def test_overlapping_windows_are_told(make_config: Callable[..., Config], text_file: Path) -> None:
+    section = {"name": "chartext", "data": str(text_file), "stride": 1, "layers": 1, "heads": 1, "width": 8}
+    notes = prepared(make_config(section, micro=4, sequence=32)).notes()
+    assert notes == ("Training windows overlap: each character is seen about 32 times a pass.",)
+
+
+def test_shakespeare_has_the_counts_of_the_guide(make_config: Callable[..., Config], real_data: Path) -> None:
+    section = {
+        "name": "chartext", "data": str(real_data / "text" / "tinyshakespeare.txt"), "eval_fraction": 0.1,
+        "objective": "diffusion",
+    }  # fmt: skip
+    workload = prepared(make_config(section, micro=128, sequence=256))
+    assert len(workload.vocabulary) == 65
+    assert parameter_count(workload.model) == 11_739_585
+    assert len(workload.train_data) == 3_921  # type: ignore[arg-type]
+    stride = facts(make_config({**section, "stride": 1}, micro=128, sequence=256))
+    assert stride.train_items == 1_003_598

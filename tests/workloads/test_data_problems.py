@@ -1,0 +1,203 @@
+"""Every mistake in the data is told at once, by key, without torch and quickly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import ConfigError
+from ndd_engine.workloads.facts import facts, problems
+from ndd_engine.workloads.registry import prepare
+
+MakeConfig = Callable[..., Config]
+
+
+def told(make_config: MakeConfig, name: str, data: Path | str, **batch: int) -> str:
+    """The problems of a configuration with this data, as text; building the workload must refuse it too."""
+    config = make_config({"name": name, "data": str(data)}, **{"micro": 4, "sequence": 16, **batch})
+    found = problems(config, "run.toml")
+    assert found and all(problem.where == "run.toml" and problem.key for problem in found)
+    for refuse in (facts, prepare):
+        with pytest.raises(ConfigError) as caught:
+            refuse(config)
+        assert [problem.message for problem in caught.value.problems] == [
+            problem.message for problem in found
+        ]
+    return "\n".join(map(str, found))
+
+
+def test_facts_import_without_torch() -> None:
+    code = "import sys, ndd_engine.workloads.facts; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["chartext", "ndd"])
+def test_missing_file_and_directory(make_config: MakeConfig, tmp_path: Path, name: str) -> None:
+    (tmp_path / "recording.csv").touch()
+    (tmp_path / "recording.txt").touch()
+    text = told(make_config, name, tmp_path / "recordin.csv")
+    assert "there is no such file" in text and f"did you mean {tmp_path / 'recording.csv'}?" in text
+    assert 'allowed: "builtin"' in text
+    assert "there is no directory" in told(make_config, name, tmp_path / "no" / "x.csv")
+    assert 'did you mean "builtin"?' in told(make_config, name, "bultin")
+    text = told(make_config, name, tmp_path)
+    assert "this is a directory" in text and "did you mean" in text
+
+
+def test_unreadable_and_odd_files(make_config: MakeConfig, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("x" * 1000)
+    secret.chmod(0)
+    if not os.access(secret, os.R_OK):
+        assert "cannot be read: Permission denied" in told(make_config, "chartext", secret)
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    assert "neither a file nor a directory" in told(make_config, "chartext", pipe)
+    assert "\\x00b" in told(
+        make_config, "chartext", "a\0b"
+    )  # no such file, or no such name: by Python's version
+    assert "cannot be read: File name too long" in told(make_config, "chartext", "x" * 5000)
+
+
+def test_files_that_are_not_text(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    for content, expected in (
+        (b"", "the file is empty"),
+        (b"\xef\xbb\xbf", "the file is empty"),
+        (b"abc\n" * 10 + b"\0", "a zero byte at offset 40"),
+        (b"abc\n" * 10 + b"\xe9t\xe9", "byte 0xe9 at offset 40 (line 11)"),
+        (b"\xef\xbb\xbfabc\xff", "byte 0xff at offset 6 (line 1)"),
+        ("text".encode("utf-16"), "this is UTF-16 text"),
+        (b"aaaaaa" * 100, "one distinct character"),
+    ):
+        path.write_bytes(content)
+        assert expected in told(make_config, "chartext", path)
+
+
+def test_text_shorter_than_its_windows(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("ab" * 500)  # 950 characters to train on, 50 to evaluate
+    assert "batch.sequence = 2000: longer than the text of 1,000 characters; allowed: at most 49" in told(
+        make_config, "chartext", path, sequence=2000
+    )
+    assert "the training part has 950 characters, a window needs 951" in told(
+        make_config, "chartext", path, sequence=950
+    )
+    text = told(make_config, "chartext", path, sequence=100, micro=64)
+    assert "the evaluation part has 50 characters, a window needs 101; allowed: at most 49" in text
+    assert "eval_fraction of 0.101" in text
+    assert "batch.micro = 64: one optimizer step takes 64 windows" in text and "of at most 9" in text
+    text = told(make_config, "chartext", path, sequence=10, micro=8, accumulation=50)
+    assert "batch.accumulation = 50: one optimizer step takes 400 windows" in text and "of at most 94" in text
+    config = make_config({"name": "chartext", "data": str(path)}, micro=2, accumulation=47, sequence=10)
+    assert problems(config, "run.toml") == []
+    path.write_text("abc")
+    assert "too short for any window: 3 characters" in told(make_config, "chartext", path)
+
+
+def test_longest_sequence_that_is_allowed_is_accepted(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("ab" * 500)
+    config = make_config(
+        {"name": "chartext", "data": str(path), "layers": 1, "width": 8, "heads": 1}, micro=1, sequence=49
+    )
+    assert problems(config, "run.toml") == []
+    assert facts(config).eval_items == 1
+    assert len(prepare(config).eval_data) == 1  # type: ignore[arg-type]
+
+
+def test_builtin_recording_too_short(make_config: MakeConfig) -> None:
+    config = make_config({"name": "ndd", "samples": 64}, micro=64, sequence=16)
+    text = "\n".join(map(str, problems(config, "x")))
+    assert "the evaluation part has 7 samples, a window needs 17" in text
+    assert "one optimizer step takes 64 windows" in text
+
+
+def test_batch_normalisation_needs_two_items(make_config: MakeConfig) -> None:
+    assert [problem.key for problem in problems(make_config({"name": "ndd"}, micro=1), "x")] == [
+        "batch.micro"
+    ]
+    gru = {"name": "ndd", "model": "gru", "hidden": [4]}
+    assert problems(make_config(gru, micro=1), "x") == []
+
+
+HEAD = "@relation r\n@attribute a numeric\n@attribute b numeric\n@attribute class {0,1}\n@data\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (HEAD, ["holds no samples"]),
+        (HEAD.replace("@data\n", ""), ["there is no @data line"]),
+        (
+            HEAD.replace("numeric", "string") + "x,y,0\n",
+            ["there are no numeric columns (columns: a, b, class)"],
+        ),
+        (HEAD + "1,2\n", ["line 6: 2 cells in place of 3"]),
+        (HEAD + "1,2,0\n1,x,0\n", ["line 7: 'x' in column 'b' is not a number"]),
+        (
+            HEAD + "1,2,0\n?,2,0\n1,nan,0\n",
+            ["2 cells are missing or not finite, the first at line 7, column 'a'"],
+        ),
+        (HEAD + "1,2,0\n\n1,inf,0\n", ["1 cell is missing or not finite, the first at line 8, column 'b'"]),
+        (HEAD + "{0 1, 1 2}\n", ["line 6: sparse rows"]),
+        (HEAD + "1,2\n" * 9, ["line 10: 2 cells", "4 more lines like these"]),
+        (
+            "@relation r\n@attribute a\nhello\n@data\n1\n",
+            ["line 2: an @attribute", "line 3: expected @relation"],
+        ),
+        ("a,b\n1,2\n", ["line 1: expected @relation", "line 2"]),
+        (HEAD + "1,2\n" + "1,x,0\n" + "?,1,0\n", ["line 6: 2 cells", "line 7: 'x'", "1 cell is missing"]),
+    ],
+)
+def test_arff_mistakes(make_config: MakeConfig, tmp_path: Path, content: str, expected: list[str]) -> None:
+    path = tmp_path / "r.arff"
+    path.write_text(content)
+    text = told(make_config, "ndd", path)
+    assert all(part in text for part in expected), text
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("\n\n", "holds no samples"),
+        ("a,b\n", "a header and no samples"),
+        ("a,b\nx,y\n", "no numeric columns"),
+        ("label\n1\n0\n", "no numeric columns"),
+        ("a,b\n1,2\n1,2,3\n", "line 3: 3 cells in place of 2"),
+        ("a;b\n1;2\n1;x\n", "line 3: 'x' in column 'b' is not a number"),
+        ("a,b\n1,2\n1,\n", "1 cell is missing or not finite, the first at line 3, column 'b'"),
+        ("1,2\n3,\x1b[31m\n", "\\x1b[31m"),
+        ('a,b\n1,"' + "x" * 200_000 + '"\n', "the rows cannot be read: field larger"),
+    ],
+)
+def test_csv_mistakes(make_config: MakeConfig, tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text(content)
+    text = told(make_config, "ndd", path)
+    assert expected in text and "\x1b" not in text
+
+
+def test_other_kinds_of_recording_are_refused(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = tmp_path / "r.xyz"
+    path.write_text("1,2\n")
+    assert "allowed: .arff, .csv, .tsv" in told(make_config, "ndd", path)
+
+
+def test_one_megabyte_is_checked_quickly(make_config: MakeConfig, tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog\n" * 25_000)
+    config = make_config({"name": "chartext", "data": str(path)}, micro=4, sequence=64)
+    best = 1.0
+    for _ in range(5):  # the best of five, since the machine may be busy
+        start = time.perf_counter()
+        assert problems(config, "x") == []
+        best = min(best, time.perf_counter() - start)
+    assert best < 0.1

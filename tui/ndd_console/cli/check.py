@@ -1,0 +1,157 @@
+"""`ndd-console check`: what would go wrong, and how much memory and time a run would take, before it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ndd_engine.config import Config, Draft, read
+from ndd_engine.errors import EXIT_DONE, EXIT_USAGE, ConfigError, Problem
+from ndd_engine.text import duration, number, printable, size
+from ndd_engine.train.run import preflight
+from ndd_engine.workloads.facts import facts
+
+from .completion import workload_names
+
+
+@click.command()
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@click.option("--workload", metavar="NAME", help="Workload (default: chartext).", shell_complete=workload_names)
+@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a value, as in batch.micro=64; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+    """Check a configuration and its data, and measure roughly what a step needs here. Nothing is written."""
+    try:
+        draft = read(config, sets, workload)
+        preflight(draft)
+    except ConfigError as error:
+        if as_json:
+            click.echo(json.dumps({"ok": False, "problems": [_plain(problem) for problem in error.problems]}, indent=2))
+            return EXIT_USAGE
+        raise
+    report = examine(draft, lambda text: click.echo(f"{text} …", err=True))
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        for line in describe(report):
+            click.echo(line)
+    return EXIT_DONE
+
+
+def examine(draft: Draft, progress: Any) -> dict[str, Any]:
+    """The figures of a good configuration: data, device, size, memory, time, advice."""
+    progress("importing torch")
+    from ndd_engine.predict.rough import rough
+    from ndd_engine.train.autosize import choose_size
+    from ndd_engine.train.prepare import detect, seed, torch, usable_threads
+    from ndd_engine.workloads.registry import prepare
+
+    machine = detect(draft.resolve().run.device)
+    device = torch.device(machine.device)
+    torch.set_num_threads(draft.resolve().run.threads or usable_threads(machine.host))
+    choice = choose_size(draft, device, progress) if draft.size == "auto" else None
+    config = draft.resolve(choice.size if choice else None)
+    data = facts(config)
+    seed(config.run.seed)
+    workload = prepare(config, progress)
+    if machine.chosen is not None:
+        available = machine.chosen.free_bytes
+    else:
+        import psutil
+
+        available = psutil.virtual_memory().available
+        if machine.host.memory_limit_bytes:
+            available = min(available, machine.host.memory_limit_bytes)
+    found = rough(config, workload, device, available, progress)
+    return {
+        "ok": True,
+        "problems": [],
+        "workload": config.workload.name,
+        "device": machine.device,
+        "device_reason": machine.reasons.get("device", ""),
+        "size": config.workload.size,
+        "size_reason": choice.reason if choice else "as configured",
+        "data": data.text,
+        "train_items": data.train_items,
+        "eval_items": data.eval_items,
+        "model": workload.describe_model(),
+        "parameters": found.parameters,
+        "micro_batch": config.batch.micro,
+        "effective_batch": config.batch.effective,
+        "predicted_bytes": {
+            "parameters": found.parameter_bytes,
+            "gradients": found.gradient_bytes,
+            "optimizer": found.optimizer_bytes,
+            "activations": found.activation_bytes,
+            "total": found.total_bytes,
+        },
+        "available_bytes": found.available_bytes,
+        "fits": found.fits,
+        "step_s": found.step_s,
+        "step_measured": found.measured_micro == config.batch.micro,
+        "steps_per_epoch": found.steps_per_epoch,
+        "total_steps": found.total_steps,
+        "epoch_s": found.epoch_s,
+        "total_s": found.total_s,
+        "advice": advice(config, machine.host.usable_cpus, machine.device),
+    }
+
+
+def advice(config: Config, cores: float, device: str) -> list[str]:
+    """Combinations that are allowed but probably not meant."""
+    found = []
+    if config.loader.workers > cores:
+        found.append(f"loader.workers {config.loader.workers} is more than the {cores:g} cores this process may use")
+    if config.loader.pin_memory and device == "cpu":
+        found.append("loader.pin_memory has no effect without a CUDA card")
+    if config.precision.amp in ("fp16", "bf16") and device == "cpu":
+        found.append(f"precision.amp {config.precision.amp} on the processor is usually slower than fp32")
+    if not (config.checkpoint.every_epochs or config.checkpoint.every_steps or config.checkpoint.every_minutes):
+        found.append("no checkpoint is written before the end: a crash loses the whole run")
+    if not (config.evaluate.every_epochs or config.evaluate.every_steps):
+        found.append("no evaluation before the end")
+    return found
+
+
+def describe(report: dict[str, Any]) -> list[str]:
+    """The report as lines."""
+    memory = report["predicted_bytes"]
+    fits = {True: "fits", False: "DOES NOT FIT", None: "what is available is not known"}[report["fits"]]
+    step = "measured here" if report["step_measured"] else f"predicted from smaller micro-batches than {report['micro_batch']}"
+    lines = [
+        _line("config", "no problems"),
+        _line("data", printable(report["data"])),
+        _line("device", f"{report['device']} ({printable(report['device_reason'])})"),
+        _line("model", printable(report["model"])),
+    ]
+    if report["size"]:
+        lines.append(_line("size", f"{report['size']} ({printable(report['size_reason'])})"))
+    lines += [
+        _line(
+            "memory",
+            f"predicted {size(memory['total'])} of {size(report['available_bytes'])} available, {fits}: "
+            + ", ".join(f"{name} {size(memory[name])}" for name in ("parameters", "gradients", "optimizer", "activations")),
+        ),
+        _line("step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"),
+        _line(
+            "time",
+            f"predicted {duration(report['epoch_s'])} an epoch ({number(report['steps_per_epoch'])} steps), "
+            f"{duration(report['total_s'])} in all ({number(report['total_steps'])} steps), without evaluation and checkpoints",
+        ),
+    ]
+    lines += [_line("advice", text) for text in report["advice"]]
+    return lines
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<9}{text}"
+
+
+def _plain(problem: Problem) -> dict[str, str | None]:
+    return {
+        "where": problem.where, "key": problem.key, "found": problem.found, "message": problem.message,
+        "allowed": problem.allowed, "suggestion": problem.suggestion,
+    }  # fmt: skip
