@@ -60,7 +60,11 @@ class Problem:
 
     def __str__(self) -> str:
         found = f" = {self.found}" if self.found is not None else ""
-        text = f"{self.where}: {self.key}{found}: {self.message}" if self.key else f"{self.where}: {self.message}"
+        text = (
+            f"{self.where}: {self.key}{found}: {self.message}"
+            if self.key
+            else f"{self.where}: {self.message}"
+        )
         if self.allowed:
             text += f"; allowed: {self.allowed}"
         if self.suggestion:

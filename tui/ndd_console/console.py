@@ -137,7 +137,11 @@ class Console:
             if self.run is None:
                 app.exit("quit")
                 return
-            word, status = ("terminated (SIGTERM)", "terminated") if number == signal.SIGTERM else ("interrupted (Ctrl-C)", "interrupted")
+            word, status = (
+                ("terminated (SIGTERM)", "terminated")
+                if number == signal.SIGTERM
+                else ("interrupted (Ctrl-C)", "interrupted")
+            )
             self.run.control.request("stop" if self._terms == 1 else "kill", word, status)
             app.leave_when_final()
 
@@ -166,10 +170,15 @@ class Console:
                 run.control.request("stop", "the terminal was lost", "terminated")
             self._go_on_alone(run, "")
         elif result == "detach":
-            self._go_on_alone(run, f"run {name} goes on (process {os.getpid()}); watch it: ndd-console attach {name}")
+            self._go_on_alone(
+                run, f"run {name} goes on (process {os.getpid()}); watch it: ndd-console attach {name}"
+            )
         elif result is None:
             # The screen failed, which is no reason to stop training.
-            click.echo(f"the screen failed (see {run.directory.console_log}); run {name} goes on, Ctrl-C stops it", err=True)
+            click.echo(
+                f"the screen failed (see {run.directory.console_log}); run {name} goes on, Ctrl-C stops it",
+                err=True,
+            )
         return self._finish(run)
 
     def _go_on_alone(self, run: Run, farewell: str) -> None:
@@ -197,7 +206,14 @@ def _abandon(run: Run) -> None:
     from ndd_engine.record.events import EndEvent
 
     step = run.recorder.snapshot().step
-    run.put(EndEvent("interrupted", "interrupted (Ctrl-C), at once, while a call did not return", step, EXIT_INTERRUPTED))
+    run.put(
+        EndEvent(
+            "interrupted",
+            "interrupted (Ctrl-C), at once, while a call did not return",
+            step,
+            EXIT_INTERRUPTED,
+        )
+    )
     run.close()
     sys.stdout.flush()
     os._exit(EXIT_INTERRUPTED)

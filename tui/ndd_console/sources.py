@@ -44,7 +44,12 @@ class EngineSource:
         return self.run.recorder.snapshot()
 
     def command(self, action: Action) -> None:
-        self.run.control.request(action, "stopped from the console")
+        if action in ("interrupt", "kill"):
+            self.run.control.request(
+                "stop" if action == "interrupt" else "kill", "interrupted (Ctrl-C)", "interrupted"
+            )
+        else:
+            self.run.control.request(action, "stopped from the console")
 
     def notice(self) -> str | None:
         errors = self.run.recorder.errors

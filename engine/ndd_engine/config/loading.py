@@ -94,16 +94,25 @@ class Draft:
     def _merged(self, size: str | None) -> tuple[Table, list[Problem]]:
         """All layers in one table, with the values of the size; and what is wrong with the size."""
         size = size if size is not None else self.size
-        if size == "auto":
-            size = self.auto.get("candidates", [None])[0]
+        if size == "auto" and self.auto:
+            size = self.auto["candidates"][0]
         problems: list[Problem] = []
         tier = self.profile.get("sizes", {}).get(size) if size is not None else {}
         if tier is None:
             allowed = ", ".join((*self.sizes, "auto") if self.auto else self.sizes)
-            problems.append(self.problem(("workload", "size"), "there is no such size", size, allowed or "none"))
+            problems.append(
+                self.problem(("workload", "size"), "there is no such size", size, allowed or "none")
+            )
             tier = {}
         # A size stands for its values: they go where the size itself is written.
-        owner = next((i for i, (_, layer) in reversed(list(enumerate(self.layers))) if _has(layer, ("workload", "size"))), 0)
+        owner = next(
+            (
+                i
+                for i, (_, layer) in reversed(list(enumerate(self.layers)))
+                if _has(layer, ("workload", "size"))
+            ),
+            0,
+        )
         merged: Table = {}
         for index, (_, layer) in enumerate(self.layers):
             if index == owner and owner > 0:
@@ -125,7 +134,7 @@ class Draft:
     def where(self, path: Sequence[str | int]) -> str:
         """Which layer a key came from: "--set", "run.toml line 12" or "defaults"."""
         for where, layer in reversed(self.layers):
-            if _has(layer, path):
+            if path and _has(layer, path):
                 if where == self.source and (line := _line_of(self.source_text, path)):
                     return f"{printable(where)} line {line}"
                 return printable(where)
@@ -153,7 +162,8 @@ class Draft:
                 elif elsewhere:
                     suggestion = f"it belongs to {' or '.join(f'[{name}]' for name in elsewhere)}"
                 allowed = ", ".join(sorted(names))
-            yield Problem(self.where(path), ".".join(map(str, path)), message, found, allowed, suggestion)
+            key = printable(".".join(map(str, path)))
+            yield Problem(self.where(path), key, message, found, allowed, suggestion)
 
 
 def read(
@@ -181,8 +191,12 @@ def read(
         close = difflib.get_close_matches(name, WORKLOADS, n=1)
         problems.append(
             Problem(
-                draft.where(("workload", "name")), "workload.name", "there is no such workload", _shown(name),
-                ", ".join(WORKLOADS), f"did you mean {close[0]}?" if close else None,
+                draft.where(("workload", "name")),
+                "workload.name",
+                "there is no such workload",
+                _shown(name),
+                ", ".join(WORKLOADS),
+                f"did you mean {close[0]}?" if close else None,
             )
         )
         name = DEFAULT_WORKLOAD
@@ -206,7 +220,9 @@ def _read_file(path: Path, problems: list[Problem]) -> tuple[str, Table]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError([Problem(shown, "", f"is not UTF-8 text (byte {error.start}); is this a TOML file?")]) from None
+        raise ConfigError(
+            [Problem(shown, "", f"is not UTF-8 text (byte {error.start}); is this a TOML file?")]
+        ) from None
     except OSError as error:
         raise ConfigError([Problem(shown, "", f"cannot be read: {error.strerror}")]) from None
     try:
@@ -220,7 +236,13 @@ def _set(target: Table, item: str, problems: list[Problem]) -> None:
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path) or len(path) < 2:
         problems.append(
-            Problem(COMMAND_LINE, "", f"cannot be read: {printable(item)!r}", None, "section.key=value, as in batch.micro=64")
+            Problem(
+                COMMAND_LINE,
+                "",
+                f"cannot be read: {printable(item)!r}",
+                None,
+                "section.key=value, as in batch.micro=64",
+            )
         )
         return
     try:
@@ -246,7 +268,11 @@ def _merge(target: Table, layer: Table) -> None:
 
 def _path(loc: Sequence[str | int]) -> list[str | int]:
     """A validation error's place as a key path: without the tag of the workload's kind."""
-    return [part for index, part in enumerate(loc) if not (index == 1 and loc[0] == "workload" and part in WORKLOADS)]
+    return [
+        part
+        for index, part in enumerate(loc)
+        if not (index == 1 and loc[0] == "workload" and part in WORKLOADS)
+    ]
 
 
 def _drop(table: Any, path: Sequence[str | int]) -> None:
@@ -302,7 +328,11 @@ def _neighbours(path: Sequence[str | int], merged: Table) -> list[str]:
     """The keys that are allowed beside the one at `path`."""
     if len(path) == 1:
         return list(Config.model_fields)
-    models = list(_models(Config.model_fields[str(path[0])].annotation)) if str(path[0]) in Config.model_fields else []
+    models = (
+        list(_models(Config.model_fields[str(path[0])].annotation))
+        if str(path[0]) in Config.model_fields
+        else []
+    )
     if path[0] == "workload":
         name = merged.get("workload", {}).get("name")
         models = [model for model in models if name in get_args(model.model_fields["name"].annotation)]
@@ -342,18 +372,33 @@ def _explain(item: Any) -> tuple[str, str | None]:
     if kind == "literal_error":
         return "is not one of the choices", context.get("expected")
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
-        sign = {"greater_than_equal": "≥", "greater_than": ">", "less_than_equal": "≤", "less_than": "<"}[kind]
+        sign = {"greater_than_equal": "≥", "greater_than": ">", "less_than_equal": "≤", "less_than": "<"}[
+            kind
+        ]
         limit = next(iter(value for name, value in context.items() if name in ("ge", "gt", "le", "lt")))
         return "is out of range", f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
     if kind == "string_pattern_mismatch":
         pattern = context.get("pattern", "")
-        return "is not allowed here", 'auto, cpu, cuda or cuda:N' if "cuda" in pattern else "letters, digits, . _ -"
+        return (
+            "is not allowed here",
+            "auto, cpu, cuda or cuda:N" if "cuda" in pattern else "letters, digits, . _ -",
+        )
+    if kind == "finite_number":
+        return "is not a finite number", None
     if kind == "value_error":
         return str(context.get("error", item["msg"])), None
     return item["msg"][:1].lower() + item["msg"][1:], None
 
 
 def _shown(value: object) -> str:
-    text = f'"{value}"' if isinstance(value, str) else "true" if value is True else "false" if value is False else str(value)
+    text = (
+        f'"{value}"'
+        if isinstance(value, str)
+        else "true"
+        if value is True
+        else "false"
+        if value is False
+        else str(value)
+    )
     text = printable(text)
     return text if len(text) <= 80 else text[:77] + "…"

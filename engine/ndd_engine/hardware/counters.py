@@ -226,7 +226,10 @@ class LinuxCounters:
             # File pages that were not used lately are given up before the limit hurts.
             free = max(limit - max(usage - self._inactive[group], 0), 0)
             available = free if available is None else min(available, free)
-        return {"memory_available_bytes": available, "memory_limit_bytes": self._host.memory_limit_bytes}
+        return {
+            "memory_available_bytes": available,
+            "memory_limit_bytes": self._host.memory_limit_bytes or self._host.memory_total_bytes,
+        }
 
     def _read_space(self, slow: bool) -> Json:
         if self._run_dir is not None and slow:

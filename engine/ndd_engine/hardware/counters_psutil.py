@@ -89,7 +89,7 @@ class PsutilCounters:
     def _read_memory(self) -> Json:
         return {
             "memory_available_bytes": psutil.virtual_memory().available,
-            "memory_limit_bytes": self._host.memory_limit_bytes,
+            "memory_limit_bytes": self._host.memory_limit_bytes or self._host.memory_total_bytes,
         }
 
     def _read_space(self, slow: bool) -> Json:

@@ -66,7 +66,11 @@ class Rough:
 
 
 def rough(
-    config: Config, workload: Workload, device: torch.device, available_bytes: int | None, progress: Callable[[str], None]
+    config: Config,
+    workload: Workload,
+    device: torch.device,
+    available_bytes: int | None,
+    progress: Callable[[str], None],
 ) -> Rough:
     """Probe the configured step on the device. Raises RuntimeError when even the smallest step fails."""
     per_epoch = Batches(workload.train_data, config).per_epoch // config.batch.accumulation

@@ -45,7 +45,9 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
             if window.steps:
                 newest[name] = figures
     rank = {name: index for index, name in enumerate(PHASES)}
-    ordered = sorted(host, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name.count("/"), name))
+    ordered = sorted(
+        host, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name.count("/"), name)
+    )
     return tuple(
         PhaseShare(
             name=name,
@@ -76,7 +78,9 @@ def idle(
     total = sum(share.device_ns or 0.0 for share in timed)
     if total > 0:
         causes = tuple(
-            (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total) for share in timed if share.name in DEVICE_IDLE
+            (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total)
+            for share in timed
+            if share.name in DEVICE_IDLE
         )
         return Idle(sum(value for _, value in causes), "events", causes)
     util = sample.card.get("util_percent") if sample and sample.card else None
@@ -89,9 +93,19 @@ def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEve
     """What can still be allocated on the card, or on the host when the run is on the processor."""
     if run is not None and run.device.startswith("cuda"):
         card = (sample.card if sample else None) or {}
-        free = memory.free_bytes if memory and memory.free_bytes is not None else card.get("memory_free_bytes")
-        total = memory.total_bytes if memory and memory.total_bytes is not None else card.get("memory_total_bytes")
-        others = memory.others_bytes if memory and memory.others_bytes is not None else card.get("memory_others_bytes")
+        free = (
+            memory.free_bytes if memory and memory.free_bytes is not None else card.get("memory_free_bytes")
+        )
+        total = (
+            memory.total_bytes
+            if memory and memory.total_bytes is not None
+            else card.get("memory_total_bytes")
+        )
+        others = (
+            memory.others_bytes
+            if memory and memory.others_bytes is not None
+            else card.get("memory_others_bytes")
+        )
         used = memory.reserved_bytes if memory else None
         peak = memory.peak_reserved_bytes if memory else None
         return Headroom(free, total, used, others, peak, _fits(run, free, memory), "card")
@@ -102,7 +116,9 @@ def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEve
     if used is not None:
         used += host.get("workers_rss_bytes") or 0
     others = limit - available - used if None not in (limit, available, used) else None
-    return Headroom(available, limit, used, max(others, 0) if others is not None else None, None, None, "host")
+    return Headroom(
+        available, limit, used, max(others, 0) if others is not None else None, None, None, "host"
+    )
 
 
 def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | None:

@@ -54,7 +54,7 @@ class Event:
         try:
             return json.dumps(body, separators=(",", ":"), allow_nan=False)
         except ValueError:
-            return json.dumps(_finite(body), separators=(",", ":"), allow_nan=False)
+            return json.dumps(finite(body), separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_dict(cls, body: Json) -> Self:
@@ -63,13 +63,14 @@ class Event:
         return cls(**{key: value for key, value in body.items() if key in known})
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with every NaN and infinity in it replaced by None."""
     if isinstance(value, float):
         return value if value == value and value not in (float("inf"), float("-inf")) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -31,7 +31,9 @@ class Recorder:
     listener: called in the recorder's thread after each event was folded (the headless printer).
     """
 
-    def __init__(self, path: Path | None, state: RunState | None = None, listener: Listener | None = None) -> None:
+    def __init__(
+        self, path: Path | None, state: RunState | None = None, listener: Listener | None = None
+    ) -> None:
         self._path = path
         self._state = state or RunState()
         self._listener = listener
@@ -119,9 +121,15 @@ class Recorder:
             if time.monotonic() < self._next_retry:
                 self.dropped += 1
                 return
-            line = MarkEvent(
-                "warning", self._state.step, f"{self.dropped} events were not written: {self._write_error}"
-            ).to_json(time.time()) + "\n" + line
+            line = (
+                MarkEvent(
+                    "warning",
+                    self._state.step,
+                    f"{self.dropped} events were not written: {self._write_error}",
+                ).to_json(time.time())
+                + "\n"
+                + line
+            )
         data = (line + "\n").encode()
         try:
             end = os.lseek(self._handle, 0, os.SEEK_END)
@@ -143,4 +151,3 @@ class Recorder:
         if len(self.errors) < 20:
             self.errors.append(text)
         self._fold(time.time(), MarkEvent("warning", self._state.step, text))
-

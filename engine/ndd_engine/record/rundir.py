@@ -1,6 +1,6 @@
 """The directory of a run: where each file lies, who may write it, and which runs there are.
 
-    runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock  lock
+runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock  lock
 """
 
 from __future__ import annotations
@@ -93,7 +93,11 @@ def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
             path = root / name
             path.mkdir()
             return RunDir(path)
-        taken = [int(match[1]) for entry in root.iterdir() if (match := re.fullmatch(rf"{re.escape(workload)}-(\d+)", entry.name))]
+        taken = [
+            int(match[1])
+            for entry in root.iterdir()
+            if (match := re.fullmatch(rf"{re.escape(workload)}-(\d+)", entry.name))
+        ]
         for number in range(max(taken, default=0) + 1, 10**6):
             path = root / f"{workload}-{number:03d}"
             try:
@@ -105,7 +109,9 @@ def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
         hint = f"choose another name, or go on with it: --resume {name}"
         raise UsageError(f"run.name: {printable(str(root / (name or '')))} exists already; {hint}") from None
     except OSError as error:
-        raise UsageError(f"{printable(str(root))}: runs cannot be written here: {error.strerror}; choose another folder with --runs") from None
+        raise UsageError(
+            f"{printable(str(root))}: runs cannot be written here: {error.strerror}; choose another folder with --runs"
+        ) from None
     raise UsageError(f"{printable(str(root))}: no free run number")
 
 
@@ -121,7 +127,10 @@ def find_run(root: Path, name: str | None) -> RunDir:
         if RunDir(path).exists:
             return RunDir(path.resolve() if path.name in ("", ".", "..") else path)
     known = ", ".join(run.name for run in reversed(runs[-8:]))
-    raise UsageError(f"there is no run {printable(name)} in {printable(str(root))}" + (f"; there are: {known}" if known else ""))
+    raise UsageError(
+        f"there is no run {printable(name)} in {printable(str(root))}"
+        + (f"; there are: {known}" if known else "")
+    )
 
 
 def all_runs(root: Path) -> Iterator[RunDir]:

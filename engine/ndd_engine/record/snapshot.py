@@ -9,8 +9,18 @@ from .events import EndEvent, MarkEvent, MemoryEvent, RunEvent, SampleEvent
 
 # "lost": the process is gone and no end was recorded (kill -9, power).
 STATUSES = (
-    "preparing", "training", "evaluating", "checkpointing", "paused", "stopping",
-    "done", "stopped", "failed", "interrupted", "terminated", "lost",
+    "preparing",
+    "training",
+    "evaluating",
+    "checkpointing",
+    "paused",
+    "stopping",
+    "done",
+    "stopped",
+    "failed",
+    "interrupted",
+    "terminated",
+    "lost",
 )
 FINAL = frozenset({"done", "stopped", "failed", "interrupted", "terminated", "lost"})
 

@@ -6,8 +6,9 @@ a million windows opens by reading its last kilobytes.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from typing import Any
+from typing import Any, TypeGuard
 
 from .derive import headroom, idle, phase_shares
 from .events import (
@@ -21,6 +22,7 @@ from .events import (
     SampleEvent,
     StageEvent,
     WindowEvent,
+    finite,
 )
 from .snapshot import Evaluation, Snapshot, TimedMark
 from .trend import Trend
@@ -29,6 +31,9 @@ from .trend import Trend
 RECENT_WINDOWS = 12
 KEPT_MARKS = 60
 KEPT_EVALUATIONS = 60
+# What a fold event holds as it is; everything else needs rebuilding.
+_PLAIN = ("status", "stage", "started_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
+          "overhead_ns", "stepped", "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings")  # fmt: skip
 
 
 class RunState:
@@ -53,6 +58,7 @@ class RunState:
         self.loss_scale: float | None = None
         self.evaluations: deque[Evaluation] = deque(maxlen=KEPT_EVALUATIONS)
         self.best: Evaluation | None = None
+        self.lower_is_better = True
         self.checkpoint: TimedMark | None = None
         self.sample: SampleEvent | None = None
         self.memory: MemoryEvent | None = None
@@ -101,6 +107,10 @@ class RunState:
             self.rates.cut(step)
             while self.evaluations and self.evaluations[-1].step > step:
                 self.evaluations.pop()
+            if self.best is not None and self.best.step > step:
+                self.best = None
+                for evaluation in self.evaluations:
+                    self._judge(evaluation)
 
     def _window(self, event: WindowEvent) -> None:
         if self.status == "preparing":
@@ -114,14 +124,14 @@ class RunState:
         self.overhead_ns += overhead
         self.stepped += event.steps
         self.recent.append(event)
-        if event.loss is not None:
+        if _known(event.loss):
             self.loss = event.loss
             self.losses.add(event.step, event.loss)
-        if event.lr is not None:
+        if _known(event.lr):
             self.lr = event.lr
-        if event.grad_norm is not None:
+        if _known(event.grad_norm):
             self.grad_norm = event.grad_norm
-        if event.loss_scale is not None:
+        if _known(event.loss_scale):
             self.loss_scale = event.loss_scale
         if event.steps and event.wall_ns > overhead:
             self.rates.add(event.step, event.items / ((event.wall_ns - overhead) * 1e-9))
@@ -130,6 +140,9 @@ class RunState:
         if mark.kind == "status":
             self.status = str(mark.data.get("status", self.status))
             return
+        if mark.kind == "evaluation":
+            # As the log will have it, where NaN is null: a live run and its replay are the same.
+            mark = MarkEvent(mark.kind, mark.step, mark.text, finite(mark.data))
         timed = TimedMark(t, mark)
         self.marks.append(timed)
         if mark.kind in ("warning", "error"):
@@ -143,12 +156,15 @@ class RunState:
         metrics = mark.data.get("metrics") or {}
         evaluation = Evaluation(mark.step, metrics, mark.data.get("seconds"))
         self.evaluations.append(evaluation)
-        value = next(iter(metrics.values()), None)
+        self.lower_is_better = mark.data.get("better", "lower") == "lower"
+        self._judge(evaluation)
+
+    def _judge(self, evaluation: Evaluation) -> None:
+        value = next(iter(evaluation.metrics.values()), None)
         held = next(iter(self.best.metrics.values()), None) if self.best else None
         if value is None:
             return
-        lower = mark.data.get("better", "lower") == "lower"
-        if held is None or (value < held if lower else value > held):
+        if held is None or (value < held if self.lower_is_better else value > held):
             self.best = evaluation
 
     def snapshot(self, dropped_events: int = 0) -> Snapshot:
@@ -208,9 +224,7 @@ class RunState:
 
     def to_event(self) -> FoldEvent:
         """The state as an event, from which `from_event` rebuilds an equal one."""
-        plain = ("status", "stage", "started_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
-                 "overhead_ns", "stepped", "loss", "lr", "grad_norm", "loss_scale", "warnings")  # fmt: skip
-        state: Json = {name: getattr(self, name) for name in plain}
+        state: Json = {name: getattr(self, name) for name in _PLAIN}
         for name in ("run", "end", "sample", "memory"):
             state[name] = _body(getattr(self, name))
         state["recent"] = [_body(window) for window in self.recent]
@@ -226,7 +240,12 @@ class RunState:
         """Rebuild. Raises KeyError or TypeError when the event was written by an incompatible version."""
         body = dict(event.state)
         state = cls()
-        for name, kind in (("run", RunEvent), ("end", EndEvent), ("sample", SampleEvent), ("memory", MemoryEvent)):
+        for name, kind in (
+            ("run", RunEvent),
+            ("end", EndEvent),
+            ("sample", SampleEvent),
+            ("memory", MemoryEvent),
+        ):
             value = body.pop(name)
             setattr(state, name, kind.from_dict(value) if value is not None else None)
         state.recent.extend(WindowEvent.from_dict(item) for item in body.pop("recent"))
@@ -237,11 +256,15 @@ class RunState:
         state.checkpoint = TimedMark(saved[0], MarkEvent.from_dict(saved[1])) if saved else None
         state.marks.extend(TimedMark(t, MarkEvent.from_dict(mark)) for t, mark in body.pop("marks"))
         state.losses, state.rates = Trend.from_dict(body.pop("losses")), Trend.from_dict(body.pop("rates"))
+        if body.keys() != set(_PLAIN):
+            raise KeyError(*body.keys() ^ set(_PLAIN))
         for name, value in body.items():
-            if not hasattr(state, name):
-                raise KeyError(name)
             setattr(state, name, value)
         return state
+
+
+def _known(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
 
 
 def _host_ns(window: WindowEvent, phase: str) -> int:

@@ -58,8 +58,14 @@ class CheckpointStore:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 body = json.loads(description.read_text(encoding="utf-8"))
                 found.append(
-                    Saved(description.with_suffix(".pt"), int(body["step"]), int(body["bytes"]), str(body["sha256"]),
-                          float(body["t"]), body.get("metric"))  # fmt: skip
+                    Saved(
+                        description.with_suffix(".pt"),
+                        int(body["step"]),
+                        int(body["bytes"]),
+                        str(body["sha256"]),
+                        float(body["t"]),
+                        body.get("metric"),
+                    )  # fmt: skip
                 )
         return sorted(found, key=lambda saved: saved.step)
 
@@ -73,7 +79,14 @@ class CheckpointStore:
             torch.save(state, digest)  # type: ignore[arg-type]
         saved = Saved(path, step, digest.count, digest.hash.hexdigest(), time.time(), metric)
         with _replacing(saved.description) as file:
-            body = {"format": FORMAT, "step": step, "bytes": saved.bytes, "sha256": saved.sha256, "t": saved.t, "metric": metric}
+            body = {
+                "format": FORMAT,
+                "step": step,
+                "bytes": saved.bytes,
+                "sha256": saved.sha256,
+                "t": saved.t,
+                "metric": metric,
+            }
             file.write(json.dumps(body).encode())
         self._prune(best_is_lower)
         return saved
@@ -115,13 +128,17 @@ class CheckpointStore:
             stale.unlink(missing_ok=True)
 
 
-def newest_good(store: CheckpointStore, device: torch.device, step: int | None = None) -> tuple[Saved, dict[str, Any]]:
+def newest_good(
+    store: CheckpointStore, device: torch.device, step: int | None = None
+) -> tuple[Saved, dict[str, Any]]:
     """The newest checkpoint (or the one of `step`) with its state.
 
     Raises CheckpointError when there is none, or when it is damaged: then the message offers the previous good one.
     """
     every = store.all()
-    orphans = sorted(path.name for path in store.folder.glob("step-*.pt") if not path.with_suffix(".json").exists())
+    orphans = sorted(
+        path.name for path in store.folder.glob("step-*.pt") if not path.with_suffix(".json").exists()
+    )
     if step is not None:
         chosen = [saved for saved in every if saved.step == step]
         if not chosen:
@@ -130,14 +147,18 @@ def newest_good(store: CheckpointStore, device: torch.device, step: int | None =
         return chosen[0], store.load(chosen[0], device)
     if not every:
         extra = f" ({', '.join(orphans)} is incomplete)" if orphans else ""
-        raise CheckpointError(f"{printable(str(store.folder))} holds no checkpoint{extra}; the run has to start anew")
+        raise CheckpointError(
+            f"{printable(str(store.folder))} holds no checkpoint{extra}; the run has to start anew"
+        )
     try:
         return every[-1], store.load(every[-1], device)
     except CheckpointError as error:
         for earlier in reversed(every[:-1]):
             with contextlib.suppress(CheckpointError):
                 store.load(earlier, device)
-                raise CheckpointError(f"{error}; the previous one is good: add --from-step {earlier.step}") from None
+                raise CheckpointError(
+                    f"{error}; the previous one is good: add --from-step {earlier.step}"
+                ) from None
         raise CheckpointError(f"{error}; no other checkpoint is good") from None
 
 

@@ -15,9 +15,20 @@ from typing import Any, Protocol
 
 from ndd_engine.record.events import PHASES, Json
 
-(DATA_WAIT, TO_DEVICE, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER) = range(
-    len(PHASES)
-)
+(
+    DATA_WAIT,
+    TO_DEVICE,
+    FORWARD,
+    LOSS,
+    BACKWARD,
+    CLIP,
+    OPTIMIZER,
+    ZERO_GRAD,
+    LOG,
+    EVALUATE,
+    CHECKPOINT,
+    OTHER,
+) = range(len(PHASES))
 
 # At most this many steps a second carry device events: each event costs 2-4 microseconds of host time.
 DEVICE_STEPS_PER_SECOND = 10
@@ -158,7 +169,9 @@ class DevicePhaseClock(PhaseClock):
     non-blocking query said that the last one of the step is done: nothing here ever synchronises.
     """
 
-    def __init__(self, make_event: Callable[[], TimingEvent], now: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self, make_event: Callable[[], TimingEvent], now: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
         super().__init__(now)
         self._make_event = make_event
         self._pool: list[TimingEvent] = []

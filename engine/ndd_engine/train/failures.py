@@ -13,9 +13,13 @@ from ndd_engine.text import duration, printable, size
 
 from .step import Stepper
 
-_CPU_OOM = re.compile(r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE)
+_CPU_OOM = re.compile(
+    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE
+)
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]i?B|bytes))")
-_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+)| exited unexpectedly)?")
+_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+)| exited unexpectedly)?"
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(str(error)))
 
 
-def explain(error: BaseException, step: int, phase: str, config: Config, device: torch.device, stepper: Stepper | None) -> Failure:
+def explain(
+    error: BaseException, step: int, phase: str, config: Config, device: torch.device, stepper: Stepper | None
+) -> Failure:
     """The failure at optimizer step `step` (the one that was being done, counted from 1)."""
     place = f"at step {step} in {phase}"
     if is_out_of_memory(error):
@@ -50,10 +56,14 @@ def explain(error: BaseException, step: int, phase: str, config: Config, device:
     first = printable(text.strip().splitlines()[0]) if text.strip() else "no message"
     if isinstance(error, OSError) and error.filename:
         first = f"{printable(str(error.filename))}: {error.strerror}"
-    return Failure("error", f"{type(error).__name__} {place}: {first} (the whole traceback is in console.log)")
+    return Failure(
+        "error", f"{type(error).__name__} {place}: {first} (the whole traceback is in console.log)"
+    )
 
 
-def out_of_memory(error: BaseException, place: str, config: Config, device: torch.device, stepper: Stepper | None) -> str:
+def out_of_memory(
+    error: BaseException, place: str, config: Config, device: torch.device, stepper: Stepper | None
+) -> str:
     """Named, with what filled it and the next smaller micro-batch that keeps the effective batch."""
     found = _ASKED.search(str(error))
     asked = found[1].replace("bytes", "B").replace("iB", "B") if found else None
@@ -72,7 +82,9 @@ def smaller_batch(config: Config) -> str:
     batch = config.batch
     smaller = next((micro for micro in range(batch.micro - 1, 0, -1) if batch.effective % micro == 0), None)
     if smaller is None:
-        return f"the micro-batch is 1 already: shorten batch.sequence ({batch.sequence}) or take a smaller model"
+        return (
+            f"the micro-batch is 1 already: shorten batch.sequence ({batch.sequence}) or take a smaller model"
+        )
     return (
         f"next smaller micro-batch with the same effective batch of {batch.effective}: "
         f"--set batch.micro={smaller} --set batch.accumulation={batch.effective // smaller}"
@@ -85,9 +97,16 @@ def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> li
     parameters = sum(parameter.nbytes for parameter in stepper.parameters)
     gradients = sum(parameter.grad.nbytes for parameter in stepper.parameters if parameter.grad is not None)
     optimizer = sum(
-        value.nbytes for state in stepper.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+        value.nbytes
+        for state in stepper.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
     )
-    filled = [f"parameters {size(parameters)}", f"gradients {size(gradients)}", f"optimizer {size(optimizer)}"]
+    filled = [
+        f"parameters {size(parameters)}",
+        f"gradients {size(gradients)}",
+        f"optimizer {size(optimizer)}",
+    ]
     batch = config.batch
     shape = f"micro-batch {batch.micro} x sequence {batch.sequence}"
     if device.type == "cuda":

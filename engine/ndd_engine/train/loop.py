@@ -83,7 +83,9 @@ class Loop:
                 self.boundary = False
                 loss = stepper.step(iterator, clock, self.step)
                 if loss is None:
-                    raise TrainingError(f"the loader ended early, at step {self.step} of an epoch that should reach {end}")
+                    raise TrainingError(
+                        f"the loader ended early, at step {self.step} of an epoch that should reach {end}"
+                    )
                 self.step += 1
                 self.boundary = True
                 arrived = self.losses.add(self.step, loss, stepper.extras)
@@ -158,7 +160,9 @@ class Loop:
             seconds = time.monotonic() - paused_at
             self._resting = "training"
             self._status("training")
-            self.put(MarkEvent("resume", self.step, f"went on after {duration(seconds)}", {"seconds": seconds}))
+            self.put(
+                MarkEvent("resume", self.step, f"went on after {duration(seconds)}", {"seconds": seconds})
+            )
         return control.stopping
 
     def _stop(self) -> str:
@@ -212,7 +216,11 @@ class Loop:
         self.clock.enter(phase.CHECKPOINT)
         self._last_save = time.monotonic()
         workload = self.stepper.workload
-        headline = self._last_result[1].headline[1] if self._last_result and self._last_result[0] == self.step else None
+        headline = (
+            self._last_result[1].headline[1]
+            if self._last_result and self._last_result[0] == self.step
+            else None
+        )
         try:
             self.saved = self.store.save(self.step, self.state(), headline, workload.better == "lower")
         except OSError as error:
@@ -226,7 +234,14 @@ class Loop:
         else:
             self.save_error = None
             data = {"file": self.saved.path.name, "bytes": self.saved.bytes}
-            self.put(MarkEvent("checkpoint", self.step, f"checkpoint at step {self.step} ({size(self.saved.bytes)})", data))
+            self.put(
+                MarkEvent(
+                    "checkpoint",
+                    self.step,
+                    f"checkpoint at step {self.step} ({size(self.saved.bytes)})",
+                    data,
+                )
+            )
         self.clock.enter(phase.OTHER)
         self._status(self._resting)
         return self.save_error is None
@@ -274,7 +289,11 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        good = f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})" if self.saved else "there is no checkpoint"
+        good = (
+            f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
+            if self.saved
+            else "there is no checkpoint"
+        )
         advice = "try a lower optimizer.lr, clip.max_norm = 1.0"
         if self.stepper.precision.scaler is not None:
             advice += ' or precision.amp = "bf16"'

@@ -33,21 +33,29 @@ def make_precision(config: Config, device: torch.device) -> Precision:
         torch.set_float32_matmul_precision("high" if config.precision.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = config.precision.tf32
     if amp == "off":
-        tf32 = config.precision.tf32 and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        tf32 = (
+            config.precision.tf32
+            and device.type == "cuda"
+            and torch.cuda.get_device_capability(device) >= (8, 0)
+        )
         return Precision("tf32" if tf32 else "fp32", None, None)
     dtype = torch.bfloat16 if amp == "bf16" else torch.float16
     scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
     return Precision(amp, torch.autocast(device.type, dtype=dtype), scaler)
 
 
-def make_optimizer(config: OptimizerSection, model: nn.Module, fused: bool | None, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(
+    config: OptimizerSection, model: nn.Module, fused: bool | None, device: torch.device
+) -> torch.optim.Optimizer:
     """The optimizer over all trainable parameters. fused None: where torch has it for this device.
 
     Raises RuntimeError from torch when fused is asked for and not to be had.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if fused is None:
-        fused = device.type in ("cuda", "cpu") and all(parameter.is_floating_point() for parameter in parameters)
+        fused = device.type in ("cuda", "cpu") and all(
+            parameter.is_floating_point() for parameter in parameters
+        )
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
     if config.name == "sgd":
         return torch.optim.SGD(parameters, momentum=config.momentum, **common)

@@ -74,9 +74,15 @@ def prepare_run(run: Run) -> Prepared:
     total = total_steps(config, steps_per_epoch)
     run.stage("moving the model to the device")
     stepper = Stepper(workload, config, device, total)
-    clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True)) if device.type == "cuda" else PhaseClock()
+    clock = (
+        DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))
+        if device.type == "cuda"
+        else PhaseClock()
+    )
     store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
-    loop = Loop(config, stepper, batches, eval_loader(workload.eval_data, config), clock, run.control, store, run.put)
+    loop = Loop(
+        config, stepper, batches, eval_loader(workload.eval_data, config), clock, run.control, store, run.put
+    )
 
     saved = None
     if run.request.resume is not None:
@@ -87,9 +93,13 @@ def prepare_run(run: Run) -> Prepared:
                 f"run {run.directory.name} has done all {total} steps; to go further: --set run.epochs={_epochs(config) + 1}"
             )
     try:
-        write_config(run.directory.config, config, f"Run {run.directory.name}, as resolved for {machine.device}.")
+        write_config(
+            run.directory.config, config, f"Run {run.directory.name}, as resolved for {machine.device}."
+        )
     except OSError as error:
-        raise NddError(f"{printable(str(run.directory.config))} cannot be written: {error.strerror}") from None
+        raise NddError(
+            f"{printable(str(run.directory.config))} cannot be written: {error.strerror}"
+        ) from None
     run.put(_run_event(run, config, machine, workload, stepper, loop, saved))
     if choice is not None:
         run.put(MarkEvent("choice", loop.step, choice.reason))
@@ -134,14 +144,17 @@ def _resume(run: Run, loop: Loop, device: torch.device) -> Saved:
         loop.stepper.load(state)
     except (RuntimeError, ValueError, KeyError) as error:
         first = printable(str(error).splitlines()[0])
-        raise UsageError(f"{printable(str(saved.path))} belongs to another model or optimizer: {first}") from None
+        raise UsageError(
+            f"{printable(str(saved.path))} belongs to another model or optimizer: {first}"
+        ) from None
     restore_random_state(state["random"], device)
     loop.step = int(state["step"])
     loop.saved = saved
     if device.type == "cpu" and state["threads"] != torch.get_num_threads():
         run.put(
             MarkEvent(
-                "warning", loop.step,
+                "warning",
+                loop.step,
                 f"saved with {state['threads']} threads, now {torch.get_num_threads()}: losses may differ in the last digits",
             )  # fmt: skip
         )
@@ -163,11 +176,21 @@ def _epochs(config: Config) -> int:
 
 
 def _run_event(
-    run: Run, config: Config, machine: Machine, workload: Workload, stepper: Stepper, loop: Loop, saved: Saved | None
+    run: Run,
+    config: Config,
+    machine: Machine,
+    workload: Workload,
+    stepper: Stepper,
+    loop: Loop,
+    saved: Saved | None,
 ) -> RunEvent:
     pid, host = identity()
     threads = torch.get_num_threads()
-    name = machine.chosen.name if machine.chosen is not None else f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+    name = (
+        machine.chosen.name
+        if machine.chosen is not None
+        else f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+    )
     return RunEvent(
         name=run.directory.name,
         workload=config.workload.name,

@@ -46,7 +46,12 @@ from .control import Control, StopNow
 if TYPE_CHECKING:
     from .prepare import Prepared
 
-EXIT_OF = {"done": EXIT_DONE, "stopped": EXIT_DONE, "interrupted": EXIT_INTERRUPTED, "terminated": EXIT_TERMINATED}
+EXIT_OF = {
+    "done": EXIT_DONE,
+    "stopped": EXIT_DONE,
+    "interrupted": EXIT_INTERRUPTED,
+    "terminated": EXIT_TERMINATED,
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,9 @@ class Run:
             raise
         except OSError as error:
             lock.release()
-            raise UsageError(f"{printable(str(directory.path))} cannot be written: {error.strerror}") from None
+            raise UsageError(
+                f"{printable(str(directory.path))} cannot be written: {error.strerror}"
+            ) from None
         run = cls(request, directory, lock, recorder)
         run._listen()
         return run
@@ -164,12 +171,16 @@ class Run:
         failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
         text = failure.text
         # Between two steps, and in the wait for a step's first batch, the state is whole and may be kept.
-        if loop.step and (loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)):
+        if loop.step and (
+            loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)
+        ):
             try:
                 loop.save()
             except (NddError, RuntimeError) as second:
                 text += f"; no checkpoint of this moment: {printable(str(second))}"
-        text += f"; the last checkpoint is step {loop.saved.step}" if loop.saved else "; there is no checkpoint"
+        text += (
+            f"; the last checkpoint is step {loop.saved.step}" if loop.saved else "; there is no checkpoint"
+        )
         if loop.saved:
             text += f"; go on with: ndd-console train --resume {self.directory.name}"
         return self._ended("failed", text)
@@ -194,7 +205,13 @@ class Run:
         try:
             self._server.start()
         except OSError as error:
-            self.put(MarkEvent("warning", 0, f"control.sock cannot be made ({error.strerror}): attach can watch but not steer"))
+            self.put(
+                MarkEvent(
+                    "warning",
+                    0,
+                    f"control.sock cannot be made ({error.strerror}): attach can watch but not steer",
+                )
+            )
 
 
 def preflight(draft: Draft) -> Config:
@@ -230,12 +247,18 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
     if run.workload != config.workload.name:
         changed.append(f"workload.name was {run.workload}, now {config.workload.name}")
     if run.items_per_step != config.batch.effective:
-        changed.append(f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.effective}")
+        changed.append(
+            f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.effective}"
+        )
     if (seed := run.config["run"]["seed"]) != config.run.seed:
         changed.append(f"run.seed was {seed}, now {config.run.seed}")
     if changed:
-        raise UsageError(f"run {name} cannot go on so: {'; '.join(changed)}; start a new run for a change of these")
-    limits = [limit for limit in (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch) if limit]
+        raise UsageError(
+            f"run {name} cannot go on so: {'; '.join(changed)}; start a new run for a change of these"
+        )
+    limits = [
+        limit for limit in (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch) if limit
+    ]
     if from_step is None and state.status == "done" and state.step >= min(limits):
         grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
         raise UsageError(f"run {name} has done all {state.step} steps; to go further, raise {grown}")

@@ -19,8 +19,16 @@ from .completion import workload_names
 
 @click.command()
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option("--workload", metavar="NAME", help="Workload (default: chartext).", shell_complete=workload_names)
-@click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a value, as in batch.micro=64; may be repeated.")
+@click.option(
+    "--workload", metavar="NAME", help="Workload (default: chartext).", shell_complete=workload_names
+)
+@click.option(
+    "--set",
+    "sets",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Set a value, as in batch.micro=64; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Check a configuration and its data, and measure roughly what a step needs here. Nothing is written."""
@@ -29,7 +37,11 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
         preflight(draft)
     except ConfigError as error:
         if as_json:
-            click.echo(json.dumps({"ok": False, "problems": [_plain(problem) for problem in error.problems]}, indent=2))
+            click.echo(
+                json.dumps(
+                    {"ok": False, "problems": [_plain(problem) for problem in error.problems]}, indent=2
+                )
+            )
             return EXIT_USAGE
         raise
     report = examine(draft, lambda text: click.echo(f"{text} …", err=True))
@@ -104,12 +116,16 @@ def advice(config: Config, cores: float, device: str) -> list[str]:
     """Combinations that are allowed but probably not meant."""
     found = []
     if config.loader.workers > cores:
-        found.append(f"loader.workers {config.loader.workers} is more than the {cores:g} cores this process may use")
+        found.append(
+            f"loader.workers {config.loader.workers} is more than the {cores:g} cores this process may use"
+        )
     if config.loader.pin_memory and device == "cpu":
         found.append("loader.pin_memory has no effect without a CUDA card")
     if config.precision.amp in ("fp16", "bf16") and device == "cpu":
         found.append(f"precision.amp {config.precision.amp} on the processor is usually slower than fp32")
-    if not (config.checkpoint.every_epochs or config.checkpoint.every_steps or config.checkpoint.every_minutes):
+    if not (
+        config.checkpoint.every_epochs or config.checkpoint.every_steps or config.checkpoint.every_minutes
+    ):
         found.append("no checkpoint is written before the end: a crash loses the whole run")
     if not (config.evaluate.every_epochs or config.evaluate.every_steps):
         found.append("no evaluation before the end")
@@ -120,7 +136,11 @@ def describe(report: dict[str, Any]) -> list[str]:
     """The report as lines."""
     memory = report["predicted_bytes"]
     fits = {True: "fits", False: "DOES NOT FIT", None: "what is available is not known"}[report["fits"]]
-    step = "measured here" if report["step_measured"] else f"predicted from smaller micro-batches than {report['micro_batch']}"
+    step = (
+        "measured here"
+        if report["step_measured"]
+        else f"predicted from smaller micro-batches than {report['micro_batch']}"
+    )
     lines = [
         _line("config", "no problems"),
         _line("data", printable(report["data"])),
@@ -133,7 +153,10 @@ def describe(report: dict[str, Any]) -> list[str]:
         _line(
             "memory",
             f"predicted {size(memory['total'])} of {size(report['available_bytes'])} available, {fits}: "
-            + ", ".join(f"{name} {size(memory[name])}" for name in ("parameters", "gradients", "optimizer", "activations")),
+            + ", ".join(
+                f"{name} {size(memory[name])}"
+                for name in ("parameters", "gradients", "optimizer", "activations")
+            ),
         ),
         _line("step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"),
         _line(

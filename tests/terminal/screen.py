@@ -1,0 +1,125 @@
+"""A real pseudo-terminal with the program in it, read through a terminal emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import ptyprocess
+import pyte
+from ndd_engine.record.rundir import all_runs
+
+START_S = 60.0
+# A tiny step and no end in sight: whatever ends these runs is what the test does.
+ENDLESS = ("--set", "workload.size=tiny", "--set", "run.epochs=100000", "--set", "run.threads=1")
+
+
+class Terminal:
+    """One program in one terminal. `text` is the screen as a person reads it."""
+
+    def __init__(
+        self, *arguments: str, runs: Path, columns: int = 80, rows: int = 24, **environment: str
+    ) -> None:
+        env = {
+            **os.environ,
+            "TERM": "xterm-256color",
+            "OMP_NUM_THREADS": "1",
+            "LANG": "C.UTF-8",
+            **environment,
+        }
+        env.pop("NO_COLOR", None)
+        command = [sys.executable, "-m", "ndd_console", "--runs", str(runs), *arguments]
+        self.process = ptyprocess.PtyProcess.spawn(command, env=env, dimensions=(rows, columns))
+        self._runs = runs
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        self.ended = False
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.screen.display)
+
+    def pump(self, seconds: float = 0.05) -> None:
+        """Read what the program writes for about this long."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and not self.ended:
+            ready, _, _ = select.select([self.process.fd], [], [], left)
+            if ready:
+                try:
+                    data = os.read(self.process.fd, 65536)
+                except OSError:
+                    data = b""
+                if not data:
+                    self.ended = True
+                    return
+                self.raw += data
+                # The emulator knows no kitty keyboard protocol and prints its sequences.
+                self._stream.feed(data.replace(b"\x1b[>", b"\x1b[?").replace(b"\x1b[<u", b""))
+
+    @property
+    def words(self) -> str:
+        """Everything on the screen with its line breaks taken out."""
+        return "".join(self.screen.display)
+
+    def until(self, condition: str | Callable[[str], bool], seconds: float = 20.0) -> str:
+        """The screen once it shows a text (or fulfils a condition). Fails with the screen as it was."""
+        wanted = (lambda text: condition in text) if isinstance(condition, str) else condition
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.pump()
+            if wanted(self.text):
+                return self.text
+            if self.ended:
+                break
+        raise AssertionError(f"not on the screen: {condition}\n{self.text}")
+
+    def press(self, keys: str) -> None:
+        os.write(self.process.fd, keys.encode())
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.screen.resize(rows, columns)
+        self.process.setwinsize(rows, columns)
+
+    def wait(self, seconds: float = 30.0) -> int:
+        """The exit status: 128 + N for signal N."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.pump()
+            if not self.process.isalive():
+                self.pump()
+                return int(
+                    self.process.exitstatus
+                    if self.process.exitstatus is not None
+                    else 128 + self.process.signalstatus
+                )
+        raise AssertionError(f"still running\n{self.text}")
+
+    def echoes(self) -> bool:
+        """Whether the terminal is in its normal mode again."""
+        return bool(termios.tcgetattr(self.process.fd)[3] & termios.ECHO)
+
+    def hang_up(self) -> None:
+        """The connection is lost: the terminal vanishes, as when ssh dies."""
+        os.close(self.process.fd)
+        self.process.closed = True
+        self.ended = True
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A run that left its terminal outlives the test otherwise.
+        owners = [run.live_owner() for run in all_runs(self._runs)]
+        for pid in [self.process.pid, *(owner["pid"] for owner in owners if owner)]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError, ptyprocess.PtyProcessError):
+            self.process.close(force=True)

@@ -1,0 +1,167 @@
+"""The live screen in a real terminal: start, keys, resize, every way to leave it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir
+
+from .screen import ENDLESS, START_S, Terminal
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def state(runs: Path, name: str) -> str:
+    reader = RunReader(RunDir(runs / name))
+    reader.poll()
+    return reader.snapshot().status
+
+
+def test_keys_resize_and_stop(tmp_path: Path) -> None:
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+        screen = terminal.until("● training", START_S)
+        assert "live" in screen.splitlines()[0]
+        terminal.until("backward")
+        terminal.press("p")
+        terminal.until("‖ paused")
+        terminal.press("p")
+        terminal.until("● training")
+        terminal.press("c")
+        terminal.until("checkpoint at step")
+        assert list((tmp_path / "live" / "checkpoints").glob("*.pt"))
+        terminal.press("e")
+        terminal.until("evaluation bits_per_char")
+        terminal.press("?")
+        terminal.until("optimizer step")
+        terminal.press("\x1b")
+        terminal.until("● training")
+        terminal.resize(120, 40)
+        terminal.until(lambda text: "● training" in text.splitlines()[0][100:])
+        terminal.press("q")
+        terminal.until("leave it running")
+        terminal.press("s")
+        assert terminal.wait() == 0
+        assert terminal.echoes()
+        assert b"\x1b[?1049l" in terminal.raw
+        assert "stopped" in terminal.text
+    assert state(tmp_path, "live") == "stopped"
+
+
+def test_ctrl_c_checkpoints_then_stops(tmp_path: Path) -> None:
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+        terminal.until("backward", START_S)
+        terminal.press("\x03")
+        assert terminal.wait() == 130
+    assert state(tmp_path, "live") == "interrupted"
+    assert list((tmp_path / "live" / "checkpoints").glob("*.pt"))
+
+
+def test_sigterm_checkpoints_then_stops(tmp_path: Path) -> None:
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+        terminal.until("backward", START_S)
+        os.kill(terminal.process.pid, signal.SIGTERM)
+        assert terminal.wait() == 143
+        assert terminal.echoes()
+    assert state(tmp_path, "live") == "terminated"
+    assert list((tmp_path / "live" / "checkpoints").glob("*.pt"))
+
+
+def test_lost_connection_leaves_the_run_and_attach_steers_it(tmp_path: Path) -> None:
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+        terminal.until("backward", START_S)
+        terminal.hang_up()
+        with Terminal("attach", "live", runs=tmp_path, columns=100, rows=30) as second:
+            second.until("● training")
+            second.press("p")
+            second.until("‖ paused")
+            second.press("p")
+            second.until("● training")
+            second.press("c")
+            second.until("checkpoint at step")
+            second.press("s")
+            second.until("Stop live?")
+            second.press("s")
+            second.until("■ stopped", 30)
+            second.press("q")
+            assert second.wait() == 0
+    assert state(tmp_path, "live") == "stopped"
+
+
+def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+        terminal.until("backward", START_S)
+        terminal.press("q")
+        terminal.until("leave it running")
+        terminal.press("d")
+        assert terminal.wait() == 0
+        assert terminal.echoes()
+        assert "attach live" in terminal.words
+        assert state(tmp_path, "live") == "training"
+        with Terminal("attach", runs=tmp_path) as second:
+            second.until("● training")
+            second.press("s")
+            second.until("Stop live?")
+            second.press("s")
+            second.until("■ stopped", 30)
+
+
+def test_killed_run_mends_the_terminal_and_resumes(tmp_path: Path) -> None:
+    with Terminal(
+        "train", "--run", "live", *ENDLESS, "--set", "checkpoint.every_steps=20", runs=tmp_path
+    ) as terminal:
+        terminal.until("checkpoint at step", START_S)
+        owner = RunDir(tmp_path / "live").live_owner()
+        assert owner is not None
+        os.kill(owner["pid"], signal.SIGKILL)
+        assert terminal.wait() == 137
+        assert terminal.echoes()
+        assert "train --resume live" in terminal.words
+    assert state(tmp_path, "live") == "lost"
+    with Terminal("attach", "live", runs=tmp_path) as viewer:
+        viewer.until("lost")
+    with Terminal("train", "--resume", "live", runs=tmp_path) as again:
+        again.until("● training", START_S)
+        again.press("\x03")
+        assert again.wait() == 130
+    assert state(tmp_path, "live") == "interrupted"
+
+
+def test_kill_of_the_process_that_the_shell_knows_ends_the_run(tmp_path: Path) -> None:
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+        terminal.until("backward", START_S)
+        os.kill(terminal.process.pid, signal.SIGKILL)
+        assert terminal.wait() == 137
+        run = RunDir(tmp_path / "live")
+        for _ in range(100):
+            if run.live_owner() is None:
+                break
+            time.sleep(0.1)
+        assert run.live_owner() is None
+
+
+def test_failed_run_shows_why_and_keeps_the_screen(tmp_path: Path) -> None:
+    with Terminal(
+        "train", "--run", "live", *ENDLESS, "--set", "optimizer.lr=1e30", runs=tmp_path
+    ) as terminal:
+        text = " ".join(terminal.until("✖ failed", START_S).split())
+        assert "not finite" in text or "loss is" in text
+        terminal.press("q")
+        assert terminal.wait() == 1
+
+
+def test_home_shows_the_machine_and_starts_a_workload(tmp_path: Path) -> None:
+    with Terminal(runs=tmp_path, NDD_RUNS=str(tmp_path), columns=100, rows=30) as terminal:
+        terminal.until("chartext", 20)
+        terminal.until("ndd")
+        terminal.until("usable", 20)
+        terminal.press("\r")
+        terminal.until("● training", START_S)
+        terminal.press("\x03")
+        terminal.until(lambda text: "stopping" in text or "interrupted" in text)
+        terminal.press("\x03")
+        assert terminal.wait() == 130

@@ -1,0 +1,245 @@
+"""Runs and runs folders that exist only for the screens: deterministic figures, a clock set by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ndd_console.source import Action, RunRow, StartRow
+from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent, RunEvent, SampleEvent
+from ndd_engine.record.snapshot import Evaluation, Headroom, Idle, PhaseShare, Snapshot, TimedMark
+
+GB = 1024**3
+T0 = 1_750_000_000.0
+
+CONFIG: dict[str, Any] = {
+    "batch": {"micro": 128, "accumulation": 2, "sequence": 256},
+    "loader": {"workers": 4},
+    "speed": {"compile": True},
+}
+
+# Milliseconds of a step's phases, and the part of them that the card computes.
+MILLISECONDS = {
+    "data_wait": (31.2, 31.3),
+    "to_device": (0.9, 0.7),
+    "forward": (6.4, 7.1),
+    "loss": (0.6, 0.4),
+    "backward": (12.6, 12.9),
+    "clip": (0.3, 0.4),
+    "optimizer": (2.1, 1.8),
+    "zero_grad": (0.1, 0.1),
+    "log": (0.2, None),
+    "evaluate": (0.0, None),
+    "other": (0.2, None),
+}
+
+
+def run_event(cuda: bool = True, **changes: Any) -> RunEvent:
+    """A run of the text model, on a card or on the processor."""
+    event = RunEvent(
+        name="charlm-001",
+        workload="chartext",
+        config=CONFIG,
+        pid=4242,
+        host="trainer",
+        device="cuda:0" if cuda else "cpu",
+        device_name="NVIDIA GeForce RTX 4080 SUPER" if cuda else "AMD EPYC 7543 32-Core Processor",
+        card={"name": "NVIDIA GeForce RTX 4080 SUPER", "memory_total_bytes": 16 * GB} if cuda else None,
+        versions={"torch": "2.6.0", "ndd-console": "0.1.0", "python": "3.11.7", "cuda": "12.4"},
+        parameters=10_788_929,
+        precision="bf16" if cuda else "float32",
+        item="window",
+        token="character",
+        tokens_per_item=256,
+        items_per_step=256,
+        items_per_epoch=70_656,
+        steps_per_epoch=276,
+        epochs=25,
+        total_steps=6_900,
+        model="transformer: 6 layers, 6 heads, width 384",
+        data="465,231 characters, 1,723 windows of 256 a pass",
+        threads=16 if cuda else 8,
+    )
+    return replace(event, **changes)
+
+
+def phases(cuda: bool = True, jitter: float = 1.0) -> tuple[PhaseShare, ...]:
+    total = sum(host for host, _ in MILLISECONDS.values())
+    return tuple(
+        PhaseShare(
+            name=name,
+            host_ns=host * 1e6 * jitter,
+            share=host / total,
+            p50_ns=int(host * 0.98e6 * jitter),
+            p95_ns=int(host * 1.21e6 * jitter),
+            max_ns=int(host * 2.4e6 * jitter),
+            device_ns=device * 1e6 * jitter if cuda and device is not None else None,
+        )
+        for name, (host, device) in MILLISECONDS.items()
+    )
+
+
+def loss_curve(count: int = 120) -> tuple[tuple[int, float], ...]:
+    return tuple((35 * i, 1.3 + 3.1 * math.exp(-i / 22) + 0.05 * math.sin(i * 1.7)) for i in range(1, count))
+
+
+def rate_curve(count: int = 120) -> tuple[tuple[int, float], ...]:
+    return tuple(
+        (35 * i, 4680 + 240 * math.sin(i / 9) - (900 if i % 37 == 0 else 0)) for i in range(1, count)
+    )
+
+
+def sample(cuda: bool = True, cores: int = 16) -> SampleEvent:
+    card = {
+        "util_percent": 37, "temperature_c": 61, "power_w": 212.4, "power_limit_w": 320.0,
+        "sm_clock_mhz": 2505,
+        "throttle": [], "memory_free_bytes": 7 * GB, "memory_total_bytes": 16 * GB,
+    }  # fmt: skip
+    host = {
+        "cpu_percent": 53.0, "cpu_per_core": [(i * 37) % 101 for i in range(cores)],
+        "process_cpu_percent": 101.0,
+        "rss_bytes": 2.1 * GB, "workers": 4, "workers_rss_bytes": 1.2 * GB,
+        "memory_available_bytes": 24.1 * GB,
+        "memory_limit_bytes": 64 * GB, "disk_free_bytes": 180.0 * GB,
+    }  # fmt: skip
+    return SampleEvent(card if cuda else None, host)
+
+
+def mark(step: int, kind: str, text: str, **data: Any) -> TimedMark:
+    return TimedMark(T0 + step / 18, MarkEvent(kind, step, text, data))
+
+
+MARKS = (
+    mark(276, "epoch", "epoch 1 ended"),
+    mark(276, "checkpoint", "checkpoint saved: checkpoints/step-276.pt", file="checkpoints/step-276.pt"),
+    mark(3_800, "evaluation", "evaluation: loss 1.498"),
+    mark(4_140, "warning", "2 losses were not finite; the scaler skipped their steps"),
+    mark(4_140, "evaluation", "evaluation: loss 1.520"),
+    mark(4_140, "checkpoint", "checkpoint saved: checkpoints/step-4140.pt", file="checkpoints/step-4140.pt"),
+)
+
+
+def snapshot(cuda: bool = True, **changes: Any) -> Snapshot:
+    """A run in the middle of training, with every figure known."""
+    step_ns = sum(host for host, _ in MILLISECONDS.values()) * 1e6
+    shares = phases(cuda)
+    causes = (("waiting for data", 0.571), ("reading losses", 0.004), ("checkpoint", 0.0), ("other", 0.043))
+    host_causes = (
+        ("waiting for data", 0.571),
+        ("copying", 0.016),
+        ("reading losses", 0.004),
+        ("other", 0.004),
+    )
+    head = (
+        Headroom(int(7.9 * GB), 16 * GB, int(6.9 * GB), int(1.2 * GB), int(7.4 * GB), 288, "card")
+        if cuda
+        else Headroom(int(24.1 * GB), 64 * GB, int(3.3 * GB), int(36.6 * GB), None, None, "host")
+    )
+    best, last = (
+        Evaluation(3_800, {"loss": 1.498, "bits": 2.161}, 2.1),
+        Evaluation(4_140, {"loss": 1.52, "bits": 2.193}, 2.1),
+    )
+    value = Snapshot(
+        run=run_event(cuda), status="training", stage="", reason="", end=None, started_t=T0, t=T0 + 250,
+        step=4_218, epoch=15, epoch_step=78, items=1_079_808, tokens=276_430_848,
+        step_ns=step_ns, steps_per_s=18.3, items_per_s=4_687.0, tokens_per_s=1_199_872.0,
+        eta_s=146.5, elapsed_s=231.4,
+        phases=shares,
+        idle=Idle(0.618, "events", causes) if cuda else Idle(0.595, "host", host_causes),
+        headroom=head,
+        loss=1.482, lr=7.3e-4, grad_norm=0.8321, loss_scale=None,
+        evaluations=(best, last), best=best, checkpoint=MARKS[-1], sample=sample(cuda),
+        memory=MemoryEvent(6 * GB, 7 * GB, 7 * GB, 7 * GB, GB, 0, 0, 7 * GB, 16 * GB, GB) if cuda else None,
+        loss_trend=loss_curve(), rate_trend=rate_curve(), marks=MARKS, warnings=1,
+    )  # fmt: skip
+    return replace(value, **changes)
+
+
+def empty_snapshot(**changes: Any) -> Snapshot:
+    """Before anything is known."""
+    value = Snapshot(
+        run=None, status="preparing", stage="importing torch", reason="", end=None, started_t=None, t=None,
+        step=0, epoch=0, epoch_step=0, items=0, tokens=0, step_ns=None, steps_per_s=None, items_per_s=None,
+        tokens_per_s=None, eta_s=None, elapsed_s=0.0, phases=(), idle=Idle(None, "host", (),
+        "nothing measured yet"),
+        headroom=Headroom(None, None, None, None, None, None, "card"), loss=None, lr=None, grad_norm=None,
+        loss_scale=None, evaluations=(), best=None, checkpoint=None, sample=None, memory=None, loss_trend=(),
+        rate_trend=(), marks=(), warnings=0,
+    )  # fmt: skip
+    return replace(value, **changes)
+
+
+def ended(
+    status: str, reason: str, saved: str | None = "checkpoints/step-4218.pt", **changes: Any
+) -> Snapshot:
+    """A run that has ended."""
+    end = None if status == "lost" else EndEvent(status, reason, 4_218, 0 if status == "done" else 1, saved)
+    return snapshot(status=status, reason=reason, end=end, **changes)
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self, t: float = T0) -> None:
+        self.t = t
+
+    def __call__(self) -> float:
+        return self.t
+
+
+@dataclass
+class FakeSource:
+    """A run source that records what it is asked for."""
+
+    value: Snapshot = field(default_factory=snapshot)
+    name: str = "charlm-001"
+    live: bool = True
+    owned: bool = True
+    said: str | None = None
+    log: list[str] = field(default_factory=lambda: [f"line {i} of the output" for i in range(40)])
+    commands: list[str] = field(default_factory=list)
+    closed: bool = False
+    asked: int = 0
+
+    def snapshot(self) -> Snapshot:
+        self.asked += 1
+        return self.value
+
+    def command(self, action: Action) -> None:
+        self.commands.append(action)
+
+    def notice(self) -> str | None:
+        return self.said
+
+    def log_lines(self, count: int) -> list[str]:
+        return self.log[-count:]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeHome:
+    """A runs folder."""
+
+    def card_lines(self) -> list[str]:
+        return [
+            "NVIDIA GeForce RTX 4080 SUPER, 16.0 GB, compute capability 8.9, driver 550.54",
+            "bf16 and TF32 in hardware; nobody else uses the card",
+            "16 cores, 64.0 GB of memory, 180 GB free for runs",
+        ]
+
+    def runs(self) -> list[RunRow]:
+        return [
+            RunRow("charlm-003", "chartext", "training", 4_218, 6_900, T0, "loss 1.498", True),
+            RunRow("charlm-002", "chartext", "done", 6_900, 6_900, T0 - 8_000, "loss 1.402", False),
+            RunRow("eeg-lstm", "ndd", "failed", 120, 2_440, T0 - 90_000, "", False),
+            RunRow("charlm-001", "chartext", "lost", 77, 6_900, T0 - 100_000, "loss 2.310", False),
+        ]
+
+    def workloads(self) -> list[StartRow]:
+        return [
+            StartRow("chartext", "character-level text model", "sizes tiny, mini, small, medium, guide"),
+            StartRow("ndd", "EEG forecasters", "sizes guide, large, lstm, gru"),
+        ]

@@ -1,0 +1,347 @@
+"""The screens under keys: commands, questions, ways out, and going from the home screen to a run and back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from ndd_console.app import ConsoleApp
+from ndd_console.screens.base import CanvasScreen
+from ndd_console.screens.home import HomeScreen
+from ndd_console.screens.live import STOPPING, LiveScreen
+from ndd_console.screens.pages import HelpScreen, LogScreen
+from ndd_console.source import RunSource
+from ndd_engine.errors import UsageError
+
+from .fakes import T0, Clock, FakeHome, FakeSource, empty_snapshot, ended, mark, snapshot
+
+
+def make(source: RunSource | None = None, home: FakeHome | None = None, **options: Any) -> ConsoleApp:
+    return ConsoleApp(source, home, refresh_hz=10.0, clock=Clock(T0 + 12), **options)
+
+
+def text_of(app: ConsoleApp) -> str:
+    screen = app.screen
+    assert isinstance(screen, CanvasScreen)
+    return "\n".join("".join(text for text, _ in row) for row in screen.canvas.rows)
+
+
+async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.0) -> None:
+    for _ in range(int(seconds / 0.02)):
+        if true():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("it did not come true in time")
+
+
+async def tick(pilot: Pilot[Any]) -> None:
+    await pilot.pause()
+    screen = pilot.app.screen
+    if isinstance(screen, LiveScreen):
+        screen.tick()
+    await pilot.pause()
+
+
+async def test_keys_become_commands() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("p", "c", "e")
+        assert source.commands == ["pause", "checkpoint", "evaluate"]
+        assert "evaluating after this step" in text_of(app)
+        source.value = snapshot(status="paused", marks=(mark(4_218, "pause", "paused"),))
+        await tick(pilot)
+        assert (
+            "‖ paused" in text_of(app)
+            and "p resume" in text_of(app)
+            and "evaluating after" not in text_of(app)
+        )
+        await pilot.press("p", "x", "s", "ctrl+z")
+        assert source.commands[3:] == ["resume"]
+
+
+async def test_keys_that_do_not_work_are_not_shown() -> None:
+    for source in (
+        FakeSource(live=False),
+        FakeSource(value=ended("done", "all steps done")),
+        FakeSource(empty_snapshot()),
+    ):
+        app = make(source)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("p", "c", "e")
+            assert source.commands == []
+            footer = text_of(app).splitlines()[-1]
+            assert "pause" not in footer and "l log" in footer and "q quit" in footer
+
+
+async def test_q_asks_and_stops_after_a_checkpoint() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("q")
+        text = text_of(app)
+        assert "charlm-001 is still running." in text and "ndd-console attach charlm-001" in text
+        await pilot.press("p")  # the question stays
+        assert "still running" in text_of(app) and source.commands == []
+        await pilot.press("escape")
+        assert "still running" not in text_of(app) and app.is_running
+        await pilot.press("q", "s")
+        assert source.commands == ["stop"] and "◐ stopping" in text_of(app) and STOPPING in text_of(app)
+        await pilot.press("q")
+        assert "is stopping after a checkpoint" in text_of(app)
+        await pilot.press("escape")
+        source.value = ended("stopped", "stopped from the console")
+        await tick(pilot)
+    assert app.return_value == "stop"
+
+
+async def test_q_d_leaves_it_running() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("q", "d")
+    assert (
+        app.return_value == "detach" and source.commands == [] and not source.closed and app.source is source
+    )
+
+
+async def test_ctrl_c_twice_stops_at_once() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+c")
+        assert source.commands == ["interrupt"] and "press Ctrl-C again" in text_of(app)
+        await pilot.press("ctrl+c")
+    assert source.commands == ["interrupt", "kill"] and app.return_value == "kill"
+
+
+async def test_ctrl_c_once_leaves_when_the_run_has_ended() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+c")
+        source.value = ended("stopped", "Ctrl-C")
+        await tick(pilot)
+    assert app.return_value == "stop"
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+q", "ctrl+c"])
+async def test_a_viewer_and_a_finished_run_just_close(key: str) -> None:
+    for source in (FakeSource(owned=False), FakeSource(value=ended("failed", "out of memory"))):
+        app = make(source)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press(key)
+        assert app.return_value == "quit" and source.commands == []
+
+
+async def test_a_run_that_ended_by_itself_stays_on_the_screen() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        source.value = ended("done", "all 6,900 steps done")
+        await tick(pilot)
+        text = text_of(app)
+        assert "✔ done" in text and "all 6,900 steps done" in text and "checkpoints/step-4218.pt" in text
+        assert "evaluation loss" in text and app.is_running
+
+
+async def test_a_viewer_can_stop_the_run() -> None:
+    source = FakeSource(owned=False)
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "s stop" in text_of(app) and "q close" in text_of(app)
+        await pilot.press("s")
+        assert "Stop charlm-001?" in text_of(app)
+        await pilot.press("s")
+        assert source.commands == ["stop"] and "the run was asked to stop" in text_of(app) and app.is_running
+
+
+async def test_notices_are_shown() -> None:
+    source = FakeSource(said="the run did not answer")
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "the run did not answer" in text_of(app)
+        source.said = None
+        await tick(pilot)
+        assert "the run did not answer" not in text_of(app)
+
+
+async def test_nothing_is_drawn_while_nothing_changes() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, LiveScreen)
+        await pilot.pause()
+        rows = screen.canvas.rows
+        await tick(pilot)
+        assert screen.canvas.rows is rows
+        source.value = snapshot(step=4_219)
+        await tick(pilot)
+        assert screen.canvas.rows is not rows and "4,219" in text_of(app)
+
+
+async def test_preparing_counts_seconds() -> None:
+    clock = Clock(T0)
+    app = ConsoleApp(FakeSource(empty_snapshot()), None, refresh_hz=4.0, clock=clock)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "importing torch…" in text_of(app)
+        clock.t += 7.4
+        await tick(pilot)
+        assert " 7 s" in text_of(app)
+
+
+async def test_resize() -> None:
+    app = make(FakeSource())
+    async with app.run_test(size=(80, 24)) as pilot:
+        for width, height in ((20, 5), (200, 50), (72, 20), (80, 24)):
+            await pilot.resize_terminal(width, height)
+            await pilot.pause()
+            lines = text_of(app).splitlines()
+            assert len(lines) == height and all(len(line) == width for line in lines)
+
+
+async def test_help_and_log() -> None:
+    source = FakeSource(log=[f"line {i} of the output" for i in range(100)])
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        for word in (
+            "micro-step",
+            "optimizer step",
+            "item",
+            "window",
+            "phases",
+            "n/a",
+            "host clock",
+            "Ctrl-C",
+        ):
+            assert word in text_of(app)
+        await pilot.press("escape", "l")
+        screen = app.screen
+        assert isinstance(screen, LogScreen)
+        assert "line 99 " in text_of(app) and "line 10 " not in text_of(app)
+        await pilot.press("home")
+        assert "line 0 " in text_of(app)
+        source.log = [*source.log, "one more"]
+        screen.read_again()
+        assert "line 0 " in text_of(app) and "one more" not in text_of(app)
+        await pilot.press("end")
+        assert "one more" in text_of(app)
+        source.log = [*source.log, "and another"]
+        screen.read_again()
+        assert "and another" in text_of(app)
+        await pilot.press("pageup", "up")
+        assert "and another" not in text_of(app)
+        source.value = snapshot(step=4_300)
+        await pilot.press("q")
+        await tick(pilot)
+        assert isinstance(app.screen, LiveScreen) and "4,300" in text_of(app)
+
+
+async def test_home_starts_a_run_in_a_thread() -> None:
+    source, ready, threads = FakeSource(), threading.Event(), []
+
+    def start(name: str) -> RunSource:
+        threads.append(threading.current_thread())
+        assert ready.wait(5) and name == "ndd"
+        return source
+
+    app = make(None, FakeHome(), start=start)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "charlm-003" in text_of(app) and "4080" in text_of(app))
+        await pilot.press("down", "enter", "enter")
+        assert "starting ndd…" in text_of(app)
+        ready.set()
+        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
+        assert threads[0] is not threading.main_thread() and len(threads) == 1 and app.source is source
+        await pilot.press("q", "d")
+    assert app.return_value == "detach"
+
+
+async def test_home_tells_why_a_run_cannot_start() -> None:
+    def refuse(name: str) -> RunSource:
+        raise UsageError(f"{name}: batch.micro = 0: must be at least 1")
+
+    app = make(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "charlm-003" in text_of(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: "must be at least 1" in text_of(app))
+        # A run opens, and closing its viewer comes back to the list.
+        await pilot.press("end", "enter")
+        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
+        source = app.source
+        assert isinstance(source, FakeSource) and source.name == "charlm-001"
+        await pilot.press("q")
+        await until(pilot, lambda: isinstance(app.screen, HomeScreen))
+        assert source.closed and app.source is None
+        await pilot.press("r", "question_mark", "escape", "q")
+    assert app.return_value == "quit"
+
+
+async def test_first_paint_waits_for_nothing() -> None:
+    looked, painted = threading.Event(), []
+
+    class SlowHome(FakeHome):
+        def card_lines(self) -> list[str]:
+            assert looked.wait(5)
+            raise OSError("no driver")
+
+    app = make(None, SlowHome(), on_first_paint=lambda: painted.append(1))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: painted == [1])
+        assert "looking at the hardware…" in text_of(app)
+        looked.set()
+        await until(pilot, lambda: "could not be read: no driver" in text_of(app))
+    assert painted == [1]
+
+
+async def test_hanging_up_from_a_thread() -> None:
+    app = make(FakeSource())
+    async with app.run_test(size=(80, 24)) as pilot:
+        threading.Thread(target=app.hang_up).start()
+        await until(pilot, lambda: app.return_value is not None)
+    assert app.return_value == "hangup"
+    app.hang_up()  # too late, and harmless
+
+
+async def test_hanging_up_before_the_first_paint() -> None:
+    app = make(FakeSource())
+    app.hang_up()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.return_value is not None)
+    assert app.return_value == "hangup"
+
+
+async def test_leaving_when_somebody_else_stopped_the_run() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.leave_when_final()
+        await until(pilot, lambda: "stopping" in text_of(app))
+        assert source.commands == []
+        source.value = ended("terminated", "terminated (SIGTERM)")
+        await tick(pilot)
+    assert app.return_value == "stop"
+
+
+async def test_over_ssh_it_is_slower_while_nobody_looks() -> None:
+    source = FakeSource()
+    app = make(source, ssh=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, LiveScreen)
+        app.app_focus = False
+        before = source.asked
+        for _ in range(8):
+            screen.tick()
+        await asyncio.sleep(0)
+        assert source.asked - before <= 3
+        await pilot.pause()

@@ -1,0 +1,297 @@
+"""The views: every row fits at any size, missing is "n/a", and ASCII is ASCII."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
+from ndd_console.view.home import HomeState, home_rows
+from ndd_console.view.learning import end_rows, small
+from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.pager import help_lines, log_view, page_rows
+from ndd_console.view.question import box, over
+from ndd_console.view.rows import cells, cut, fit, shorten, width_of, wrap
+from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
+from ndd_engine.record.events import PHASES
+from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot
+
+from .fakes import MARKS, FakeHome, empty_snapshot, ended, mark, run_event, sample, snapshot
+
+KEYS = (("p", "pause"), ("c", "checkpoint"), ("e", "evaluate"), ("l", "log"), ("?", "help"), ("q", "quit"))
+
+
+def text_of(rows: list[Row]) -> str:
+    return "\n".join("".join(text for text, _ in row) for row in rows)
+
+
+def screen(value: Snapshot, width: int = 80, height: int = 24, **changes: object) -> str:
+    state = LiveState("charlm-001", value.status, KEYS)
+    return text_of(live_rows(value, replace(state, **changes), width, height))  # type: ignore[arg-type]
+
+
+def assert_fits(rows: list[Row], width: int, height: int) -> None:
+    assert len(rows) == height
+    for row in rows:
+        assert width_of(row) == width, row
+        assert all(style in COLOUR and style in MONOCHROME for _, style in row)
+
+
+SNAPSHOTS = {
+    "card": snapshot(),
+    "host": snapshot(False),
+    "empty": empty_snapshot(),
+    "prepared": empty_snapshot(run=run_event(), sample=sample()),
+    "failed": ended("failed", "CUDA out of memory: " + "tried to allocate " * 40),
+    "lost": ended("lost", ""),
+    "stopped": ended("stopped", "stopped from the console", None),
+    "foreign": snapshot(
+        marks=(mark(3, "warning", "\x1b[31m数据已损坏\n" * 9),), run=run_event(data="数据" * 60)
+    ),
+    "many cores": snapshot(sample=sample(cores=256)),
+    "no trends": snapshot(loss_trend=(), rate_trend=((1, float("nan")),)),
+}
+# Fields that a run may lack, each with what it is then.
+MISSING: dict[str, Any] = {
+    "run": None, "sample": None, "memory": None, "loss": None, "lr": None, "grad_norm": None, "eta_s": None,
+    "steps_per_s": None, "items_per_s": None, "tokens_per_s": None, "step_ns": None, "phases": (),
+    "marks": (),
+    "evaluations": (), "best": None, "checkpoint": None, "loss_trend": (), "rate_trend": (),
+    "idle": Idle(None, "events", (), "no device clock and no NVML"),
+    "headroom": Headroom(None, None, None, None, None, None, "card"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+@pytest.mark.parametrize(
+    "size",
+    [(20, 5), (39, 9), (40, 12), (71, 24), (72, 20), (80, 24), (100, 30), (120, 40), (200, 50), (149, 24)],
+)
+def test_every_row_fits(name: str, size: tuple[int, int]) -> None:
+    value = SNAPSHOTS[name]
+    rows = live_rows(value, LiveState("charlm-001", value.status, KEYS, "a message", 3.0), *size)
+    assert_fits(rows, *size)
+    assert_fits(ascii_rows(rows), *size)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(1, 210),
+    st.integers(1, 60),
+    st.sampled_from(list(SNAPSHOTS)),
+    st.sets(st.sampled_from(list(MISSING))),
+    st.sampled_from(STATUSES),
+)
+def test_every_size_and_every_gap(width: int, height: int, name: str, gaps: set[str], status: str) -> None:
+    value = replace(SNAPSHOTS[name], status=status, **{gap: MISSING[gap] for gap in gaps})
+    rows = live_rows(value, LiveState("charlm-001", status, KEYS), width, height)
+    assert_fits(rows, width, height)
+    assert_fits(
+        over(rows, box("Leave?", (("s", "stop after a checkpoint"), ("esc", "cancel")), width), width),
+        width,
+        height,
+    )
+    assert text_of(ascii_rows(rows)).isascii()
+
+
+def test_the_drawing() -> None:
+    text = screen(snapshot())
+    for part in (
+        "charlm-001   RTX 4080 SUPER 16 GB   bf16 + compile", "● training", "epoch 16/25", "61 %",
+        "step 4,218",
+        "18.3 step/s", "2 min 26 s left", "── step 54.6 ms", "data_wait", "31.2   57 %",
+        "GPU idle 62 % (events)",
+        "waiting for data      57 %", "memory 16.0 GB", "7.9 GB free", "predicted: batch 288 fits",
+        "busy 37 %",
+        "61 °C, 212/320 W", "2,505 MHz", "not throttled", "cpu 53 %", "process 101 %", "RSS 2.1 GB",
+        "disk 180 GB free", "loss 1.482", "4,687 window/s", "lr 0.00073", "gradient norm 0.832",
+        "evaluation loss 1.520", "best 1.498 at step 3,800", "checkpoint saved", "p pause", "q quit",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "finding" not in text
+
+
+def test_a_processor_says_host_clock_and_host_memory() -> None:
+    text = screen(snapshot(False), 120, 40)
+    assert "CPU" in text or "EPYC" in text
+    assert "compute idle 60 % (host clock)" in text and "host memory 64.0 GB" in text
+    assert "24.1 GB available" in text and "  device" not in text and "card " not in text
+    assert "idle 60 % (host clock)" in screen(snapshot(False))
+
+
+def test_missing_is_never_zero() -> None:
+    value = snapshot(
+        lr=None, grad_norm=None, loss=None, eta_s=None, steps_per_s=None, items_per_s=None,
+        sample=replace(sample(), card={"util_percent": None}, host={}), idle=MISSING["idle"],
+        headroom=MISSING["headroom"],
+    )  # fmt: skip
+    text = screen(value, 120, 40)
+    for part in ("lr n/a", "gradient norm n/a", "loss n/a", "n/a step/s", "time left n/a",
+    "busy n/a", "cpu n/a",
+                 "RSS n/a", "n/a available", "throttle n/a", "GPU idle n/a", "no device clock and no NVML",
+                 "memory n/a", "n/a free"):  # fmt: skip
+        assert part in text, part
+    assert "busy 0" not in text and "idle 0" not in text
+
+
+def test_no_counters_of_the_card() -> None:
+    assert "n/a: the card's counters cannot be read" in screen(snapshot(sample=replace(sample(), card=None)))
+
+
+def test_throttling_is_told() -> None:
+    hot = sample()
+    assert hot.card is not None
+    text = screen(snapshot(sample=replace(hot, card={**hot.card, "throttle": ["power cap", "thermal"]})))
+    assert "slowed: power" in text
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_status_is_symbol_and_word(status: str) -> None:
+    symbol, style = STATUS[status]
+    assert f"{symbol} {status}" in screen(snapshot(status=status)) and style in COLOUR
+
+
+def test_nvml_knows_no_causes() -> None:
+    text = screen(snapshot(idle=Idle(0.4, "nvml", ())))
+    assert "GPU idle 40 % (nvml)" in text and "causes n/a" in text
+
+
+def test_phases_add_up() -> None:
+    for height in (12, 14, 24, 40):
+        table = re.findall(r"^ (\d+ smaller|\w+) .* (<?\d+) % ", screen(snapshot(False), 60, height), re.M)
+        shares = [
+            0.3 if share == "<1" else float(share)
+            for name, share in table
+            if name in PHASES or "smaller" in name
+        ]
+        assert 97 <= sum(shares) <= 103, (height, table)
+        assert "other" in dict(table)
+
+
+def test_sub_phases_stand_below_their_phase() -> None:
+    value = snapshot()
+    forward = next(phase for phase in value.phases if phase.name == "forward")
+    part = replace(forward, name="forward/encoder", host_ns=4e6, share=0.07)
+    index = value.phases.index(forward)
+    phases = (*value.phases[: index + 1], part, *value.phases[index + 1 :])
+    lines = screen(replace(value, phases=phases), 120, 50).splitlines()
+    assert next(i for i, line in enumerate(lines) if "  encoder" in line) == 1 + next(
+        i for i, line in enumerate(lines) if " forward" in line
+    )
+    assert "encoder" not in screen(replace(value, phases=phases))
+
+
+def test_small_screens_drop_trends_then_machine() -> None:
+    assert "▇" in screen(snapshot()) and "▇" not in screen(snapshot(), 79, 24)
+    assert "▇" not in screen(snapshot(), 80, 23) and "machine" in screen(snapshot(), 80, 23)
+    assert "machine" not in screen(snapshot(), 80, 18) and "loss 1.482" in screen(snapshot(), 80, 18)
+
+
+def test_wide_screens_show_more() -> None:
+    assert "p95" in screen(snapshot(), 100, 30) and "device" in screen(snapshot(), 100, 30)
+    text = screen(snapshot(), 120, 40)
+    for part in ("p50", "p95", "max", "10,788,929 parameters", "micro 128 x accumulation 2",
+                 "torch 2.6.0", "cores", "1,199,872 character/s", "about batch 288 fits (predicted)",
+                 "warning: 2 losses"):  # fmt: skip
+        assert part in text, part
+    side = screen(snapshot(), 200, 50).splitlines()
+    assert any("GPU idle" in line and "machine" in line for line in side)
+
+
+def test_preparing() -> None:
+    text = screen(empty_snapshot(), waited_s=12.0)
+    assert "importing torch…" in text and "12 s" in text and "◐ preparing" in text
+    assert "0 step/s" not in text and "loss" not in text
+
+
+def test_ends() -> None:
+    assert "after 3 min 51 s" in screen(ended("done", "all steps done")) and "✔ done" in screen(
+        ended("done", "")
+    )
+    text = " ".join(screen(ended("failed", "CUDA out of memory; lower batch.micro " * 4)).split())
+    assert (
+        text.count("lower batch.micro") == 4
+        and "checkpoints/step-4218.pt" in text
+        and "took 3 min 51 s" in text
+    )
+    lost = " ".join(screen(ended("lost", "")).split())
+    assert "the process ended without a word (kill -9, power?); resume with: ndd-console train" in lost
+    assert "train --resume charlm-001" in lost
+    assert "checkpoint n/a" in text_of(end_rows(ended("stopped", "asked", None, checkpoint=None), "x", 60, 7))
+
+
+def test_foreign_text_cannot_steer_the_terminal() -> None:
+    text = screen(
+        snapshot(marks=(mark(3, "warning", "\x1b[2J\x07bad"),), run=run_event(model="\x1b]0;x\x07")), 120, 40
+    )
+    assert "\x1b" not in text and "\x07" not in text and "\\x1b[2J" in text
+
+
+def test_best_and_last_evaluation() -> None:
+    best = Evaluation(4_140, {"loss": 1.4}, None)
+    assert "the best so far" in screen(snapshot(evaluations=(best,), best=best))
+    assert "evaluation n/a" in screen(snapshot(evaluations=(), best=None))
+
+
+def test_help_log_and_home_fit() -> None:
+    home = FakeHome()
+    full = HomeState(
+        tuple(home.card_lines()), tuple(home.workloads()), tuple(home.runs() * 9), 20, "starting…"
+    )
+    for width, height in ((20, 5), (48, 10), (80, 24), (200, 50), (3, 2), (1, 1)):
+        assert_fits(page_rows(help_lines(width), 0, KEYS, "help", width, height), width, height)
+        lines = log_view(["x" * 300, "数据" * 80, ""], max(width - 2, 1))
+        assert_fits(page_rows(lines, 2, KEYS, "output", width, height), width, height)
+        for state in (HomeState(None, None, None), full, replace(full, bad=True, message="no\n" * 9)):
+            assert_fits(home_rows(state, width, height), width, height)
+    assert text_of(ascii_rows(page_rows(help_lines(80), 0, KEYS, "help", 80, 60))).isascii()
+
+
+@pytest.mark.parametrize("chosen", range(38))
+def test_the_chosen_entry_is_on_the_screen(chosen: int) -> None:
+    home = FakeHome()
+    state = HomeState(tuple(home.card_lines()), tuple(home.workloads()), tuple(home.runs() * 9), chosen)
+    assert "▸" in text_of(home_rows(state, 80, 24)) and "▸" in text_of(home_rows(state, 40, 8))
+
+
+def test_bars() -> None:
+    assert bar(0, 4) == "    " and bar(1, 4) == "████" and bar(0.5, 4) == "██  " and bar(1e-9, 4) == "▏   "
+    assert width_of(progress_bar(0.333, 17)) == 17 and progress_bar(2.0, 5)[0][0] == "━" * 5
+    assert width_of(stacked_bar(((0.5, "█", "used"), (0.01, "▒", "others"), (0.49, "░", "dim")), 20)) == 20
+    assert (
+        sparkline([1, 2, 3], 5) == "▁▅█  " and sparkline([], 3) == "   " and sparkline([2.0] * 9, 3) == "▄▄▄"
+    )
+    assert levels([0, 0.5, 1.0, 7], 3) == "▁▅█"
+    lines = graph([0.0, 1.0], 4, 2)
+    assert [len(line) for line in lines] == [4, 4] and lines[0].strip() and lines[1].strip()
+    assert graph([5.0], 3, 2)[0].strip() or graph([5.0], 3, 2)[1].strip()
+    assert (
+        small(1e-4) == "0.0001"
+        and small(None) == "n/a"
+        and small(0.0) == "0"
+        and small(float("nan")) == "nan"
+    )
+
+
+@given(st.text("ab数 …█", max_size=12), st.integers(0, 14), st.integers(0, 14))
+def test_cutting_keeps_cells(text: str, start: int, length: int) -> None:
+    row: Row = ((text, "text"), ("cd", "bold"))
+    whole = fit(row, 40)
+    assert width_of(whole) == 40
+    assert width_of(cut(whole, start, start + length)) == length
+    assert cells(shorten(text, start)) <= start
+    for line in wrap(text, max(start, 2)):
+        assert cells(line) <= max(start, 2)
+
+
+def test_marks_stay_in_order() -> None:
+    text = screen(snapshot(), 120, 40)
+    assert [text.find(item.mark.text) for item in MARKS[-3:]] == sorted(
+        text.find(item.mark.text) for item in MARKS[-3:]
+    )
+    assert {field.name for field in fields(Snapshot)} >= set(MISSING)

@@ -1,0 +1,189 @@
+"""The console application: opens the screens, and says how it was left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+from textual.app import App
+from textual.filter import NoColor
+from textual.message import Message
+from textual.screen import Screen
+
+from ndd_engine.errors import NddError
+
+from .screens.base import Look, post_from_thread
+from .screens.home import HomeScreen
+from .screens.live import LiveScreen, Result
+from .source import HomeSource, RunRow, RunSource, StartRow
+
+Opener = Callable[[str], RunSource]
+
+
+class ConsoleApp(App[str], inherit_bindings=False):
+    """With a source the live screen, without one the home screen.
+
+    `run()` returns "quit" (nothing is running here, or a viewer was closed), "stop" (it was asked to
+    stop and has ended), "detach" (leave the run going), "kill" (second Ctrl-C) or "hangup". `source` is the
+    run that was on the screen last; closing it is left to the caller.
+    """
+
+    TITLE = "ndd-console"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+
+    class Opened(Message):
+        """A run was started or attached in a thread."""
+
+        def __init__(self, source: RunSource) -> None:
+            self.source = source
+            super().__init__()
+
+    class Refused(Message):
+        """A run could not be started or attached."""
+
+        def __init__(self, text: str) -> None:
+            self.text = text
+            super().__init__()
+
+    def __init__(
+        self,
+        source: RunSource | None,
+        home: HomeSource | None,
+        *,
+        refresh_hz: float = 4.0,
+        ascii_only: bool = False,
+        monochrome: bool = False,
+        ssh: bool = False,
+        start: Opener | None = None,
+        attach: Opener | None = None,
+        on_first_paint: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if source is None and home is None:
+            raise ValueError("ConsoleApp needs a source or a home")
+        super().__init__(ansi_color=True)
+        self.animation_level = "none"
+        self.source = source
+        self.home = home
+        self._start_run = start
+        self._attach_run = attach
+        self._refresh_hz = refresh_hz
+        self._ssh = ssh
+        self._clock = clock
+        self._on_first_paint = on_first_paint
+        self._look = Look(ascii_only, monochrome or self.no_color)
+        if monochrome and not self.no_color:
+            self.no_color = True
+            self._filters.append(NoColor())
+        self._opening = False
+        self._gone = False
+        self._console_loop: asyncio.AbstractEventLoop | None = None
+        self._hung_up = self._ending = False
+
+    def get_default_screen(self) -> Screen[None]:
+        if self.source is not None:
+            return self._live_screen(self.source, self._on_first_paint)
+        assert self.home is not None
+        return HomeScreen(self.home, self._look, self._choose, self._quit, self._on_first_paint)
+
+    def on_mount(self) -> None:
+        self._console_loop = asyncio.get_running_loop()
+        if self._hung_up:
+            self._finish("hangup")
+        elif self._ending:
+            self._end_live()
+
+    def hang_up(self) -> None:
+        """Make `run()` return "hangup". From a signal handler or any thread, at any time."""
+        self._hung_up = True
+        self._soon(lambda: self._finish("hangup"))
+
+    def leave_when_final(self) -> None:
+        """Leave with "stop" once the run has ended. From a signal handler or any thread."""
+        self._ending = True
+        self._soon(self._end_live)
+
+    def _end_live(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, LiveScreen):
+                screen.leave_when_final()
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        loop = self._console_loop
+        if loop is not None and not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(callback)
+            except RuntimeError:
+                return  # the loop was closed in this moment: the app has ended
+
+    def _live_screen(self, source: RunSource, on_painted: Callable[[], None] | None = None) -> LiveScreen:
+        return LiveScreen(
+            source,
+            self._look,
+            self._leave_live,
+            refresh_hz=self._refresh_hz,
+            ssh=self._ssh,
+            clock=self._clock,
+            on_painted=on_painted,
+        )
+
+    def _leave_live(self, result: Result) -> None:
+        """Back to the list when a viewer that was opened from there is closed; else the app ends."""
+        source = self.source
+        if result == "quit" and source is not None and not source.owned and len(self.screen_stack) > 1:
+            self.source = None
+            source.close()
+            self.pop_screen()
+            home = self.screen
+            if isinstance(home, HomeScreen):
+                home.refresh_runs()
+        else:
+            self._finish(result)
+
+    def _quit(self) -> None:
+        self._finish("quit")
+
+    def _finish(self, result: Result) -> None:
+        if not self._gone:
+            self._gone = True
+            self.exit(result)
+
+    def _choose(self, entry: StartRow | RunRow) -> None:
+        """Start or attach in a thread: it may take seconds, and the screen stays alive meanwhile."""
+        opener = self._start_run if isinstance(entry, StartRow) else self._attach_run
+        if opener is None or self._opening:
+            return
+        self._opening = True
+        word = "starting" if isinstance(entry, StartRow) else "opening"
+        self._say(f"{word} {entry.name}…")
+        threading.Thread(target=self._open, args=(opener, entry.name), name="ndd-open", daemon=True).start()
+
+    def _open(self, opener: Opener, name: str) -> None:
+        try:
+            source = opener(name)
+        except (NddError, OSError) as error:
+            post_from_thread(self, self.Refused(str(error)))
+            return
+        except Exception as error:  # noqa: BLE001  a defect must be told, or the screen would wait for ever
+            post_from_thread(self, self.Refused(f"{type(error).__name__}: {error}"))
+            return
+        if self._gone or not post_from_thread(self, self.Opened(source)):
+            source.close()
+
+    def on_console_app_opened(self, message: Opened) -> None:
+        self._opening = False
+        self._say(None)
+        self.source = message.source
+        self.push_screen(self._live_screen(message.source))
+
+    def on_console_app_refused(self, message: Refused) -> None:
+        self._opening = False
+        self._say(message.text, bad=True)
+
+    def _say(self, text: str | None, bad: bool = False) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, HomeScreen):
+                screen.say(text, bad)

@@ -1,0 +1,233 @@
+"""The live screen: pulls the newest snapshot on a timer, turns keys into commands, asks before leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from textual import events
+
+from ndd_console.source import Action, RunSource
+from ndd_console.view.live import Keys, LiveState, live_rows
+from ndd_console.view.question import box, over
+from ndd_console.view.style import Row
+from ndd_engine.record.snapshot import Snapshot
+
+from .base import CanvasScreen, Look
+from .pages import HelpScreen, LogScreen
+
+Result = Literal["quit", "stop", "detach", "kill", "hangup"]
+
+STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop at once"
+_WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
+_ASKED: dict[Action, str] = {
+    "pause": "pausing after this step…",
+    "resume": "going on…",
+    "checkpoint": "saving a checkpoint after this step…",
+    "evaluate": "evaluating after this step…",
+}
+_BLURRED_TICKS = 4  # over SSH, refresh this much slower while nobody looks
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """All that the picture depends on besides the snapshot; while both are the same, nothing is drawn."""
+
+    notice: str | None
+    message: str | None
+    waited_s: int | None
+    asking: str
+    stopping: bool
+
+
+class LiveScreen(CanvasScreen):
+    """A run. `leave` is called once with the result when the user or the run's end closes the screen."""
+
+    def __init__(
+        self,
+        source: RunSource,
+        look: Look,
+        leave: Callable[[Result], None],
+        *,
+        refresh_hz: float,
+        ssh: bool,
+        clock: Callable[[], float],
+        on_painted: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(look, on_painted)
+        self.source = source
+        self._leave = leave
+        self._refresh_hz = min(refresh_hz, 4.0) if ssh else refresh_hz
+        self._ssh = ssh
+        self._clock = clock
+        self._opened_t = clock()
+        self._snapshot = source.snapshot()
+        self._shown: tuple[Snapshot, Shown] | None = None
+        self._message: tuple[str, tuple[object, ...]] | None = None
+        self._asking: Literal["", "leave", "stop"] = ""
+        self._skipped = 0
+        self._left = False
+        self.stopping = False
+
+    def on_mount(self) -> None:
+        self.set_interval(1 / self._refresh_hz, self.tick)
+
+    def on_screen_resume(self) -> None:
+        self._shown = None
+
+    def tick(self) -> None:
+        """Look at the run; draw when something changed."""
+        if self._ssh and not self.app.app_focus:
+            self._skipped = (self._skipped + 1) % _BLURRED_TICKS
+            if self._skipped:
+                return
+        self._snapshot = self.source.snapshot()
+        if self.stopping and self._snapshot.final:
+            self._go("stop")
+        else:
+            self._repaint()
+
+    def draw(self, width: int, height: int) -> list[Row]:
+        shown, snapshot = self._state(), self._snapshot
+        self._shown = (snapshot, shown)
+        state = LiveState(
+            self.source.name,
+            self._status(snapshot),
+            self._keys(snapshot),
+            shown.notice or shown.message,
+            shown.waited_s,
+        )
+        rows = live_rows(snapshot, state, width, height)
+        if self._asking:
+            rows = over(rows, box(*self._question(), width), width)
+        return rows
+
+    def _state(self) -> Shown:
+        snapshot = self._snapshot
+        if self._message is not None and self._message[1] != _progress_of(snapshot):
+            self._message = None  # what was asked for has shown an effect
+        message = self._message[0] if self._message else None
+        waited = None
+        if snapshot.status == "preparing":
+            waited = int(max(self._clock() - (snapshot.started_t or self._opened_t), 0))
+        if self.stopping:
+            message = STOPPING
+        return Shown(self.source.notice(), message, waited, self._asking, self.stopping)
+
+    def _status(self, snapshot: Snapshot) -> str:
+        return "stopping" if self.stopping and not snapshot.final else snapshot.status
+
+    def _steerable(self, snapshot: Snapshot) -> bool:
+        return self.source.live and not snapshot.final and not self.stopping
+
+    def _keys(self, snapshot: Snapshot) -> Keys:
+        keys: list[tuple[str, str]] = []
+        if self._steerable(snapshot):
+            if snapshot.status in _WORKING:
+                keys += [("p", "resume" if snapshot.status == "paused" else "pause")]
+                keys += [("c", "checkpoint"), ("e", "evaluate")]
+            if not self.source.owned:
+                keys.append(("s", "stop"))
+        leaving = "quit" if self.source.owned else "close"
+        return (*keys, ("l", "log"), ("?", "help"), ("q", leaving))
+
+    def _question(self) -> tuple[str, Keys]:
+        name = self.source.name
+        if self._asking == "stop":
+            return f"Stop {name}?", (("s", "stop after a checkpoint"), ("esc", "cancel"))
+        stay = ("d", f"leave it running (attach again with: ndd-console attach {name})")
+        if self.stopping:
+            return f"{name} is stopping after a checkpoint.", (
+                ("d", "leave the screen now; it stops by itself"),
+                ("esc", "wait for it here"),
+            )
+        return f"{name} is still running.", (("s", "stop after a checkpoint"), stay, ("esc", "cancel"))
+
+    def on_key(self, event: events.Key) -> None:
+        key = event.character if event.is_printable and event.character else event.key
+        event.stop()
+        if key == "ctrl+c":
+            self._interrupt()
+        elif self._asking:
+            self._answer(key)
+        elif key in ("q", "ctrl+q"):
+            self._ask_to_leave()
+        elif key == "l":
+            self.app.push_screen(LogScreen(self.look, self.source))
+        elif key == "?":
+            self.app.push_screen(HelpScreen(self.look))
+        elif self._steerable(self._snapshot):
+            self._steer(key)
+        self._repaint()
+
+    def _repaint(self) -> None:
+        """Draw if the picture would be another one."""
+        if self._left or not self.is_current:
+            return
+        if self._shown is None or self._shown[0] is not self._snapshot or self._shown[1] != self._state():
+            self.paint()
+
+    def _steer(self, key: str) -> None:
+        if key == "s" and not self.source.owned:
+            self._asking = "stop"
+        status = self._snapshot.status
+        if status not in _WORKING:
+            return
+        actions: dict[str, Action] = {
+            "p": "resume" if status == "paused" else "pause",
+            "c": "checkpoint",
+            "e": "evaluate",
+        }
+        if key in actions:
+            action = actions[key]
+            self._message = (_ASKED[action], _progress_of(self._snapshot))
+            self.source.command(action)
+
+    def _ask_to_leave(self) -> None:
+        if self.source.owned and not self.source.snapshot().final:
+            self._asking = "leave"
+        else:
+            self._go("quit")
+
+    def _answer(self, key: str) -> None:
+        asking, self._asking = self._asking, ""
+        if key == "s" and not self.stopping:
+            self.source.command("stop")
+            if asking == "leave":
+                self.stopping = True
+            else:
+                self._message = ("the run was asked to stop", _progress_of(self._snapshot))
+        elif key == "d" and asking == "leave":
+            self._go("detach")
+        elif key not in ("escape", "q", "ctrl+q", "n"):
+            self._asking = asking
+
+    def _interrupt(self) -> None:
+        """Ctrl-C: stop the run that is trained here; a viewer only closes."""
+        if not self.source.owned or self.source.snapshot().final:
+            self._go("quit")
+            return
+        self._asking = ""
+        if not self.stopping:
+            self.stopping = True
+            self.source.command("interrupt")
+        else:
+            self.source.command("kill")
+            self._go("kill")
+
+    def leave_when_final(self) -> None:
+        """Somebody else asked the run to stop: say so, and leave once it has ended."""
+        self.stopping = True
+        self._asking = ""
+        self.tick()
+
+    def _go(self, result: Result) -> None:
+        if not self._left:
+            self._left = True
+            self._leave(result)
+
+
+def _progress_of(snapshot: Snapshot) -> tuple[object, ...]:
+    """What changes when a command takes effect."""
+    return (snapshot.status, snapshot.marks[-1] if snapshot.marks else None)

@@ -1,0 +1,105 @@
+"""Bars, sparklines and line graphs made of characters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from .style import Row
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_LEVELS = "▁▂▃▄▅▆▇█"
+# Dots of a braille character from the top row down, for its left and its right column.
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+_BRAILLE = 0x2800
+
+Points = Sequence[tuple[int, float]]
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of `share` (0..1) in `width` cells, blank behind it, to an eighth of a cell."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    if eighths == 0 and share > 0 and width > 0:
+        eighths = 1  # something is not nothing
+    full, part = divmod(eighths, 8)
+    text = "█" * full + (_EIGHTHS[part] if part else "")
+    return text.ljust(width)
+
+
+def progress_bar(share: float, width: int) -> Row:
+    """A thick line for what is done, a thin one for what is left."""
+    halves = round(min(max(share, 0.0), 1.0) * width * 2)
+    full, half = divmod(halves, 2)
+    done = "━" * full + ("╸" if half else "")
+    return ((done, "accent"), ("─" * (width - len(done)), "dim"))
+
+
+def stacked_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Row:
+    """Parts (share, character, style) one behind the other; shares add up to at most 1."""
+    out: list[tuple[str, str]] = []
+    edge = 0.0
+    used = 0
+    for share, char, style in parts:
+        edge += max(share, 0.0)
+        count = min(max(round(edge * width), used + (1 if share > 0 else 0)), width) - used
+        out.append((char * count, style))
+        used += count
+    return (*out, (" " * (width - used), "text"))
+
+
+def finite(points: Points) -> list[float]:
+    """The values of the points that are numbers."""
+    return [value for _, value in points if math.isfinite(value)]
+
+
+def bucket(values: Sequence[float], count: int) -> list[float]:
+    """At most `count` values: means of neighbours."""
+    size = len(values)
+    if size <= count:
+        return list(values)
+    edges = [index * size // count for index in range(count + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as one line of blocks, from the lowest to the highest of them; blank behind them."""
+    shown = bucket(values, max(width, 0))
+    if not shown:
+        return " " * max(width, 0)
+    low, high = min(shown), max(shown)
+    scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
+    middle = 0.0 if scale else 3.0
+    return "".join(_LEVELS[int((value - low) * scale + middle + 0.5)] for value in shown).ljust(width)
+
+
+def levels(shares: Sequence[float], width: int) -> str:
+    """One block for each share (0..1): the cores of a processor."""
+    top = len(_LEVELS) - 1
+    return "".join(_LEVELS[round(min(max(share, 0.0), 1.0) * top)] for share in shares[:width])
+
+
+def graph(values: Sequence[float], width: int, height: int) -> list[str]:
+    """The values as a line of dots over `height` rows; the first row is the top."""
+    if not values or width < 1 or height < 1:
+        return [" " * max(width, 0)] * max(height, 0)
+    columns, dots = width * 2, height * 4
+    shown = bucket(values, columns)
+    low, high = min(shown), max(shown)
+    scale = (dots - 1) / (high - low) if high > low else 0.0
+    grid = [[0] * width for _ in range(height)]
+    stretch = (len(shown) - 1) / (columns - 1)
+    last: int | None = None
+    for column in range(columns):
+        place = column * stretch
+        index = int(place)
+        value = shown[index]
+        if index + 1 < len(shown):
+            value += (shown[index + 1] - value) * (place - index)
+        y = dots - 1 - round((value - low) * scale) if scale else dots // 2
+        # A steep line stays connected: fill from the last dot's height to this one.
+        start = y if last is None else (last + 1 if y > last else last - 1 if y < last else y)
+        for dot in range(min(start, y), max(start, y) + 1):
+            grid[dot // 4][column // 2] |= _DOTS[column % 2][dot % 4]
+        last = y
+    return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in line) for line in grid]

@@ -1,0 +1,278 @@
+"""The blocks that say where the time goes: header, progress, phases, idle time and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ndd_engine.record.events import RunEvent
+from ndd_engine.record.snapshot import PhaseShare, Snapshot
+from ndd_engine.text import MISSING, duration, number, rate, size
+
+from .bars import bar, progress_bar, stacked_bar
+from .rows import cells, ends, fit, foreign, rule, shorten, width_of, wrap
+from .style import Row, Span, status_span
+
+_WAIT = frozenset({"data_wait"})
+_OVERHEAD = frozenset({"to_device", "log", "evaluate", "checkpoint", "other"})
+_CAUSE_STYLE = {"waiting for data": "wait"}
+_METHODS = {"events": "events", "nvml": "nvml", "host": "host clock", "kernels": "kernels"}
+_NAME_WIDTH = 11
+_FIGURE = 8  # a column of milliseconds
+_SHARE = 7
+
+
+def on_card(run: RunEvent | None) -> bool:
+    """Whether the run trains on a CUDA card."""
+    return run is not None and run.device.startswith("cuda")
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage: "57 %"; a little is not nothing: "<1 %"."""
+    if share is None:
+        return MISSING
+    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
+
+
+def setting(run: RunEvent, section: str, key: str) -> Any:
+    """A value of the resolved configuration, None where there is none."""
+    table = run.config.get(section) if isinstance(run.config, dict) else None
+    return table.get(key) if isinstance(table, dict) else None
+
+
+def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
+    """The run, what it runs on, its precision, and at the right its status."""
+    run = snapshot.run
+    state: Row = (status_span(status),)
+    row: list[Span] = [(shorten(foreign(name), max(width - width_of(state) - 1, 4)), "bold")]
+    if run is not None:
+        room = width - width_of(state) - cells(row[0][0]) - 2
+        for text in (device_name(snapshot, run, width), precision(run)):
+            if text and cells(text) + 3 <= room:
+                row.append(("   " + text, "text"))
+                room -= cells(text) + 3
+    return ends(tuple(row), state, width)
+
+
+def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
+    """ "RTX 4080 SUPER 16 GB", or "CPU, 8 threads"."""
+    name = foreign(run.device_name)
+    if not on_card(run):
+        threads = f", {run.threads} threads" if run.threads else ""
+        return f"{shorten(name, 40)}{threads}" if width >= 110 and name else f"CPU{threads}"
+    for prefix in ("NVIDIA ", "GeForce "):
+        name = name.removeprefix(prefix)
+    card = run.card or {}
+    total = snapshot.headroom.total_bytes or card.get("memory_total_bytes")
+    if isinstance(total, (int, float)) and not name.endswith("GB"):
+        name = f"{name} {total / 1024**3:.0f} GB"
+    return name
+
+
+def precision(run: RunEvent) -> str:
+    """ "bf16 + compile"."""
+    text = foreign(run.precision)
+    return f"{text} + compile" if setting(run, "speed", "compile") and "compile" not in text else text
+
+
+def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
+    """How far the run is and how long it still takes; while it is prepared, what is being waited for."""
+    run = snapshot.run
+    if snapshot.status == "preparing" or run is None:
+        stage = foreign(snapshot.stage) or "starting"
+        since = ""
+        if waited_s is not None and waited_s >= 1:
+            since = f"{waited_s:.0f} s" if waited_s < 60 else duration(waited_s)
+        return ends(((shorten(f"{stage}…", max(width - 12, 8)), "accent"),), ((since, "dim"),), width)
+    share = snapshot.progress
+    total = f"{run.total_steps:,}"
+    pieces: list[tuple[int, str]] = [  # (rank, text): the highest rank yields first
+        (0, f"{percent(share):>5}"),
+        (1, f"step {snapshot.step:>{len(total)},}" + (f" of {total}" if width >= 90 else "")),
+        (3, f"{rate(snapshot.steps_per_s, 'step'):>11}"),
+    ]
+    if snapshot.final:
+        pieces.append((2, f"took {duration(snapshot.elapsed_s)}"))
+    else:
+        left = duration(snapshot.eta_s)
+        pieces.append((2, f"{left + ' left' if left != MISSING else 'time left n/a':>13}"))
+    epoch = f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run.epochs else ""
+    while len(pieces) > 1 and sum(len(text) + 3 for _, text in pieces) + len(epoch) + 12 > width:
+        if epoch and len(pieces) <= 2:
+            epoch = ""
+            continue
+        pieces.remove(max(pieces))
+    tail = "   ".join(text for _, text in pieces)
+    lead = f"{epoch} " if epoch else ""
+    room = width - len(tail) - len(lead) - 1
+    line = progress_bar(share, room) if room >= 4 else ()
+    return fit(((lead, "text"), *line, (" " + tail, "text")), width)
+
+
+class StepTable:
+    """The phases of a step as a table that is `width` wide; which columns there are depends on the room."""
+
+    def __init__(self, snapshot: Snapshot, width: int) -> None:
+        self.snapshot = snapshot
+        self.width = width
+        step_ms = (snapshot.step_ns or 0.0) * 1e-6
+        self.decimals = 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
+        room = width - _NAME_WIDTH - _FIGURE - _SHARE - 14  # what is left beside a bar of 14
+        self.device = room >= 2 * _FIGURE and any(phase.device_ns is not None for phase in snapshot.phases)
+        room -= _FIGURE if self.device else 0
+        self.spread = 3 if room >= 3 * _FIGURE else 1 if room >= _FIGURE + 8 else 0
+        extra = _FIGURE * (self.spread + self.device)
+        self.bar = max(width - _NAME_WIDTH - _FIGURE - _SHARE - extra, 0)
+
+    def heading(self) -> Row:
+        """ "── step 54.6 ms ───", with the names of the columns where there is room."""
+        step = self.snapshot.step_ns
+        title = f"step {self.milliseconds(step).strip()} ms" if step is not None else "step n/a"
+        labels = ""
+        if self.width >= 44:
+            names = ["ms", "share"] + (["device"] if self.device else [])
+            names += ["p50", "p95", "max"] if self.spread == 3 else ["p95"] if self.spread else []
+            widths = [_FIGURE, _SHARE] + [_FIGURE] * (len(names) - 2)
+            labels = "".join(name.rjust(space) for name, space in zip(names, widths, strict=True))
+        return rule(title, self.width, "bold", labels)
+
+    def milliseconds(self, value_ns: float | None) -> str:
+        """Nanoseconds as milliseconds, all figures of the table with the same decimals."""
+        if value_ns is None:
+            return MISSING.rjust(_FIGURE)
+        value = value_ns * 1e-6
+        return (f"{value:.{self.decimals}f}" if value < 10_000 else f"{value:,.0f}").rjust(_FIGURE)
+
+    def rows(self, count: int) -> list[Row]:
+        """At most `count` rows: the largest phases in their order, one for the rest, `other` at the end."""
+        phases = self.snapshot.phases
+        top = [phase for phase in phases if "/" not in phase.name]
+        took = [phase for phase in top if phase.host_ns > 0 and phase.name != "other"]
+        other = [phase for phase in top if phase.name == "other"]
+        if not top:
+            return [(("no step was measured yet", "dim"),)] if count > 0 else []
+        shown = took
+        rest: list[PhaseShare] = []
+        if count < 3:  # no room to add up: the largest ones only
+            ranked = sorted(took, key=lambda phase: -phase.host_ns)[:count]
+            shown, other = [phase for phase in took if phase in ranked], []
+        elif len(took) + len(other) > count:
+            largest = sorted(took, key=lambda phase: -phase.host_ns)[: max(count - len(other) - 1, 0)]
+            shown = [phase for phase in took if phase in largest]
+            rest = [phase for phase in took if phase not in largest]
+        scale = max((phase.share for phase in top), default=0.0) or 1.0
+        spare = count - len(shown) - len(other)
+        lines: list[Row] = []
+        for phase in shown:
+            lines.append(self._row(phase, phase.name, scale))
+            if not rest:
+                parts = [
+                    part for part in phases if part.name.startswith(phase.name + "/") and part.host_ns > 0
+                ]
+                for part in parts[: max(spare, 0)]:
+                    lines.append(self._row(part, "  " + foreign(part.name.partition("/")[2]), scale))
+                    spare -= 1
+        if rest:
+            total = PhaseShare(
+                "rest", sum(p.host_ns for p in rest), sum(p.share for p in rest), None, None, None, None
+            )
+            lines.append(self._row(total, f"{len(rest)} smaller", scale, bare=True))
+        lines.extend(self._row(phase, phase.name, scale) for phase in other)
+        return lines[:count]
+
+    def _row(self, phase: PhaseShare, label: str, scale: float, bare: bool = False) -> Row:
+        base = phase.name.partition("/")[0]
+        style = "wait" if base in _WAIT else "overhead" if base in _OVERHEAD or bare else "compute"
+        name: Span = (
+            shorten(label, _NAME_WIDTH - 1).ljust(_NAME_WIDTH),
+            "text" if "/" not in phase.name else "dim",
+        )
+        figures = self.milliseconds(phase.host_ns) + percent(phase.share).rjust(_SHARE)
+        if bare:
+            return (name, (bar(phase.share / scale, self.bar), style), (figures, "text"))
+        more = self.milliseconds(phase.device_ns) if self.device else ""
+        spread = (phase.p50_ns, phase.p95_ns, phase.max_ns) if self.spread == 3 else (phase.p95_ns,)
+        if self.spread:
+            more += "".join(self.milliseconds(value) for value in spread)
+        return (name, (bar(phase.share / scale, self.bar), style), (figures, "text"), (more, "dim"))
+
+
+def idle_heading(snapshot: Snapshot, width: int) -> str:
+    """ "GPU idle 63 % (events)"."""
+    idle = snapshot.idle
+    what = "GPU idle" if on_card(snapshot.run) else "compute idle" if width >= 34 else "idle"
+    method = f" ({_METHODS.get(idle.method, foreign(idle.method))})" if idle.share is not None else ""
+    return f"{what} {percent(idle.share)}{method}"
+
+
+def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
+    """Why nothing is computed: one cause a row; without causes, why they are not known."""
+    idle = snapshot.idle
+    if idle.share is None or not idle.causes:
+        if idle.share is not None and idle.method != "nvml":
+            return []
+        text = foreign(idle.reason) or (
+            "causes n/a: the card's counter does not say" if idle.share is not None else ""
+        )
+        return [((line, "dim"),) for line in wrap(text, width, max(count, 0))]
+    causes = [item for item in idle.causes if item[1] >= 0.0005]
+    if len(causes) > count:
+        kept = sorted(causes, key=lambda item: -item[1])[:count]
+        causes = [item for item in causes if item in kept]
+    out: list[Row] = []
+    for cause, share in causes:
+        shown = percent(share)
+        style = _CAUSE_STYLE.get(cause, "text") if share >= 0.1 else "text"
+        out.append(ends(((foreign(cause), style),), ((shown, style),), width))
+    return out
+
+
+def memory_heading(snapshot: Snapshot) -> str:
+    """ "memory 16.0 GB", or the host's."""
+    what = "memory" if snapshot.headroom.kind == "card" else "host memory"
+    return f"{what} {size(snapshot.headroom.total_bytes)}"
+
+
+def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
+    """A bar of what is used here, by others and free; the figures; and which batch is predicted to fit."""
+    room = snapshot.headroom
+    free = f"{size(room.free_bytes)} {'free' if room.kind == 'card' else 'available'}"
+    if width < 24 + (room.kind != "card") * 6:
+        free = f"{size(room.free_bytes)} free"
+    line: Row = ()
+    length = width - len(free) - 2
+    if room.total_bytes and room.used_bytes is not None and length >= 4:
+        total = float(room.total_bytes)
+        used, others = room.used_bytes / total, (room.others_bytes or 0) / total
+        left = max(1 - used - others, 0.0)
+        line = stacked_bar(((used, "█", "used"), (others, "▒", "others"), (left, "░", "dim")), length)
+    out = [ends(line, ((free, "text"),), width)]
+    fits = fits_text(snapshot, width)
+    if fits:
+        out.append(((fits, "accent"),))
+    used_name = "used" if room.kind == "card" else "this run"
+    facts = [f"{used_name} {size(room.used_bytes)}"]
+    if room.kind == "card":
+        facts.append(f"peak {size(room.peak_bytes)}")
+    # What a row cannot hold goes to the next one, where there is one.
+    if room.others_bytes is not None:
+        facts.append(f"others {size(room.others_bytes)}")
+    text = ""
+    for fact in facts:
+        if text and len(text) + 3 + len(fact) > width:
+            out.append(((text, "text"),))
+            text = ""
+        text = f"{text}   {fact}" if text else fact
+    out.append(((text, "text"),))
+    if snapshot.memory is not None and snapshot.memory.retries:
+        text = f"{number(snapshot.memory.retries)} allocation retries"
+        out.insert(1, ((text, "warn"),))
+    return out[: max(count, 0)]
+
+
+def fits_text(snapshot: Snapshot, width: int) -> str:
+    """ "about batch 288 fits (predicted)", in fewer words where it is narrow."""
+    fits = snapshot.headroom.fits_micro
+    if fits is None:
+        return ""
+    text = f"about batch {number(fits)} fits (predicted)"
+    return text if len(text) <= width else f"predicted: batch {number(fits)} fits"

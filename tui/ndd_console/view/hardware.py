@@ -1,0 +1,141 @@
+"""The block of the machine: the card's and the host's counters, each "n/a" where it is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import MISSING, number, size
+
+from .bars import levels
+from .blocks import on_card
+from .rows import fields, foreign
+from .style import Row, Span
+
+_LABEL = 9
+_HOT_C = 85
+
+
+def _figure(body: dict[str, Any], name: str) -> float | None:
+    """A field that is a number, None when it is missing."""
+    value = body.get(name)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _whole(value: float | None, unit: str) -> str:
+    return MISSING if value is None else f"{value:,.0f}{unit}"
+
+
+def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
+    """The card's row when the run trains on one, the host's rows always."""
+    rows: list[Row] = []
+    card = snapshot.card
+    if card is not None:
+        rows += _block("card", _card(card), width)
+    elif on_card(snapshot.run):
+        rows.append(_labelled("card", (("n/a: the card's counters cannot be read (NVML)", "dim"),)))
+    host = snapshot.host
+    if host is None:
+        rows.append(_labelled("host", ((MISSING, "dim"),)))
+        return rows
+    return [*rows, *_block("host", _host(host, snapshot), width), *_block("memory", _memory(host), width)]
+
+
+def _block(label: str, items: list[Span], width: int) -> list[Row]:
+    """The items in four columns, or in two over more rows."""
+    columns = 4 if width >= 74 else 2 if width >= 44 else 1
+    chunks = [items[index : index + columns] for index in range(0, len(items), columns)]
+    return [
+        _labelled(label if index == 0 else "", fields(chunk, width - _LABEL, columns))
+        for index, chunk in enumerate(chunks)
+    ]
+
+
+def core_row(snapshot: Snapshot, width: int) -> Row | None:
+    """How busy each core is, one block a core; None where it is not known."""
+    host = snapshot.host or {}
+    cores = host.get("cpu_per_core")
+    if not isinstance(cores, (list, tuple)) or not cores:
+        return None
+    room = width - _LABEL
+    shares = [float(core or 0) / 100 for core in cores]
+    hidden = len(shares) - room
+    if hidden > 0:
+        note = f" +{hidden + 10} more"
+        return _labelled("cores", ((levels(shares, room - len(note)), "trend"), (note, "dim")))
+    return _labelled("cores", ((levels(shares, room), "trend"),))
+
+
+def _labelled(label: str, row: Row) -> Row:
+    return ((label.ljust(_LABEL), "dim"), *row)
+
+
+def _card(card: dict[str, Any]) -> list[Span]:
+    temperature = _figure(card, "temperature_c")
+    heat = "warn" if temperature is not None and temperature >= _HOT_C else "text"
+    watts, limit = _figure(card, "power_w"), _figure(card, "power_limit_w")
+    power = f"{watts:.0f}/{limit:.0f} W" if watts is not None and limit is not None else _whole(watts, " W")
+    return [
+        (f"busy {_whole(_figure(card, 'util_percent'), ' %')}", "text"),
+        (f"{_whole(temperature, ' °C')}, {power}", heat),
+        (_whole(_figure(card, "sm_clock_mhz"), " MHz"), "text"),
+        throttle(card),
+    ]
+
+
+def throttle(card: dict[str, Any]) -> Span:
+    """Why the card clocks down: its reasons, none, or not known."""
+    reasons = card.get("throttle")
+    if reasons is None:
+        return ("throttle n/a", "dim")
+    if not reasons:
+        return ("not throttled", "text")
+    return ("slowed: " + ", ".join(foreign(reason) for reason in reasons), "warn")
+
+
+def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
+    workers = _figure(host, "workers")
+    if workers is None and snapshot.run is not None:
+        loader = snapshot.run.config.get("loader")
+        workers = _figure(loader, "workers") if isinstance(loader, dict) else None
+    names = MISSING if workers is None else f"{workers:.0f}"
+    return [
+        (f"cpu {_whole(_figure(host, 'cpu_percent'), ' %')}", "text"),
+        (f"process {_whole(_figure(host, 'process_cpu_percent'), ' %')}", "text"),
+        (f"{names} worker{'' if workers == 1 else 's'}", "text"),
+        (f"disk {size(_figure(host, 'disk_free_bytes'))} free", "text"),
+    ]
+
+
+def _memory(host: dict[str, Any]) -> list[Span]:
+    return [
+        (f"RSS {size(_figure(host, 'rss_bytes'))}", "text"),
+        (f"workers {size(_figure(host, 'workers_rss_bytes'))}", "text"),
+        (f"{size(_figure(host, 'memory_available_bytes'))} available", "text"),
+    ]
+
+
+def facts(snapshot: Snapshot) -> list[Row]:
+    """What is trained: model, batch and data, and the versions."""
+    run = snapshot.run
+    if run is None:
+        return []
+    batch = run.config.get("batch")
+    batch = batch if isinstance(batch, dict) else {}
+    micro, accumulation = _figure(batch, "micro"), _figure(batch, "accumulation")
+    parts = (
+        f" = micro {number(micro)} x accumulation {number(accumulation)}" if micro and accumulation else ""
+    )
+    tokens = ""
+    if run.token and run.tokens_per_item:
+        speed = f", {number(snapshot.tokens_per_s)} {foreign(run.token)}/s" if snapshot.tokens_per_s else ""
+        tokens = f", {number(run.tokens_per_item)} {foreign(run.token)}s each{speed}"
+    versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())
+    return [
+        _labelled("model", ((f"{foreign(run.model)}   {number(run.parameters)} parameters", "text"),)),
+        _labelled(
+            "batch", ((f"{number(run.items_per_step)} {foreign(run.item)}s a step{parts}{tokens}", "text"),)
+        ),
+        _labelled("data", ((foreign(run.data), "text"),)),
+        _labelled("versions", ((versions, "dim"),)),
+    ]

@@ -1,0 +1,155 @@
+"""The block of what is learned: loss, rate, evaluations, and what happened: marks, warnings and the end."""
+
+from __future__ import annotations
+
+from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
+from ndd_engine.text import MISSING, duration, number, rate
+
+from .bars import bucket, finite, graph, sparkline
+from .rows import beside, cells, ends, fit, foreign, rule, shorten, wrap
+from .style import STATUS, Row
+
+_MARK_STYLE = {"warning": "warn", "error": "bad", "checkpoint": "text", "evaluation": "accent"}
+LOST = "the process ended without a word (kill -9, power?)"
+
+
+def small(value: float | None, digits: int = 3) -> str:
+    """A figure that may be tiny: 0.832, 0.0001, 3e-06."""
+    if value is None or value == 0 or not abs(value) < 1e-3:
+        return number(value, digits)
+    return f"{value:.3g}"
+
+
+def loss_text(snapshot: Snapshot) -> str:
+    """ "loss 1.482"."""
+    return f"loss {small(snapshot.loss, 4)}"
+
+
+def rate_text(snapshot: Snapshot) -> str:
+    """ "2,343 window/s"."""
+    item = foreign(snapshot.run.item) if snapshot.run else "item"
+    return rate(snapshot.items_per_s, item)
+
+
+def figures_row(snapshot: Snapshot, width: int, with_trends: bool) -> Row:
+    """Learning rate, gradient norm, loss scale; and loss and rate where no trend shows them."""
+    parts = [] if with_trends else [loss_text(snapshot), rate_text(snapshot)]
+    parts += [f"lr {small(snapshot.lr)}", f"gradient norm {small(snapshot.grad_norm)}"]
+    if snapshot.loss_scale is not None and snapshot.loss_scale != 1:
+        parts.append(f"loss scale {number(snapshot.loss_scale)}")
+    while len(parts) > 1 and sum(map(cells, parts)) + 3 * (len(parts) - 1) > width:
+        parts.pop()
+    return (("   ".join(parts), "text"),)
+
+
+def metrics_text(evaluation: Evaluation) -> str:
+    """ "loss 1.520, bits 2.19"."""
+    return (
+        ", ".join(f"{foreign(name)} {number(value, 4)}" for name, value in evaluation.metrics.items())
+        or MISSING
+    )
+
+
+def evaluation_row(snapshot: Snapshot, width: int) -> Row:
+    """The last evaluation and the best one."""
+    if not snapshot.evaluations:
+        return (("evaluation n/a", "dim"),)
+    last, best = snapshot.evaluations[-1], snapshot.best
+    text = f"evaluation {metrics_text(last)} at step {last.step:,}"
+    if best is None:
+        return ((shorten(text, width), "text"),)
+    name, value = next(iter(best.metrics.items()), ("", None))
+    note = "the best so far" if best.step == last.step else f"best {number(value, 4)} at step {best.step:,}"
+    room = width - cells(note) - 3
+    if room < 20:
+        return ((shorten(f"{name} {note}", width), "text"),)
+    return ((shorten(text, room), "text"), ("   " + note, "good" if best.step == last.step else "text"))
+
+
+def trend_row(snapshot: Snapshot, width: int) -> Row:
+    """Loss and rate as sparklines beside their figures."""
+    gap = 3
+    half = (width - gap) // 2
+    loss, speed = loss_text(snapshot) + " ", rate_text(snapshot) + " "
+    first: Row = (
+        (loss, "text"),
+        (sparkline(finite(snapshot.loss_trend), half - cells(loss)), "trend"),
+    )
+    room = width - gap - half - cells(speed)
+    second: Row = ((speed, "text"), (sparkline(finite(snapshot.rate_trend), room), "trend"))
+    return (*fit(first, half), (" " * gap, "text"), *second)
+
+
+def trend_graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
+    """Loss and rate as graphs beside each other, `height` rows with their headings."""
+    gap = 3
+    half = (width - gap) // 2
+    left = _graph(loss_text(snapshot), finite(snapshot.loss_trend), half, height)
+    right = _graph(rate_text(snapshot), finite(snapshot.rate_trend), width - gap - half, height)
+    return beside(left, right, half, gap, width - gap - half)
+
+
+def _graph(title: str, values: list[float], width: int, height: int) -> list[Row]:
+    rows: list[Row] = [rule(title, width)]
+    if not values:
+        return [*rows, (("no values yet", "dim"),)]
+    values = bucket(values, 2 * (width - 6))  # what is drawn is what the scale says
+    top, bottom = number(max(values)), number(min(values))
+    scale = max(len(top), len(bottom), 5)
+    lines = graph(values, width - scale - 1, height - 1)
+    for index, line in enumerate(lines):
+        mark = top if index == 0 else bottom if index == len(lines) - 1 else ""
+        rows.append(((mark.rjust(scale) + " ", "dim"), (line, "trend")))
+    return rows
+
+
+def mark_row(timed: TimedMark, width: int, digits: int = 0) -> Row:
+    """A mark on one line, its step in `digits` cells."""
+    mark = timed.mark
+    lead = f"step {mark.step:>{digits},}  "
+    text = foreign(mark.text) or foreign(mark.kind)
+    if mark.kind in ("warning", "error"):
+        text = f"{mark.kind}: {text}"
+    return ((lead, "dim"), (shorten(text, max(width - len(lead), 0)), _MARK_STYLE.get(mark.kind, "text")))
+
+
+def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int) -> list[Row]:
+    """The message for the user if there is one, then the newest marks; the newest is the last."""
+    rows: list[Row] = []
+    room = count - (1 if message else 0)
+    if room > 0 and snapshot.marks:
+        shown = snapshot.marks[-room:]
+        digits = max(len(f"{timed.mark.step:,}") for timed in shown)
+        rows = [mark_row(timed, width, digits) for timed in shown]
+    if rows and snapshot.warnings:
+        note = f"{snapshot.warnings} warning{'s' if snapshot.warnings > 1 else ''}"
+        if width >= 60 and snapshot.marks[-1].mark.kind != "warning":
+            newest = mark_row(snapshot.marks[-1], width - len(note) - 2, digits)
+            rows[-1] = ends(newest, ((note, "warn"),), width)
+    if message:
+        rows.append(((shorten(foreign(message), width), "warn"),))
+    return rows
+
+
+def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]:
+    """How the run ended: its reason over as many lines as there are, its last figures, its checkpoint."""
+    style = STATUS.get(snapshot.status, ("", "text"))[1]
+    title = f"{snapshot.status} at step {snapshot.step:,}"
+    if snapshot.elapsed_s:
+        title += f" after {duration(snapshot.elapsed_s)}"
+    tail: list[Row] = []
+    if snapshot.loss is not None and not snapshot.evaluations:
+        tail.append((("final      ", "dim"), (loss_text(snapshot), "text")))
+    saved = snapshot.end.checkpoint if snapshot.end else None
+    if saved is None and snapshot.checkpoint is not None:
+        saved = snapshot.checkpoint.mark.data.get("file")
+    tail.append((("checkpoint ", "dim"), (foreign(saved) if saved else MISSING, "text")))
+    reason = foreign(snapshot.reason)
+    resume = f"resume with: ndd-console train --resume {foreign(name)}"
+    if snapshot.status == "lost":
+        reason = f"{LOST}; {resume}"
+    elif snapshot.status not in ("done", "failed"):
+        tail.append(((resume, "dim"),))
+    room = max(count - 1 - len(tail), 1)
+    text: list[Row] = [((line, "text"),) for line in wrap(reason, width, room)]
+    return [rule(title, width, style), *text, *tail][: max(count, 0)]

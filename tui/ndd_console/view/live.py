@@ -1,0 +1,192 @@
+"""The live screen: which block goes where, at any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ndd_engine.record.snapshot import Snapshot
+
+from .blocks import StepTable, header, idle_heading, idle_rows, memory_heading, memory_rows, progress
+from .hardware import core_row, facts, machine_rows
+from .learning import (
+    end_rows,
+    evaluation_row,
+    figures_row,
+    newest_rows,
+    trend_graphs,
+    trend_row,
+)
+from .rows import BLANK, beside, ends, fit, rule, width_of
+from .style import Row, Span
+
+Keys = tuple[tuple[str, str], ...]
+
+_TWO_COLUMNS = 72  # narrower screens stack the blocks
+_THREE_COLUMNS = 150
+_SIDE = 48  # width of the third column
+_TRENDS = (80, 24)  # smaller screens drop the trends first
+_MAIN = 10  # rows of the step block with its heading
+_GAP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """What the live screen shows besides the snapshot.
+
+    status: as shown, which may be ahead of the snapshot ("stopping"). keys: (key, word) that work now.
+    waited_s: seconds of preparation so far.
+    """
+
+    name: str
+    status: str
+    keys: Keys
+    message: str | None = None
+    waited_s: float | None = None
+
+
+def live_rows(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
+    """Exactly `height` rows of exactly `width` cells."""
+    margin = 1 if width >= 40 else 0
+    inner = max(width - 2 * margin, 1)
+    body = _body(snapshot, state, inner, height)
+    footer = footer_row(state.keys, inner)
+    rows = [*body[: height - 1], *[BLANK] * (height - 1 - len(body)), footer] if height > 2 else body[:height]
+    rows += [BLANK] * (height - len(rows))
+    if margin:
+        rows = [((" ", "text"), *row) for row in rows]
+    return [fit(row, width) for row in rows]
+
+
+def footer_row(keys: Keys, width: int) -> Row:
+    """The keys that work; where there is no room, those at the end (log, help, quit) stay."""
+    shown = list(keys)
+    while len(shown) > 1 and sum(len(key) + len(word) + 4 for key, word in shown) - 3 > width:
+        del shown[max(len(shown) - 4, 0)]
+    spans: list[Span] = []
+    for index, (key, word) in enumerate(shown):
+        spans += [(("   " if index else "") + key, "key"), (" " + word, "dim")]
+    return tuple(spans)
+
+
+def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
+    """Header to the newest marks. Each block takes its rows from what is left, the most needed one first."""
+    rows = [header(snapshot, state.name, state.status, width), progress(snapshot, width, state.waited_s)]
+    left = height - 3
+    if left < 1:
+        return rows
+    ended = snapshot.final
+    side = width >= _THREE_COLUMNS and bool(snapshot.phases)  # the machine stands beside the step block
+    notes = min(1, left // 3) if not ended or state.message else 0
+    left -= notes
+    end = end_rows(snapshot, state.name, width, min(7, max(left * 2 // 3, 1))) if ended else []
+    left -= len(end)
+    main = min(_MAIN, left) if snapshot.phases else min(left, 2)
+    left -= main
+    learning = 3 if left >= 3 and (snapshot.phases or ended) else 0
+    left -= learning
+    machine = _machine(snapshot, _SIDE if side else width) if not ended else []
+    below = bool(machine) and not side and left >= len(machine)
+    left -= len(machine) if below else 0
+    wide_enough = width + 2 >= _TRENDS[0] and height >= _TRENDS[1]
+    trends = 1 if learning and wide_enough and (below or side or ended) and left >= 1 else 0
+    left -= trends
+    # What is left now is luxury: blank lines, cores, facts, graphs, more phases, more marks.
+    gaps = min(left, 3 if height >= 28 else 2)
+    left -= gaps
+    cores = core_row(snapshot, width) if below and left >= 2 else None
+    left -= 1 if cores else 0
+    about = facts(snapshot) if left >= 9 else []
+    left -= len(about) + 1 if about else 0
+    if snapshot.phases and left > 0:
+        more = min(left // 2, max(_wanted(snapshot, width) - main, 0))
+        main += more
+        left -= more
+    marks = min(left // 3, 8) if not ended else 0
+    if trends and left - marks >= 3:
+        trends += min(left - marks, 17)
+        left -= trends - 1
+    if not ended:
+        notes += min(left, 8)
+
+    rows += [BLANK] if gaps > 1 and height >= 28 else []
+    rows += _main_and_machine(snapshot, width, main, machine) if side else _main(snapshot, width, main)
+    rows += end
+    if about:
+        rows += [rule("run", width), *about]
+    if below:
+        rows += [*machine, *([cores] if cores else [])]
+    if trends > 1:
+        rows += trend_graphs(snapshot, width, trends)
+    elif learning:
+        rows.append(rule("learning", width))
+        rows += [trend_row(snapshot, width)] if trends else []
+    if learning:
+        rows += [figures_row(snapshot, width, bool(trends)), evaluation_row(snapshot, width)]
+    newest = newest_rows(snapshot, state.message, width, notes)
+    if newest:
+        rows += [BLANK] if gaps > 0 else []
+        rows += newest
+    return rows
+
+
+def _machine(snapshot: Snapshot, width: int) -> list[Row]:
+    """The machine's block with its heading; [] before anything is known."""
+    if snapshot.sample is None and snapshot.run is None:
+        return []
+    return [rule("machine", width), *machine_rows(snapshot, width)]
+
+
+def _main_and_machine(snapshot: Snapshot, width: int, count: int, machine: list[Row]) -> list[Row]:
+    """On a wide screen the machine is the third column of the step block."""
+    room = width - _GAP - _SIDE
+    main = _main(snapshot, room, count)
+    if not machine:
+        return _main(snapshot, width, count)
+    cores = core_row(snapshot, _SIDE)
+    if cores and len(machine) < count:
+        machine = [*machine, cores]
+    return beside(main, machine[:count], room, _GAP, _SIDE)
+
+
+def _right_width(width: int) -> int:
+    return min(max(26, width * 3 // 10), 46)
+
+
+def _wanted(snapshot: Snapshot, width: int) -> int:
+    """Rows that the step block could fill."""
+    phases = sum(1 for phase in snapshot.phases if phase.host_ns > 0 or phase.name == "other")
+    right = len(snapshot.idle.causes) + 1 + len(memory_rows(snapshot, _right_width(width), 9)) + 1
+    return 1 + max(phases, right)
+
+
+def _main(snapshot: Snapshot, width: int, count: int) -> list[Row]:
+    """The step's phases; beside or below them idle time and memory."""
+    if count < 1:
+        return []
+    if width < _TWO_COLUMNS:
+        return _stacked(snapshot, width, count)
+    right_width = _right_width(width)
+    left_width = width - _GAP - right_width
+    table = StepTable(snapshot, left_width)
+    left = [table.heading(), *table.rows(count - 1)]
+    memory = memory_rows(snapshot, right_width, max(count - 3, 1))
+    room = count - 1
+    idle = idle_rows(snapshot, right_width, max(room - len(memory) - 1, 1))
+    right: list[Row] = [rule(idle_heading(snapshot, right_width), right_width), *idle]
+    # Memory sits at the bottom of the block, so that causes that come and go do not move it.
+    space = max(count - len(right) - len(memory) - 1, 0)
+    right += [*[BLANK] * space, rule(memory_heading(snapshot), right_width), *memory]
+    return beside(left[:count], right[:count], left_width, _GAP, right_width)[:count]
+
+
+def _stacked(snapshot: Snapshot, width: int, count: int) -> list[Row]:
+    table = StepTable(snapshot, width)
+    below: list[Row] = []
+    if count >= 5:
+        below.append(((idle_heading(snapshot, width), "bold"),))
+    if count >= 6:
+        free = memory_rows(snapshot, width, 1)[0]
+        title: Row = ((memory_heading(snapshot) + "  ", "bold"),)
+        rest = width - width_of(title)
+        below.append(ends(title, memory_rows(snapshot, rest, 1)[0], width) if rest >= 24 else free)
+    return [table.heading(), *table.rows(count - 1 - len(below)), *below][:count]

@@ -1,0 +1,85 @@
+"""Pages of text: the help, and the tail of the captured output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .live import Keys, footer_row
+from .rows import BLANK, cells, fit, rule, take, wrap
+from .style import Row
+
+HELP_KEYS: tuple[tuple[str, str], ...] = (
+    ("p", "pause, and go on"),
+    ("c", "save a checkpoint now"),
+    ("e", "evaluate now"),
+    ("l", "the captured output (print, warnings)"),
+    ("s", "stop a run that is watched from here"),
+    ("q", "leave: stop after a checkpoint, or leave it running"),
+    ("Ctrl-C", "stop after a checkpoint; again: stop at once"),
+)
+HELP_WORDS: tuple[tuple[str, str], ...] = (
+    ("item", "what a batch is made of, such as a window of text"),
+    ("micro-step", "one forward and backward pass over one micro-batch"),
+    ("optimizer step", "all its micro-steps and the update; what “step” means"),
+    ("window", "the stretch of steps that one measurement covers"),
+    ("phases", "parts of a step by the host's clock; they add up to 100 %"),
+    ("device", "the same phase by the card's own clock, where it runs"),
+    ("other", "wall time that is in no other phase"),
+    ("idle", "share of time in which nothing is computed"),
+    ("  events", "gaps between timed spans on the card: a lower bound"),
+    ("  nvml", "what nvidia-smi says; it does not know causes"),
+    ("  host clock", "a run on the processor: time outside the model"),
+    ("predicted", "worked out, not measured"),
+    ("n/a", "not measured here; never the same as 0"),
+)
+
+
+def help_lines(width: int) -> list[Row]:
+    """Keys and words, wrapped to the width."""
+    lines: list[Row] = []
+    for pairs in (HELP_KEYS, HELP_WORDS):
+        if lines:
+            lines.append(())
+        indent = 16 if width >= 48 else 2
+        for word, text in pairs:
+            style = "key" if pairs is HELP_KEYS else "accent"
+            wrapped = wrap(text, width - indent)
+            if indent == 2:
+                lines.append(((word, style),))
+            for index, line in enumerate(wrapped):
+                lead = word if index == 0 and indent > 2 else ""
+                lines.append(((lead.ljust(indent), style), (line, "text")))
+    return lines
+
+
+def log_view(lines: Sequence[str], width: int) -> list[Row]:
+    """Lines of output, each broken where the screen ends."""
+    rows: list[Row] = []
+    for line in lines:
+        rest = line
+        while cells(rest) > width:
+            head = take(rest, width)
+            rows.append(((head or "?", "text"),))
+            rest = rest[max(len(head), 1) :]
+        rows.append(((rest, "text"),))
+    return rows or [(("nothing was printed yet", "dim"),)]
+
+
+def page_rows(lines: Sequence[Row], top: int, keys: Keys, title: str, width: int, height: int) -> list[Row]:
+    """Exactly `height` rows: a heading, the lines from `top` on, and the keys."""
+    margin = 1 if width >= 40 else 0
+    inner = max(width - 2 * margin, 1)
+    room = page_room(height)
+    place = f" {min(top + room, len(lines))}/{len(lines)} " if len(lines) > room else ""
+    rows = [rule(title, inner, "bold", place), *lines[top : top + room]][: max(height - 1, 0)]
+    rows += [BLANK] * (height - 1 - len(rows))
+    rows.append(footer_row(keys, inner))
+    rows = rows[-height:] if height else []
+    if margin:
+        rows = [((" ", "text"), *row) for row in rows]
+    return [fit(row, width) for row in rows]
+
+
+def page_room(height: int) -> int:
+    """Lines that a page shows between its heading and its keys."""
+    return max(height - 2, 1)

@@ -1,0 +1,1 @@
+"""The one widget of the console: a canvas of rows."""
