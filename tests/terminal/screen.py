@@ -14,6 +14,7 @@ from pathlib import Path
 
 import ptyprocess
 import pyte
+
 from ndd_engine.record.rundir import all_runs
 
 START_S = 60.0

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 

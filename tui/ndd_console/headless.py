@@ -82,7 +82,7 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     config = request.draft.resolve()
     narrator = Narrator(words.say, config.log.headless_s, run.recorder.snapshot().run)
     handle_signals(run, words, config.console.on_hangup == "continue")
-    sys.stderr = words  # type: ignore[assignment]  # warnings belong to the record too
+    sys.stderr = words  # warnings belong to the record too
     try:
         end = run.execute()
     finally:

@@ -87,7 +87,8 @@ def progress_line(snapshot: Snapshot) -> str:
     item = run.item if run else "item"
     idle = f"{snapshot.idle.share:.0%}" if snapshot.idle.share is not None else MISSING
     return (
-        f"step {number(snapshot.step)}{total}{epochs}  loss {number(snapshot.loss, 4)}  {rate(snapshot.steps_per_s, 'step')}"
+        f"step {number(snapshot.step)}{total}{epochs}  loss {number(snapshot.loss, 4)}"
+        f"  {rate(snapshot.steps_per_s, 'step')}"
         f"  {rate(snapshot.items_per_s, item)}  idle {idle} ({snapshot.idle.method})  {duration(snapshot.eta_s)} left"
     )
 
@@ -99,7 +100,8 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     run = snapshot.run
     if run is not None and snapshot.step:
         lines.append(
-            f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {run.item}s in {duration(snapshot.elapsed_s)};"
+            f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {run.item}s"
+            f" in {duration(snapshot.elapsed_s)};"
             f" last loss {number(snapshot.loss, 4)}"
         )
         top = sorted(snapshot.phases, key=lambda share: -share.share)[:4]

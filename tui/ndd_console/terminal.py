@@ -89,7 +89,7 @@ class Captured:
         self.terminal = LostTerminal(self._saved[0])
         # Textual draws on sys.__stderr__ and asks sys.__stdout__ for the size.
         sys.__stdout__ = sys.__stderr__ = self.terminal  # type: ignore[misc,assignment]
-        self.stream: TextIO = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")  # noqa: SIM115, PTH123
+        self.stream: TextIO = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")
         return self
 
     def redirect(self, log: Path) -> None:

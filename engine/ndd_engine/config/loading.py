@@ -290,12 +290,13 @@ def _copy(value: Any) -> Any:
 
 def _has(layer: Any, path: Sequence[str | int]) -> bool:
     for part in path:
-        if isinstance(layer, dict) and part in layer:
-            layer = layer[part]
-        elif isinstance(layer, list) and isinstance(part, int) and part < len(layer):
-            layer = layer[part]
+        if isinstance(layer, list):
+            found = isinstance(part, int) and part < len(layer)
         else:
+            found = isinstance(layer, dict) and part in layer
+        if not found:
             return False
+        layer = layer[part]
     return True
 
 

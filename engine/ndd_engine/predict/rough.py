@@ -31,7 +31,7 @@ SMALL = (2, 4)
 
 @dataclass(frozen=True)
 class Rough:
-    """Bytes and seconds. step_s is measured at `measured_micro` items; predicted when that is below the configured one."""
+    """Bytes and seconds. step_s: measured with `measured_micro` items, predicted if the configured ones are more."""
 
     parameters: int
     parameter_bytes: int

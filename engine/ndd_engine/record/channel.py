@@ -71,7 +71,7 @@ class ControlServer:
     def _answer(self, line: bytes) -> dict[str, object]:
         try:
             action = json.loads(line)["action"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return {"ok": False, "error": 'not understood; expected {"action": "…"}'}
         if action not in ACTIONS:
             return {"ok": False, "error": f"unknown action {action!r}; there are {', '.join(ACTIONS)}"}

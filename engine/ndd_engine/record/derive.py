@@ -115,10 +115,10 @@ def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEve
     used = host.get("rss_bytes")
     if used is not None:
         used += host.get("workers_rss_bytes") or 0
-    others = limit - available - used if None not in (limit, available, used) else None
-    return Headroom(
-        available, limit, used, max(others, 0) if others is not None else None, None, None, "host"
-    )
+    others = None
+    if limit is not None and available is not None and used is not None:
+        others = max(limit - available - used, 0)
+    return Headroom(available, limit, used, others, None, None, "host")
 
 
 def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | None:

@@ -6,6 +6,7 @@ Snapshot and appends the line to events.jsonl. A disk that is slow or full delay
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -94,13 +95,16 @@ class Recorder:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            try:
-                self._take(*item)
-            except Exception as error:  # noqa: BLE001  the observer must outlive its own mistakes
-                self._note(f"{type(error).__name__}: {error}")
+            # One that fails does not keep the others from the event.
+            for part in (self._fold, self._append, self._tell):
+                try:
+                    part(*item)
+                except Exception as error:  # noqa: BLE001  the observer must outlive its own mistakes
+                    text = f"the record: {type(error).__name__}: {error}"
+                    if text not in self.errors:
+                        self._note(text)
 
-    def _take(self, t: float, event: Event) -> None:
-        self._fold(t, event)
+    def _append(self, t: float, event: Event) -> None:
         self._write(event.to_json(t))
         if self._since_fold >= FOLD_EVERY_BYTES and self._write_error is None:
             self._write(self._state.to_event().to_json(t))
@@ -110,6 +114,8 @@ class Recorder:
         with self._lock:
             self._state.fold(t, event)
             self._dirty = True
+
+    def _tell(self, t: float, event: Event) -> None:
         if self._listener is not None:
             self._listener(t, event)
 
@@ -148,6 +154,11 @@ class Recorder:
             self._write_error = None
 
     def _note(self, text: str) -> None:
-        if len(self.errors) < 20:
-            self.errors.append(text)
-        self._fold(time.time(), MarkEvent("warning", self._state.step, text))
+        if len(self.errors) >= 20:
+            return
+        self.errors.append(text)
+        t, mark = time.time(), MarkEvent("warning", self._state.step, text)
+        self._fold(t, mark)
+        # A listener that fails was noted when it failed on the event itself.
+        with contextlib.suppress(Exception):
+            self._tell(t, mark)

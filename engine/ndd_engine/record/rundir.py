@@ -167,7 +167,8 @@ class RunLock:
                 os.close(handle)
                 owner = _owner(self.run.lock) or {}
                 raise RunLockedError(
-                    f"run {self.run.name} is being written by process {owner.get('pid', '?')} on {owner.get('host', '?')}; "
+                    f"run {self.run.name} is being written by process {owner.get('pid', '?')} "
+                    f"on {owner.get('host', '?')}; "
                     f"watch it: ndd-console attach {self.run.name}"
                 ) from None
         os.ftruncate(handle, 0)

@@ -52,7 +52,7 @@ def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], No
             too_slow = (size, rate)
             break
         chosen, measured, count = size, rate, parameters
-    reason = f"size {chosen} ({number(count)} parameters): no CUDA card, and it made {number(measured)} steps/s when tried here"
+    reason = f"size {chosen} ({number(count)} parameters): no CUDA card, and it made {number(measured)} steps/s here"
     if too_slow is not None:
         reason += (
             f"; {too_slow[0]} made {number(too_slow[1])}, too near or below the {wanted:g} steps/s wanted"

@@ -65,7 +65,7 @@ class CheckpointStore:
                         str(body["sha256"]),
                         float(body["t"]),
                         body.get("metric"),
-                    )  # fmt: skip
+                    )
                 )
         return sorted(found, key=lambda saved: saved.step)
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 from ndd_engine.record.events import PHASES, Json
@@ -219,7 +220,7 @@ class DevicePhaseClock(PhaseClock):
 
     def _read(self, marks: list[tuple[int, TimingEvent]]) -> None:
         row = [0.0] * len(self.names)
-        for (phase, begin), (_, end) in zip(marks, marks[1:], strict=False):
+        for (phase, begin), (_, end) in pairwise(marks):
             row[phase] += begin.elapsed_time(end) * 1e6  # milliseconds
         self._device_rows.append(row)
         self._pool.extend(event for _, event in marks)

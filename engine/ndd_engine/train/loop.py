@@ -116,9 +116,8 @@ class Loop:
         step, per_epoch = self.step, self.steps_per_epoch
         candidates = [self.total_steps]
         for section in (self.config.evaluate, self.config.checkpoint):
-            for every in (section.every_steps, section.every_epochs * per_epoch):
-                if every:
-                    candidates.append((step // every + 1) * every)
+            periods = (section.every_steps, section.every_epochs * per_epoch)
+            candidates += [(step // every + 1) * every for every in periods if every]
         return min(candidates)
 
     def _due(self, every_steps: int, every_epochs: int) -> bool:

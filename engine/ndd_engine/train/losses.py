@@ -52,7 +52,7 @@ class LossReader:
         if self.device.type == "cuda":
             host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             host.copy_(packed, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             packed = host
         self._flying.append((self._steps, list(self._beside), packed, event))

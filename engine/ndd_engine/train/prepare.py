@@ -22,7 +22,7 @@ from ndd_engine.workloads.registry import prepare
 
 from .autosize import choose_size
 from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state
-from .clock import DevicePhaseClock, PhaseClock
+from .clock import DevicePhaseClock, PhaseClock, TimingEvent
 from .loader import Batches, eval_loader
 from .loop import Loop
 from .run import Run, identity, versions, write_config
@@ -74,11 +74,7 @@ def prepare_run(run: Run) -> Prepared:
     total = total_steps(config, steps_per_epoch)
     run.stage("moving the model to the device")
     stepper = Stepper(workload, config, device, total)
-    clock = (
-        DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))
-        if device.type == "cuda"
-        else PhaseClock()
-    )
+    clock = DevicePhaseClock(_timing_event) if device.type == "cuda" else PhaseClock()
     store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
     loop = Loop(
         config, stepper, batches, eval_loader(workload.eval_data, config), clock, run.control, store, run.put
@@ -90,7 +86,7 @@ def prepare_run(run: Run) -> Prepared:
         saved = _resume(run, loop, device)
         if loop.step >= total:
             raise UsageError(
-                f"run {run.directory.name} has done all {total} steps; to go further: --set run.epochs={_epochs(config) + 1}"
+                f"run {run.directory.name} has done all {total} steps; to go further, raise run.epochs"
             )
     try:
         write_config(
@@ -127,6 +123,11 @@ def total_steps(config: Config, steps_per_epoch: int) -> int:
     return min(limits)
 
 
+def _timing_event() -> TimingEvent:
+    event: TimingEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return event
+
+
 def _determinism(config: Config) -> None:
     speed = config.speed
     torch.backends.cudnn.benchmark = speed.cudnn_benchmark
@@ -155,8 +156,9 @@ def _resume(run: Run, loop: Loop, device: torch.device) -> Saved:
             MarkEvent(
                 "warning",
                 loop.step,
-                f"saved with {state['threads']} threads, now {torch.get_num_threads()}: losses may differ in the last digits",
-            )  # fmt: skip
+                f"saved with {state['threads']} threads, now {torch.get_num_threads()}: "
+                "losses may differ in the last digits",
+            )
         )
     return saved
 
@@ -169,10 +171,6 @@ def _check_items(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> 
             f"run {name} cannot go on from {saved.path.name}: it was trained on {state['items']} items in steps of "
             f"{state['effective_batch']}, now there are {items} in steps of {loop.config.batch.effective}"
         )
-
-
-def _epochs(config: Config) -> int:
-    return config.run.epochs or 1
 
 
 def _run_event(

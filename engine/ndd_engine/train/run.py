@@ -80,7 +80,7 @@ class Run:
 
     @classmethod
     def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
-        """Check, then take the directory. Raises UsageError (ConfigError with every problem) and writes nothing then."""
+        """Check, then take the directory. Raises UsageError (ConfigError with every problem) before writing."""
         config = preflight(request.draft)
         if request.resume is not None:
             directory = request.resume

@@ -56,9 +56,13 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
 def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     """The figures of a good configuration: data, device, size, memory, time, advice."""
     progress("importing torch")
+    import torch
+
+    from ndd_engine.hardware.card import detect
+    from ndd_engine.hardware.host import usable_threads
     from ndd_engine.predict.rough import rough
     from ndd_engine.train.autosize import choose_size
-    from ndd_engine.train.prepare import detect, seed, torch, usable_threads
+    from ndd_engine.train.prepare import seed
     from ndd_engine.workloads.registry import prepare
 
     machine = detect(draft.resolve().run.device)
@@ -162,7 +166,8 @@ def describe(report: dict[str, Any]) -> list[str]:
         _line(
             "time",
             f"predicted {duration(report['epoch_s'])} an epoch ({number(report['steps_per_epoch'])} steps), "
-            f"{duration(report['total_s'])} in all ({number(report['total_steps'])} steps), without evaluation and checkpoints",
+            f"{duration(report['total_s'])} in all ({number(report['total_steps'])} steps), "
+            "without evaluation and checkpoints",
         ),
     ]
     lines += [_line("advice", text) for text in report["advice"]]

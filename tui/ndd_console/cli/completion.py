@@ -12,13 +12,13 @@ from ndd_engine.config import WORKLOADS
 from ndd_engine.record.rundir import all_runs, runs_root
 
 
-def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes the name of a run in the folder that the command line names."""
     given: Path | None = (ctx.find_root().params or {}).get("runs_folder")
     return [CompletionItem(run.name) for run in all_runs(runs_root(given)) if run.name.startswith(incomplete)]
 
 
-def workload_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+def workload_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes the name of a built-in workload."""
     return [CompletionItem(name) for name in WORKLOADS if name.startswith(incomplete)]
 

@@ -70,7 +70,8 @@ def train(
     if resume is not None:
         if config is not None or workload is not None or name is not None:
             raise UsageError(
-                "--resume takes the configuration of its run: leave out CONFIG, --workload and --run (--set may change values)"
+                "--resume takes the configuration of its run: leave out CONFIG, --workload and --run "
+                "(--set may change values)"
             )
         resumed = find_run(root, resume)
         config = resumed.config
