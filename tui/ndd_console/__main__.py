@@ -19,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def status_of(arguments: Sequence[str] | None = None) -> int:
     """The exit status of a command line; messages go to standard error."""
+    # On a shared machine a thread of libgomp that spins at a barrier takes the core from the one it waits for: steps
+    # were 100 times slower beside one busy process. Waiting asleep must be chosen before torch loads the library.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         result = cli.main(args=arguments, prog_name="ndd-console", standalone_mode=False)
         sys.stdout.flush()

@@ -68,9 +68,10 @@ def introduction(snapshot: Snapshot) -> list[str]:
     """What runs, on what."""
     run = snapshot.run
     assert run is not None
+    threads = f", {run.threads} threads" if run.device == "cpu" else ""
     lines = [
         f"run {run.name}: {run.workload}, {printable(run.model)}",
-        f"on {printable(run.device_name)}, {run.precision}; {printable(run.data)}",
+        f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
         f"{number(run.total_steps)} optimizer steps of {number(run.items_per_step)} {run.item}s"
         f" ({number(run.steps_per_epoch)} steps an epoch)",
     ]

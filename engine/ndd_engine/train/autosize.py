@@ -10,7 +10,6 @@ import torch
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.text import number
-from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.facts import problems
 from ndd_engine.workloads.registry import prepare
 
@@ -47,21 +46,20 @@ def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], No
     for size in sizes:
         progress(f"measuring model size {size} on this processor")
         config = draft.resolve(size)
-        rate, parameters = steps_per_second(config, device, 1 / (wanted * MARGIN))
+        rate = steps_per_second(config, device, 1 / (wanted * MARGIN))
         if size != sizes[0] and rate < wanted * MARGIN:
             too_slow = (size, rate)
             break
-        chosen, measured, count = size, rate, parameters
-    reason = f"size {chosen} ({number(count)} parameters): no CUDA card, and it made {number(measured)} steps/s here"
+        chosen, measured = size, rate
+    # Short enough for one line of a narrow screen.
+    reason = f"no CUDA card: size {chosen}, {number(measured)} steps/s when tried"
     if too_slow is not None:
-        reason += (
-            f"; {too_slow[0]} made {number(too_slow[1])}, too near or below the {wanted:g} steps/s wanted"
-        )
-    return Choice(chosen, reason + f"; another one: --set workload.size={draft.auto['card_size']}")
+        reason += f"; {too_slow[0]} {number(too_slow[1])}, wanted {wanted:g}"
+    return Choice(chosen, reason)
 
 
-def steps_per_second(config: Config, device: torch.device, give_up_s: float) -> tuple[float, int]:
-    """(steps per second, parameters) of a configuration, by its median step over a quarter of a second.
+def steps_per_second(config: Config, device: torch.device, give_up_s: float) -> float:
+    """Steps per second of a configuration, by its median step over a quarter of a second.
 
     A first step slower than three times `give_up_s` is taken as the answer: a warm-up is never that large.
     """
@@ -92,4 +90,4 @@ def steps_per_second(config: Config, device: torch.device, give_up_s: float) -> 
         else:
             times.append(spent)
     times.sort()
-    return 1 / times[len(times) // 2], parameter_count(workload.model)
+    return 1 / times[len(times) // 2]

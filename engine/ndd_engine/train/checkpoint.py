@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import pickle
 import random
 import re
 import sys
@@ -52,7 +54,10 @@ class CheckpointStore:
         self.keep = keep
 
     def all(self) -> list[Saved]:
-        """Every complete checkpoint, oldest first. Files without a readable description do not count."""
+        """Every complete checkpoint, the one written first first. Files without a readable description do not count.
+
+        The order is that of writing, not of steps: a run that went back to an earlier step goes on from there.
+        """
         found = []
         for description in self.folder.glob("step-*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -67,10 +72,12 @@ class CheckpointStore:
                         body.get("metric"),
                     )
                 )
-        return sorted(found, key=lambda saved: saved.step)
+        return sorted(found, key=lambda saved: (saved.t, saved.step))
 
     def save(self, step: int, state: dict[str, Any], metric: float | None, best_is_lower: bool) -> Saved:
         """Write a checkpoint and remove the ones no longer kept. Raises OSError; then nothing changed on disk."""
+        if metric is not None and not math.isfinite(metric):
+            metric = None  # nothing compares with it
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step-{step:08d}.pt"
         # One written before at this step stays valid until the new description replaces its own.
@@ -107,6 +114,8 @@ class CheckpointStore:
             raise CheckpointError(f"{shown} is missing") from None
         except OSError as error:
             raise CheckpointError(f"{shown} cannot be read: {error.strerror}") from None
+        except pickle.UnpicklingError:
+            raise CheckpointError(f"{shown} holds more than tensors and plain values; it is not opened") from None
         except (RuntimeError, EOFError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{shown} is damaged: {printable(str(error).splitlines()[0])}") from None
         if not isinstance(state, dict) or state.get("format") != FORMAT:

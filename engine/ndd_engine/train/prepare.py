@@ -184,11 +184,7 @@ def _run_event(
 ) -> RunEvent:
     pid, host = identity()
     threads = torch.get_num_threads()
-    name = (
-        machine.chosen.name
-        if machine.chosen is not None
-        else f"CPU, {threads} thread{'s' if threads > 1 else ''}"
-    )
+    name = machine.chosen.name if machine.chosen is not None else machine.host.cpu
     return RunEvent(
         name=run.directory.name,
         workload=config.workload.name,
