@@ -1,0 +1,116 @@
+"""What needs a card: the device clock against a reference, memory counters, precision, out of memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ndd_engine.config import read
+from ndd_engine.record.events import PHASES, EndEvent
+from ndd_engine.train import clock as phase
+from ndd_engine.train.clock import DevicePhaseClock
+from ndd_engine.train.run import Run, RunRequest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA card: torch.cuda.is_available() is false"
+    ),
+]
+
+BASE = ("run.device=cuda", "log.window_s=0.2", "evaluate.batches=4", "checkpoint.every_minutes=0")
+
+
+def train(folder: Path, *sets: str, steps: int = 60) -> tuple[EndEvent, list[dict[str, Any]]]:
+    draft = read(None, [*BASE, *sets], "chartext", {"run": {"max_steps": steps, "name": "gpu"}})
+    run = Run.open(RunRequest(draft, folder))
+    end = run.execute()
+    run.close()
+    lines = run.directory.events.read_text(encoding="utf-8").splitlines()
+    return end, [json.loads(line) for line in lines]
+
+
+def test_device_clock_agrees_with_a_synchronised_reference() -> None:
+    """Spans of known kernels: the pooled events, read without synchronising, against a synchronised pair."""
+    left = torch.randn(4096, 4096, device="cuda")
+
+    def work(times: int) -> None:
+        for _ in range(times):
+            torch.mm(left, left)
+
+    work(3)
+    torch.cuda.synchronize()
+    clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))
+    clock._next_sample = 0
+    clock.end_step()  # the next step carries events
+    begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    clock.enter(phase.FORWARD)
+    begin.record()
+    work(10)
+    middle.record()
+    clock.enter(phase.BACKWARD)
+    work(20)
+    end.record()
+    clock.enter(phase.OTHER)
+    clock.end_step()
+    torch.cuda.synchronize()
+    clock.end_step()
+    row = clock.take().device[0]
+    assert row[phase.FORWARD] == pytest.approx(begin.elapsed_time(middle) * 1e6, rel=0.02)
+    assert row[phase.BACKWARD] == pytest.approx(middle.elapsed_time(end) * 1e6, rel=0.02)
+
+
+def test_run_on_the_card_is_timed_by_both_clocks(tmp_path: Path) -> None:
+    end, events = train(tmp_path, "workload.size=small")
+    assert end.status == "done"
+    run = next(event for event in events if event["type"] == "run")
+    assert run["device"].startswith("cuda") and run["card"]["name"]
+    windows = [event for event in events if event["type"] == "window"]
+    for window in windows:
+        top = sum(item["host_ns"] for name, item in window["phases"].items() if name in PHASES)
+        assert top == window["wall_ns"]
+    timed = [window for window in windows if window["device_steps"]]
+    assert timed, "no window carries device time"
+    assert all(window["phases"]["backward"]["device_ns"] > 0 for window in timed)
+
+
+def test_memory_counters_are_torchs_own(tmp_path: Path) -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    end, events = train(tmp_path, "workload.size=medium", steps=30)
+    assert end.status == "done"
+    memory = [event for event in events if event["type"] == "memory"]
+    assert memory[-1]["peak_reserved_bytes"] == torch.cuda.max_memory_reserved()
+    assert memory[-1]["growth_bytes"] > 0
+    total = torch.cuda.get_device_properties(0).total_memory
+    assert memory[-1]["total_bytes"] == pytest.approx(total, rel=0.02)
+
+
+@pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
+def test_each_precision_learns(tmp_path: Path, amp: str) -> None:
+    end, events = train(
+        tmp_path, "workload.size=small", f"precision.amp={amp}", "log.every_steps=1", steps=120
+    )
+    assert end.status == "done"
+    losses = [event["loss"] for event in events if event["type"] == "window" and event["loss"] is not None]
+    assert losses[-1] < losses[0] - 0.3
+    if amp == "fp16":
+        assert any(event["type"] == "window" and event["loss_scale"] for event in events)
+
+
+def test_out_of_memory_names_what_filled_it_and_what_fits(tmp_path: Path) -> None:
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(2e9 / total, 1.0))
+    try:
+        end, _ = train(tmp_path, "workload.size=guide", "batch.micro=1024", "precision.amp=off", steps=5)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert end.status == "failed"
+    assert "out of memory on cuda:0 at step 1" in end.reason
+    assert "--set batch.micro=512 --set batch.accumulation=2" in end.reason
+    assert "activations" in end.reason and "optimizer" in end.reason
