@@ -6,6 +6,7 @@ runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -89,30 +90,28 @@ def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if name is not None:
-            path = root / name
-            path.mkdir()
-            return RunDir(path)
-        taken = [
-            int(match[1])
-            for entry in root.iterdir()
-            if (match := re.fullmatch(rf"{re.escape(workload)}-(\d+)", entry.name))
-        ]
-        for number in range(max(taken, default=0) + 1, 10**6):
-            path = root / f"{workload}-{number:03d}"
+        names = iter([name]) if name is not None else _free_names(root, workload)
+        for candidate in names:
             try:
-                path.mkdir()
+                (root / candidate).mkdir()
             except FileExistsError:
-                continue  # another process took it in this moment
-            return RunDir(path)
-    except FileExistsError:
-        hint = f"choose another name, or go on with it: --resume {name}"
-        raise UsageError(f"run.name: {printable(str(root / (name or '')))} exists already; {hint}") from None
+                continue  # for a numbered one: another process took it in this moment
+            return RunDir(root / candidate)
     except OSError as error:
         raise UsageError(
             f"{printable(str(root))}: runs cannot be written here: {error.strerror}; choose another folder with --runs"
         ) from None
-    raise UsageError(f"{printable(str(root))}: no free run number")
+    raise UsageError(
+        f"run.name: {printable(str(root / (name or '')))} exists already; choose another name, "
+        f"or go on with it: --resume {name}"
+    )
+
+
+def _free_names(root: Path, workload: str) -> Iterator[str]:
+    pattern = re.compile(rf"{re.escape(workload)}-(\d+)")
+    taken = [int(match[1]) for entry in root.iterdir() if (match := pattern.fullmatch(entry.name))]
+    for number in itertools.count(max(taken, default=0) + 1):
+        yield f"{workload}-{number:03d}"
 
 
 def find_run(root: Path, name: str | None) -> RunDir:

@@ -85,16 +85,21 @@ class CheckpointStore:
             digest = _Digest(file)
             torch.save(state, digest)  # type: ignore[arg-type]
         saved = Saved(path, step, digest.count, digest.hash.hexdigest(), time.time(), metric)
-        with _replacing(saved.description) as file:
-            body = {
-                "format": FORMAT,
-                "step": step,
-                "bytes": saved.bytes,
-                "sha256": saved.sha256,
-                "t": saved.t,
-                "metric": metric,
-            }
-            file.write(json.dumps(body).encode())
+        body = {
+            "format": FORMAT,
+            "step": step,
+            "bytes": saved.bytes,
+            "sha256": saved.sha256,
+            "t": saved.t,
+            "metric": metric,
+        }
+        try:
+            with _replacing(saved.description) as file:
+                file.write(json.dumps(body).encode())
+        except OSError:
+            if not saved.description.exists():
+                path.unlink(missing_ok=True)  # without its description it would only take up space
+            raise
         self._prune(best_is_lower)
         return saved
 
@@ -115,7 +120,9 @@ class CheckpointStore:
         except OSError as error:
             raise CheckpointError(f"{shown} cannot be read: {error.strerror}") from None
         except pickle.UnpicklingError:
-            raise CheckpointError(f"{shown} holds more than tensors and plain values; it is not opened") from None
+            raise CheckpointError(
+                f"{shown} holds more than tensors and plain values; it is not opened"
+            ) from None
         except (RuntimeError, EOFError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{shown} is damaged: {printable(str(error).splitlines()[0])}") from None
         if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -163,11 +170,13 @@ def newest_good(
         return every[-1], store.load(every[-1], device)
     except CheckpointError as error:
         for earlier in reversed(every[:-1]):
-            with contextlib.suppress(CheckpointError):
+            try:
                 store.load(earlier, device)
-                raise CheckpointError(
-                    f"{error}; the previous one is good: add --from-step {earlier.step}"
-                ) from None
+            except CheckpointError:
+                continue
+            raise CheckpointError(
+                f"{error}; the previous one is good: add --from-step {earlier.step}"
+            ) from None
         raise CheckpointError(f"{error}; no other checkpoint is good") from None
 
 

@@ -143,6 +143,8 @@ class Loop:
                 self.evaluate(again=True)
             if "checkpoint" in once:
                 self.save(again=True)
+                if paused_at is not None:
+                    self._window()  # the pause that follows belongs to no window, this does
             if control.stopping or not control.paused:
                 break
             if paused_at is None:
