@@ -20,6 +20,7 @@ from ndd_engine.train.run import Run, RunRequest
 
 from .app import ConsoleApp
 from .launcher import Leash, supervised
+from .narration import Output, open_narrated
 from .narrator import summary
 from .source import HomeSource, RunSource
 from .sources import AttachedSource, EngineSource, HomeFolder
@@ -75,7 +76,7 @@ class Console:
     # The run of this process.
 
     def _open(self, request: RunRequest) -> EngineSource:
-        self.run = run = Run.open(request)
+        self.run = run = open_narrated(request, Output())
         console = request.draft.resolve().console
         self.refresh_hz, self.on_hangup = console.refresh_hz, console.on_hangup
         self.leash.tell(run.directory.name)
@@ -125,7 +126,8 @@ class Console:
             self._handle_signals(app)
             hangup = HangupWatch(0, app.hang_up)
             hangup.start()
-            result = app.run(mouse=not self.can.ssh)
+            # Nothing here is clicked, and with the mouse taken nobody could select text.
+            result = app.run(mouse=False)
             hangup.stop()
             self._captured = None
             lost = captured.terminal.lost

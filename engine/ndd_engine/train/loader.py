@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
+import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -12,6 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ndd_engine.config.schema import Config
+
+# While a batch is waited for, the workers are looked after this often.
+CHECK_S = 2.0
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -50,14 +56,15 @@ class Batches:
     def __init__(self, data: Dataset[Any], config: Config) -> None:
         self.sampler = EpochBatches(len(data), config.batch.micro, config.run.seed)  # type: ignore[arg-type]
         loader = config.loader
-        self.loader: DataLoader[Any] = DataLoader(
+        self.loader: DataLoader[Any] = _Loader(
+            loader.timeout_s,
             data,
             batch_sampler=self.sampler,
             # Its own generator: the loader draws a number for the workers' seeds, which must not move the model's.
             generator=torch.Generator().manual_seed(config.run.seed),
             pin_memory=loader.pin_memory,
             persistent_workers=loader.persistent,
-            **_workers(loader.workers, loader.prefetch, loader.timeout_s),
+            **_workers(loader.workers, loader.prefetch),
         )
 
     @property
@@ -74,17 +81,74 @@ class Batches:
 def eval_loader(data: Dataset[Any], config: Config) -> DataLoader[Any]:
     """Evaluation batches in their natural order, the last one possibly smaller."""
     loader = config.loader
-    return DataLoader(
+    return _Loader(
+        loader.timeout_s,
         data,
         batch_size=config.batch.micro,
         shuffle=False,
         generator=torch.Generator().manual_seed(config.run.seed),
         pin_memory=loader.pin_memory,
-        **_workers(loader.eval_workers, None, loader.timeout_s),
+        **_workers(loader.eval_workers, None),
     )
 
 
-def _workers(workers: int, prefetch: int | None, timeout_s: float) -> dict[str, Any]:
+class _Loader(DataLoader[Any]):
+    """A loader that says which worker died, within seconds, and gives up on workers that are stuck.
+
+    torch's own check of the workers waits for the whole timeout, and for workers that are not children of this
+    process it is the only one.
+    """
+
+    def __init__(self, timeout_s: float, *arguments: Any, **options: Any) -> None:
+        if options["num_workers"]:
+            options["timeout"] = min(CHECK_S, timeout_s)
+        super().__init__(*arguments, **options)
+        self.patience_s = timeout_s
+
+    def __iter__(self) -> Any:
+        iterator = super().__iter__()
+        return _Watched(iterator, self.patience_s) if self.num_workers else iterator
+
+
+class _Watched:
+    """A loader's iterator with an eye on the workers. Raises RuntimeError that names the one that died."""
+
+    def __init__(self, iterator: Any, patience_s: float) -> None:
+        self._iterator = iterator
+        self._patience_s = patience_s
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        begin = time.monotonic()
+        while True:
+            try:
+                return next(self._iterator)
+            except (OSError, EOFError, RuntimeError) as error:
+                timed_out = "DataLoader timed out" in str(error)
+                # A connection breaks a moment before its worker counts as dead.
+                if (death := self._death(0.0 if timed_out else 1.0)) is not None:
+                    raise RuntimeError(death) from error
+                if not timed_out:
+                    raise
+                if time.monotonic() - begin >= self._patience_s:
+                    raise RuntimeError(f"DataLoader timed out after {self._patience_s:g} seconds") from None
+
+    def _death(self, patience_s: float) -> str | None:
+        """What became of the first worker that is no more, in torch's own words; None when all are alive."""
+        workers = list(getattr(self._iterator, "_workers", ()))
+        wait([worker.sentinel for worker in workers], patience_s)
+        for worker in workers:
+            if not worker.is_alive():
+                code = worker.exitcode or 0
+                if code < 0:
+                    return f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.Signals(-code).name}"
+                return f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly"
+        return None
+
+
+def _workers(workers: int, prefetch: int | None) -> dict[str, Any]:
     if workers == 0:
         return {"num_workers": 0}
     # Threads exist (recorder, sampler, perhaps the console): forking would copy their locks mid-flight.
@@ -92,7 +156,6 @@ def _workers(workers: int, prefetch: int | None, timeout_s: float) -> dict[str, 
     return {
         "num_workers": workers,
         "prefetch_factor": prefetch,
-        "timeout": timeout_s,
         "multiprocessing_context": multiprocessing.get_context(method),
     }
 

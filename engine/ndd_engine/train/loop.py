@@ -131,6 +131,8 @@ class Loop:
             self.evaluate()
         if self._due(checkpoint.every_steps, checkpoint.every_epochs):
             self.save()
+        # An evaluation ends a window: where they come quickly, no window gets long enough to ask this.
+        self._save_if_long_ago()
 
     def _obey(self) -> bool:
         """Do what was asked; true when the loop has to be left."""

@@ -116,10 +116,10 @@ class Run:
             end = self._ended(self.control.stop_status or "stopped", f"{self.control.stop_reason}, at once")
         except NddError as error:
             end = self._ended("failed", str(error), error.exit_status)
-        except Exception as error:  # noqa: BLE001  every way to end is told
+        except BaseException as error:  # noqa: BLE001  every way to end is told, a dataset's sys.exit too
             end = self._failed(error)
-        self.recorder.put(end)
         self.end = end
+        self.recorder.put(end)
         self.recorder.flush()
         self.finished.set()
         return end
@@ -158,7 +158,7 @@ class Run:
             return self._ended("done", f"all {loop.step} steps are done")
         return self._ended(status, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
 
-    def _failed(self, error: Exception) -> EndEvent:
+    def _failed(self, error: BaseException) -> EndEvent:
         """An error inside training: told in one message, with a checkpoint first if the state is whole."""
         append(self.directory.console_log, "".join(traceback.format_exception(error)))
         prepared = self._prepared

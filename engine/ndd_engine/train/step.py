@@ -114,7 +114,14 @@ class Stepper:
     def load(self, state: dict[str, Any]) -> None:
         """The reverse of state. Raises RuntimeError, ValueError or KeyError when it belongs to another model."""
         self.model.load_state_dict(state["model"])
+        # A resume may change these in the configuration; the checkpoint would bring the old ones back.
+        options = ("lr", "weight_decay", "betas", "eps", "momentum")
+        wanted = [
+            {key: group[key] for key in options if key in group} for group in self.optimizer.param_groups
+        ]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
+            group.update(values)
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         if self.precision.scaler is not None and state["scaler"]:
             self.precision.scaler.load_state_dict(state["scaler"])
