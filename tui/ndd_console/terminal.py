@@ -140,6 +140,8 @@ class HangupWatch:
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._descriptor, 0)  # hang-up and errors are always reported
+        if poll.poll(0):
+            return  # a system that cannot poll a terminal (macOS) says so at once; there SIGHUP has to do
         while not self._stop.is_set():
             if any(
                 events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(500)

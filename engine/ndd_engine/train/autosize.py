@@ -10,6 +10,7 @@ import torch
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.text import number
+from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.facts import problems
 from ndd_engine.workloads.registry import prepare
 
@@ -19,6 +20,8 @@ from .step import Stepper
 
 # The probe runs alone; the run shares the cores with the screen, the record and other people.
 MARGIN = 1.3
+# Below this share of the wanted rate a prediction, which is good to about a factor of two, settles it.
+HOPELESS = 0.4
 MEASURE_S = 0.25
 WARM_UP_STEPS = 2
 
@@ -41,30 +44,35 @@ def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], No
     sizes = [size for size in auto["candidates"] if not problems(draft.resolve(size), "")]
     if not sizes:
         return Choice(auto["candidates"][0], "the data is too small for every size")
-    chosen, measured = sizes[0], float("nan")
-    too_slow: tuple[str, float] | None = None
+    chosen = sizes[0]
+    measured = work = 0.0
+    too_slow = ""
     for size in sizes:
-        progress(f"measuring model size {size} on this processor")
         config = draft.resolve(size)
-        rate = steps_per_second(config, device, 1 / (wanted * MARGIN))
-        if size != sizes[0] and rate < wanted * MARGIN:
-            too_slow = (size, rate)
+        torch.manual_seed(config.run.seed)
+        workload = prepare(config)
+        batch = config.batch
+        size_work = float(parameter_count(workload.model) * batch.micro * batch.sequence)
+        # A size that is far too slow by its multiplications is not worth the seconds of trying it.
+        predicted = measured * work / size_work
+        if measured and predicted < wanted * HOPELESS:
+            too_slow = f"; {size} predicted {number(predicted)}, wanted {wanted:g}"
             break
-        chosen, measured = size, rate
+        progress(f"measuring model size {size} on this processor")
+        rate = steps_per_second(config, workload, device, 1 / (wanted * MARGIN))
+        if measured and rate < wanted * MARGIN:
+            too_slow = f"; {size} {number(rate)}, wanted {wanted:g}"
+            break
+        chosen, measured, work = size, rate, size_work
     # Short enough for one line of a narrow screen.
-    reason = f"no CUDA card: size {chosen}, {number(measured)} steps/s when tried"
-    if too_slow is not None:
-        reason += f"; {too_slow[0]} {number(too_slow[1])}, wanted {wanted:g}"
-    return Choice(chosen, reason)
+    return Choice(chosen, f"no CUDA card: size {chosen}, {number(measured)} steps/s when tried{too_slow}")
 
 
-def steps_per_second(config: Config, device: torch.device, give_up_s: float) -> float:
+def steps_per_second(config: Config, workload: Workload, device: torch.device, give_up_s: float) -> float:
     """Steps per second of a configuration, by its median step over a quarter of a second.
 
     A first step slower than three times `give_up_s` is taken as the answer: a warm-up is never that large.
     """
-    torch.manual_seed(config.run.seed)
-    workload = prepare(config)
     stepper = Stepper(workload, config, device, total_steps=1000)
     batches = Batches(workload.train_data, config)
     clock = PhaseClock()
