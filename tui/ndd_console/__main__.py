@@ -13,9 +13,6 @@ from ndd_engine.errors import EXIT_FAILED, EXIT_INTERRUPTED, NddError
 
 # Read by libraries when they are loaded, so they are set before anything is imported; a user's own values win.
 ENVIRONMENT = {
-    # On a shared machine a thread of libgomp that spins at a barrier takes the core from the one it waits for: beside
-    # one busy process steps were 100 times slower than with threads that wait asleep.
-    "OMP_WAIT_POLICY": "PASSIVE",
     # Textual paints at its next frame: at its usual 60 a second that alone is up to 17 ms after a key.
     "TEXTUAL_FPS": "240",
     # Milliseconds after which a lone escape byte is the escape key and not the beginning of a sequence.

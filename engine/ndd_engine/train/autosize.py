@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,14 +28,18 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Choice:
-    """A size and, for people, why."""
+    """A size and, for people, why. threads: intra-op threads, where another number than the usual was better."""
 
     size: str
     reason: str
+    threads: int | None = None
 
 
 def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], None]) -> Choice:
-    """The size for `size = "auto"`: the card's on a card, else the largest that steps often enough."""
+    """The size for `size = "auto"`: the card's on a card, else the largest that steps often enough.
+
+    Leaves torch with the number of threads that was found best.
+    """
     auto = draft.auto
     if device.type == "cuda":
         return Choice(auto["card_size"], f"size {auto['card_size']}: a CUDA card is there")
@@ -44,9 +48,28 @@ def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], No
     sizes = [size for size in auto["candidates"] if not problems(draft.resolve(size), "")]
     if not sizes:
         return Choice(auto["candidates"][0], "the data is too small for every size")
+    size, rate, too_slow = _largest(sizes, draft, device, wanted, progress)
+    threads = torch.get_num_threads()
+    if rate < wanted * MARGIN and threads > 1 and draft.resolve(size).run.threads is None:
+        # When others use the cores, threads that spin at barriers take them from each other: one may be far faster.
+        torch.set_num_threads(1)
+        alone = _largest(sizes, draft, device, wanted, progress)
+        if alone[1] > rate:
+            beside = f"; {threads} threads {number(rate)}: others use the cores"
+            return Choice(
+                alone[0], f"no CUDA card: size {alone[0]}, 1 thread, {number(alone[1])} steps/s{beside}", 1
+            )
+        torch.set_num_threads(threads)
+    # Short enough for one line of a narrow screen.
+    return Choice(size, f"no CUDA card: size {size}, {number(rate)} steps/s when tried{too_slow}")
+
+
+def _largest(
+    sizes: Sequence[str], draft: Draft, device: torch.device, wanted: float, progress: Callable[[str], None]
+) -> tuple[str, float, str]:
+    """(the largest size that makes the wanted steps per second, or the smallest; its rate; why no larger one)."""
     chosen = sizes[0]
     measured = work = 0.0
-    too_slow = ""
     for size in sizes:
         config = draft.resolve(size)
         torch.manual_seed(config.run.seed)
@@ -56,16 +79,15 @@ def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], No
         # A size that is far too slow by its multiplications is not worth the seconds of trying it.
         predicted = measured * work / size_work
         if measured and predicted < wanted * HOPELESS:
-            too_slow = f"; {size} predicted {number(predicted)}, wanted {wanted:g}"
-            break
+            return chosen, measured, f"; {size} predicted {number(predicted)}, wanted {wanted:g}"
         progress(f"measuring model size {size} on this processor")
         rate = steps_per_second(config, workload, device, 1 / (wanted * MARGIN))
         if measured and rate < wanted * MARGIN:
-            too_slow = f"; {size} {number(rate)}, wanted {wanted:g}"
-            break
+            return chosen, measured, f"; {size} {number(rate)}, wanted {wanted:g}"
         chosen, measured, work = size, rate, size_work
-    # Short enough for one line of a narrow screen.
-    return Choice(chosen, f"no CUDA card: size {chosen}, {number(measured)} steps/s when tried{too_slow}")
+        if rate < wanted * MARGIN:
+            break
+    return chosen, measured, ""
 
 
 def steps_per_second(config: Config, workload: Workload, device: torch.device, give_up_s: float) -> float:

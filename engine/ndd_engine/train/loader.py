@@ -106,8 +106,19 @@ class _Loader(DataLoader[Any]):
         self.patience_s = timeout_s
 
     def __iter__(self) -> Any:
-        iterator = super().__iter__()
-        return _Watched(iterator, self.patience_s) if self.num_workers else iterator
+        if not self.num_workers:
+            return super().__iter__()
+        kept: Any = self._iterator  # of persistent workers, which now hear of the new epoch
+        if kept is not None:
+            _raise_if_dead(kept)
+            kept._timeout = self.patience_s  # no second try is possible here
+        try:
+            iterator: Any = super().__iter__()
+        except (OSError, EOFError, RuntimeError):
+            _raise_if_dead(kept, 1.0)
+            raise
+        iterator._timeout = self.timeout
+        return _Watched(iterator, self.patience_s)
 
 
 class _Watched:
@@ -128,24 +139,25 @@ class _Watched:
             except (OSError, EOFError, RuntimeError) as error:
                 timed_out = "DataLoader timed out" in str(error)
                 # A connection breaks a moment before its worker counts as dead.
-                if (death := self._death(0.0 if timed_out else 1.0)) is not None:
-                    raise RuntimeError(death) from error
+                _raise_if_dead(self._iterator, 0.0 if timed_out else 1.0)
                 if not timed_out:
                     raise
                 if time.monotonic() - begin >= self._patience_s:
                     raise RuntimeError(f"DataLoader timed out after {self._patience_s:g} seconds") from None
 
-    def _death(self, patience_s: float) -> str | None:
-        """What became of the first worker that is no more, in torch's own words; None when all are alive."""
-        workers = list(getattr(self._iterator, "_workers", ()))
-        wait([worker.sentinel for worker in workers], patience_s)
-        for worker in workers:
-            if not worker.is_alive():
-                code = worker.exitcode or 0
-                if code < 0:
-                    return f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.Signals(-code).name}"
-                return f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly"
-        return None
+
+def _raise_if_dead(iterator: Any, patience_s: float = 0.0) -> None:
+    """Raise RuntimeError, in torch's own words, when a worker of the iterator is no more."""
+    workers = list(getattr(iterator, "_workers", ()))
+    wait([worker.sentinel for worker in workers], patience_s)
+    for worker in workers:
+        if not worker.is_alive():
+            code = worker.exitcode or 0
+            if code < 0:
+                raise RuntimeError(
+                    f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.Signals(-code).name}"
+                )
+            raise RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly")
 
 
 def _workers(workers: int, prefetch: int | None) -> dict[str, Any]:

@@ -64,6 +64,8 @@ def prepare_run(run: Run) -> Prepared:
     if draft.size == "auto":
         choice = choose_size(draft, device, run.stage)
     config = draft.resolve(choice.size if choice else None)
+    if choice is not None and choice.threads is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"threads": choice.threads})})
     _determinism(config)
 
     run.stage("reading the data")
