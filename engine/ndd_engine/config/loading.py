@@ -6,21 +6,20 @@ the file, the command line. So a command-line value beats the file, and a defaul
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import tomli
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 import ndd_profiles
 from ndd_engine.errors import ConfigError, Problem
 from ndd_engine.text import printable
 
+from .messages import explain, meant, shown, suggest
 from .schema import WORKLOADS, Config
 
 Table = dict[str, Any]
@@ -129,7 +128,7 @@ class Draft:
     ) -> Problem:
         """A Problem of the key at `path`, with the place where it was written."""
         key = ".".join(str(part) for part in path)
-        return Problem(self.where(path), key, message, None if found is None else _shown(found), allowed)
+        return Problem(self.where(path), key, message, None if found is None else shown(found), allowed)
 
     def where(self, path: Sequence[str | int]) -> str:
         """Which layer a key came from: "--set", "run.toml line 12" or "defaults"."""
@@ -150,18 +149,11 @@ class Draft:
     def _problems(self, error: ValidationError, merged: Table) -> Iterator[Problem]:
         for item in error.errors(include_url=False):
             path = _path(item["loc"])
-            found = None if item["type"] in ("missing", "value_error") else _shown(item.get("input"))
-            message, allowed = _explain(item)
+            found = None if item["type"] in ("missing", "value_error") else shown(item.get("input"))
+            message, allowed = explain(item)
             suggestion = None
             if item["type"] == "extra_forbidden":
-                names = _neighbours(path, merged)
-                close = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.6)
-                elsewhere = _sections_with(str(path[-1]))
-                if close:
-                    suggestion = f"did you mean {close[0]}?"
-                elif elsewhere:
-                    suggestion = f"it belongs to {' or '.join(f'[{name}]' for name in elsewhere)}"
-                allowed = ", ".join(sorted(names))
+                allowed, suggestion = suggest(path, merged)
             key = printable(".".join(map(str, path)))
             yield Problem(self.where(path), key, message, found, allowed, suggestion)
 
@@ -188,15 +180,14 @@ def read(
     draft = Draft(((source, written), (COMMAND_LINE, command_line)), text, source)
     name = draft.workload
     if name not in WORKLOADS:
-        close = difflib.get_close_matches(name, WORKLOADS, n=1)
         problems.append(
             Problem(
                 draft.where(("workload", "name")),
                 "workload.name",
                 "there is no such workload",
-                _shown(name),
+                shown(name),
                 ", ".join(WORKLOADS),
-                f"did you mean {close[0]}?" if close else None,
+                meant(name, WORKLOADS),
             )
         )
         name = DEFAULT_WORKLOAD
@@ -216,19 +207,19 @@ def read(
 
 
 def _read_file(path: Path, problems: list[Problem]) -> tuple[str, Table]:
-    shown = printable(str(path))
+    name = printable(str(path))
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            [Problem(shown, "", f"is not UTF-8 text (byte {error.start}); is this a TOML file?")]
+            [Problem(name, "", f"is not UTF-8 text (byte {error.start}); is this a TOML file?")]
         ) from None
     except OSError as error:
-        raise ConfigError([Problem(shown, "", f"cannot be read: {error.strerror}")]) from None
+        raise ConfigError([Problem(name, "", f"cannot be read: {error.strerror}")]) from None
     try:
         return text, tomli.loads(text)
     except tomli.TOMLDecodeError as error:
-        raise ConfigError([Problem(shown, "", f"is not valid TOML: {printable(str(error))}")]) from None
+        raise ConfigError([Problem(name, "", f"is not valid TOML: {printable(str(error))}")]) from None
 
 
 def _set(target: Table, item: str, problems: list[Problem]) -> None:
@@ -315,91 +306,3 @@ def _line_of(text: str, path: Sequence[str | int]) -> int | None:
             if found == names[: len(found)] and len(found) > len(section):
                 return index
     return None
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) is not None or isinstance(annotation, UnionType):
-        for part in get_args(annotation):
-            yield from _models(part)
-
-
-def _neighbours(path: Sequence[str | int], merged: Table) -> list[str]:
-    """The keys that are allowed beside the one at `path`."""
-    if len(path) == 1:
-        return list(Config.model_fields)
-    models = (
-        list(_models(Config.model_fields[str(path[0])].annotation))
-        if str(path[0]) in Config.model_fields
-        else []
-    )
-    if path[0] == "workload":
-        name = merged.get("workload", {}).get("name")
-        models = [model for model in models if name in get_args(model.model_fields["name"].annotation)]
-    return [name for model in models for name in model.model_fields]
-
-
-def _sections_with(key: str) -> list[str]:
-    return [
-        section
-        for section, info in Config.model_fields.items()
-        if any(key in model.model_fields for model in _models(info.annotation))
-    ]
-
-
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": 'text in quotes ("…")',
-    "list_type": "a list ([…])",
-    "model_type": "a table of keys",
-    "model_attributes_type": "a table of keys",
-    "dict_type": "a table of keys",
-}
-
-
-def _explain(item: Any) -> tuple[str, str | None]:
-    """(message, what is allowed) for one pydantic error, in the user's words."""
-    kind, context = item["type"], item.get("ctx", {})
-    if kind in _EXPECTED:
-        return "has the wrong type", _EXPECTED[kind]
-    if kind == "extra_forbidden":
-        return "unknown key", None
-    if kind == "missing":
-        return "is required", None
-    if kind == "literal_error":
-        return "is not one of the choices", context.get("expected")
-    if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
-        sign = {"greater_than_equal": "≥", "greater_than": ">", "less_than_equal": "≤", "less_than": "<"}[
-            kind
-        ]
-        limit = next(iter(value for name, value in context.items() if name in ("ge", "gt", "le", "lt")))
-        return "is out of range", f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
-    if kind == "string_pattern_mismatch":
-        pattern = context.get("pattern", "")
-        return (
-            "is not allowed here",
-            "auto, cpu, cuda or cuda:N" if "cuda" in pattern else "letters, digits, . _ -",
-        )
-    if kind == "finite_number":
-        return "is not a finite number", None
-    if kind == "value_error":
-        return str(context.get("error", item["msg"])), None
-    return item["msg"][:1].lower() + item["msg"][1:], None
-
-
-def _shown(value: object) -> str:
-    text = (
-        f'"{value}"'
-        if isinstance(value, str)
-        else "true"
-        if value is True
-        else "false"
-        if value is False
-        else str(value)
-    )
-    text = printable(text)
-    return text if len(text) <= 80 else text[:77] + "…"

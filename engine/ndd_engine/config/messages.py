@@ -1,0 +1,118 @@
+"""A mistake in the user's words: what is wrong, what is allowed, what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+from ndd_engine.text import printable
+
+from .schema import Config
+
+
+def suggest(path: Sequence[str | int], merged: dict[str, Any]) -> tuple[str, str | None]:
+    """(the keys that are allowed beside an unknown one, what was probably meant)."""
+    names = _neighbours(path, merged)
+    key = str(path[-1])
+    suggestion = meant(key, names)
+    if suggestion is None and (elsewhere := _sections_with(key)):
+        suggestion = f"it belongs to {' or '.join(f'[{name}]' for name in elsewhere)}"
+    return ", ".join(sorted(names)), suggestion
+
+
+def meant(word: str, words: Sequence[str]) -> str | None:
+    """ "did you mean micro?", or None when nothing is near."""
+    close = difflib.get_close_matches(word, words, n=1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) is not None or isinstance(annotation, UnionType):
+        for part in get_args(annotation):
+            yield from _models(part)
+
+
+def _neighbours(path: Sequence[str | int], merged: dict[str, Any]) -> list[str]:
+    """The keys that are allowed beside the one at `path`."""
+    if len(path) == 1:
+        return list(Config.model_fields)
+    models = (
+        list(_models(Config.model_fields[str(path[0])].annotation))
+        if str(path[0]) in Config.model_fields
+        else []
+    )
+    if path[0] == "workload":
+        name = merged.get("workload", {}).get("name")
+        models = [model for model in models if name in get_args(model.model_fields["name"].annotation)]
+    return [name for model in models for name in model.model_fields]
+
+
+def _sections_with(key: str) -> list[str]:
+    return [
+        section
+        for section, info in Config.model_fields.items()
+        if any(key in model.model_fields for model in _models(info.annotation))
+    ]
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": 'text in quotes ("…")',
+    "list_type": "a list ([…])",
+    "model_type": "a table of keys",
+    "model_attributes_type": "a table of keys",
+    "dict_type": "a table of keys",
+}
+
+
+def explain(item: Any) -> tuple[str, str | None]:
+    """(message, what is allowed) for one pydantic error, in the user's words."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind in _EXPECTED:
+        return "has the wrong type", _EXPECTED[kind]
+    if kind == "extra_forbidden":
+        return "unknown key", None
+    if kind == "missing":
+        return "is required", None
+    if kind == "literal_error":
+        return "is not one of the choices", context.get("expected")
+    if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
+        sign = {"greater_than_equal": "≥", "greater_than": ">", "less_than_equal": "≤", "less_than": "<"}[
+            kind
+        ]
+        limit = next(iter(value for name, value in context.items() if name in ("ge", "gt", "le", "lt")))
+        return "is out of range", f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
+    if kind == "string_pattern_mismatch":
+        pattern = context.get("pattern", "")
+        return (
+            "is not allowed here",
+            "auto, cpu, cuda or cuda:N" if "cuda" in pattern else "letters, digits, . _ -",
+        )
+    if kind == "finite_number":
+        return "is not a finite number", None
+    if kind == "value_error":
+        return str(context.get("error", item["msg"])), None
+    return item["msg"][:1].lower() + item["msg"][1:], None
+
+
+def shown(value: object) -> str:
+    text = (
+        f'"{value}"'
+        if isinstance(value, str)
+        else "true"
+        if value is True
+        else "false"
+        if value is False
+        else str(value)
+    )
+    text = printable(text)
+    return text if len(text) <= 80 else text[:77] + "…"
