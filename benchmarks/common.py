@@ -1,0 +1,336 @@
+"""What all benchmarks share: paired measurement, statistics, the environment they ran in, targets and tables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+
+from ndd_engine.hardware.card import detect
+
+# Shares of one core that other processes may use during a block before its pair is left out.
+FOREIGN_LIMIT = 0.10
+# With fewer pairs than this left, all are used: a busy machine gives a rough answer rather than none.
+FEWEST_PAIRS = 5
+_RESAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure. quick: a rough answer within 20 s. device: for torch, as in run.device."""
+
+    quick: bool = False
+    device: str = "cpu"
+
+
+# Statistics.
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures of one sample. interval: 95 % bootstrap interval of the median, None below 5 values."""
+
+    n: int
+    low: float
+    median: float
+    high: float
+    interval: tuple[float, float] | None
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """The same values give the same interval. Raises ValueError without values."""
+    if not values:
+        raise ValueError("nothing was measured")
+    interval = None
+    if len(values) >= 5:
+        generator = random.Random(0)
+        # The percentile method commutes with the logarithm, so for ratios this is the interval of the log-ratio too.
+        medians = sorted(
+            statistics.median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES)
+        )
+        interval = (medians[int(_RESAMPLES * 0.025)], medians[int(_RESAMPLES * 0.975)])
+    return Summary(len(values), min(values), statistics.median(values), max(values), interval)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of the values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(max(-int(-len(ordered) * share // 1), 1), len(ordered)) - 1]
+
+
+# Paired measurement.
+
+
+@dataclass(frozen=True)
+class Block:
+    """One stretch of one side. rate: work per second. foreign: cores that other processes used meanwhile."""
+
+    rate: float
+    foreign: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Subject over baseline of two neighbouring blocks, and the larger foreign share of the two."""
+
+    value: float
+    foreign: float
+
+
+def paired(
+    baseline: Callable[[], float], subject: Callable[[], float], pairs: int, limit_s: float
+) -> list[Ratio]:
+    """Measure in the order A B B A A B B A …; each callable runs one block and returns its rate.
+
+    At most `pairs` pairs; on a machine so busy that they do not fit into limit_s seconds, fewer (at least 2).
+
+    Neighbours are compared, so that what drifts (other load, clock rates) meets both sides, and as each side is
+    first as often as last, a drift within a pair cancels over the pairs.
+    """
+    watch = LoadWatch()
+
+    def block(measure: Callable[[], float]) -> Block:
+        watch.restart()
+        rate = measure()
+        return Block(rate, watch.foreign())
+
+    ratios: list[Ratio] = []
+    deadline = time.perf_counter() + limit_s
+    for index in range(pairs):
+        if index >= 2 and index % 2 == 0 and time.perf_counter() > deadline:
+            break
+        order = (baseline, subject) if index % 2 == 0 else (subject, baseline)
+        first, second = block(order[0]), block(order[1])
+        a, b = (first, second) if index % 2 == 0 else (second, first)
+        ratios.append(Ratio(b.rate / a.rate, max(first.foreign, second.foreign)))
+    return ratios
+
+
+def undisturbed(ratios: Sequence[Ratio]) -> tuple[list[float], str]:
+    """The ratios of the pairs that other processes left alone, and a note on which were left out."""
+    kept = [ratio.value for ratio in ratios if ratio.foreign <= FOREIGN_LIMIT]
+    left_out = len(ratios) - len(kept)
+    if left_out and len(kept) < FEWEST_PAIRS:
+        return [ratio.value for ratio in ratios], (
+            f"other processes used over {FOREIGN_LIMIT:.0%} of a core in {left_out} of {len(ratios)} pairs; all are "
+            "used nevertheless: measure again on a quiet machine"
+        )
+    if left_out:
+        return (
+            kept,
+            f"{left_out} of {len(ratios)} pairs left out: other processes used over {FOREIGN_LIMIT:.0%} of a core",
+        )
+    return kept, ""
+
+
+# The machine and what else it does.
+
+
+class LoadWatch:
+    """How much processor time others take: that of the machine minus that of this process and its descendants."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self._begin = self._look()
+
+    def foreign(self) -> float:
+        """Cores in use by other processes since `restart`, on average. Resolution: 10 ms of processor time."""
+        t, busy, own = self._look()
+        t0, busy0, own0 = self._begin
+        return max(((busy - busy0) - (own - own0)) / max(t - t0, 1e-9), 0.0)
+
+    def _look(self) -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        # Stolen time is another machine's work: it disturbs like a process of others.
+        names = ("user", "nice", "system", "irq", "softirq", "steal")
+        busy = sum(float(getattr(times, name, 0.0)) for name in names)
+        own = 0.0
+        for process in (self._process, *self._process.children(recursive=True)):
+            try:
+                # The time of a child that ended and was waited for is in its parent's children_*.
+                own += sum(process.cpu_times()[:4])
+            except psutil.Error:
+                continue
+        return time.perf_counter(), busy, own
+
+
+class Environment:
+    """Made before a benchmark, asked for its lines after it: what the figures were measured on."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._before = _load_average()
+        self._date = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        self._watch = LoadWatch()
+
+    def lines(self) -> list[str]:
+        """Date, machine, versions, load and the command."""
+        foreign = self._watch.foreign()
+        return [
+            f"date      {self._date}",
+            f"machine   {machine()}",
+            f"software  {software()}",
+            f"load      average {self._before} before, {_load_average()} after; other processes used "
+            f"{foreign:.2f} cores on average",
+            f"command   {self._command}",
+        ]
+
+
+def machine() -> str:
+    """Processor, usable cores and card, in one line."""
+    found = detect(use_torch=False)
+    cores = f"{found.host.usable_cpus:g} of {found.host.logical_cores} cores usable"
+    card = found.cards[0].name if found.cards else "no CUDA card"
+    return f"{found.host.cpu or platform.machine()}, {cores}, {card}"
+
+
+def machine_slug() -> str:
+    """The machine as part of a file name."""
+    found = detect(use_torch=False)
+    name = f"{found.cards[0].name if found.cards else found.host.cpu} {found.host.logical_cores} cores"
+    return "-".join("".join(char if char.isalnum() else " " for char in name.lower()).split())
+
+
+def software() -> str:
+    """Versions that decide about speed."""
+    return ", ".join(
+        [f"Python {platform.python_version()}"] + [f"{name} {_version(name)}" for name in _PACKAGES]
+    )
+
+
+_PACKAGES = ("torch", "textual", "ndd-console")
+
+
+def command_line() -> str:
+    """The command that this process was started with, as one would type it."""
+    return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _load_average() -> str:
+    return f"{os.getloadavg()[0]:.2f}"
+
+
+# Targets and tables.
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure should be. The verdict is printed; it never changes an exit status."""
+
+    limit: float
+    at_least: bool = False
+
+    def cells(self, value: float, shown: Callable[[float], str]) -> tuple[str, str]:
+        """(the target, reached or not) for a table."""
+        reached = value >= self.limit if self.at_least else value < self.limit
+        sign = "≥" if self.at_least else "<"
+        return f"{sign} {shown(self.limit)}", "reached" if reached else "not reached"
+
+
+Cells = tuple[str, ...]
+
+
+@dataclass
+class Table:
+    """Rows of text under columns, and notes below. The first column is of words, the others of figures."""
+
+    title: str
+    columns: Cells
+    rows: list[Cells] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, *cells: str) -> None:
+        """One row; missing cells at its end are empty."""
+        self.rows.append(cells + ("",) * (len(self.columns) - len(cells)))
+
+    def note(self, text: str) -> None:
+        """A line below the table; empty text is left out."""
+        if text and text not in self.notes:
+            self.notes.append(text)
+
+    def lines(self) -> list[str]:
+        """Aligned; columns that are empty throughout are left out."""
+        used = [
+            index for index in range(len(self.columns)) if index == 0 or any(row[index] for row in self.rows)
+        ]
+        grid = [[row[index] for index in used] for row in (self.columns, *self.rows)]
+        widths = [max(len(row[column]) for row in grid) for column in range(len(used))]
+        out = []
+        for row in grid:
+            first, rest = (
+                row[0].ljust(widths[0]),
+                [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)],
+            )
+            out.append("  ".join([first, *rest]).rstrip())
+        out.insert(1, "  ".join("-" * width for width in widths))
+        return out + [f"* {note}" for note in self.notes]
+
+
+STATISTICS: Cells = ("n", "min", "median", "max", "95 % of the median", "target", "by the median")
+
+
+def statistics_cells(
+    values: Sequence[float], shown: Callable[[float], str], target: Target | None = None
+) -> Cells:
+    """Cells for the columns STATISTICS; the target is judged by the median."""
+    if not values:
+        return ("0",)
+    found = summarise(values)
+    interval = "" if found.interval is None else " … ".join(shown(value) for value in found.interval)
+    cells: Cells = (str(found.n), shown(found.low), shown(found.median), shown(found.high), interval)
+    return cells + (target.cells(found.median, shown) if target is not None else ())
+
+
+def report(table: Table, environment: Environment) -> str:
+    """A whole table as it is printed: title, environment, rows, notes."""
+    return "\n".join([f"== {table.title}", *environment.lines(), "", *table.lines(), ""])
+
+
+def as_ratio(value: float) -> str:
+    """0.9934"""
+    return f"{value:.4f}"
+
+
+def as_ms(value: float) -> str:
+    """Milliseconds: 12.3"""
+    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}"
+
+
+def as_seconds(value: float) -> str:
+    """Seconds: 0.153"""
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def as_count(value: float) -> str:
+    """A whole number: 1,012"""
+    return f"{value:,.0f}"
+
+
+def as_percent(value: float) -> str:
+    """A share as a percentage with three significant digits: 0.0123 %"""
+    return f"{value * 100:.3g} %"
+
+
+def say(text: str) -> None:
+    """Progress, for people, beside the tables."""
+    print(text, file=sys.stderr, flush=True)

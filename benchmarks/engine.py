@@ -1,0 +1,73 @@
+"""Real runs of the engine for the benchmarks: opened in a folder of their own, driven block by block."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ndd_engine.config import read
+from ndd_engine.record.events import WindowEvent, parse
+from ndd_engine.train.loop import Loop
+from ndd_engine.train.prepare import Prepared, prepare_run
+from ndd_engine.train.run import Run, RunRequest
+
+# One step takes 1-3 ms on one core, most of it in the interpreter: what disturbs training shows here first.
+TINY_WORKLOAD = "chartext"
+TINY = ("workload.size=tiny", "batch.micro=4", "batch.sequence=16", "run.threads=1")
+# Nothing but steps: a loop written by hand has no evaluation and no checkpoints to compare with.
+ONLY_STEPS = (
+    "run.epochs=1000000",
+    "evaluate.every_epochs=0",
+    "evaluate.at_end=false",
+    "checkpoint.every_epochs=0",
+    "checkpoint.every_minutes=0.0",
+    "checkpoint.at_end=false",
+)
+
+
+@dataclass
+class Engine:
+    """A prepared run with its recorder and sampler at work."""
+
+    run: Run
+    prepared: Prepared
+
+    @property
+    def loop(self) -> Loop:
+        return self.prepared.loop
+
+    def train(self, steps: int) -> None:
+        """That many steps on this thread, by the loop itself."""
+        loop = self.loop
+        loop.total_steps = loop.step + steps
+        loop.run()
+
+    def windows(self) -> list[tuple[float, WindowEvent]]:
+        """What the record on disk says, up to now."""
+        self.run.recorder.flush()
+        return read_windows(self.run.directory.events)
+
+
+@contextmanager
+def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
+    """A run of this workload on this thread, gone with everything it wrote afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
+        run = Run.open(RunRequest(read(sets=sets, workload=workload), Path(folder)))
+        try:
+            prepared = prepare_run(run)
+            try:
+                yield Engine(run, prepared)
+            finally:
+                prepared.close()
+        finally:
+            run.close()
+
+
+def read_windows(events: Path) -> list[tuple[float, WindowEvent]]:
+    """(unix seconds, window) of a record; a window ends at about its time and lasted wall_ns."""
+    with events.open("rb") as file:
+        items = [parse(line) for line in file if b'"type":"window"' in line[:40]]
+    return [(item[0], item[1]) for item in items if item is not None and isinstance(item[1], WindowEvent)]

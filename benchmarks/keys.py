@@ -1,0 +1,157 @@
+"""Key press to repaint while training: how long until the terminal has what the key calls for.
+
+The real command, `ndd-console train`, in a real pseudo-terminal of 80 by 24, with steps of 1-3 ms that hold the
+interpreter. A key is pressed at a random moment, and the time is taken until the bytes are there that only its
+repaint contains: the title of the page that opens, the run's name when it closes (while a page is open the figures
+stand still), or the words "pausing after". Resuming happens while nothing trains and is not counted.
+
+A lone escape is measured by itself: the framework waits ESCDELAY (100 ms) for the rest of a key sequence before it
+takes the byte for a key, unless the terminal speaks the newer keyboard protocol, which sends escape as a sequence.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir
+
+from .common import Options, Table, Target, as_ms, quantile, say
+from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD
+from .terminal import Terminal
+
+TITLE = "keys: key press to repaint while training, ms"
+TARGET = Target(50)
+_RUN = "keyboard"
+_SETTINGS = (*TINY, *ONLY_STEPS, "run.device=cpu")
+_WARM_UP_STEPS = 1000
+_HELP, _LOG, _PAUSING = b"words on the screen", b"captured output", b"pausing after"
+_NAME = _RUN.encode()
+ESCAPE, ESCAPE_SEQUENCE = b"\x1b", b"\x1b[27u"
+# (row, key, what its repaint contains); each row begins and ends on the live screen.
+_PAGES = (
+    ("? opens the help", b"?", _HELP),
+    ("? closes it", b"?", _NAME),
+    ("l opens the log", b"l", _LOG),
+    ("escape (as a sequence) closes it", ESCAPE_SEQUENCE, _NAME),
+    ("? opens the help", b"?", _HELP),
+    ("q closes it", b"q", _NAME),
+)
+_PAUSE = "p pauses"
+_LONE = "escape (lone byte), not in the total"
+
+
+class Typist:
+    """Presses keys in a console that trains, and collects the times."""
+
+    def __init__(self, terminal: Terminal, reader: RunReader) -> None:
+        self.terminal = terminal
+        self.reader = reader
+        self.times: dict[str, list[float]] = {}
+        self.lost = 0
+        self._moments = random.Random(0)
+
+    def press(self, row: str, key: bytes, expected: bytes) -> None:
+        """One press at a random moment; its time goes into the row."""
+        self.terminal.drain(self._moments.uniform(0.08, 0.3))
+        begin = time.perf_counter()
+        self.terminal.press(key)
+        arrived = self.terminal.wait_for(expected, 5.0)
+        if arrived is None:
+            self.lost += 1
+        else:
+            self.times.setdefault(row, []).append((arrived - begin) * 1e3)
+
+    def resume(self) -> None:
+        """Go on after a pause. Raises TimeoutError."""
+        for _ in range(5):
+            # The screen learns of the pause at its next refresh; before that, p would pause again.
+            self.terminal.drain(0.4)
+            self.terminal.press(b"p")
+            try:
+                return self.wait_status("training", timeout_s=2.0)
+            except TimeoutError:
+                continue
+        raise TimeoutError("the run stays paused")
+
+    def wait_status(self, status: str, steps: int = 0, timeout_s: float = 10.0) -> None:
+        """Go on once the run's record says so. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.terminal.drain(0.05)
+            self.reader.poll()
+            snapshot = self.reader.snapshot()
+            if snapshot.status == status and snapshot.step >= steps:
+                return
+            if time.monotonic() > deadline or self.terminal.ended:
+                raise TimeoutError(f"the run is {snapshot.status} at step {snapshot.step}, not {status}")
+
+
+def measure(options: Options) -> Table:
+    """All keys, and each."""
+    rounds = 4 if options.quick else 32
+    argv = [sys.executable, "-m", "ndd_console", "--runs"]
+    command = ["train", "--workload", TINY_WORKLOAD, "--run", _RUN]
+    for setting in _SETTINGS:
+        command += ["--set", setting]
+    table = Table(TITLE, ("key", "presses", "p50", "p95", "p99", "max", "target", "by p99"))
+    say(f"keys: {rounds * (len(_PAGES) + 1)} presses")
+    with (
+        tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder,
+        Terminal([*argv, folder, *command]) as terminal,
+    ):
+        reader = _reader(terminal, Path(folder) / _RUN)
+        typist = Typist(terminal, reader)
+        typist.wait_status("training", _WARM_UP_STEPS, 60.0)
+        terminal.drain(2.0)
+        for _ in range(rounds):
+            for row, key, expected in _PAGES:
+                typist.press(row, key, expected)
+            typist.press(_PAUSE, b"p", _PAUSING)
+            typist.wait_status("paused")
+            typist.resume()
+        for _ in range(max(rounds // 2, 3)):
+            typist.press("", b"?", _HELP)
+            typist.press(_LONE, ESCAPE, _NAME)
+        reader.poll()
+        snapshot = reader.snapshot()
+        # Stop after a checkpoint, as a user would.
+        terminal.press(b"q")
+        terminal.drain(0.5)
+        terminal.press(b"s")
+        if terminal.wait_end(20.0) is None:
+            table.note("the console did not end within 20 s of q, s")
+    counted = [ms for row, times in typist.times.items() if row not in ("", _LONE) for ms in times]
+    _add(table, "all", counted, True)
+    for row, times in sorted(typist.times.items()):
+        if row:
+            _add(table, row, times, False)
+    if snapshot.steps_per_s:
+        table.note(f"the run made {snapshot.steps_per_s:.0f} steps/s meanwhile")
+    table.note(f"{typist.lost} presses without the expected repaint within 5 s" if typist.lost else "")
+    return table
+
+
+def _reader(terminal: Terminal, path: Path) -> RunReader:
+    """The record of the run, once there is one. Raises RuntimeError with what was on the screen."""
+    deadline = time.monotonic() + 30
+    seen = b""
+    while not (path / "events.jsonl").exists():
+        chunk = terminal.read(0.1)
+        seen += chunk.data if chunk is not None else b""
+        if terminal.ended or time.monotonic() > deadline:
+            raise RuntimeError(f"the run did not start: {seen[-600:]!r}")
+    return RunReader(RunDir(path))
+
+
+def _add(table: Table, row: str, times: list[float], judged: bool) -> None:
+    if not times:
+        table.add(row, "0")
+        return
+    cells = [as_ms(quantile(times, share)) for share in (0.5, 0.95, 0.99, 1.0)]
+    verdict = TARGET.cells(quantile(times, 0.99), as_ms) if judged else ()
+    table.add(row, str(len(times)), *cells, *verdict)

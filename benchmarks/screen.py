@@ -1,0 +1,172 @@
+"""Engine under the live screen over engine headless, and what one refresh costs the terminal and the processor.
+
+The real console with the real run behind it (`stage`) in a real pseudo-terminal of 80 by 24. Inside this one run the
+screen's refresh timer is off and on in turn for a few seconds each; an "on" block is compared with the "off" blocks on
+both sides of it, so that slow drifts cancel. Separate runs differ by more than the effect. A block's steps per second
+are those of the windows in the run's own record that lie wholly inside it. "Off" is a screen that stands still: its
+process, its threads and its event loop are there, as they are not when headless, but have nothing to do.
+
+The hardest settings: steps of 1-3 ms that live in the interpreter, and windows of 0.25 s at 4 refreshes a second, so
+that nearly every refresh has new figures in every place (with the default of 1 s most refreshes find nothing new).
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .common import (
+    STATISTICS,
+    LoadWatch,
+    Options,
+    Ratio,
+    Table,
+    Target,
+    as_count,
+    as_ms,
+    as_ratio,
+    say,
+    statistics_cells,
+    undisturbed,
+)
+from .engine import ONLY_STEPS, TINY, read_windows
+from .stage import RUN
+from .terminal import Chunk, Terminal
+
+TITLE = "screen: engine under the live screen / headless, at 80x24, 4 refreshes a second"
+RATIO_TARGET = Target(0.99, at_least=True)
+BYTES_TARGET = Target(1536)
+_SETTINGS = (*TINY, *ONLY_STEPS, "log.window_s=0.25", "run.device=cpu")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One block. begin, end: unix seconds. cpu_s: of all threads but the engine's."""
+
+    on: bool
+    begin: float
+    end: float
+    cpu_s: float
+    rate: float
+    foreign: float
+
+
+def measure(options: Options) -> Table:
+    """Ratio, bytes and processor time."""
+    pairs, block_s = (3, 1.2) if options.quick else (30, 2.5)
+    say(f"screen: {2 * pairs + 1} blocks of {block_s} s")
+    with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
+        result = Path(folder) / "result.json"
+        chunks, load = _watch(Path(folder), result, 2 * pairs + 1, block_s)
+        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        windows = read_windows(Path(folder) / RUN / "events.jsonl")
+    spans = [(t - window.wall_ns * 1e-9, t, window) for t, window in windows]
+    blocks: list[Stretch] = []
+    for block in found["blocks"]:
+        inside = [window for begin, end, window in spans if begin >= block["begin"] and end <= block["end"]]
+        rate = sum(window.steps for window in inside) / sum(window.wall_ns * 1e-9 for window in inside)
+        foreign = [share for t, share in load if block["begin"] <= t <= block["end"] + 0.5]
+        blocks.append(Stretch(**block, rate=rate, foreign=max(foreign, default=0.0)))
+    stray = sum(
+        block.begin + 0.1 < tick < block.end for block in blocks if not block.on for tick in found["ticks"]
+    )
+    if stray:
+        raise RuntimeError(f"the screen refreshed {stray} times while it was switched off")
+    table = Table(TITLE, ("figure", *STATISTICS))
+    values, note = undisturbed(ratios(blocks))
+    table.add("steps/s, screen on / off", *statistics_cells(values, as_ratio, RATIO_TARGET))
+    table.note(note)
+    painted = [size for size in bytes_of_refreshes(chunks, found["ticks"], blocks) if size]
+    table.add("bytes a refresh", *statistics_cells(painted, as_count, BYTES_TARGET))
+    if painted:
+        table.note(
+            f"mean {as_count(statistics.mean(painted))} bytes over {len(painted)} refreshes that painted something"
+        )
+    table.add("CPU ms a refresh", *statistics_cells(cpu_ms_of_refreshes(blocks, found["ticks"]), as_ms))
+    off = [block.rate for block in blocks if not block.on]
+    table.note(f"step {1e3 / statistics.median(off):.2f} ms with the screen off; blocks of {block_s} s")
+    table.note(
+        "CPU: all threads but the engine's, on-blocks minus the off-blocks beside them, over refreshes"
+    )
+    return table
+
+
+def ratios(blocks: Sequence[Stretch]) -> list[Ratio]:
+    """Each on-block over the mean of the off-blocks beside it."""
+    out = []
+    for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False):
+        if block.on:
+            rate = (before.rate + after.rate) / 2
+            out.append(Ratio(block.rate / rate, max(before.foreign, block.foreign, after.foreign)))
+    return out
+
+
+def bytes_of_refreshes(
+    chunks: Sequence[Chunk], ticks: Sequence[float], blocks: Sequence[Stretch]
+) -> list[float]:
+    """Bytes that arrived between each tick of the screen in an on-block and the next tick."""
+    sizes = [0] * len(ticks)
+    for chunk in chunks:
+        if (place := bisect.bisect_right(ticks, chunk.t) - 1) >= 0:
+            sizes[place] += len(chunk.data)
+    # The last tick of a block is followed by seconds without one; it is whole, but so is any other: leave it out.
+    inside = [any(block.on and block.begin <= tick <= block.end - 0.3 for block in blocks) for tick in ticks]
+    return [float(size) for size, keep in zip(sizes, inside, strict=True) if keep]
+
+
+def cpu_ms_of_refreshes(blocks: Sequence[Stretch], ticks: Sequence[float]) -> list[float]:
+    """For each on-block: processor time a second above the off-blocks beside it, over refreshes a second, in ms."""
+    out = []
+    for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False):
+        count = bisect.bisect_right(ticks, block.end) - bisect.bisect_left(ticks, block.begin)
+        if block.on and count:
+            idle = (_cpu_share(before) + _cpu_share(after)) / 2
+            out.append((_cpu_share(block) - idle) * (block.end - block.begin) / count * 1e3)
+    return out
+
+
+def _cpu_share(block: Stretch) -> float:
+    return block.cpu_s / (block.end - block.begin)
+
+
+def _watch(
+    folder: Path, result: Path, blocks: int, block_s: float
+) -> tuple[list[Chunk], list[tuple[float, float]]]:
+    """Read the terminal to its end: the chunks, and (unix seconds, cores used by others) about every second."""
+    argv = [
+        sys.executable,
+        "-m",
+        "benchmarks.stage",
+        str(folder),
+        str(result),
+        str(blocks),
+        str(block_s),
+        *_SETTINGS,
+    ]
+    chunks: list[Chunk] = []
+    load: list[tuple[float, float]] = []
+    deadline = time.monotonic() + 150 + blocks * block_s * 2
+    with Terminal(argv) as terminal:
+        watch = LoadWatch()
+        due = time.monotonic() + 1
+        while not terminal.ended and time.monotonic() < deadline:
+            chunk = terminal.read(max(due - time.monotonic(), 0))
+            if chunk is not None:
+                chunks.append(chunk)
+            if time.monotonic() >= due:
+                load.append((time.time(), watch.foreign()))
+                watch.restart()
+                due = time.monotonic() + 1
+    if not result.exists():
+        raise RuntimeError(
+            "the console ended early; its last words: " + repr(b"".join(c.data for c in chunks)[-600:])
+        )
+    return chunks, load

@@ -1,0 +1,100 @@
+"""The program inside the terminal of the screen benchmark: the console with a screen that can be switched off.
+
+`python -m benchmarks.stage RUNS RESULT BLOCKS BLOCK_S [key=value ...]` trains in the console as `ndd-console train`
+does. A thread switches the refresh timer of the live screen off and on, block after block, and writes to RESULT what
+happened when. The engine trains on without a pause; what it did in each block is in its own record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from textual.timer import Timer
+
+import ndd_console.app as app_module
+from ndd_console.console import Console
+from ndd_console.launcher import Leash
+from ndd_console.screens.live import LiveScreen
+from ndd_engine.config import read
+from ndd_engine.train.run import RunRequest
+
+from .engine import TINY_WORKLOAD
+
+RUN = "stage"
+WARM_UP_STEPS = 1000
+SETTLE_S = 3.0
+_PATIENCE_S = 120.0
+
+
+class SwitchedScreen(LiveScreen):
+    """The live screen; keeps its timer so that it can be paused, and notes when it refreshed (unix seconds)."""
+
+    shown: SwitchedScreen | None = None
+    timer: Timer
+
+    def set_interval(self, interval: float, callback: Any = None, **named: Any) -> Timer:
+        timer = super().set_interval(interval, callback, **named)
+        # The framework has timers of its own on a screen.
+        if callback == self.tick:
+            self.timer = timer
+            self.ticks: list[float] = []
+            SwitchedScreen.shown = self
+        return timer
+
+    def tick(self) -> None:
+        self.ticks.append(time.time())
+        super().tick()
+
+
+def main() -> int:
+    """Returns the exit status of the console."""
+    root, result, blocks, block_s, *sets = sys.argv[1:]
+    # The app makes its live screen by this name.
+    vars(app_module)["LiveScreen"] = SwitchedScreen
+    draft = read(sets=sets, workload=TINY_WORKLOAD, overrides={"run": {"name": RUN}})
+    request = RunRequest(draft, Path(root))
+    switch = threading.Thread(target=_direct, args=(Path(result), int(blocks), float(block_s)), daemon=True)
+    switch.start()
+    return Console(Leash(None), request.root, False).train(request)
+
+
+def _direct(result: Path, blocks: int, block_s: float) -> None:
+    """Off, on, off, …, off; then end the run and close the screen."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while (screen := SwitchedScreen.shown) is None or screen.source.snapshot().step < WARM_UP_STEPS:
+        if time.monotonic() > deadline:
+            os._exit(1)  # nothing trains; without a result the benchmark says what was on the screen
+        time.sleep(0.2)
+    time.sleep(SETTLE_S)
+    app = screen.app
+    stretches: list[dict[str, Any]] = []
+    for index in range(blocks):
+        on = index % 2 == 1
+        app.call_from_thread(screen.timer.resume if on else screen.timer.pause)
+        begin, cpu = time.time(), _beside_the_engine_s()
+        time.sleep(block_s)
+        end, spent = time.time(), _beside_the_engine_s() - cpu
+        stretches.append({"on": on, "begin": begin, "end": end, "cpu_s": spent})
+    result.write_text(json.dumps({"blocks": stretches, "ticks": screen.ticks}), encoding="utf-8")
+    screen.source.command("kill")
+    while screen.source.live:
+        time.sleep(0.05)
+    app.call_from_thread(app.exit, "quit")
+
+
+def _beside_the_engine_s() -> float:
+    """Processor seconds of this process without those of the engine's thread."""
+    engine = next((thread for thread in threading.enumerate() if thread.name == "ndd-engine"), None)
+    if engine is None or engine.ident is None:
+        return time.process_time()
+    return time.process_time() - time.clock_gettime(time.pthread_getcpuclockid(engine.ident))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""How long things take to start: the command, the home screen, and the record of a very long run.
+
+- `--help` and `--version` as whole processes, in turn with an interpreter that does nothing, and whether torch was
+  imported for them (asked of the interpreter with -X importtime).
+- The home screen in a real pseudo-terminal: from the spawn until its title is on the terminal, then until runs and
+  workloads are listed. torch is imported in the background after the first paint; `q` is pressed in the middle of it.
+- A record of over a million windows, written by the real Recorder with its fold events: opened by the reader
+  (open, poll, snapshot) as `attach` does, by `attach` as a whole process, and by its screen until the first paint.
+  The file is in the page cache, as it was written just before.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ndd_engine.record.events import EndEvent, RunEvent, SampleEvent, WindowEvent
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.text import duration, size
+
+from .common import STATISTICS, Options, Table, Target, as_seconds, say, statistics_cells
+from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, engine
+from .terminal import Terminal
+
+TITLE = "start: seconds until it is there"
+OPEN_TARGET = Target(2.0)
+_TITLE_BYTES = b"train, and see where the time goes"
+_LISTED_BYTES = b"EEG forecasters"
+_CONSOLE = [sys.executable, "-m", "ndd_console"]
+_RUN = "million"
+# Put this many events, then let the recorder catch up: its queue is not what is measured.
+_BATCH = 5_000
+
+
+def measure(options: Options) -> Table:
+    """One row for each thing that is waited for."""
+    table = Table(TITLE, ("what", *STATISTICS))
+    _commands(table, 4 if options.quick else 15)
+    _home(table, 3 if options.quick else 10)
+    _long_run(table, 60_000 if options.quick else 1_050_000, 3 if options.quick else 7)
+    return table
+
+
+def _commands(table: Table, times: int) -> None:
+    commands = {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "ndd-console --version": [*_CONSOLE, "--version"],
+        "ndd-console --help": [*_CONSOLE, "--help"],
+    }
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(times):
+        for name, argv in commands.items():
+            taken[name].append(_whole(argv))
+    for name, values in taken.items():
+        table.add(f"{name}, whole process", *statistics_cells(values, as_seconds))
+    for name, argv in commands.items():
+        if "ndd-console" in name:
+            table.note(f"{name}: torch imported: {'yes' if _imports_torch(argv) else 'no'}")
+
+
+def _whole(argv: Sequence[str]) -> float:
+    begin = time.perf_counter()
+    subprocess.run(argv, check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def _imports_torch(argv: Sequence[str]) -> bool:
+    asked = [argv[0], "-X", "importtime", *argv[1:]]
+    told = subprocess.run(asked, check=True, capture_output=True, text=True).stderr
+    return any(line.rpartition("|")[2].strip().partition(".")[0] == "torch" for line in told.splitlines())
+
+
+def _home(table: Table, times: int) -> None:
+    say(f"start: home screen, {times} times")
+    painted: list[float] = []
+    listed: list[float] = []
+    left: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
+        for index in range(times):
+            with Terminal([*_CONSOLE, "--runs", folder]) as terminal:
+                arrived = terminal.wait_for_all((_TITLE_BYTES, _LISTED_BYTES), 20.0)
+                if arrived[0] is None:
+                    raise RuntimeError("the home screen did not appear within 20 s")
+                painted.append(arrived[0] - terminal.spawned)
+                if arrived[1] is not None:
+                    listed.append(arrived[1] - terminal.spawned)
+                # Somewhere in the import of torch, at another place each time.
+                terminal.drain(0.1 + index / times)
+                begin = time.perf_counter()
+                terminal.press(b"q")
+                if (end := terminal.wait_end(20.0)) is not None:
+                    left.append(end - begin)
+    table.add("home screen: first paint", *statistics_cells(painted, as_seconds))
+    table.add("home screen: workloads and runs listed", *statistics_cells(listed, as_seconds))
+    table.add("home screen: q until it is gone", *statistics_cells(left, as_seconds))
+    if len(left) < times:
+        table.note(f"{times - len(left)} of {times} home screens did not end within 20 s of q")
+
+
+def _long_run(table: Table, windows: int, times: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
+        run = RunDir(Path(folder) / _RUN)
+        run.path.mkdir()
+        say(f"start: writing {windows:,} windows")
+        begin = time.perf_counter()
+        step = _write(run, windows)
+        taken = time.perf_counter() - begin
+        length = run.events.stat().st_size
+        table.note(
+            f"the record: {windows:,} windows, {size(length)}, written by the recorder in {duration(taken)} "
+            f"({taken / windows * 1e6:.0f} µs a window, fold and queue included)"
+        )
+        opened: list[float] = []
+        for _ in range(times):
+            begin = time.perf_counter()
+            reader = RunReader(run)
+            reader.poll()
+            snapshot = reader.snapshot()
+            opened.append(time.perf_counter() - begin)
+        right = "the right one" if snapshot.step == step and snapshot.status == "done" else "WRONG"
+        table.note(f"the snapshot read back is {right}: step {snapshot.step:,}, {snapshot.status}")
+        argv = [*_CONSOLE, "--runs", folder, "attach", _RUN]
+        whole = [_whole([*argv, "--headless"]) for _ in range(times)]
+        painted = [_attach_screen(argv) for _ in range(times)]
+    name = f"{windows / 1e6:.2f} million windows"
+    table.add(f"{name}: open, poll, snapshot", *statistics_cells(opened, as_seconds, OPEN_TARGET))
+    table.add(f"{name}: attach --headless, whole process", *statistics_cells(whole, as_seconds, OPEN_TARGET))
+    table.add(
+        f"{name}: attach, first paint of the screen", *statistics_cells(painted, as_seconds, OPEN_TARGET)
+    )
+
+
+def _attach_screen(argv: Sequence[str]) -> float:
+    with Terminal(argv) as terminal:
+        if (at := terminal.wait_for(_RUN.encode(), 20.0)) is None:
+            raise RuntimeError("the screen of attach did not appear within 20 s")
+        terminal.press(b"q")
+        terminal.wait_end(10.0)
+        return at - terminal.spawned
+
+
+def _write(run: RunDir, windows: int) -> int:
+    """A record as a run of that many windows leaves it; returns its last step.
+
+    The first events come from a real run; its window is repeated with other figures.
+    """
+    first, window, sample = _real_events()
+    recorder = Recorder(run.events)
+    recorder.start()
+    recorder.put(replace(first, name=_RUN, total_steps=windows * window.steps))
+    step = 0
+    for index in range(windows):
+        step += window.steps
+        loss = 1 + 3 / (1 + index * 1e-4)
+        epoch, epoch_step = divmod(step, first.steps_per_epoch)
+        recorder.put(
+            replace(window, step=step, epoch=epoch, epoch_step=epoch_step, loss=loss, last_loss=(step, loss))
+        )
+        if index % 60 == 0:
+            recorder.put(sample)
+        if index % _BATCH == 0:
+            recorder.flush(60.0)
+    recorder.put(EndEvent("done", f"all {step} steps are done", step, 0))
+    recorder.close(60.0)
+    return step
+
+
+def _real_events() -> tuple[RunEvent, WindowEvent, SampleEvent]:
+    settings = (*TINY, *ONLY_STEPS, "log.window_s=0.2", "run.device=cpu")
+    with engine(TINY_WORKLOAD, settings) as subject:
+        subject.train(500)
+        sample = subject.prepared.sampler.read_once()
+        window = subject.windows()[0][1]
+        with subject.run.directory.events.open("rb") as file:
+            body = next(json.loads(line) for line in file if b'"type":"run"' in line[:40])
+    return RunEvent.from_dict(body), window, sample

@@ -1,0 +1,112 @@
+"""A real pseudo-terminal with a program in it: what it writes, when, and what happens after a key."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pexpect
+
+# Asked at start by the screen; a modern terminal says yes, and then each update is wrapped in two sequences more.
+_SYNC_QUERY, _SYNC_ANSWER = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
+# What would make two machines draw differently.
+_NOT_INHERITED = ("SSH_CONNECTION", "NO_COLOR", "COLUMNS", "LINES", "NDD_RUNS", "TERM_PROGRAM", "ESCDELAY")
+_READ = 65536
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What arrived in one read. t: unix seconds; tick: perf_counter seconds."""
+
+    t: float
+    tick: float
+    data: bytes
+
+
+class Terminal:
+    """Spawns `argv` in a terminal of 80 by 24 with 256 colours and more. Use as a context manager."""
+
+    def __init__(self, argv: Sequence[str], columns: int = 80, rows: int = 24) -> None:
+        environment = {name: value for name, value in os.environ.items() if not _left_out(name)}
+        environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "LC_ALL": "C.UTF-8"}
+        self.spawned = time.perf_counter()
+        self.child = _spawn(argv, environment, (rows, columns))
+        self._descriptor = int(self.child.child_fd)
+        self._tail = b""
+        self.ended = False
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.close(force=True)
+
+    def read(self, timeout_s: float) -> Chunk | None:
+        """What the program writes next; None after the timeout, or at its end (`ended`)."""
+        ready, _, _ = select.select([self._descriptor], [], [], max(timeout_s, 0.0))
+        if not ready:
+            return None
+        tick, t = time.perf_counter(), time.time()
+        try:
+            data = os.read(self._descriptor, _READ)
+        except OSError:
+            data = b""  # how Linux says that the other side is closed
+        if not data:
+            self.ended = True
+            return None
+        if _SYNC_QUERY in self._tail + data:
+            self.press(_SYNC_ANSWER)
+            self._tail = b""
+        else:
+            self._tail = data[-len(_SYNC_QUERY) :]
+        return Chunk(t, tick, data)
+
+    def press(self, keys: bytes) -> None:
+        """Type."""
+        os.write(self._descriptor, keys)
+
+    def wait_for(self, expected: bytes, timeout_s: float) -> float | None:
+        """perf_counter when `expected` had arrived; None when it did not come in time."""
+        return self.wait_for_all((expected,), timeout_s)[0]
+
+    def wait_for_all(self, expected: Sequence[bytes], timeout_s: float) -> list[float | None]:
+        """The same for several, in whatever order they come."""
+        seen = b""
+        arrived: list[float | None] = [None] * len(expected)
+        deadline = time.perf_counter() + timeout_s
+        while not self.ended and (left := deadline - time.perf_counter()) > 0:
+            chunk = self.read(left)
+            if chunk is None:
+                continue
+            seen = (seen + chunk.data)[-2 * _READ :]
+            arrived = [
+                chunk.tick if at is None and text in seen else at
+                for at, text in zip(arrived, expected, strict=True)
+            ]
+            if None not in arrived:
+                break
+        return arrived
+
+    def drain(self, seconds: float) -> None:
+        """Read what comes for a while, as a terminal does all the time."""
+        deadline = time.perf_counter() + seconds
+        while not self.ended and (left := deadline - time.perf_counter()) > 0:
+            self.read(left)
+
+    def wait_end(self, timeout_s: float) -> float | None:
+        """perf_counter when the program had closed the terminal; None when it did not in time."""
+        deadline = time.perf_counter() + timeout_s
+        while not self.ended and (left := deadline - time.perf_counter()) > 0:
+            self.read(left)
+        return time.perf_counter() if self.ended else None
+
+
+def _left_out(name: str) -> bool:
+    return name in _NOT_INHERITED or name.startswith("TEXTUAL")
+
+
+def _spawn(argv: Sequence[str], environment: Mapping[str, str], size: tuple[int, int]) -> pexpect.spawn:
+    return pexpect.spawn(argv[0], list(argv[1:]), env=dict(environment), dimensions=size, timeout=None)

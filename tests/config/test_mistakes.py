@@ -1,0 +1,243 @@
+"""Every mistake in a configuration is told at once, with its place, what was found and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ndd_engine.config import read
+from ndd_engine.errors import EXIT_USAGE, ConfigError, Problem
+
+
+def problems(path: Path | None = None, sets: tuple[str, ...] = ()) -> tuple[Problem, ...]:
+    """The mistakes that reading and resolving finds; fails when there are none."""
+    with pytest.raises(ConfigError) as caught:
+        read(path, sets).resolve()
+    assert caught.value.exit_status == EXIT_USAGE
+    assert caught.value.problems
+    return caught.value.problems
+
+
+def only(path: Path | None = None, sets: tuple[str, ...] = ()) -> str:
+    """The one mistake there is, as it is told."""
+    found = problems(path, sets)
+    assert len(found) == 1, [str(problem) for problem in found]
+    return str(found[0])
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    return tmp_path / "run.toml"
+
+
+def test_all_mistakes_come_at_once_each_with_file_and_line(toml: Path) -> None:
+    toml.write_text(
+        "[run]\n"
+        "epochs = 0\n"
+        "sead = 3\n"
+        "[batch]\n"
+        'micro = "many"\n'
+        "[loader]\n"
+        "prefetch = 4\n"
+        "[precision]\n"
+        'amp = "fp8"\n'
+        "[optimizer]\n"
+        "betas = [0.9, 2.0]\n"
+        "[workload]\n"
+        "hiden = 3\n"
+    )
+    found = problems(toml, ("batch.accumulation=0", "clip.norm=1.0"))
+    told = {problem.key: problem for problem in found}
+    lines = {key: problem.where for key, problem in told.items()}
+    assert lines == {
+        "run.epochs": f"{toml} line 2",
+        "run.sead": f"{toml} line 3",
+        "batch.micro": f"{toml} line 5",
+        "loader": f"{toml} line 6",
+        "precision.amp": f"{toml} line 9",
+        "optimizer.betas.1": f"{toml} line 11",
+        "workload.hiden": f"{toml} line 13",
+        "batch.accumulation": "--set",
+        "clip.norm": "--set",
+    }
+    assert told["run.sead"].suggestion == "did you mean seed?"
+    assert told["clip.norm"].suggestion == "did you mean max_norm?"
+    assert (told["batch.micro"].found, told["batch.micro"].allowed) == ('"many"', "a whole number")
+    assert told["run.epochs"].allowed == "≥ 1"
+    text = str(ConfigError(found))
+    assert len(text.splitlines()) == len(found)
+
+
+def test_a_mistake_names_file_line_key_found_and_allowed(toml: Path) -> None:
+    toml.write_text('[workload]\nsize = "tiny"\n[batch]\nmicro = 0\n')
+    assert only(toml) == f"{toml} line 4: batch.micro = 0: is out of range; allowed: ≥ 1"
+
+
+@pytest.mark.parametrize(
+    ("item", "parts"),
+    [
+        (
+            "batch.mikro=4",
+            ["batch.mikro = 4", "unknown key", "did you mean micro?", "accumulation, micro, sequence"],
+        ),
+        ("bacth.micro=4", ["bacth", "unknown key", "did you mean batch?"]),
+        ("optimizer.warmup_steps=4", ["unknown key", "it belongs to [schedule]"]),
+        ("workload.nmae=4", ["unknown key", "did you mean name?"]),
+        ("workload.hidden=[3]", ["unknown key"]),  # a key of the other workload
+        ("optimizer.name=adamm", ['"adamm"', "is not one of the choices", "'adamw'"]),
+        ("run.device=gpu", ["is not allowed here", "auto, cpu, cuda or cuda:N"]),
+        ("run.name=../evil", ["is not allowed here", "letters, digits"]),
+        ("run.seed=-1", ["is out of range", "≥ 0"]),
+        ("run.seed=9223372036854775808", ["is out of range", "<"]),
+        ("workload.dropout=1.0", ["is out of range", "< 1"]),
+        ("workload.size=huge", ['"huge"', "there is no such size", "tiny, mini, small, medium, guide, auto"]),
+    ],
+)
+def test_what_is_wrong_and_what_would_be_right(item: str, parts: list[str]) -> None:
+    text = only(sets=(item,))
+    assert text.startswith("--set: ")
+    for part in parts:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("batch.micro=1.5", "a whole number"),
+        ("batch.micro=true", "a whole number"),
+        ('optimizer.lr="0.1"', "a number"),
+        ("loader.pin_memory=1", "true or false"),
+        ("loader.pin_memory=yes", "true or false"),
+        ("workload.data=3", "text in quotes"),
+        ("optimizer.betas=0.9", "a list"),
+        ("batch={}", None),
+        ("batch.micro={a=1}", "a whole number"),
+    ],
+)
+def test_wrong_types_name_the_type_that_is_wanted(item: str, expected: str | None) -> None:
+    text = only(sets=(item,))
+    if expected is None:
+        assert "section.key=value" in text
+    else:
+        assert f"has the wrong type; allowed: {expected}" in text
+
+
+def test_a_section_given_as_a_value(toml: Path) -> None:
+    toml.write_text("batch = 3\n")
+    assert only(toml) == f"{toml} line 1: batch = 3: has the wrong type; allowed: a table of keys"
+
+
+def test_the_workload_given_as_a_value_is_one_message(toml: Path) -> None:
+    toml.write_text("workload = 3\n")
+    (problem,) = problems(toml)
+    assert problem.where == f"{toml} line 1"
+    assert problem.key == "workload"
+
+
+@pytest.mark.parametrize(
+    ("sets", "part"),
+    [
+        (("loader.prefetch=2",), "prefetch needs workers"),
+        (("loader.persistent=true",), "persistent needs workers"),
+        (("speed.cudnn_benchmark=true", "speed.deterministic=true"), "exclude each other"),
+        (("workload.heads=5",), "width 32 is not divisible by heads 5"),
+        (
+            ("workload.tie_weights=true", "workload.objective=diffusion"),
+            "tie_weights needs objective autoregressive",
+        ),
+        (
+            ("workload.name=ndd", "workload.model=lstm", "workload.hidden=[3,4]"),
+            "exactly one hidden size, found [3, 4]",
+        ),
+        (("schedule.min_lr=0.9",), "schedule.min_lr 0.9 is above optimizer.lr"),
+    ],
+)
+def test_impossible_combinations_say_which_two(sets: tuple[str, ...], part: str) -> None:
+    sets = sets if "workload.name=ndd" in sets else ("workload.size=tiny", *sets)
+    text = only(sets=sets)
+    assert part in text
+    assert "Value error" not in text
+
+
+def test_a_mistake_of_the_whole_is_placed_in_the_file_not_on_the_command_line(toml: Path) -> None:
+    toml.write_text("[schedule]\nmin_lr = 0.9\n")
+    text = only(toml)
+    assert text.startswith(f"{toml}: schedule.min_lr 0.9 is above")
+
+
+def test_an_unknown_workload_suggests_and_still_checks_the_rest(toml: Path) -> None:
+    toml.write_text('[workload]\nname = "chartxt"\n[batch]\nmicro = 0\n')
+    first, second = problems(toml)
+    assert str(first) == (
+        f'{toml} line 2: workload.name = "chartxt": there is no such workload; '
+        "allowed: chartext, ndd; did you mean chartext?"
+    )
+    assert second.key == "batch.micro"
+
+
+def test_size_auto_is_refused_where_nothing_says_how_to_decide_it() -> None:
+    text = only(sets=("workload.name=ndd", "workload.size=auto"))
+    assert "there is no such size" in text
+    assert "guide, large, lstm, gru" in text
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+@pytest.mark.parametrize(
+    "key", ["optimizer.lr", "optimizer.weight_decay", "clip.max_norm", "loader.timeout_s"]
+)
+def test_numbers_have_to_be_finite(key: str, value: str) -> None:
+    (problem,) = problems(sets=(f"{key}={value}",))
+    assert problem.key == key
+
+
+@pytest.mark.parametrize("item", ["batch.micro", "=3", "micro=3", ".micro=3", "batch.=3", ""])
+def test_a_set_that_cannot_be_read_shows_how_it_is_written(item: str) -> None:
+    text = only(sets=(item,))
+    assert "cannot be read" in text
+    assert "section.key=value, as in batch.micro=64" in text
+
+
+def test_a_key_as_value_and_as_section() -> None:
+    text = only(sets=("batch.micro=3", "batch.micro.x=4"))
+    assert "both as a value and as a section" in text
+
+
+def test_a_syntax_error_names_file_line_and_column(toml: Path) -> None:
+    toml.write_text("[run]\nepochs = 3\nseed = = 4\n")
+    text = only(toml)
+    assert text.startswith(f"{toml}: is not valid TOML: ")
+    assert "line 3, column 8" in text
+
+
+def test_a_key_written_twice_is_a_syntax_error(toml: Path) -> None:
+    toml.write_text("[run]\nepochs = 3\nepochs = 4\n")
+    assert "is not valid TOML" in only(toml)
+
+
+def test_a_binary_file_is_not_toml(toml: Path) -> None:
+    toml.write_bytes(b"\x7fELF\x02\x01\xff\xfe\x00")
+    assert only(toml) == f"{toml}: is not UTF-8 text (byte 6); is this a TOML file?"
+
+
+def test_a_missing_file_and_a_folder_say_why(tmp_path: Path) -> None:
+    assert only(tmp_path / "none.toml") == f"{tmp_path}/none.toml: cannot be read: No such file or directory"
+    assert only(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+
+
+def test_foreign_text_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[31mb.toml"
+    path.write_text(
+        '[run]\ndevice = "\\u001b]0;title\\u0007"\n"bad\\u001b[2Jkey" = 1\n[workload]\nname = "x\\u009b31m"\n'
+    )
+    found = problems(path, ("optimizer.name=\x1b[1m", "\x1b[5mnothing", "\x07.x=1"))
+    assert len(found) >= 6
+    for problem in found:
+        text = str(problem)
+        assert all(char.isprintable() for char in text), repr(text)
+    assert "\\x1b]0;title\\x07" in str(ConfigError(found))
+
+
+def test_a_very_long_value_is_cut() -> None:
+    text = only(sets=(f"run.device={'x' * 5000}",))
+    assert len(text) < 300

@@ -1,0 +1,154 @@
+"""The written TOML reads back to the same configuration and explains every key; none of it needs torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import tomli
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from ndd_engine.config import Config, read, to_toml
+from ndd_engine.config.schema import Section, WorkloadSection
+
+# What a user may type as text: everything that TOML can hold.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+POSITIVE = st.floats(1e-12, 1e6, allow_nan=False)
+
+
+def sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, info in Config.model_fields.items():
+        annotation = info.annotation
+        if name == "workload":
+            union, *_ = get_args(WorkloadSection)
+            yield from ((name, model) for model in get_args(union))
+        else:
+            assert annotation is not None
+            yield name, annotation
+
+
+def reread(config: Config, path: Path, **more: object) -> Config:
+    path.write_text(to_toml(config, **more), encoding="utf-8")  # type: ignore[arg-type]
+    return read(path).resolve()
+
+
+@given(
+    data=TEXT,
+    lr=POSITIVE,
+    decay=st.floats(0, 10),
+    betas=st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
+    seed=st.integers(0, 2**63 - 1),
+    max_steps=st.none() | st.integers(1, 10**12),
+    workers=st.integers(0, 8),
+    prefetch=st.none() | st.integers(1, 8),
+    fused=st.none() | st.booleans(),
+    tf32=st.booleans(),
+    size=st.none() | st.sampled_from(["tiny", "mini", "guide"]),
+)
+def test_what_is_written_reads_back_equal(
+    tmp_path: Path,
+    data: str,
+    lr: float,
+    decay: float,
+    betas: tuple[float, float],
+    seed: int,
+    max_steps: int | None,
+    workers: int,
+    prefetch: int | None,
+    fused: bool | None,
+    tf32: bool,
+    size: str | None,
+) -> None:
+    workload = {"name": "chartext", "data": data}
+    config = Config.model_validate(
+        {
+            "run": {"epochs": 3, "seed": seed, "max_steps": max_steps},
+            "workload": workload if size is None else {**workload, "size": size},
+            "optimizer": {"lr": lr, "weight_decay": decay, "betas": list(betas)},
+            "loader": {"workers": workers, "prefetch": prefetch if workers else None},
+            "speed": {"fused_optimizer": fused},
+            "precision": {"tf32": tf32},
+        }
+    )
+    again = reread(config, tmp_path / "run.toml")
+    if size is None:
+        # A file without a size leaves it to the workload's default; everything else is as written.
+        again = again.model_copy(update={"workload": again.workload.model_copy(update={"size": None})})
+    assert again == config
+
+
+@given(
+    hidden=st.lists(st.integers(1, 4096), min_size=1, max_size=6), rate=POSITIVE, dropout=st.floats(0, 0.99)
+)
+def test_the_other_workload_reads_back_equal(
+    tmp_path: Path, hidden: list[int], rate: float, dropout: float
+) -> None:
+    section = {"name": "ndd", "size": "large", "hidden": hidden, "sample_rate": rate, "dropout": dropout}
+    config = Config.model_validate({"run": {"epochs": 1}, "workload": section})
+    assert reread(config, tmp_path / "run.toml") == config
+
+
+def test_each_resolved_default_reads_back_equal(tmp_path: Path) -> None:
+    for workload, size in (("chartext", "tiny"), ("chartext", "guide"), ("ndd", "gru")):
+        config = read(None, [f"workload.size={size}"], workload).resolve()
+        assert reread(config, tmp_path / f"{size}.toml") == config
+
+
+def test_heading_reasons_and_unset_values_are_comments() -> None:
+    config = read(None, ["workload.size=tiny", "run.max_steps=7"]).resolve()
+    text = to_toml(config, "First line.\n\nThird line.", {"batch.micro": "because it fits"})
+    assert text.startswith("# First line.\n")
+    assert "# Third line." in text
+    assert "micro = 16 # because it fits" in text
+    assert "max_steps = 7 # stop after this many optimizer steps" in text
+    assert "# name is not set: name of the run" in text
+    assert "name" not in tomli.loads(text)["run"]
+
+
+def test_every_key_says_what_it_does() -> None:
+    bare = [
+        f"{section}.{key}"
+        for section, model in sections()
+        for key, info in model.model_fields.items()
+        if not info.description and key != "name"
+    ]
+    assert not bare
+    descriptions = [info.description for _, model in sections() for info in model.model_fields.values()]
+    assert all("\n" not in text for text in descriptions if text)
+
+
+def test_every_key_is_written_as_a_value_or_as_a_comment() -> None:
+    config = read(None, ["workload.size=tiny"]).resolve()
+    text = to_toml(config)
+    for section, model in sections():
+        if section == "workload" and model is not type(config.workload):
+            continue
+        assert f"[{section}]" in text
+        for key in model.model_fields:
+            assert f"\n{key} = " in text or f"# {key} is not set: " in text
+
+
+def test_a_configuration_is_frozen_and_refuses_unknown_keys() -> None:
+    config = read(None, ["workload.size=tiny"]).resolve()
+    with pytest.raises(ValueError, match="frozen"):
+        config.batch.micro = 3
+    assert all(issubclass(model, Section) for _, model in sections())
+
+
+@pytest.mark.parametrize("module", ["ndd_engine.config", "ndd_engine.record.reader", "ndd_engine.train.run"])
+def test_imports_without_torch_and_without_a_screen(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "loaded = [name for name in ('torch', 'textual', 'numpy', 'pynvml') if name in sys.modules]\n"
+        "sys.exit(' '.join(loaded) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,167 @@
+"""Events made by hand for the record's tests, and random sequences of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ndd_engine.record.events import (
+    PHASES,
+    EndEvent,
+    Event,
+    MarkEvent,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    StageEvent,
+    WindowEvent,
+    parse,
+)
+from ndd_engine.record.state import RunState
+
+GIB = 1 << 30
+
+
+def run_event(**changes: Any) -> RunEvent:
+    """A run on the processor of 1000 steps, 100 an epoch, 16 items of 64 tokens a step."""
+    body: dict[str, Any] = {
+        "name": "r", "workload": "chartext", "config": {"batch": {"micro": 16}}, "pid": 1, "host": "h",
+        "device": "cpu", "device_name": "CPU, 1 thread", "card": None, "versions": {}, "parameters": 10,
+        "precision": "fp32", "item": "window", "token": "character", "tokens_per_item": 64, "items_per_step": 16,
+        "items_per_epoch": 1600, "steps_per_epoch": 100, "epochs": 10, "total_steps": 1000, "model": "m", "data": "d",
+    }  # fmt: skip
+    return RunEvent(**{**body, **changes})
+
+
+def phase(host_ns: int, device_ns: int | None = None) -> dict[str, int | None]:
+    return {
+        "host_ns": host_ns,
+        "p50_ns": host_ns,
+        "p95_ns": host_ns,
+        "max_ns": host_ns,
+        "device_ns": device_ns,
+    }
+
+
+def window(
+    step: int, steps: int = 1, wall_ns: int = 100_000_000, loss: float | None = None, **changes: Any
+) -> WindowEvent:
+    """A window ending at `step` whose whole time is forward, unless `phases` says otherwise."""
+    body: dict[str, Any] = {
+        "step": step, "epoch": step // 100, "epoch_step": step % 100, "steps": steps, "micro_steps": steps,
+        "items": steps * 16, "tokens": steps * 1024, "wall_ns": wall_ns, "step_p50_ns": 1, "step_p95_ns": 2,
+        "step_max_ns": 3, "phases": {"forward": phase(wall_ns)}, "loss": loss,
+    }  # fmt: skip
+    return WindowEvent(**{**body, **changes})
+
+
+def mark(kind: str, step: int = 0, text: str = "", **data: Any) -> MarkEvent:
+    return MarkEvent(kind, step, text, data)
+
+
+def status(name: str) -> MarkEvent:
+    return mark("status", status=name)
+
+
+def end(state: str = "done", step: int = 0) -> EndEvent:
+    return EndEvent(state, "because", step, 0)
+
+
+def through_json(event: Event, t: float = 1.0) -> Event:
+    """The event as a reader of the log gets it."""
+    item = parse(event.to_json(t))
+    assert item is not None
+    return item[1]
+
+
+def folded(*events: Event, state: RunState | None = None) -> RunState:
+    """The state after the events, one second apart."""
+    state = state or RunState()
+    for index, event in enumerate(events):
+        state.fold(float(index), event)
+    return state
+
+
+_FIGURE = st.floats(-1e6, 1e6, allow_nan=False)
+_COUNT = st.integers(0, 2**40)
+_PHASES = st.dictionaries(
+    st.sampled_from([*PHASES, "forward/encoder"]),
+    st.builds(phase, st.integers(0, 10**9), st.none() | st.integers(0, 10**8)),
+    max_size=5,
+)
+_SAMPLE = st.builds(
+    SampleEvent,
+    card=st.none()
+    | st.fixed_dictionaries(
+        {"util_percent": st.none() | st.integers(0, 100), "memory_free_bytes": st.none() | _COUNT}
+    ),
+    host=st.fixed_dictionaries(
+        {
+            key: st.none() | _COUNT
+            for key in ("memory_limit_bytes", "memory_available_bytes", "rss_bytes", "workers_rss_bytes")
+        }
+    ),
+)
+_MEMORY = st.builds(MemoryEvent, *[_COUNT] * 4, st.none() | _COUNT, _COUNT, _COUNT, *[st.none() | _COUNT] * 3)
+
+
+@st.composite
+def event_sequences(draw: st.DrawFn) -> list[Event]:
+    """What a run could record: steps rise, and a resume takes them back."""
+    step = 0
+    events: list[Event] = []
+    for kind in draw(st.lists(st.sampled_from("wwwwwwsmkeckrtpx"), min_size=1, max_size=60)):
+        if kind == "w":
+            steps = draw(st.integers(0, 40))
+            step += steps
+            events.append(
+                window(
+                    step,
+                    steps,
+                    draw(st.integers(1, 10**9)),
+                    draw(st.none() | _FIGURE),
+                    phases=draw(_PHASES),
+                    lr=draw(st.none() | _FIGURE),
+                    grad_norm=draw(st.none() | _FIGURE),
+                    device_steps=draw(st.integers(0, 3)),
+                    last_loss=draw(st.none() | st.tuples(st.integers(0, 99), _FIGURE)),
+                )
+            )
+        elif kind == "s":
+            events.append(draw(_SAMPLE))
+        elif kind == "m":
+            events.append(draw(_MEMORY))
+        elif kind == "k":
+            events.append(
+                mark(
+                    draw(st.sampled_from(["epoch", "warning", "error", "note"])),
+                    step,
+                    draw(st.text(max_size=5)),
+                )
+            )
+        elif kind == "e":
+            metrics = draw(st.dictionaries(st.sampled_from(["rmse", "loss"]), _FIGURE, max_size=2))
+            events.append(
+                mark(
+                    "evaluation",
+                    step,
+                    metrics=metrics,
+                    seconds=1.0,
+                    better=draw(st.sampled_from(["lower", "higher"])),
+                )
+            )
+        elif kind == "c":
+            events.append(mark("checkpoint", step, file="f.pt", bytes=3))
+        elif kind == "p":
+            events.append(status(draw(st.sampled_from(["paused", "training", "evaluating"]))))
+        elif kind == "t":
+            events.append(StageEvent(draw(st.sampled_from(["prepare", "resume"])), "reading"))
+        elif kind == "x":
+            events.append(end(draw(st.sampled_from(["done", "failed", "stopped"])), step))
+        else:
+            resumed = draw(st.none() | st.integers(0, step))
+            step = resumed if resumed is not None else step
+            device = draw(st.sampled_from(["cpu", "cuda:0"]))
+            events.append(run_event(resumed_step=resumed, device=device))
+    return events

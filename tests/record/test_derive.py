@@ -1,0 +1,171 @@
+"""What the screen derives from events: phases that close, idle time and its causes, headroom; missing is not zero."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from record_help import GIB, folded, phase, run_event, window
+
+from ndd_engine.record.derive import SAFE_SHARE
+from ndd_engine.record.events import PHASES, Event, MemoryEvent, SampleEvent
+from ndd_engine.record.snapshot import Snapshot
+
+
+def snapshot(*events: Event, device: str = "cpu") -> Snapshot:
+    return folded(run_event(device=device), *events).snapshot()
+
+
+def host_sample(**host: int | None) -> SampleEvent:
+    return SampleEvent(None, host)
+
+
+def memory(**changes: int | None) -> MemoryEvent:
+    body: dict[str, int | None] = {
+        "allocated_bytes": 2 * GIB, "reserved_bytes": 3 * GIB, "peak_allocated_bytes": 4 * GIB,
+        "peak_reserved_bytes": 5 * GIB, "growth_bytes": 2 * GIB, "retries": 0, "ooms": 0,
+        "free_bytes": 8 * GIB, "total_bytes": 16 * GIB, "others_bytes": None,
+    }  # fmt: skip
+    return MemoryEvent(**{**body, **changes})  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(PHASES), st.integers(1, 10**9), min_size=1), min_size=1, max_size=12
+    )
+)
+def test_phases_add_up_to_the_whole(windows: list[dict[str, int]]) -> None:
+    events = [
+        window(index, 1, sum(each.values()), phases={name: phase(ns) for name, ns in each.items()})
+        for index, each in enumerate(windows, start=1)
+    ]
+    shot = snapshot(*events)
+    assert sum(share.share for share in shot.phases) == pytest.approx(1)
+    assert sum(share.host_ns for share in shot.phases) * len(events) == pytest.approx(
+        sum(event.wall_ns for event in events)
+    )
+    assert [share.name for share in shot.phases] == [
+        name for name in PHASES if any(name in each for each in windows)
+    ]
+    # Idle is exactly what its causes say.
+    assert shot.idle.method == "host"
+    assert shot.idle.share == pytest.approx(sum(value for _, value in shot.idle.causes))
+    waiting = sum(each.get("data_wait", 0) for each in windows) / sum(sum(each.values()) for each in windows)
+    assert dict(shot.idle.causes).get("waiting for data", 0.0) == pytest.approx(waiting)
+
+
+def test_a_part_follows_its_phase_and_is_not_counted_twice() -> None:
+    phases = {"backward": phase(40), "forward/b": phase(10), "forward/a": phase(20), "forward": phase(60)}
+    shares = snapshot(window(1, 1, 100, phases=phases)).phases
+    assert [share.name for share in shares] == ["forward", "forward/a", "forward/b", "backward"]
+    assert sum(share.share for share in shares if "/" not in share.name) == pytest.approx(1)
+
+
+def test_quantiles_are_of_the_newest_window_that_had_steps() -> None:
+    shares = snapshot(
+        window(1, 1, 10, phases={"forward": phase(10)}),
+        window(2, 1, 30, phases={"forward": phase(30)}),
+        window(2, 0, 50, phases={"evaluate": phase(50)}),
+    ).phases
+    assert {share.name: share.p95_ns for share in shares} == {"forward": 30, "evaluate": None}
+
+
+def test_idle_of_a_card_comes_from_the_device_clock() -> None:
+    phases = {
+        "data_wait": phase(10, 600),
+        "to_device": phase(10, 100),
+        "forward": phase(70, 250),
+        "other": phase(10, 50),
+    }
+    shot = snapshot(window(1, 1, 100, phases=phases, device_steps=1), device="cuda:0")
+    assert shot.idle.method == "events"
+    assert dict(shot.idle.causes) == pytest.approx({"waiting for data": 0.6, "other": 0.05})
+    assert shot.idle.share == pytest.approx(0.65)
+
+
+def test_device_times_are_weighted_by_the_steps_that_carried_events() -> None:
+    windows = [
+        window(1, 1, 100, phases={"forward": phase(100, 10)}, device_steps=3),
+        window(2, 1, 100, phases={"forward": phase(100, 50)}, device_steps=1),
+        window(3, 1, 100, phases={"forward": phase(100, None)}, device_steps=0),
+    ]
+    (share,) = snapshot(*windows, device="cuda:0").phases
+    assert share.device_ns == pytest.approx((3 * 10 + 50) / 4)
+
+
+def test_without_a_device_clock_idle_is_what_the_driver_says() -> None:
+    card = SampleEvent({"util_percent": 37}, {})
+    shot = snapshot(window(1), card, device="cuda:0")
+    assert (shot.idle.method, shot.idle.causes) == ("nvml", ())
+    assert shot.idle.share == pytest.approx(0.63)
+
+
+@pytest.mark.parametrize("sample", [SampleEvent({"util_percent": None}, {}), SampleEvent(None, {}), None])
+def test_idle_that_cannot_be_known_is_none_with_the_reason(sample: SampleEvent | None) -> None:
+    shot = snapshot(window(1), *([sample] if sample else []), device="cuda:0")
+    assert (shot.idle.share, shot.idle.causes) == (None, ())
+    assert shot.idle.reason == "no device clock and no NVML"
+
+
+def test_headroom_of_the_host() -> None:
+    room = snapshot(
+        host_sample(memory_limit_bytes=100, memory_available_bytes=40, rss_bytes=20, workers_rss_bytes=5)
+    ).headroom
+    assert (room.kind, room.free_bytes, room.total_bytes, room.used_bytes, room.others_bytes) == (
+        "host",
+        40,
+        100,
+        25,
+        35,
+    )
+
+
+@pytest.mark.parametrize("missing", ["memory_limit_bytes", "memory_available_bytes", "rss_bytes"])
+def test_missing_on_the_host_is_none_not_zero(missing: str) -> None:
+    host = {"memory_limit_bytes": 100, "memory_available_bytes": 40, "rss_bytes": 20}
+    for sample in (
+        host_sample(**{**host, missing: None}),
+        host_sample(**{k: v for k, v in host.items() if k != missing}),
+    ):
+        room = snapshot(sample).headroom
+        found = {
+            "memory_limit_bytes": room.total_bytes,
+            "memory_available_bytes": room.free_bytes,
+            "rss_bytes": room.used_bytes,
+        }
+        assert found[missing] is None
+        assert room.others_bytes is None
+        assert [value for key, value in found.items() if key != missing] == [
+            v for k, v in host.items() if k != missing
+        ]
+
+
+def test_nothing_sampled_is_nothing_known() -> None:
+    for device in ("cpu", "cuda:0"):
+        room = snapshot(device=device).headroom
+        assert (room.free_bytes, room.total_bytes, room.used_bytes, room.others_bytes, room.peak_bytes) == (
+            None,
+        ) * 5
+        assert room.fits_micro is None
+
+
+def test_headroom_of_a_card_takes_the_allocator_first_and_the_driver_for_the_rest() -> None:
+    card = SampleEvent({"memory_free_bytes": 1, "memory_total_bytes": 2, "memory_others_bytes": 3}, {})
+    room = snapshot(memory(), card, device="cuda:0").headroom
+    assert (room.kind, room.free_bytes, room.total_bytes, room.others_bytes) == ("card", 8 * GIB, 16 * GIB, 3)
+    assert (room.used_bytes, room.peak_bytes) == (3 * GIB, 5 * GIB)
+    room = snapshot(memory(free_bytes=None, total_bytes=None), card, device="cuda:0").headroom
+    assert (room.free_bytes, room.total_bytes) == (1, 2)
+    # A card that is full has no room; that is known, and different from not knowing.
+    assert snapshot(memory(free_bytes=0), card, device="cuda:0").headroom.free_bytes == 0
+    nothing = SampleEvent({"memory_free_bytes": None}, {})
+    assert snapshot(nothing, device="cuda:0").headroom.free_bytes is None
+
+
+def test_the_batch_that_fits_grows_with_what_is_free() -> None:
+    # 2 GiB of growth for 16 items; 8 GiB free and 1 GiB cached.
+    room = snapshot(memory(), device="cuda:0").headroom
+    assert room.fits_micro == int(9 * GIB * SAFE_SHARE / (2 * GIB / 16))
+    assert snapshot(memory(growth_bytes=None), device="cuda:0").headroom.fits_micro is None
+    assert snapshot(memory(growth_bytes=0), device="cuda:0").headroom.fits_micro is None
+    assert snapshot(memory(free_bytes=None), device="cuda:0").headroom.fits_micro is None

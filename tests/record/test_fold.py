@@ -1,0 +1,225 @@
+"""The fold: the same Snapshot whether a run is watched live, attached late or replayed from any point."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from record_help import (
+    end,
+    event_sequences,
+    folded,
+    mark,
+    phase,
+    run_event,
+    status,
+    through_json,
+    window,
+)
+
+from ndd_engine.record.events import Event, FoldEvent, StageEvent
+from ndd_engine.record.state import KEPT_EVALUATIONS, KEPT_MARKS, RECENT_WINDOWS, RunState
+
+
+@settings(max_examples=150)
+@given(event_sequences(), st.data())
+def test_restoring_from_any_point_gives_the_same_snapshot(events: list[Event], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(events)))
+    whole, first = RunState(), RunState()
+    for index, event in enumerate(events):
+        whole.fold(index * 0.25, event)
+    for index, event in enumerate(events[:cut]):
+        first.fold(index * 0.25, event)
+    written = through_json(first.to_event())
+    assert isinstance(written, FoldEvent)
+    second = RunState.from_event(written)
+    assert second.snapshot() == first.snapshot()
+    for index, event in enumerate(events[cut:], start=cut):
+        second.fold(index * 0.25, through_json(event))
+    assert second.snapshot(3) == whole.snapshot(3)
+    # And what it would write again is the same, so that nothing erodes over many fold events.
+    assert second.to_event().to_json(1.0) == whole.to_event().to_json(1.0)
+
+
+def test_a_figure_that_is_not_a_number_is_the_same_live_and_replayed() -> None:
+    events = [
+        run_event(),
+        mark("evaluation", 5, metrics={"rmse": math.nan, "loss": 1.0}, better="lower"),
+        mark("evaluation", 10, metrics={"rmse": 0.5, "loss": 1.0}, better="lower"),
+    ]
+    live = folded(*events).snapshot()
+    assert live == folded(*map(through_json, events)).snapshot()
+    assert live.best is not None
+    assert live.best.step == 10
+
+
+def test_a_fold_event_of_another_version_is_refused() -> None:
+    good = folded(run_event(), window(1)).to_event().state
+    for name in good:
+        body = {key: value for key, value in good.items() if key != name}
+        with pytest.raises((KeyError, TypeError)):
+            RunState.from_event(FoldEvent(body))
+    with pytest.raises(KeyError):
+        RunState.from_event(FoldEvent({**good, "mood": "fine"}))
+
+
+def test_a_new_state_says_nothing_it_does_not_know() -> None:
+    snapshot = RunState().snapshot()
+    assert snapshot.status == "preparing"
+    assert (snapshot.run, snapshot.loss, snapshot.eta_s, snapshot.steps_per_s, snapshot.step_ns) == (
+        None,
+    ) * 5
+    assert (snapshot.idle.share, snapshot.idle.reason) == (None, "nothing measured yet")
+    assert snapshot.progress == 0
+    assert not snapshot.final
+
+
+def test_rates_are_of_the_recent_windows_without_evaluation_and_checkpoints() -> None:
+    overhead = {
+        "forward": phase(100_000_000),
+        "evaluate": phase(300_000_000),
+        "checkpoint": phase(100_000_000),
+    }
+    snapshot = folded(
+        run_event(),
+        window(1, 1, 100_000_000),
+        window(2, 1, 500_000_000, phases=overhead),
+        window(4, 2, 200_000_000),
+    ).snapshot()
+    # Four steps in 400 ms of steps; the 400 ms aside count for the elapsed time only.
+    assert snapshot.step_ns == pytest.approx(100e6)
+    assert snapshot.steps_per_s == pytest.approx(10)
+    assert snapshot.items_per_s == pytest.approx(160)
+    assert snapshot.tokens_per_s == pytest.approx(10_240)
+    assert snapshot.elapsed_s == pytest.approx(0.8)
+    assert (snapshot.step, snapshot.items, snapshot.tokens) == (4, 64, 4096)
+
+
+def test_only_the_newest_windows_count_for_the_rates() -> None:
+    slow = [window(step, 1, 10**10) for step in range(1, 6)]
+    fast = [window(step, 1, 10**8) for step in range(6, 6 + RECENT_WINDOWS)]
+    assert folded(run_event(), *slow, *fast).snapshot().steps_per_s == pytest.approx(10)
+
+
+def test_the_time_left_counts_what_evaluations_and_checkpoints_cost() -> None:
+    plain = [window(step, 1, 100_000_000) for step in range(1, 101)]
+    assert folded(run_event(), *plain).snapshot().eta_s == pytest.approx(900 * 0.1)
+    aside = window(100, 0, 50_000_000_000, phases={"evaluate": phase(50_000_000_000)})
+    # 50 s aside in 100 steps: half a second more for each step to come.
+    assert folded(run_event(), *plain, aside).snapshot().eta_s == pytest.approx(900 * 0.6)
+
+
+def test_nothing_is_left_after_the_last_step() -> None:
+    snapshot = folded(run_event(), window(1000), end("done", 1000)).snapshot()
+    assert (snapshot.eta_s, snapshot.progress) == (0, 1)
+
+
+def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
+    first = [run_event(), *(window(step, 10, 10**9, loss=float(step)) for step in range(10, 310, 10))]
+    first += [
+        mark("evaluation", 100, metrics={"loss": 0.5}, better="lower"),
+        mark("evaluation", 300, metrics={"loss": 0.1}, better="lower"),
+        end("failed", 300),
+    ]
+    state = folded(*first)
+    assert state.snapshot().final
+    state.fold(99.0, StageEvent("resume", "importing torch"))
+    assert state.snapshot().status == "preparing"
+    state.fold(100.0, run_event(resumed_step=205))
+    snapshot = state.snapshot()
+    assert (snapshot.step, snapshot.epoch, snapshot.epoch_step) == (205, 2, 5)
+    assert (snapshot.items, snapshot.tokens) == (205 * 16, 205 * 16 * 64)
+    assert snapshot.loss_trend[-1] == (200, 200.0)
+    assert max(x for x, _ in snapshot.rate_trend) == 200
+    assert [evaluation.step for evaluation in snapshot.evaluations] == [100]
+    # The figures of the process that died say nothing of this one.
+    assert (snapshot.step_ns, snapshot.eta_s, snapshot.phases) == (None, None, ())
+    assert (snapshot.end, snapshot.reason, snapshot.status) == (None, "", "preparing")
+    state.fold(101.0, window(215, 10, 10**8, loss=7.0))
+    again = state.snapshot()
+    assert (again.status, again.step, again.steps_per_s) == ("training", 215, pytest.approx(100))
+    assert again.loss_trend[-1] == (215, 7.0)
+    # Time spent is spent.
+    assert again.elapsed_s == pytest.approx(30.1)
+
+
+def test_the_best_evaluation_is_of_steps_that_still_count() -> None:
+    state = folded(
+        run_event(),
+        mark("evaluation", 100, metrics={"loss": 0.5}, better="lower"),
+        mark("evaluation", 200, metrics={"loss": 0.7}, better="lower"),
+        mark("evaluation", 300, metrics={"loss": 0.1}, better="lower"),
+        run_event(resumed_step=250),
+    )
+    best = state.snapshot().best
+    assert best is not None
+    assert best.step == 100
+
+
+@pytest.mark.parametrize(("better", "step"), [("lower", 20), ("higher", 10)])
+def test_the_best_evaluation_follows_its_first_metric(better: str, step: int) -> None:
+    marks = [
+        mark("evaluation", 10, metrics={"score": 0.9, "loss": 1.0}, better=better, seconds=2.0),
+        mark("evaluation", 20, metrics={"score": 0.4, "loss": 5.0}, better=better),
+        mark("evaluation", 30, metrics={"score": 0.7, "loss": 0.0}, better=better),
+        mark("evaluation", 40, metrics={}),
+    ]
+    snapshot = folded(run_event(), *marks).snapshot()
+    assert snapshot.best is not None
+    assert snapshot.best.step == step
+    assert [item.step for item in snapshot.evaluations] == [10, 20, 30, 40]
+    assert snapshot.evaluations[0].seconds == 2.0
+
+
+def test_statuses_follow_the_run() -> None:
+    state = RunState()
+    seen = []
+    for event in (
+        StageEvent("prepare", "reading"), run_event(), window(1), status("evaluating"), window(1, 0),
+        status("training"), status("paused"), mark("pause", 1), window(1, 0), status("stopping"), window(2), end("stopped", 2),
+    ):  # fmt: skip
+        state.fold(1.0, event)
+        seen.append(state.snapshot().status)
+    assert seen == [
+        "preparing", "preparing", "training", "evaluating", "evaluating", "training",
+        "paused", "paused", "paused", "stopping", "stopping", "stopped",
+    ]  # fmt: skip
+    snapshot = state.snapshot()
+    assert snapshot.final
+    assert (snapshot.reason, snapshot.stage) == ("because", "")
+
+
+@pytest.mark.parametrize("name", ["done", "stopped", "failed", "interrupted", "terminated"])
+def test_every_end_is_final(name: str) -> None:
+    snapshot = folded(run_event(), window(3), end(name, 3)).snapshot()
+    assert (snapshot.status, snapshot.final, snapshot.step) == (name, True, 3)
+
+
+def test_the_stage_is_shown_until_the_first_step() -> None:
+    state = folded(StageEvent("prepare", "reading the text"))
+    assert state.snapshot().stage == "reading the text"
+    state.fold(2.0, window(1))
+    assert state.snapshot().stage == ""
+
+
+def test_the_state_stays_small_however_long_the_run() -> None:
+    state = RunState()
+    state.fold(0.0, run_event(total_steps=10**9))
+    for step in range(1, 4000):
+        state.fold(float(step), window(step, loss=1.0))
+        state.fold(float(step), mark("evaluation", step, metrics={"loss": 1.0}))
+    snapshot = state.snapshot()
+    assert len(snapshot.marks) == KEPT_MARKS
+    assert len(snapshot.evaluations) == KEPT_EVALUATIONS
+    assert len(state.to_event().to_json(1.0)) < 64 * 1024
+
+
+@given(st.lists(st.sampled_from(["warning", "error", "epoch", "note", "checkpoint"]), max_size=100))
+@example(["warning"] * 100)
+def test_warnings_are_counted_even_when_their_marks_are_gone(kinds: list[str]) -> None:
+    snapshot = folded(run_event(), *(mark(kind, 1) for kind in kinds)).snapshot()
+    assert snapshot.warnings == sum(kind in ("warning", "error") for kind in kinds)
+    assert (snapshot.checkpoint is not None) == ("checkpoint" in kinds)
+    assert [item.mark.kind for item in snapshot.marks] == kinds[-KEPT_MARKS:]

@@ -1,0 +1,234 @@
+"""Reading a run's log: torn ends, logs that grow, processes that vanish, and logs too long to read whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from record_help import end, folded, mark, run_event, status, window
+
+from ndd_engine.record.events import Event, FoldEvent
+from ndd_engine.record.reader import RunReader, load_state, truncate_torn_line
+from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.state import RunState
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    directory = RunDir(tmp_path / "r-001")
+    directory.path.mkdir()
+    return directory
+
+
+def append(run: RunDir, *events: Event) -> None:
+    with run.events.open("a") as file:
+        file.writelines(event.to_json(1.0) + "\n" for event in events)
+
+
+def read(run: RunDir) -> Snapshot:
+    reader = RunReader(run)
+    reader.poll()
+    return reader.snapshot()
+
+
+def test_a_log_is_followed_as_it_grows(run: RunDir) -> None:
+    lock = RunLock(run)
+    lock.acquire()
+    append(run, run_event(), window(1, loss=4.0))
+    reader = RunReader(run)
+    assert reader.poll()
+    assert (reader.snapshot().step, reader.snapshot().status) == (1, "training")
+    before = reader.snapshot()
+    assert not reader.poll()
+    assert reader.snapshot() is before
+    append(run, window(2, loss=3.0), window(3, loss=2.0))
+    assert reader.poll()
+    assert (reader.snapshot().step, reader.snapshot().loss) == (3, 2.0)
+    append(run, end("done", 3))
+    lock.release()
+    assert reader.poll()
+    assert reader.snapshot().status == "done"
+    # A run that ended stays as it ended, whether its process is there or not.
+    assert not reader.poll()
+
+
+def test_a_line_in_the_middle_of_being_written_is_read_when_it_is_whole(run: RunDir) -> None:
+    append(run, run_event(), window(1))
+    line = (window(2).to_json(1.0) + "\n").encode()
+    lock = RunLock(run)
+    lock.acquire()
+    reader = RunReader(run)
+    reader.poll()
+    for byte in range(len(line)):
+        with run.events.open("ab") as file:
+            file.write(line[byte : byte + 1])
+        if byte % 40 == 0 or byte >= len(line) - 2:
+            assert reader.poll() == (byte == len(line) - 1)
+    assert reader.snapshot().step == 2
+    lock.release()
+
+
+def test_lines_that_make_no_sense_are_skipped(run: RunDir) -> None:
+    append(run, run_event(), window(1))
+    with run.events.open("ab") as file:
+        file.write(b'not json\n\n{"v":9,"type":"future","t":2.0}\n\x00\xff\n')
+    append(run, window(2))
+    assert read(run).step == 2
+
+
+def test_no_log_yet_is_a_run_that_prepares(run: RunDir) -> None:
+    lock = RunLock(run)
+    lock.acquire()
+    reader = RunReader(run)
+    assert not reader.poll()
+    assert reader.snapshot().status == "preparing"
+    append(run, run_event(), window(1))
+    assert reader.poll()
+    assert reader.snapshot().step == 1
+    lock.release()
+
+
+def test_a_process_that_was_killed_leaves_a_lost_run(run: RunDir) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom ndd_engine.record.rundir import RunDir, RunLock\n"
+        "lock = RunLock(RunDir(Path(sys.argv[1])))\nlock.acquire()\nprint('held', flush=True)\ntime.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE)
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"held\n"
+        append(run, run_event(), window(1), status("paused"))
+        reader = RunReader(run)
+        reader.poll()
+        assert reader.snapshot().status == "paused"
+        found = run.live_owner()
+        assert found is not None
+        assert found["pid"] == owner.pid
+        owner.kill()
+        owner.wait(10)
+        assert run.live_owner() is None
+        assert reader.poll()
+        snapshot = reader.snapshot()
+        assert (snapshot.status, snapshot.final, snapshot.step) == ("lost", True, 1)
+        # The kernel freed the lock: the run can be taken again, and then it is alive again.
+        lock = RunLock(run)
+        lock.acquire()
+        append(run, run_event(resumed_step=1), window(2))
+        assert reader.poll()
+        assert (reader.snapshot().status, reader.snapshot().step) == ("training", 2)
+        lock.release()
+    finally:
+        owner.kill()
+        owner.wait(10)
+        if owner.stdout is not None:
+            owner.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"", b""),
+        (b"torn", b""),
+        (b"one\n", b"one\n"),
+        (b"one\ntwo", b"one\n"),
+        (b"one\n" + b"x" * 700_000, b"one\n"),
+        (b"y" * 700_000 + b"\n" + b"x", b"y" * 700_000 + b"\n"),
+    ],
+)
+def test_a_torn_last_line_is_cut(tmp_path: Path, before: bytes, after: bytes) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(before)
+    truncate_torn_line(path)
+    assert path.read_bytes() == after
+
+
+def test_a_missing_log_has_no_torn_line(tmp_path: Path) -> None:
+    truncate_torn_line(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def long_log(run: RunDir, megabytes: int) -> int:
+    """Windows, and a fold event every 512 KB as the recorder writes them; returns the last step."""
+    state = RunState()
+    state.fold(1.0, run_event(total_steps=10**9))
+    step = 0
+    with run.events.open("wb") as file:
+        file.write((run_event(total_steps=10**9).to_json(1.0) + "\n").encode())
+        for _ in range(megabytes * 2):
+            # The lines of a block are the same but for its first: only that one has to be folded.
+            step += 1
+            event = window(step, 1, loss=float(step))
+            state.fold(1.0, event)
+            file.write((event.to_json(1.0) + "\n").encode())
+            line = (mark("note", step, "padding " * 100).to_json(1.0) + "\n").encode()
+            count = 512 * 1024 // len(line)
+            file.write(line * count)
+            for _ in range(60):
+                state.fold(1.0, mark("note", step, "padding " * 100))
+            file.write((state.to_event().to_json(1.0) + "\n").encode())
+        step += 1
+        file.write((window(step, loss=1.0).to_json(1.0) + "\n").encode())
+    return step
+
+
+def read_bytes() -> int | None:
+    """Bytes that this process has read so far, or None where the system does not say."""
+    try:
+        text = Path("/proc/self/io").read_text()
+    except OSError:
+        return None
+    return int(text.split("rchar:")[1].split()[0])
+
+
+def test_a_log_of_50_megabytes_opens_by_its_end(run: RunDir) -> None:
+    step = long_log(run, 50)
+    size = run.events.stat().st_size
+    assert size > 50_000_000
+    before = read_bytes()
+    if before is None:
+        pytest.skip("this system does not count the bytes that a process reads")
+    reader = RunReader(run)
+    reader.poll()
+    after = read_bytes()
+    assert after is not None
+    assert after - before < 3_000_000
+    snapshot = reader.snapshot()
+    assert (snapshot.step, snapshot.loss, snapshot.items) == (step, 1.0, step * 16)
+    assert snapshot.run is not None
+    assert snapshot.loss_trend[-1] == (step, 1.0)
+    assert load_state(run).snapshot().step == step
+    os.truncate(run.events, 0)  # 50 MB need not stay until the folder is cleaned
+
+
+def test_opening_by_the_end_and_reading_it_all_agree(run: RunDir) -> None:
+    long_log(run, 2)
+    by_the_end = read(run)
+    lines = run.events.read_bytes().splitlines(keepends=True)
+    run.events.write_bytes(b"".join(line for line in lines if not line.startswith(b'{"v":1,"type":"fold"')))
+    assert read(run) == by_the_end
+
+
+def test_a_torn_fold_event_is_passed_over(run: RunDir) -> None:
+    events = [run_event(), window(1), window(2)]
+    append(run, *events, folded(*events).to_event(), window(3), folded(*events, window(3)).to_event())
+    run.events.write_bytes(run.events.read_bytes()[:-20])
+    assert read(run).step == 3
+
+
+@pytest.mark.parametrize("state", [{}, {"step": 5}, {"status": 3, "recent": "x"}, []])
+def test_a_fold_event_of_another_version_makes_it_read_everything(run: RunDir, state: object) -> None:
+    append(run, run_event(), window(1, loss=2.0), window(2, loss=1.0), FoldEvent(state), window(3, loss=0.5))  # type: ignore[arg-type]
+    snapshot = read(run)
+    assert (snapshot.step, snapshot.loss, snapshot.elapsed_s) == (3, 0.5, pytest.approx(0.3))
+    assert snapshot.loss_trend == ((1, 2.0), (2, 1.0), (3, 0.5))
+
+
+def test_words_that_look_like_a_fold_event_are_words(run: RunDir) -> None:
+    append(run, run_event(), mark("note", 1, '"type":"fold"', type="fold"), window(1))
+    snapshot = read(run)
+    assert snapshot.step == 1
+    assert snapshot.marks[0].mark.text == '"type":"fold"'

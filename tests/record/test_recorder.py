@@ -1,0 +1,249 @@
+"""The recorder loses lines before it loses a step: full disks, broken listeners, and a quiet training side."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from record_help import end, mark, run_event, window
+
+from ndd_engine.record.events import Event, FoldEvent, MarkEvent, WindowEvent, parse
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.recorder import FOLD_EVERY_BYTES, Recorder
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.state import RunState
+
+
+@contextmanager
+def recording(
+    path: Path | None, listener: Callable[[float, Event], None] | None = None
+) -> Iterator[Recorder]:
+    recorder = Recorder(path, None, listener)
+    recorder.start()
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+@contextmanager
+def file_limit(size: int) -> Iterator[None]:
+    """No file of this process grows beyond `size` bytes: what a full disk looks like to it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def warnings(recorder: Recorder) -> list[str]:
+    return [item.mark.text for item in recorder.snapshot().marks if item.mark.kind == "warning"]
+
+
+def test_events_are_folded_and_written_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with recording(path) as recorder:
+        recorder.put(run_event())
+        for step in range(1, 200):
+            recorder.put(window(step, loss=1 / step))
+        recorder.put(end("done", 199))
+        assert recorder.flush()
+        live = recorder.snapshot()
+    steps = [
+        item[1].step
+        for item in map(parse, path.read_bytes().splitlines())
+        if item and isinstance(item[1], WindowEvent)
+    ]
+    assert steps == list(range(1, 200))
+    assert (live.step, live.status, live.dropped_events) == (199, "done", 0)
+    reader = RunReader(RunDir(tmp_path))
+    reader.poll()
+    assert reader.snapshot() == live
+
+
+def test_the_snapshot_is_the_same_object_while_nothing_changed(tmp_path: Path) -> None:
+    with recording(tmp_path / "events.jsonl") as recorder:
+        recorder.put(window(1))
+        recorder.flush()
+        first = recorder.snapshot()
+        assert recorder.snapshot() is first
+        recorder.put(window(2))
+        recorder.flush()
+        assert recorder.snapshot() is not first
+        assert recorder.snapshot() is recorder.snapshot()
+        assert first.step == 1
+
+
+def test_put_is_safe_from_many_threads(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with recording(path) as recorder:
+        threads = [
+            threading.Thread(
+                target=lambda name=name: [recorder.put(mark("note", n, name)) for n in range(300)]
+            )  # type: ignore[misc]
+            for name in "abcd"
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    lines = [parse(line) for line in path.read_bytes().splitlines()]
+    assert len(lines) == 1200
+    assert None not in lines
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_on_a_full_disk_the_run_is_still_watched_and_warned_about_once() -> None:
+    with recording(Path("/dev/full")) as recorder:
+        recorder.put(run_event())
+        for step in range(1, 301):
+            recorder.put(window(step))
+        recorder.put(end("done", 300))
+        assert recorder.flush()
+        snapshot = recorder.snapshot()
+        assert (snapshot.step, snapshot.status) == (300, "done")
+        assert snapshot.dropped_events == recorder.dropped == 302
+        assert warnings(recorder) == [
+            "the record cannot be written: No space left on device; training goes on"
+        ]
+        assert recorder.errors == warnings(recorder)
+
+
+def test_when_there_is_space_again_the_log_says_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with recording(path) as recorder:
+        recorder.put(run_event())
+        recorder.put(window(1))
+        recorder.flush()
+        good = path.read_bytes()
+        with file_limit(len(good) + 30):
+            # The first of these fits in part: what was written of it must go.
+            for step in range(2, 6):
+                recorder.put(window(step))
+            recorder.flush()
+            assert path.read_bytes() == good
+            assert recorder.dropped == 4
+        deadline = time.monotonic() + 30
+        step = 6
+        while path.read_bytes() == good and time.monotonic() < deadline:
+            recorder.put(window(step))
+            recorder.flush()
+            step += 1
+            time.sleep(0.05)
+        dropped = recorder.dropped
+        recorder.put(end("done", step))
+    events = [item[1] for item in map(parse, path.read_bytes().splitlines()) if item]
+    assert len(events) == len(path.read_bytes().splitlines())  # no line is torn
+    notes = [event.text for event in events if isinstance(event, MarkEvent)]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"{dropped} events were not written: ")
+    assert events[-1] == end("done", step)
+    steps = [event.step for event in events if isinstance(event, WindowEvent)]
+    assert steps == [1, step - 1]
+    assert dropped == step - 1 - 2
+
+
+def test_a_listener_that_raises_costs_neither_the_record_nor_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+
+    def listener(_t: float, _event: Event) -> None:
+        raise RuntimeError("the printer is on fire")
+
+    with recording(path, listener) as recorder:
+        for step in range(1, 51):
+            recorder.put(window(step))
+        assert recorder.flush()
+        assert recorder.snapshot().step == 50
+        assert len(warnings(recorder)) == 1
+        assert "the printer is on fire" in warnings(recorder)[0]
+        recorder.put(window(51))
+        assert recorder.flush()
+        assert recorder.snapshot().step == 51
+    assert len(path.read_bytes().splitlines()) == 51
+
+
+def test_the_listener_hears_every_event_after_it_was_folded(tmp_path: Path) -> None:
+    heard: list[tuple[Event, int]] = []
+    recorder = Recorder(
+        tmp_path / "events.jsonl", None, lambda _, event: heard.append((event, recorder.snapshot().step))
+    )
+    recorder.start()
+    for step in range(1, 20):
+        recorder.put(window(step))
+    recorder.close()
+    assert heard == [(window(step), step) for step in range(1, 20)]
+
+
+def test_an_event_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with recording(path) as recorder:
+        for _ in range(5):
+            recorder.put(mark("note", 1, "text", thing=object()))
+        recorder.put(window(7))
+        assert recorder.flush()
+        assert recorder.snapshot().step == 7
+        assert len(warnings(recorder)) == 1
+    assert [item[1] for item in map(parse, path.read_bytes().splitlines()) if item] == [window(7)]
+
+
+def test_nothing_that_goes_wrong_reaches_the_side_that_trains(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "events.jsonl")
+    recorder.put(window(1))  # before the start
+    recorder.start()
+    recorder.flush()
+    assert recorder.snapshot().step == 1
+    recorder.close()
+    recorder.close()
+    recorder.put(window(2))  # after the end
+    assert recorder.flush()
+
+
+def test_a_record_without_a_file_is_only_watched() -> None:
+    with recording(None) as recorder:
+        recorder.put(window(3))
+        recorder.flush()
+        assert recorder.snapshot().step == 3
+        assert recorder.dropped == 0
+
+
+def test_a_folder_that_is_missing_is_told_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Recorder(tmp_path / "no" / "events.jsonl").start()
+
+
+def test_a_log_goes_on_behind_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes((window(1).to_json(1.0) + "\n").encode() + b'{"v":1,"type":"wind')
+    with recording(path) as recorder:
+        recorder.put(window(2))
+    assert [item[1] for item in map(parse, path.read_bytes().splitlines()) if item] == [window(1), window(2)]
+
+
+def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with recording(path) as recorder:
+        recorder.put(run_event())
+        for step in range(1, 4):
+            for _ in range(FOLD_EVERY_BYTES // 100_000 + 1):
+                recorder.put(mark("note", step, "x" * 100_000))
+            recorder.put(window(step))
+        recorder.flush()
+        live = recorder.snapshot()
+    lines = path.read_bytes().splitlines()
+    assert sum(line.startswith(b'{"v":1,"type":"fold"') for line in lines) >= 3
+    # Each fold event holds exactly what came before it.
+    state = RunState()
+    for line in lines:
+        item = parse(line)
+        assert item is not None
+        if isinstance(item[1], FoldEvent):
+            assert RunState.from_event(item[1]).snapshot() == state.snapshot()
+        else:
+            state.fold(*item)
+    assert state.snapshot() == live

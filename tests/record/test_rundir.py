@@ -1,0 +1,198 @@
+"""The run directory: who may write it, how it is named, and how a run is found again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ndd_engine.errors import EXIT_USAGE, RunLockedError, UsageError
+from ndd_engine.record.rundir import ENV_RUNS, RunDir, RunLock, all_runs, find_run, new_run_dir, runs_root
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    directory = new_run_dir(tmp_path, None, "chartext")
+    directory.config.write_text("")
+    return directory
+
+
+@pytest.fixture
+def owner(run: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that writes the run."""
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom ndd_engine.record.rundir import RunDir, RunLock\n"
+        "lock = RunLock(RunDir(Path(sys.argv[1])))\nlock.acquire()\nprint('held', flush=True)\ntime.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+
+
+def test_a_second_process_is_refused_and_told_who_writes(run: RunDir, owner: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(RunLockedError) as caught:
+        RunLock(run).acquire(patience_s=0.1)
+    assert str(caught.value) == (
+        f"run chartext-001 is being written by process {owner.pid} on {socket.gethostname()}; "
+        "watch it: ndd-console attach chartext-001"
+    )
+    assert caught.value.exit_status == EXIT_USAGE
+    assert run.live_owner() == {"pid": owner.pid, "host": socket.gethostname()}
+    owner.kill()  # kill -9: it cannot clean up, and need not
+    owner.wait(10)
+    assert run.live_owner() is None
+    lock = RunLock(run)
+    lock.acquire(patience_s=0)
+    assert run.live_owner() == {"pid": os.getpid(), "host": socket.gethostname()}
+    lock.release()
+    lock.release()
+    assert run.live_owner() is None
+
+
+def test_two_in_one_process_exclude_each_other_too(run: RunDir) -> None:
+    lock = RunLock(run)
+    lock.acquire()
+    with pytest.raises(RunLockedError, match=f"process {os.getpid()}"):
+        RunLock(run).acquire(patience_s=0)
+    lock.release()
+    RunLock(run).acquire(patience_s=0)
+
+
+def test_viewers_never_keep_the_writer_out(run: RunDir) -> None:
+    lock = RunLock(run)
+    lock.acquire()
+    lock.release()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            run.live_owner()
+
+    viewers = [threading.Thread(target=look) for _ in range(2)]
+    for viewer in viewers:
+        viewer.start()
+    try:
+        for _ in range(20):
+            lock.acquire(patience_s=20)
+            lock.release()
+    finally:
+        done.set()
+        for viewer in viewers:
+            viewer.join()
+
+
+def test_a_lock_that_says_nothing_is_still_a_lock(run: RunDir) -> None:
+    lock = RunLock(run)
+    lock.acquire()
+    run.lock.write_text("no json")
+    assert run.live_owner() == {"pid": "?", "host": "?"}
+    with pytest.raises(RunLockedError, match=r"process \? on \?"):
+        RunLock(run).acquire(patience_s=0)
+    lock.release()
+
+
+def test_runs_are_numbered_behind_the_highest(tmp_path: Path) -> None:
+    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-001"
+    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-002"
+    (tmp_path / "ndd-017").mkdir()
+    (tmp_path / "ndd-x").mkdir()
+    (tmp_path / "chartext-400").mkdir()
+    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-018"
+    # A number is not given twice, even when the run before was removed.
+    (tmp_path / "ndd-001").rmdir()
+    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-019"
+    (tmp_path / "ndd-999").mkdir()
+    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-1000"
+
+
+def test_many_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(new_run_dir(tmp_path, None, "ndd").name))
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [f"ndd-{number:03d}" for number in range(1, 21)]
+
+
+def test_a_name_that_is_taken_says_how_to_go_on(tmp_path: Path) -> None:
+    assert new_run_dir(tmp_path, "mine", "ndd").path == tmp_path / "mine"
+    with pytest.raises(UsageError) as caught:
+        new_run_dir(tmp_path, "mine", "ndd")
+    assert (
+        str(caught.value)
+        == f"run.name: {tmp_path}/mine exists already; choose another name, or go on with it: --resume mine"
+    )
+
+
+def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(
+            UsageError, match=r"choose another folder|cannot be written|exists already"
+        ) as caught:
+            new_run_dir(root, None, "ndd")
+        assert str(root) in str(caught.value)
+
+
+def test_a_run_is_found_by_name_by_path_and_the_newest_without(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there are no runs in"):
+        find_run(tmp_path, None)
+    runs = [new_run_dir(tmp_path, name, "ndd") for name in ("b", "a", "c")]
+    for age, each in enumerate(runs):
+        each.events.write_text("")
+        os.utime(each.path, (1000 + age, 1000 + age))
+    (tmp_path / "not-a-run").mkdir()
+    assert [each.name for each in all_runs(tmp_path)] == ["a", "b", "c"]
+    assert find_run(tmp_path, None).name == "c"
+    assert find_run(tmp_path, "a").path == tmp_path / "a"
+    assert find_run(tmp_path / "elsewhere", str(tmp_path / "b")).name == "b"
+    # One that is alive comes before a newer one that is not.
+    lock = RunLock(runs[0])
+    lock.acquire()
+    os.utime(runs[0].path, (1000, 1000))
+    assert find_run(tmp_path, None).name == "b"
+    lock.release()
+
+
+def test_a_run_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+    for age in range(10):
+        each = new_run_dir(tmp_path, None, "ndd")
+        each.events.write_text("")
+        os.utime(each.path, (1000 + age, 1000 + age))
+    with pytest.raises(UsageError) as caught:
+        find_run(tmp_path, "ndd-1\x1b[31m")
+    assert str(caught.value) == (
+        f"there is no run ndd-1\\x1b[31m in {tmp_path}; there are: "
+        "ndd-010, ndd-009, ndd-008, ndd-007, ndd-006, ndd-005, ndd-004, ndd-003"
+    )
+    with pytest.raises(UsageError, match=r"there is no run x in \S+none$"):
+        find_run(tmp_path / "none", "x")
+
+
+def test_where_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(ENV_RUNS, raising=False)
+    assert runs_root() == Path("runs")
+    monkeypatch.setenv(ENV_RUNS, str(tmp_path))
+    assert runs_root() == tmp_path
+    assert runs_root(Path("given")) == Path("given")
+
+
+def test_making_the_object_touches_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "x")
+    assert not run.exists
+    assert run.live_owner() is None
+    assert list(tmp_path.iterdir()) == []
