@@ -43,7 +43,7 @@ class ControlServer:
             raise
         finally:
             os.umask(mask)
-        listener.listen(8)
+        listener.listen(128)  # a full queue is an error to those who ask, not a wait
         self._socket = listener
         self._thread.start()
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import random
+import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ndd_engine.config import Config
+from ndd_engine import __version__
+from ndd_engine.config import Config, to_toml
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.hardware.host import usable_threads
@@ -25,11 +29,10 @@ from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_stat
 from .clock import DevicePhaseClock, PhaseClock, TimingEvent
 from .loader import Batches, eval_loader
 from .loop import Loop
-from .run import Run, identity, versions, write_config
 from .step import Stepper
 
 if TYPE_CHECKING:
-    from typing import Any
+    from .run import Run
 
 
 @dataclass
@@ -184,15 +187,14 @@ def _run_event(
     loop: Loop,
     saved: Saved | None,
 ) -> RunEvent:
-    pid, host = identity()
     threads = torch.get_num_threads()
     name = machine.chosen.name if machine.chosen is not None else machine.host.cpu
     return RunEvent(
         name=run.directory.name,
         workload=config.workload.name,
         config=config.model_dump(mode="json"),
-        pid=pid,
-        host=host,
+        pid=os.getpid(),
+        host=socket.gethostname(),
         device=machine.device,
         device_name=name,
         card=machine.chosen.to_dict() if machine.chosen is not None else None,
@@ -213,3 +215,23 @@ def _run_event(
         resumed_step=loop.step if saved is not None else None,
         resumed_from=saved.path.name if saved is not None else None,
     )
+
+
+def versions() -> dict[str, str]:
+    """What a later reader needs to know to repeat the run."""
+    found = {
+        "ndd": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def write_config(path: Path, config: Config, heading: str) -> None:
+    """The resolved configuration into the run's directory, whole or not at all. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(to_toml(config, heading), encoding="utf-8")
+    temporary.replace(path)

@@ -8,40 +8,31 @@ headless command on the main thread: the same code.
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
-import socket
 import threading
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ndd_engine import __version__
-from ndd_engine.config import Config, Draft, to_toml
+from ndd_engine.config import Draft
 from ndd_engine.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
-    ConfigError,
-    MachineError,
     NddError,
-    Problem,
     TrainingError,
     UsageError,
 )
-from ndd_engine.hardware.card import detect
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.recorder import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
-from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
-from ndd_engine.workloads.facts import problems
 
 from .control import Control, StopNow
+from .preflight import check_resume, preflight
 
 if TYPE_CHECKING:
     from .prepare import Prepared
@@ -212,83 +203,6 @@ class Run:
                     f"control.sock cannot be made ({error.strerror}): attach can watch but not steer",
                 )
             )
-
-
-def preflight(draft: Draft) -> Config:
-    """Every mistake that shows before anything is prepared, at once. Raises ConfigError."""
-    found: list[Problem] = []
-    config: Config | None
-    try:
-        config = draft.resolve()
-    except ConfigError as error:
-        found += error.problems
-        config = draft.salvage()
-    if config is not None:
-        for problem in problems(config, ""):
-            found.append(replace(problem, where=draft.where(problem.key.split("."))))
-        if config.run.device.startswith("cuda"):
-            # Only asked when a card was named: it imports torch.
-            try:
-                detect(config.run.device)
-            except MachineError as error:
-                found.append(draft.problem(("run", "device"), str(error), config.run.device))
-    if found:
-        raise ConfigError(found)
-    assert config is not None
-    return config
-
-
-def check_resume(name: str, state: RunState, config: Config, from_step: int | None) -> None:
-    """Refuse what cannot be a continuation of the recorded run, before its record is touched. Raises UsageError."""
-    run = state.run
-    if run is None:
-        return  # it never got as far; the checkpoint, if any, is checked when it is loaded
-    changed = []
-    if run.workload != config.workload.name:
-        changed.append(f"workload.name was {run.workload}, now {config.workload.name}")
-    if run.items_per_step != config.batch.effective:
-        changed.append(
-            f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.effective}"
-        )
-    if (seed := run.config["run"]["seed"]) != config.run.seed:
-        changed.append(f"run.seed was {seed}, now {config.run.seed}")
-    if changed:
-        raise UsageError(
-            f"run {name} cannot go on so: {'; '.join(changed)}; start a new run for a change of these"
-        )
-    limits = [
-        limit for limit in (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch) if limit
-    ]
-    if from_step is None and state.status == "done" and state.step >= min(limits):
-        grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
-        raise UsageError(f"run {name} has done all {state.step} steps; to go further, raise {grown}")
-
-
-def versions() -> dict[str, str]:
-    """What a later reader needs to know to repeat the run."""
-    import torch
-
-    found = {
-        "ndd": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-    }
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
-
-
-def identity() -> tuple[int, str]:
-    """(process id, host name)."""
-    return os.getpid(), socket.gethostname()
-
-
-def write_config(path: Path, config: Config, heading: str) -> None:
-    """The resolved configuration into the run's directory, whole or not at all. Raises OSError."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(to_toml(config, heading), encoding="utf-8")
-    temporary.replace(path)
 
 
 def append(path: Path, text: str) -> None:

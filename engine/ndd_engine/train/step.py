@@ -115,10 +115,15 @@ class Stepper:
         """The reverse of state. Raises RuntimeError, ValueError or KeyError when it belongs to another model."""
         self.model.load_state_dict(state["model"])
         # A resume may change these in the configuration; the checkpoint would bring the old ones back.
-        options = ("lr", "weight_decay", "betas", "eps", "momentum")
+        options = ("lr", "weight_decay", "betas", "eps", "momentum", "decoupled_weight_decay")
         wanted = [
             {key: group[key] for key in options if key in group} for group in self.optimizer.param_groups
         ]
+        if any(
+            ("betas" in group) != ("betas" in self.optimizer.param_groups[0])
+            for group in state["optimizer"]["param_groups"]
+        ):
+            raise ValueError(f"its optimizer is not {self.config.optimizer.name}")
         self.optimizer.load_state_dict(state["optimizer"])
         for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
             group.update(values)

@@ -11,7 +11,7 @@ import click
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_USAGE, ConfigError, Problem
 from ndd_engine.text import duration, number, printable, size
-from ndd_engine.train.run import preflight
+from ndd_engine.train.preflight import preflight
 from ndd_engine.workloads.facts import facts
 
 from .completion import workload_names

@@ -11,7 +11,8 @@ from ndd_console.terminal import interactive
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
-from ndd_engine.train.run import RunRequest, preflight
+from ndd_engine.train.preflight import preflight
+from ndd_engine.train.run import RunRequest
 
 from .completion import run_names, workload_names
 

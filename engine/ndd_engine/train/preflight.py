@@ -1,0 +1,61 @@
+"""What can be refused before anything is written: the configuration, its data, a resume that is none. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ndd_engine.config import Config, Draft
+from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
+from ndd_engine.hardware.card import detect
+from ndd_engine.record.state import RunState
+from ndd_engine.workloads.facts import problems
+
+
+def preflight(draft: Draft) -> Config:
+    """Every mistake that shows before anything is prepared, at once. Raises ConfigError."""
+    found: list[Problem] = []
+    config: Config | None
+    try:
+        config = draft.resolve()
+    except ConfigError as error:
+        found += error.problems
+        config = draft.salvage()
+    if config is not None:
+        for problem in problems(config, ""):
+            found.append(replace(problem, where=draft.where(problem.key.split("."))))
+        if config.run.device.startswith("cuda"):
+            # Only asked when a card was named: it imports torch.
+            try:
+                detect(config.run.device)
+            except MachineError as error:
+                found.append(draft.problem(("run", "device"), str(error), config.run.device))
+    if found:
+        raise ConfigError(found)
+    assert config is not None
+    return config
+
+
+def check_resume(name: str, state: RunState, config: Config, from_step: int | None) -> None:
+    """Refuse what cannot be a continuation of the recorded run, before its record is touched. Raises UsageError."""
+    run = state.run
+    if run is None:
+        return  # it never got as far; the checkpoint, if any, is checked when it is loaded
+    changed = []
+    if run.workload != config.workload.name:
+        changed.append(f"workload.name was {run.workload}, now {config.workload.name}")
+    if run.items_per_step != config.batch.effective:
+        changed.append(
+            f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.effective}"
+        )
+    if (seed := run.config["run"]["seed"]) != config.run.seed:
+        changed.append(f"run.seed was {seed}, now {config.run.seed}")
+    if changed:
+        raise UsageError(
+            f"run {name} cannot go on so: {'; '.join(changed)}; start a new run for a change of these"
+        )
+    limits = [
+        limit for limit in (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch) if limit
+    ]
+    if from_step is None and state.status == "done" and state.step >= min(limits):
+        grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
+        raise UsageError(f"run {name} has done all {state.step} steps; to go further, raise {grown}")
