@@ -178,7 +178,8 @@ def test_statuses_follow_the_run() -> None:
     seen = []
     for event in (
         StageEvent("prepare", "reading"), run_event(), window(1), status("evaluating"), window(1, 0),
-        status("training"), status("paused"), mark("pause", 1), window(1, 0), status("stopping"), window(2), end("stopped", 2),
+        status("training"), status("paused"), mark("pause", 1), window(1, 0), status("stopping"), window(2),
+        end("stopped", 2),
     ):  # fmt: skip
         state.fold(1.0, event)
         seen.append(state.snapshot().status)

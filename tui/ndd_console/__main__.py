@@ -46,6 +46,10 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output left (`ndd-console runs | head`); Python must not try to flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_FAILED
+    except OSError as error:
+        click.echo(f"ndd-console: {error.strerror}: {error.filename or 'standard output'}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_FAILED
     return result if isinstance(result, int) else 0
 
 

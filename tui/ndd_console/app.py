@@ -144,7 +144,13 @@ class ConsoleApp(App[str], inherit_bindings=False):
             self._finish(result)
 
     def _quit(self) -> None:
-        self._finish("quit")
+        # A run that is being opened must not be left behind without a screen; it takes a moment.
+        if not self._opening:
+            self._finish("quit")
+
+    def leave(self) -> None:
+        """Make `run()` return "quit". From a signal handler or any thread."""
+        self._soon(lambda: self._finish("quit"))
 
     def _finish(self, result: Result) -> None:
         if not self._gone:

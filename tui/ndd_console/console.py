@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,12 +14,13 @@ import click
 
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
+from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import find_run, runs_root
 from ndd_engine.train.run import Run, RunRequest
 
 from .app import ConsoleApp
 from .launcher import Leash, supervised
-from .narration import Output, open_narrated
+from .narration import Narration, Output
 from .narrator import summary
 from .source import HomeSource, RunSource
 from .sources import AttachedSource, EngineSource, HomeFolder
@@ -59,7 +59,9 @@ class Console:
         self.on_hangup = "continue"
         self._app: ConsoleApp | None = None
         self._captured: Captured | None = None
+        self._narration: Narration | None = None
         self._terms = 0
+        self._deadline: float | None = None
 
     # The three ways in.
 
@@ -76,7 +78,8 @@ class Console:
     # The run of this process.
 
     def _open(self, request: RunRequest) -> EngineSource:
-        self.run = run = open_narrated(request, Output())
+        self._narration = Narration(request, Output())
+        self.run = run = self._narration.run
         console = request.draft.resolve().console
         self.refresh_hz, self.on_hangup = console.refresh_hz, console.on_hangup
         self.leash.tell(run.directory.name)
@@ -136,8 +139,11 @@ class Console:
     def _handle_signals(self, app: ConsoleApp) -> None:
         def stop(number: int, _frame: FrameType | None) -> None:
             self._terms += 1
+            if self._terms > 1:
+                # With the screen gone nothing else could end a call that does not return.
+                self._deadline = time.monotonic() + KILL_PATIENCE_S
             if self.run is None:
-                app.exit("quit")
+                app.leave()
                 return
             word, status = (
                 ("terminated (SIGTERM)", "terminated")
@@ -162,8 +168,9 @@ class Console:
             return EXIT_DONE
         if run.finished.is_set() and result != "hangup":
             return self._finish(run)
-        if result == "kill":
+        if result in ("kill", "quit"):  # "quit": a run that was just being started
             run.control.request("kill", "interrupted (Ctrl-C)", "interrupted")
+            self._begin()  # one that has not begun ends at once, and says so in the record
             return self._finish(run, KILL_PATIENCE_S)
         self._begin()
         name = run.directory.name
@@ -191,12 +198,15 @@ class Console:
     def _finish(self, run: Run, patience_s: float | None = None) -> int:
         """Wait for the engine (signals still steer it), close the record, say how it ended."""
         assert self.engine is not None
-        deadline = None if patience_s is None else time.monotonic() + patience_s
+        if patience_s is not None:
+            self._deadline = time.monotonic() + patience_s
         while self.engine.ident is not None and self.engine.is_alive():
             self.engine.join(0.2)  # short, so that signal handlers run
-            if deadline is not None and time.monotonic() > deadline:
+            if self._deadline is not None and time.monotonic() > self._deadline:
                 _abandon(run)
         run.close()
+        if self._narration is not None:
+            self._narration.finish()
         snapshot = run.recorder.snapshot()
         for line in summary(snapshot, run.end, str(run.directory.path)):
             click.echo(line)
@@ -205,8 +215,6 @@ class Console:
 
 def _abandon(run: Run) -> None:
     """The engine hangs inside native code: end the process under it, with the record in order."""
-    from ndd_engine.record.events import EndEvent
-
     step = run.recorder.snapshot().step
     run.put(
         EndEvent(
@@ -217,7 +225,9 @@ def _abandon(run: Run) -> None:
         )
     )
     run.close()
-    sys.stdout.flush()
+    click.echo(
+        f"run {run.directory.name}: a call did not return; the process was ended at step {step}", err=True
+    )
     os._exit(EXIT_INTERRUPTED)
 
 

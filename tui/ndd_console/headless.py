@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from ndd_engine.errors import EXIT_INTERRUPTED
@@ -12,7 +13,7 @@ from ndd_engine.record.events import Event
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.run import Run, RunRequest
 
-from .narration import Output, open_narrated
+from .narration import Narration, Output
 from .narrator import summary
 
 
@@ -23,21 +24,23 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     def as_line(t: float, event: Event) -> None:
         data.data(event.to_json(t))
 
-    run = open_narrated(request, words, as_line if as_json else None)
-    handle_signals(run, words, request.draft.resolve().console.on_hangup == "continue")
-    sys.stderr = words  # warnings belong to the record too
+    narration = Narration(request, words, as_line if as_json else None)
+    run = narration.run
+    handle_signals(run, narration.say, request.draft.resolve().console.on_hangup == "continue")
+    before, sys.stderr = sys.stderr, words  # warnings belong to the record too
     try:
         end = run.execute()
     finally:
-        sys.stderr = sys.__stderr__
-    run.close()
+        sys.stderr = before
+        run.close()
+        narration.finish()
     if not as_json:
         for line in summary(run.recorder.snapshot(), end, str(run.directory.path)):
             data.data(line)
     return end.exit_status
 
 
-def handle_signals(run: Run, words: Output, survive_hangup: bool) -> None:
+def handle_signals(run: Run, say: Callable[[str], None], survive_hangup: bool) -> None:
     """SIGINT and SIGTERM stop after a checkpoint, a second one at once, a third without a word."""
     counts = {"asked": 0}
 
@@ -47,7 +50,7 @@ def handle_signals(run: Run, words: Output, survive_hangup: bool) -> None:
         reason = "interrupted (Ctrl-C)" if interrupted else "terminated (SIGTERM)"
         if counts["asked"] == 1:
             run.control.request("stop", reason, "interrupted" if interrupted else "terminated")
-            words.say("stopping after a checkpoint; press Ctrl-C again to stop at once")
+            say("stopping after a checkpoint; press Ctrl-C again to stop at once")
         elif counts["asked"] == 2:
             run.control.request("kill", reason, "interrupted" if interrupted else "terminated")
             if run.end is None:
@@ -57,7 +60,7 @@ def handle_signals(run: Run, words: Output, survive_hangup: bool) -> None:
 
     def hangup(_number: int, _frame: FrameType | None) -> None:
         if survive_hangup:
-            words.say("the terminal is gone (SIGHUP); the run goes on")
+            say("the terminal is gone (SIGHUP); the run goes on")
         else:
             stop(signal.SIGTERM, None)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import queue
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +15,15 @@ from ndd_engine.train.run import Run, RunRequest
 
 from .narrator import Narrator
 
+# Events that may wait for a reader that has stopped reading (a pager, Ctrl-S): about half an hour of a run.
+PATIENT_EVENTS = 5000
 
-class Output:
+
+class Output(io.TextIOBase):
     """Writes lines to a stream and to the run's console.log. A stream that breaks is left; the run is not."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
         self.stream = stream
         self._log: TextIO | None = None
 
@@ -37,7 +44,7 @@ class Output:
             try:
                 self.stream.write(line + "\n")
                 self.stream.flush()
-            except (OSError, ValueError):
+            except (OSError, ValueError, RuntimeError):
                 self.stream = None
 
     def write(self, text: str) -> int:
@@ -48,6 +55,18 @@ class Output:
     def flush(self) -> None:
         """Lines are flushed as they are written."""
 
+    def isatty(self) -> bool:
+        return self.stream is not None and self.stream.isatty()
+
+    def fileno(self) -> int:
+        if self.stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
     def _write(self, text: str) -> None:
         for name in ("stream", "_log"):
             target: TextIO | None = self.stream if name == "stream" else self._log
@@ -56,27 +75,54 @@ class Output:
             try:
                 target.write(text)
                 target.flush()
-            except (OSError, ValueError):
+            except (OSError, ValueError, RuntimeError):
                 setattr(self, name, None)
 
 
-def open_narrated(
-    request: RunRequest, words: Output, tap: Callable[[float, Event], None] | None = None
-) -> Run:
-    """Open a run whose progress goes to `words` as lines. tap: also gets every event, in the recorder's thread.
+class Narration:
+    """An open run whose progress goes to `words` as lines, in a thread of its own.
 
-    Raises UsageError before anything is written.
+    A reader that has stopped reading stops this thread and neither the record nor the training; what does not fit
+    into the queue meanwhile is left out. tap: also gets every event. Raises UsageError before anything is written.
     """
-    run: Run | None = None
-    narrator: Narrator | None = None
 
-    def listen(t: float, event: Event) -> None:
-        if tap is not None:
-            tap(t, event)
-        if run is not None and narrator is not None:
-            narrator.look(run.recorder.snapshot())
+    def __init__(
+        self, request: RunRequest, words: Output, tap: Callable[[float, Event], None] | None = None
+    ) -> None:
+        self._queue: queue.Queue[tuple[float, Event] | str | None] = queue.Queue(PATIENT_EVENTS)
+        self._words = words
+        self._tap = tap
+        since = time.time()
+        self.run = Run.open(request, self._hear)
+        words.log_to(self.run.directory.console_log)
+        every_s = request.draft.resolve().log.headless_s
+        self._narrator = Narrator(words.say, every_s, self.run.recorder.snapshot().run, since)
+        self._thread = threading.Thread(target=self._tell, name="ndd-narration", daemon=True)
+        self._thread.start()
 
-    run = Run.open(request, listen)
-    words.log_to(run.directory.console_log)
-    narrator = Narrator(words.say, request.draft.resolve().log.headless_s, run.recorder.snapshot().run)
-    return run
+    def say(self, line: str) -> None:
+        """A line of our own; never blocks, so a signal handler may say it."""
+        self._offer(line)
+
+    def finish(self, timeout_s: float = 10.0) -> None:
+        """Tell what is left; a reader that does not read is left after the timeout."""
+        self._offer(None)
+        self._thread.join(timeout_s)
+
+    def _hear(self, t: float, event: Event) -> None:
+        self._offer((t, event))
+
+    def _offer(self, item: tuple[float, Event] | str | None) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            return
+
+    def _tell(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, str):
+                self._words.say(item)
+                continue
+            if self._tap is not None:
+                self._tap(*item)
+            self._narrator.look(self.run.recorder.snapshot())

@@ -6,19 +6,18 @@ import time
 from collections.abc import Callable
 
 from ndd_engine.record.events import EndEvent, RunEvent
-from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import MISSING, duration, number, printable, rate
 
 # Kinds of marks worth a line of their own.
-TOLD = frozenset(
-    {"epoch", "evaluation", "checkpoint", "pause", "resume", "warning", "error", "choice", "note"}
-)
+TOLD = frozenset({"epoch", "evaluation", "checkpoint", "pause", "resume", "warning", "choice", "note"})
 
 
 class Narrator:
     """Looks at snapshots and says what is new through `say` (one line without its newline).
 
-    known: the identity that a resumed run had before; the new one is introduced when it comes.
+    known: the identity that a resumed run had before; the new one is introduced when it comes. since: unix
+    seconds from which on marks are told (default: now).
     """
 
     def __init__(
@@ -26,6 +25,7 @@ class Narrator:
         say: Callable[[str], None],
         every_s: float = 5.0,
         known: RunEvent | None = None,
+        since: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._say = say
@@ -33,7 +33,8 @@ class Narrator:
         self._clock = clock
         self._next = 0.0
         self._stage = ""
-        self._told_t = time.time()  # what happened before is in the log already
+        self._since = time.time() if since is None else since  # what happened before is in the log already
+        self._told: TimedMark | None = None
         self._introduced = known
         self._step = -1
 
@@ -46,12 +47,10 @@ class Narrator:
             self._introduced = snapshot.run
             for line in introduction(snapshot):
                 self._say(line)
-        for timed in snapshot.marks:
-            if timed.t > self._told_t and timed.mark.kind in TOLD:
+        for timed in self._new_marks(snapshot.marks):
+            if timed.t >= self._since and timed.mark.kind in TOLD:
                 text = printable(timed.mark.text)
-                self._say(f"warning: {text}" if timed.mark.kind in ("warning", "error") else text)
-        if snapshot.marks:
-            self._told_t = max(self._told_t, snapshot.marks[-1].t)
+                self._say(f"warning: {text}" if timed.mark.kind == "warning" else text)
         now = self._clock()
         if (
             snapshot.steps_per_s is not None
@@ -63,6 +62,13 @@ class Narrator:
             self._step = snapshot.step
             self._say(progress_line(snapshot))
 
+    def _new_marks(self, marks: tuple[TimedMark, ...]) -> tuple[TimedMark, ...]:
+        # By identity: several may carry the same time.
+        seen = next((index for index in range(len(marks) - 1, -1, -1) if marks[index] is self._told), -1)
+        if marks:
+            self._told = marks[-1]
+        return marks[seen + 1 :]
+
 
 def introduction(snapshot: Snapshot) -> list[str]:
     """What runs, on what."""
@@ -70,7 +76,7 @@ def introduction(snapshot: Snapshot) -> list[str]:
     assert run is not None
     threads = f", {run.threads} threads" if run.device == "cpu" else ""
     lines = [
-        f"run {run.name}: {run.workload}, {printable(run.model)}",
+        f"run {run.name}: {run.workload}, {number(run.parameters)} parameters ({printable(run.model)})",
         f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
         f"{number(run.total_steps)} optimizer steps of {number(run.items_per_step)} {run.item}s"
         f" ({number(run.steps_per_epoch)} steps an epoch)",

@@ -52,8 +52,7 @@ class EngineSource:
             self.run.control.request(action, "stopped from the console")
 
     def notice(self) -> str | None:
-        errors = self.run.recorder.errors
-        return errors[-1] if errors else None
+        return self.run.recorder.trouble
 
     def log_lines(self, count: int) -> list[str]:
         return tail(self.run.directory.console_log, count)
@@ -119,7 +118,7 @@ class HomeFolder:
     def card_lines(self) -> list[str]:
         from ndd_engine.hardware.card import detect
 
-        from .cli.card import describe
+        from .view.machine import describe
 
         return describe(detect(use_torch=False))
 

@@ -26,7 +26,7 @@ def capabilities(ascii_only: bool) -> Capabilities:
     """Read from the environment: locale, NO_COLOR, TERM, SSH_CONNECTION."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     return Capabilities(
-        ascii_only=ascii_only or encoding not in ("utf8", "utf_8") or os.environ.get("TERM") == "linux",
+        ascii_only=ascii_only or encoding != "utf8" or os.environ.get("TERM") == "linux",
         monochrome=bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "vt100"),
         ssh="SSH_CONNECTION" in os.environ,
     )
@@ -140,7 +140,7 @@ class HangupWatch:
     def _watch(self) -> None:
         poll = select.poll()
         poll.register(self._descriptor, 0)  # hang-up and errors are always reported
-        if poll.poll(0):
+        if any(events & select.POLLNVAL for _, events in poll.poll(0)):
             return  # a system that cannot poll a terminal (macOS) says so at once; there SIGHUP has to do
         while not self._stop.is_set():
             if any(

@@ -1,7 +1,8 @@
 """TOML and --set into a checked configuration; every mistake is reported at once.
 
-A value is looked up in four layers, the last one that has it wins: the workload's defaults, the chosen size,
-the file, the command line. So a command-line value beats the file, and a default never beats anything.
+A value is looked up in three layers, the last one that has it wins: the workload's defaults, the file, the command
+line. A size stands for several values, which count in the layer where the size is written, below what else is written
+there. So a command-line value beats the file, and a default never beats anything.
 """
 
 from __future__ import annotations

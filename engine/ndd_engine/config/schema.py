@@ -34,7 +34,10 @@ class RunSection(Section):
         description='"auto" takes the first CUDA card, else the processor; or "cpu", "cuda", "cuda:1"',
     )
     threads: int | None = Field(
-        None, ge=1, description="intra-op threads on the processor; default: the cores this process may use"
+        None,
+        ge=1,
+        le=512,
+        description="intra-op threads on the processor; default: the cores this process may use",
     )
 
 
@@ -127,7 +130,9 @@ class LoaderSection(Section):
     )
     eval_workers: int = Field(0, ge=0, le=512, description="loader processes for evaluation")
     pin_memory: bool = Field(False, description="page-locked batches, for faster copies to a CUDA card")
-    persistent: bool = Field(False, description="keep the workers between epochs (needs workers)")
+    persistent: bool | None = Field(
+        None, description="keep the workers between epochs; default: where there are any"
+    )
     prefetch: int | None = Field(
         None, ge=1, description="batches each worker loads ahead (needs workers; torch's default is 2)"
     )
@@ -204,7 +209,7 @@ class CheckpointSection(Section):
     every_steps: int = Field(0, ge=0, description="save every N optimizer steps; 0: never")
     every_epochs: int = Field(1, ge=0, description="save every N epochs; 0: never")
     every_minutes: float = Field(10.0, ge=0, description="save at least this often; 0: never")
-    at_end: bool = Field(True, description="save when the run ends or is stopped")
+    at_end: bool = Field(True, description="save when the run ends; a stop always saves")
     keep: int = Field(3, ge=1, description="newest checkpoints to keep, besides the best one")
 
 

@@ -8,6 +8,7 @@ seldom.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -162,7 +163,8 @@ class LinuxCounters:
         if fresh or now >= self._next_search:
             self._search(now)
         own = self._stat(self._root / "proc/self/stat")
-        cpu, rss, gone = {0: own[0]}, 0, []
+        cpu, rss, workers, gone = {0: own[0]}, 0, 0, []
+        servers = server_pids()
         for pid in self._children:
             try:
                 spent, size = self._stat(self._root / f"proc/{pid}/stat")
@@ -170,7 +172,9 @@ class LinuxCounters:
                 gone.append(pid)
                 continue
             cpu[pid] = spent
-            rss += size
+            if pid not in servers:
+                rss += size
+                workers += 1
         if gone:
             self._drop(gone)
             self._next_search = 0.0
@@ -183,7 +187,7 @@ class LinuxCounters:
         return {
             "process_cpu_percent": percent,
             "rss_bytes": own[1],
-            "workers": len(self._children),
+            "workers": workers,
             "workers_rss_bytes": rss,
         }
 
@@ -253,6 +257,19 @@ class LinuxCounters:
             "disk_read_bytes_s": round((now[0] - read) / seconds),
             "disk_write_bytes_s": round((now[1] - written) / seconds),
         }
+
+
+def server_pids() -> set[int]:
+    """Processes that multiprocessing keeps for its own use: they load no data."""
+    found = set()
+    for module, server, pid in (
+        ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
+        ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
+    ):
+        number = getattr(getattr(sys.modules.get(module), server, None), pid, None)
+        if isinstance(number, int):
+            found.add(number)
+    return found
 
 
 def descendants(root: Path = Path("/")) -> list[int]:

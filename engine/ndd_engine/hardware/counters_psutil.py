@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from .counters import HOST_KEYS, SHORTEST_S, SLOW_EVERY, Json, Note
+from .counters import HOST_KEYS, SHORTEST_S, SLOW_EVERY, Json, Note, server_pids
 from .host import Host
 
 
@@ -62,12 +62,15 @@ class PsutilCounters:
         if slow:
             self._offspring = self._own.children(recursive=True)
         times = self._own.cpu_times()
-        spent, rss, alive = times.user + times.system, 0, []
+        spent, rss, workers, alive = times.user + times.system, 0, 0, []
+        servers = server_pids()
         for process in self._offspring:
             try:
                 with process.oneshot():
                     times = process.cpu_times()
-                    rss += process.memory_info().rss
+                    if process.pid not in servers:
+                        rss += process.memory_info().rss
+                        workers += 1
             except psutil.Error:
                 continue
             spent += times.user + times.system
@@ -82,7 +85,7 @@ class PsutilCounters:
         return {
             "process_cpu_percent": percent,
             "rss_bytes": self._own.memory_info().rss,
-            "workers": len(alive),
+            "workers": workers,
             "workers_rss_bytes": rss,
         }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,17 +96,11 @@ def rough(
             break
         micro = min(micro * 4, config.batch.micro)
     parameter_bytes = sum(parameter.nbytes for parameter in stepper.parameters)
-    optimizer_bytes = sum(
-        value.nbytes
-        for state in stepper.optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    )
     return Rough(
         parameters=parameter_count(stepper.model),
         parameter_bytes=parameter_bytes,
         gradient_bytes=parameter_bytes,
-        optimizer_bytes=optimizer_bytes,
+        optimizer_bytes=stepper.optimizer_bytes(),
         activation_bytes=int(activation),
         available_bytes=available_bytes,
         step_s=step_s,
@@ -127,13 +122,9 @@ def saved_bytes(stepper: Stepper, workload: Workload, config: Config, micro: int
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        autocast = stepper.precision.autocast
-        if autocast is not None:
-            with autocast:
-                loss = workload.loss(workload.forward(stepper.model, batch), batch)
-        else:
-            loss = workload.loss(workload.forward(stepper.model, batch), batch)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, stepper.precision.autocast or nullcontext():
+        loss = workload.loss(workload.forward(stepper.model, batch), batch)
     total = sum(seen.values())
     del loss
     return total

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,8 +116,8 @@ def _reachable(path: Path) -> Iterator[str]:
     if len(os.fsencode(path)) <= _MAX_PATH:
         yield str(path)
         return
-    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{handle}/{path.name}"
-    finally:
-        os.close(handle)
+    # Through a link with a short name: the socket itself still lies in the run's folder.
+    with tempfile.TemporaryDirectory(prefix="ndd-") as folder:
+        link = Path(folder) / "r"
+        link.symlink_to(path.parent.absolute(), target_is_directory=True)
+        yield str(link / path.name)

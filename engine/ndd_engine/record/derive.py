@@ -77,11 +77,16 @@ def idle(
     timed = [share for share in shares if share.device_ns is not None and "/" not in share.name]
     total = sum(share.device_ns or 0.0 for share in timed)
     if total > 0:
+        # Evaluation and checkpoints lie outside the steps that carry events: the host clock says how long they were.
+        aside = {share.name: share.share for share in shares if share.name in ("evaluate", "checkpoint")}
+        stepping = max(1 - sum(aside.values()), 0.0)
         causes = tuple(
-            (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total)
+            (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total * stepping)
             for share in timed
-            if share.name in DEVICE_IDLE
+            if share.name in DEVICE_IDLE and share.name not in aside
         )
+        if "checkpoint" in aside:
+            causes += ((DEVICE_IDLE["checkpoint"], aside["checkpoint"]),)
         return Idle(sum(value for _, value in causes), "events", causes)
     util = sample.card.get("util_percent") if sample and sample.card else None
     if util is not None:
@@ -127,4 +132,9 @@ def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | 
         return None
     micro = int(run.config["batch"]["micro"])
     cached = max(memory.reserved_bytes - memory.allocated_bytes, 0)
-    return int((free + cached) * SAFE_SHARE / (memory.growth_bytes / micro))
+    # Gradients come and go within a step too, but do not grow with the micro-batch (parameters are fp32).
+    gradients = 4 * run.parameters
+    activations = memory.growth_bytes - gradients
+    if activations <= 0:
+        return None
+    return max(int((free + cached - gradients) * SAFE_SHARE / (activations / micro)), 0)

@@ -179,7 +179,7 @@ class MemoryEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class MarkEvent(Event):
-    """Something that happened. kind: epoch, evaluation, checkpoint, pause, resume, warning, error, choice, control.
+    """Something that happened. kind: epoch, evaluation, checkpoint, pause, resume, warning, choice, note, status.
 
     text is for people; data holds the figures (an evaluation's {"metrics": …}, a checkpoint's {"file", "bytes"}).
     """

@@ -25,23 +25,21 @@ class RunReader:
         self.run = run
         self.state = RunState()
         self._offset = 0
-        self._inode: int | None = None
+        self.skipped = 0
         self._snapshot = self.state.snapshot()
         self._open()
 
     def poll(self) -> bool:
         """Fold the lines that came since the last call; True when there were any."""
         changed = False
-        for t, event in self._new_events():
-            self.state.fold(t, event)
+        if self._fold_new():
             changed = True
         if changed:
             self._snapshot = self.state.snapshot()
         # A process that died without a word leaves no event: the lock tells.
         if self._snapshot.status not in FINAL and self.run.live_owner() is None:
             # Its end may have been written between the read and the look at the lock.
-            for t, event in self._new_events():
-                self.state.fold(t, event)
+            self._fold_new()
             self._snapshot = self.state.snapshot()
             if self._snapshot.status not in FINAL:
                 self._snapshot = replace(self._snapshot, status="lost")
@@ -51,6 +49,17 @@ class RunReader:
     def snapshot(self) -> Snapshot:
         """The state as of the last `poll`."""
         return self._snapshot
+
+    def _fold_new(self) -> bool:
+        """Fold what is new; a line that is valid JSON but not what its type promises is left out like a torn one."""
+        found = False
+        for t, event in self._new_events():
+            found = True
+            try:
+                self.state.fold(t, event)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self.skipped += 1
+        return found
 
     def _open(self) -> None:
         """Start from the newest fold event, or from the beginning when there is none."""
@@ -85,8 +94,7 @@ class RunReader:
 def load_state(run: RunDir) -> RunState:
     """The folded state of a log, for a run that goes on with it."""
     reader = RunReader(run)
-    for t, event in reader._new_events():
-        reader.state.fold(t, event)
+    reader._fold_new()
     return reader.state
 
 

@@ -41,7 +41,6 @@ class Recorder:
         self._queue: queue.SimpleQueue[tuple[float, Event] | threading.Event | None] = queue.SimpleQueue()
         self._handle: int | None = None
         self._since_fold = 0
-        self._unwritten = 0
         self._write_error: str | None = None
         self._next_retry = 0.0
         self.dropped = 0
@@ -70,6 +69,11 @@ class Recorder:
                 self._dirty = False
                 self._snapshot = self._state.snapshot(self.dropped)
         return self._snapshot
+
+    @property
+    def trouble(self) -> str | None:
+        """Why events are not being written right now, or None while they are."""
+        return f"the record cannot be written: {self._write_error}" if self._write_error else None
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until everything put so far is folded and written; False after the timeout."""

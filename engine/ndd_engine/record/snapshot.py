@@ -9,20 +9,10 @@ from .events import EndEvent, MarkEvent, MemoryEvent, RunEvent, SampleEvent
 
 # "lost": the process is gone and no end was recorded (kill -9, power).
 STATUSES = (
-    "preparing",
-    "training",
-    "evaluating",
-    "checkpointing",
-    "paused",
-    "stopping",
-    "done",
-    "stopped",
-    "failed",
-    "interrupted",
-    "terminated",
-    "lost",
-)
-FINAL = frozenset({"done", "stopped", "failed", "interrupted", "terminated", "lost"})
+    "preparing", "training", "evaluating", "checkpointing", "paused", "stopping",
+    "done", "stopped", "failed", "interrupted", "terminated", "lost",
+)  # fmt: skip
+FINAL = frozenset(STATUSES[6:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +113,7 @@ class Snapshot:
     marks: tuple[TimedMark, ...]
     warnings: int
     dropped_events: int = 0
+    preparing_t: float | None = None
 
     @property
     def final(self) -> bool:

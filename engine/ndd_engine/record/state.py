@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 from .derive import headroom, idle, phase_shares
@@ -32,8 +33,10 @@ RECENT_WINDOWS = 12
 KEPT_MARKS = 60
 KEPT_EVALUATIONS = 60
 # What a fold event holds as it is; everything else needs rebuilding.
-_PLAIN = ("status", "stage", "started_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
-          "overhead_ns", "stepped", "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings")  # fmt: skip
+_PLAIN = (
+    "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
+    "overhead_ns", "stepped", "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings",
+)  # fmt: skip
 
 
 class RunState:
@@ -45,6 +48,7 @@ class RunState:
         self.stage = ""
         self.end: EndEvent | None = None
         self.started_t: float | None = None
+        self.preparing_t: float | None = None
         self.t: float | None = None
         self.step = self.epoch = self.epoch_step = 0
         self.items = self.tokens = 0
@@ -80,6 +84,8 @@ class RunState:
             self._mark(t, event)
         elif isinstance(event, StageEvent):
             self.stage = event.text
+            if self.preparing_t is None or event.name == "resume":
+                self.preparing_t = t
             if event.name == "resume":
                 self.end = None
                 self.status = "preparing"
@@ -123,7 +129,11 @@ class RunState:
         overhead = _host_ns(event, "evaluate") + _host_ns(event, "checkpoint")
         self.overhead_ns += overhead
         self.stepped += event.steps
-        self.recent.append(event)
+        if self.recent and not event.steps and not self.recent[-1].steps:
+            # A long evaluation is one window here: the steps before it must stay in sight, or the rates would go.
+            self.recent.append(_joined(self.recent.pop(), event))
+        else:
+            self.recent.append(event)
         if _known(event.loss):
             self.loss = event.loss
             self.losses.add(event.step, event.loss)
@@ -191,6 +201,7 @@ class RunState:
             reason=self.end.reason if self.end else "",
             end=self.end,
             started_t=self.started_t,
+            preparing_t=self.preparing_t,
             t=self.t,
             step=self.step,
             epoch=self.epoch,
@@ -265,6 +276,15 @@ class RunState:
 
 def _known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
+
+
+def _joined(first: WindowEvent, second: WindowEvent) -> WindowEvent:
+    """Two windows without steps as one."""
+    phases = dict(first.phases)
+    for name, figures in second.phases.items():
+        before = phases.get(name, {}).get("host_ns", 0)
+        phases[name] = {**figures, "host_ns": before + figures["host_ns"]}
+    return replace(second, wall_ns=first.wall_ns + second.wall_ns, phases=phases)
 
 
 def _host_ns(window: WindowEvent, phase: str) -> int:

@@ -41,13 +41,18 @@ def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], No
     Leaves torch with the number of threads that was found best.
     """
     auto = draft.auto
-    if device.type == "cuda":
-        return Choice(auto["card_size"], f"size {auto['card_size']}: a CUDA card is there")
-    wanted = float(auto["min_steps_per_second"])
     # Sizes that this data cannot feed (a text shorter than their sequence) are not in question.
-    sizes = [size for size in auto["candidates"] if not problems(draft.resolve(size), "")]
-    if not sizes:
+    feasible = [
+        size for size in (*auto["candidates"], auto["card_size"]) if not problems(draft.resolve(size), "")
+    ]
+    if not feasible:
         return Choice(auto["candidates"][0], "the data is too small for every size")
+    if device.type == "cuda":
+        return Choice(feasible[-1], f"size {feasible[-1]}: a CUDA card is there")
+    wanted = float(auto["min_steps_per_second"])
+    sizes = [size for size in feasible if size in auto["candidates"]]
+    if not sizes:
+        return Choice(feasible[-1], f"size {feasible[-1]}: the only one that this data can feed")
     size, rate, too_slow = _largest(sizes, draft, device, wanted, progress)
     threads = torch.get_num_threads()
     if rate < wanted * MARGIN and threads > 1 and draft.resolve(size).run.threads is None:

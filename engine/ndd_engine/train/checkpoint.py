@@ -13,7 +13,6 @@ import math
 import os
 import pickle
 import random
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -41,9 +40,7 @@ class Saved:
     t: float
     metric: float | None
 
-    @property
-    def description(self) -> Path:
-        return self.path.with_suffix(".json")
+    description: Path
 
 
 class CheckpointStore:
@@ -64,12 +61,13 @@ class CheckpointStore:
                 body = json.loads(description.read_text(encoding="utf-8"))
                 found.append(
                     Saved(
-                        description.with_suffix(".pt"),
+                        self.folder / Path(str(body["file"])).name,
                         int(body["step"]),
                         int(body["bytes"]),
                         str(body["sha256"]),
                         float(body["t"]),
                         body.get("metric"),
+                        description,
                     )
                 )
         return sorted(found, key=lambda saved: (saved.t, saved.step))
@@ -79,14 +77,26 @@ class CheckpointStore:
         if metric is not None and not math.isfinite(metric):
             metric = None  # nothing compares with it
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"step-{step:08d}.pt"
-        # One written before at this step stays valid until the new description replaces its own.
+        every = self.all()
+        description = self.folder / f"step-{step:08d}.json"
+        earlier = next((saved.path for saved in every if saved.description == description), None)
+        # One written before at this step stays whole until the new description takes the place of its own.
+        path = description.with_suffix(".pt")
+        if path == earlier:
+            path = description.with_suffix(".again.pt")
         with _replacing(path) as file:
             digest = _Digest(file)
-            torch.save(state, digest)  # type: ignore[arg-type]
-        saved = Saved(path, step, digest.count, digest.hash.hexdigest(), time.time(), metric)
+            try:
+                torch.save(state, digest)  # type: ignore[arg-type]
+            except RuntimeError as error:
+                # torch puts an error of its own in front of what happened to the file, or to us.
+                raise (digest.failed or _interruption(error) or error) from None
+        # Clocks step back and differ between hosts; the order of writing must not.
+        t = max([time.time(), *(saved.t + 1e-3 for saved in every)])
+        saved = Saved(path, step, digest.count, digest.hash.hexdigest(), t, metric, description)
         body = {
             "format": FORMAT,
+            "file": path.name,
             "step": step,
             "bytes": saved.bytes,
             "sha256": saved.sha256,
@@ -94,16 +104,17 @@ class CheckpointStore:
             "metric": metric,
         }
         try:
-            with _replacing(saved.description) as file:
+            with _replacing(description) as file:
                 file.write(json.dumps(body).encode())
-        except OSError:
-            if not saved.description.exists():
-                path.unlink(missing_ok=True)  # without its description it would only take up space
+        except BaseException:
+            path.unlink(missing_ok=True)  # without its description it would only take up space
             raise
+        if earlier is not None:
+            earlier.unlink(missing_ok=True)
         self._prune(best_is_lower)
         return saved
 
-    def load(self, saved: Saved, device: torch.device) -> dict[str, Any]:
+    def load(self, saved: Saved) -> dict[str, Any]:
         """The state of a checkpoint. Raises CheckpointError that names the file and what is wrong with it."""
         shown = printable(str(saved.path))
         try:
@@ -114,7 +125,7 @@ class CheckpointStore:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != saved.sha256:
                 raise CheckpointError(f"{shown} is damaged: its contents do not match their checksum")
-            state = torch.load(saved.path, map_location=device, weights_only=True)
+            state = torch.load(saved.path, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             raise CheckpointError(f"{shown} is missing") from None
         except OSError as error:
@@ -144,34 +155,31 @@ class CheckpointStore:
             stale.unlink(missing_ok=True)
 
 
-def newest_good(
-    store: CheckpointStore, device: torch.device, step: int | None = None
-) -> tuple[Saved, dict[str, Any]]:
+def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved, dict[str, Any]]:
     """The newest checkpoint (or the one of `step`) with its state.
 
     Raises CheckpointError when there is none, or when it is damaged: then the message offers the previous good one.
     """
     every = store.all()
-    orphans = sorted(
-        path.name for path in store.folder.glob("step-*.pt") if not path.with_suffix(".json").exists()
-    )
+    known = {saved.path for saved in every}
+    orphans = sorted(path.name for path in store.folder.glob("step-*.pt") if path not in known)
     if step is not None:
         chosen = [saved for saved in every if saved.step == step]
         if not chosen:
             there = ", ".join(str(saved.step) for saved in every) or "none"
             raise CheckpointError(f"there is no checkpoint of step {step}; there are: {there}")
-        return chosen[0], store.load(chosen[0], device)
+        return chosen[0], store.load(chosen[0])
     if not every:
         extra = f" ({', '.join(orphans)} is incomplete)" if orphans else ""
         raise CheckpointError(
             f"{printable(str(store.folder))} holds no checkpoint{extra}; the run has to start anew"
         )
     try:
-        return every[-1], store.load(every[-1], device)
+        return every[-1], store.load(every[-1])
     except CheckpointError as error:
         for earlier in reversed(every[:-1]):
             try:
-                store.load(earlier, device)
+                store.load(earlier)
             except CheckpointError:
                 continue
             raise CheckpointError(
@@ -218,12 +226,18 @@ class _Digest:
         self._file = file
         self.hash = hashlib.sha256()
         self.count = 0
+        self.failed: BaseException | None = None
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
+        try:
+            written = self._file.write(view)
+        except BaseException as error:
+            self.failed = error
+            raise
         self.hash.update(view)
         self.count += view.nbytes
-        return self._file.write(view)
+        return written
 
     def flush(self) -> None:
         self._file.flush()
@@ -233,17 +247,9 @@ class _Digest:
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes `path`'s place whole, or not at all. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
-    failed: OSError | None = None
     try:
         with temporary.open("wb") as file:
-            try:
-                yield file
-            except RuntimeError as error:
-                # torch wraps an error of the file it writes to; the cause tells the full disk from a bug.
-                failed = _cause(error)
-                if failed is None:
-                    raise
-                raise failed from None
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -258,14 +264,13 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _cause(error: BaseException) -> OSError | None:
+def _interruption(error: BaseException) -> BaseException | None:
+    """A stop at once that the error hides: it arrives at any point, also between two writes."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, OSError):
+        if not isinstance(seen, Exception):
             return seen
         seen = seen.__cause__ or seen.__context__
-    if re.search(r"unexpected pos|write(r)? failed|No space left|PytorchStreamWriter", str(error)):
-        return OSError(28, "No space left on device")
     return None
 
 

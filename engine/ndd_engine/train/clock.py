@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -41,14 +41,14 @@ class Window:
     """A stretch between two readings of the clock, all times in nanoseconds.
 
     rows: one list a finished step, indexed like `names`. rest: time that belongs to no finished step.
-    device: one list a step that carried device events, in nanoseconds, None for phases without an event.
+    device: one list a step that carried device events, in nanoseconds; None for phases it did not enter.
     """
 
     names: list[str]
     wall_ns: int
     rows: list[list[int]]
     rest: list[int]
-    device: list[list[float]] = field(default_factory=list)
+    device: list[list[float | None]] = field(default_factory=list)
 
     def phases(self) -> dict[str, Json]:
         """The `phases` field of a window event. Sub-phases count for their parent too."""
@@ -69,13 +69,18 @@ class Window:
             if not total:
                 continue
             ordered = sorted(values)
-            device = [sum(row[i] for i in own if i < len(row)) for row in self.device]
+            device = [
+                value
+                for row in self.device
+                for value in [_known(row[i] for i in own if i < len(row))]
+                if value is not None
+            ]
             out[name] = {
                 "host_ns": total,
                 "p50_ns": _quantile(ordered, 0.5),
                 "p95_ns": _quantile(ordered, 0.95),
                 "max_ns": ordered[-1] if ordered else None,
-                "device_ns": round(sum(device) / len(device)) if device else None,
+                "device_ns": round(sum(device) / len(self.device)) if device else None,
             }
         return out
 
@@ -83,6 +88,11 @@ class Window:
         """(p50, p95, max) of whole steps."""
         ordered = sorted(map(sum, self.rows))
         return _quantile(ordered, 0.5), _quantile(ordered, 0.95), ordered[-1] if ordered else None
+
+
+def _known(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) if found else None
 
 
 def _quantile(ordered: list[int], share: float) -> int | None:
@@ -178,7 +188,7 @@ class DevicePhaseClock(PhaseClock):
         self._pool: list[TimingEvent] = []
         self._marks: list[tuple[int, TimingEvent]] | None = None
         self._pending: deque[list[tuple[int, TimingEvent]]] = deque()
-        self._device_rows: list[list[float]] = []
+        self._device_rows: list[list[float | None]] = []
         self._next_sample = 0
 
     def enter(self, phase: int) -> None:
@@ -187,7 +197,12 @@ class DevicePhaseClock(PhaseClock):
         self._last = now
         self._current = phase
         if self._marks is not None:
-            self._mark(phase)
+            if phase in (EVALUATE, CHECKPOINT):
+                # Not part of a step, and rare: in one of ten sampled steps they would pass for all of them.
+                self._pool.extend(event for _, event in self._marks)
+                self._marks = None
+            else:
+                self._mark(phase)
 
     def end_step(self) -> int:
         now = super().end_step()
@@ -219,8 +234,8 @@ class DevicePhaseClock(PhaseClock):
         self._marks.append((phase, event))
 
     def _read(self, marks: list[tuple[int, TimingEvent]]) -> None:
-        row = [0.0] * len(self.names)
+        row: list[float | None] = [None] * len(self.names)
         for (phase, begin), (_, end) in pairwise(marks):
-            row[phase] += begin.elapsed_time(end) * 1e6  # milliseconds
+            row[phase] = (row[phase] or 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
         self._device_rows.append(row)
         self._pool.extend(event for _, event in marks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +55,7 @@ def evaluate(
             torch.manual_seed(seed)
             for batch in loader:
                 batch = to_device(batch, device)
-                if precision.autocast is not None:
-                    with precision.autocast:
-                        output = workload.forward(model, batch)
-                        loss = workload.loss(output, batch)
-                else:
+                with precision.autocast or nullcontext():
                     output = workload.forward(model, batch)
                     loss = workload.loss(output, batch)
                 metric.update(output, batch, loss)

@@ -24,7 +24,7 @@ _WORKER = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure for people. kind: oom, worker, error. resumable: a checkpoint of this moment would be whole."""
+    """A failure for people. kind: oom, worker, error."""
 
     kind: str
     text: str
@@ -41,7 +41,8 @@ def explain(
     error: BaseException, step: int, phase: str, config: Config, device: torch.device, stepper: Stepper | None
 ) -> Failure:
     """The failure at optimizer step `step` (the one that was being done, counted from 1)."""
-    place = f"at step {step} in {phase}"
+    between = phase in ("evaluate", "checkpoint")  # they come after a step
+    place = f"at step {step - 1 if between else step} in {phase}"
     if is_out_of_memory(error):
         return Failure("oom", out_of_memory(error, place, config, device, stepper))
     text = str(error)
@@ -96,12 +97,7 @@ def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> li
         return []
     parameters = sum(parameter.nbytes for parameter in stepper.parameters)
     gradients = sum(parameter.grad.nbytes for parameter in stepper.parameters if parameter.grad is not None)
-    optimizer = sum(
-        value.nbytes
-        for state in stepper.optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    )
+    optimizer = stepper.optimizer_bytes()
     filled = [
         f"parameters {size(parameters)}",
         f"gradients {size(gradients)}",

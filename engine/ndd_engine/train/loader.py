@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from multiprocessing.connection import wait
 from typing import Any
@@ -55,6 +56,7 @@ class Batches:
 
     def __init__(self, data: Dataset[Any], config: Config) -> None:
         self.sampler = EpochBatches(len(data), config.batch.micro, config.run.seed)  # type: ignore[arg-type]
+        self.crc = checksum(data, self.sampler.items)
         loader = config.loader
         self.loader: DataLoader[Any] = _Loader(
             loader.timeout_s,
@@ -63,7 +65,7 @@ class Batches:
             # Its own generator: the loader draws a number for the workers' seeds, which must not move the model's.
             generator=torch.Generator().manual_seed(config.run.seed),
             pin_memory=loader.pin_memory,
-            persistent_workers=loader.persistent,
+            persistent_workers=loader.workers > 0 if loader.persistent is None else loader.persistent,
             **_workers(loader.workers, loader.prefetch),
         )
 
@@ -165,11 +167,38 @@ def _workers(workers: int, prefetch: int | None) -> dict[str, Any]:
         return {"num_workers": 0}
     # Threads exist (recorder, sampler, perhaps the console): forking would copy their locks mid-flight.
     method = "forkserver" if sys.platform == "linux" else "spawn"
+    if method == "forkserver":
+        # Imported once there instead of once in every worker.
+        multiprocessing.set_forkserver_preload(["torch"])
     return {
+        "worker_init_fn": deaf,
         "num_workers": workers,
         "prefetch_factor": prefetch,
         "multiprocessing_context": multiprocessing.get_context(method),
     }
+
+
+def deaf(_worker: int) -> None:
+    """In a worker: Ctrl-C is for the training process, which still wants batches until its checkpoint."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def checksum(data: Dataset[Any], items: int, looked_at: int = 16) -> int:
+    """CRC-32 of some items, evenly spread: whether a resumed run meets the data it was trained on."""
+    crc = 0
+    for index in range(0, items, max(items // looked_at, 1)):
+        for tensor in _tensors(data[index]):
+            crc = zlib.crc32(bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist()), crc)
+    return crc
+
+
+def _tensors(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        if item.numel():
+            yield item.cpu()
+    elif isinstance(item, (list, tuple, dict)):
+        for value in item.values() if isinstance(item, dict) else item:
+            yield from _tensors(value)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -178,6 +207,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(value, device) for value in batch)
     return batch

@@ -63,6 +63,7 @@ class Loop:
         self._window_steps = 0
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
+        self._memory_seen = stepper.device.type == "cuda"
         self._resting = "training"  # the status to return to after an evaluation or a checkpoint
 
     def run(self) -> str | None:
@@ -96,11 +97,12 @@ class Loop:
                 if clock.window_ns >= window_ns:
                     self._window()
                     self._save_if_long_ago()
-                if control.pending and self._obey():
-                    return self._stop()
+                # What is due is done before a stop is obeyed: at the last step nothing could make up for it.
                 if self.step >= action:
                     self._act()
                     action = self._next_action()
+                if control.pending and self._obey():
+                    return self._stop()
             del iterator
             if self.step == (epoch + 1) * self.steps_per_epoch:
                 self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {self._epochs()} done"))
@@ -127,7 +129,9 @@ class Loop:
 
     def _act(self) -> None:
         evaluation, checkpoint = self.config.evaluate, self.config.checkpoint
-        if self._due(evaluation.every_steps, evaluation.every_epochs):
+        # The evaluation at the end comes before a checkpoint that is due there, which then carries its metric.
+        last = self.step >= self.total_steps and evaluation.at_end
+        if last or self._due(evaluation.every_steps, evaluation.every_epochs):
             self.evaluate()
         if self._due(checkpoint.every_steps, checkpoint.every_epochs):
             self.save()
@@ -210,20 +214,20 @@ class Loop:
 
     def save(self, again: bool = False) -> bool:
         """Write a checkpoint of this step; false when it could not be written, with the reason in `save_error`."""
-        if self.saved is not None and self.saved.step == self.step and not again:
+        judged = self._last_result is not None and self._last_result[0] == self.step
+        written = self.saved is not None and self.saved.step == self.step
+        # One that was written before this step's evaluation is written again, with its metric.
+        complete = written and not (judged and self.saved is not None and self.saved.metric is None)
+        if complete and not again:
             return True
+        self._status("checkpointing")
+        self.clock.enter(phase.CHECKPOINT)
         self._flush_losses()
         if (bad := finite(self.stepper.model)) is not None:
             raise TrainingError(self._not_finite(self.step, f"{bad} is not finite"))
-        self._status("checkpointing")
-        self.clock.enter(phase.CHECKPOINT)
         self._last_save = time.monotonic()
         workload = self.stepper.workload
-        headline = (
-            self._last_result[1].headline[1]
-            if self._last_result and self._last_result[0] == self.step
-            else None
-        )
+        headline = self._last_result[1].headline[1] if judged and self._last_result else None
         try:
             self.saved = self.store.save(self.step, self.state(), headline, workload.better == "lower")
         except OSError as error:
@@ -263,6 +267,7 @@ class Loop:
             "workload": self.config.workload.name,
             "effective_batch": self.config.batch.effective,
             "items": self.batches.sampler.items,
+            "data_crc": self.batches.crc,
             "seed": self.config.run.seed,
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),
@@ -278,6 +283,17 @@ class Loop:
         self.clock.enter(phase.EVALUATE)
         if self.clock.window_ns >= max(self._window_ns, 200_000_000):
             self._window()
+
+    def _put_memory(self) -> None:
+        try:
+            self.put(memory_event(self.stepper.device))
+        except (RuntimeError, KeyError) as error:
+            self._memory_seen = False
+            self.put(
+                MarkEvent(
+                    "warning", self.step, f"the memory counters cannot be read: {printable(str(error))}"
+                )
+            )
 
     def _status(self, status: str) -> None:
         self.put(MarkEvent("status", self.step, "", {"status": status}))
@@ -339,8 +355,8 @@ class Loop:
                 device_steps=len(window.device),
             )
         )
-        if self.stepper.device.type == "cuda":
-            self.put(memory_event(self.stepper.device))
+        if self._memory_seen:
+            self._put_memory()
 
 
 def memory_event(device: torch.device) -> MemoryEvent:

@@ -1,4 +1,4 @@
-"""What can be refused before anything is written: the configuration, its data, a resume that is none. No torch."""
+"""What can be refused before anything is written: the configuration, its data, a resume that is none."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from ndd_engine.hardware.card import detect
 from ndd_engine.record.state import RunState
 from ndd_engine.workloads.facts import problems
 
+# What a resume may change of a workload without becoming another model or other data.
+MAY_CHANGE = frozenset({"size", "data", "dropout"})
 
-def preflight(draft: Draft) -> Config:
-    """Every mistake that shows before anything is prepared, at once. Raises ConfigError."""
+
+def preflight(draft: Draft, use_torch: bool = True) -> Config:
+    """Every mistake that shows before anything is prepared, at once. Raises ConfigError.
+
+    use_torch: may import torch when a CUDA card is named. Not before a fork: CUDA does not survive one.
+    """
     found: list[Problem] = []
     config: Config | None
     try:
@@ -24,9 +30,8 @@ def preflight(draft: Draft) -> Config:
         for problem in problems(config, ""):
             found.append(replace(problem, where=draft.where(problem.key.split("."))))
         if config.run.device.startswith("cuda"):
-            # Only asked when a card was named: it imports torch.
             try:
-                detect(config.run.device)
+                detect(config.run.device, use_torch=use_torch)
             except MachineError as error:
                 found.append(draft.problem(("run", "device"), str(error), config.run.device))
     if found:
@@ -49,6 +54,16 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
         )
     if (seed := run.config["run"]["seed"]) != config.run.seed:
         changed.append(f"run.seed was {seed}, now {config.run.seed}")
+    before, now = run.config["workload"], config.workload.model_dump(mode="json")
+    changed += [
+        f"workload.{key} was {before.get(key)}, now {value}"
+        for key, value in now.items()
+        if key not in MAY_CHANGE and key != "name" and before.get(key) != value
+    ]
+    for section, key in (("batch", "sequence"), ("optimizer", "name")):
+        value = getattr(getattr(config, section), key)
+        if run.config[section][key] != value:
+            changed.append(f"{section}.{key} was {run.config[section][key]}, now {value}")
     if changed:
         raise UsageError(
             f"run {name} cannot go on so: {'; '.join(changed)}; start a new run for a change of these"

@@ -69,6 +69,7 @@ def prepare_run(run: Run) -> Prepared:
     config = draft.resolve(choice.size if choice else None)
     if choice is not None and choice.threads is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"threads": choice.threads})})
+    config = _absolute(config)
     _determinism(config)
 
     run.stage("reading the data")
@@ -108,6 +109,9 @@ def prepare_run(run: Run) -> Prepared:
         run.put(MarkEvent("note", loop.step, note))
     sampler = Sampler(machine.chosen, run.put, run_dir=run.directory.path)
     sampler.start()
+    if device.type == "cuda":
+        # The peak to come is that of the steps, not of loading and moving things.
+        torch.cuda.reset_peak_memory_stats(device)
     # What lives now lives until the end: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
@@ -115,7 +119,7 @@ def prepare_run(run: Run) -> Prepared:
 
 
 def seed(value: int) -> None:
-    """Seed every generator a model may draw from."""
+    """Seed the generators that models and datasets draw from: torch's and Python's."""
     torch.manual_seed(value)
     random.seed(value)
 
@@ -126,6 +130,15 @@ def total_steps(config: Config, steps_per_epoch: int) -> int:
     if config.run.epochs is not None:
         limits.append(config.run.epochs * steps_per_epoch)
     return min(limits)
+
+
+def _absolute(config: Config) -> Config:
+    """With the data's path as it holds in any directory, for a resume from another one."""
+    path = Path(config.workload.data)
+    if path.is_absolute() or not path.exists():
+        return config
+    workload = config.workload.model_copy(update={"data": str(path.absolute())})
+    return config.model_copy(update={"workload": workload})
 
 
 def _timing_event() -> TimingEvent:
@@ -144,8 +157,8 @@ def _determinism(config: Config) -> None:
 
 def _resume(run: Run, loop: Loop, device: torch.device) -> Saved:
     store = loop.store
-    saved, state = newest_good(store, device, run.request.from_step)
-    _check_items(run.directory.name, saved, state, loop)
+    saved, state = newest_good(store, run.request.from_step)
+    _check_data(run.directory.name, saved, state, loop)
     try:
         loop.stepper.load(state)
     except (RuntimeError, ValueError, KeyError) as error:
@@ -168,14 +181,22 @@ def _resume(run: Run, loop: Loop, device: torch.device) -> Saved:
     return saved
 
 
-def _check_items(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
-    """The position in the data only means the same when the data is the same."""
-    items = loop.batches.sampler.items
-    if state["items"] != items or state["effective_batch"] != loop.config.batch.effective:
-        raise UsageError(
-            f"run {name} cannot go on from {saved.path.name}: it was trained on {state['items']} items in steps of "
-            f"{state['effective_batch']}, now there are {items} in steps of {loop.config.batch.effective}"
-        )
+def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
+    """The position in the data only means the same when the data and its order are the same."""
+    now = loop.state()
+    words = {
+        "items": "training items",
+        "effective_batch": "items in a step",
+        "seed": "run.seed",
+        "data_crc": "the contents of the data (checksum)",
+    }
+    changed = [
+        f"{text} was {state[key]}, now {now[key]}"
+        for key, text in words.items()
+        if state.get(key) != now[key]
+    ]
+    if changed:
+        raise UsageError(f"run {name} cannot go on from {saved.path.name}: {'; '.join(changed)}")
 
 
 def _run_event(

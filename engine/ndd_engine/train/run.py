@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,8 @@ class Run:
             if request.resume is not None:
                 state = load_state(directory)
                 check_resume(directory.name, state, config, request.from_step)
+                # Whoever looks before the engine starts must not see the old end.
+                state.fold(time.time(), StageEvent("resume", "starting"))
             recorder = Recorder(directory.events, state, listener)
             recorder.start()
         except UsageError:
@@ -102,13 +105,16 @@ class Run:
     def execute(self) -> EndEvent:
         """Prepare and train on this thread until the end, which is recorded and returned. Never raises an Exception."""
         try:
-            end = self._execute()
+            try:
+                end = self._execute()
+            except (StopNow, NddError):
+                raise
+            except BaseException as error:  # noqa: BLE001  every way to end is told, a dataset's sys.exit too
+                end = self._failed(error)
         except StopNow:
             end = self._ended(self.control.stop_status or "stopped", f"{self.control.stop_reason}, at once")
         except NddError as error:
             end = self._ended("failed", str(error), error.exit_status)
-        except BaseException as error:  # noqa: BLE001  every way to end is told, a dataset's sys.exit too
-            end = self._failed(error)
         self.end = end
         self.recorder.put(end)
         self.recorder.flush()
@@ -153,22 +159,31 @@ class Run:
         """An error inside training: told in one message, with a checkpoint first if the state is whole."""
         append(self.directory.console_log, "".join(traceback.format_exception(error)))
         prepared = self._prepared
+        from .failures import explain, is_out_of_memory
+
         if prepared is None:
-            return self._ended("failed", f"{type(error).__name__} while preparing: {printable(str(error))}")
-        from .failures import explain
+            what = "out of memory" if is_out_of_memory(error) else type(error).__name__
+            first = printable((str(error).splitlines() or ["no message"])[0])
+            stage = self.recorder.snapshot().stage or "preparing"
+            return self._ended(
+                "failed", f"{what} while {stage}: {first} (the whole traceback is in console.log)"
+            )
 
         loop = prepared.loop
         phase = prepared.clock.current
         failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
         text = failure.text
         # Between two steps, and in the wait for a step's first batch, the state is whole and may be kept.
-        if loop.step and (
-            loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)
-        ):
+        whole = loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)
+        if loop.step and whole:
             try:
                 loop.save()
-            except (NddError, RuntimeError) as second:
+            except Exception as second:  # noqa: BLE001  the first failure is the one to tell
                 text += f"; no checkpoint of this moment: {printable(str(second))}"
+        stopped = self.control.stop_status
+        if stopped is not None and failure.kind == "worker" and loop.saved and loop.saved.step == loop.step:
+            # A signal to the whole process group ends the workers too; what was asked for has been done.
+            return self._ended(stopped, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
         text += (
             f"; the last checkpoint is step {loop.saved.step}" if loop.saved else "; there is no checkpoint"
         )

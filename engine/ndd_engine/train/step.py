@@ -102,6 +102,15 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         enter(phase.LOG)
 
+    def optimizer_bytes(self) -> int:
+        """What the optimizer keeps beside the parameters; 0 before the first step."""
+        return sum(
+            value.nbytes
+            for state in self.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        )
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of this."""
         scaler = self.precision.scaler
@@ -114,19 +123,12 @@ class Stepper:
     def load(self, state: dict[str, Any]) -> None:
         """The reverse of state. Raises RuntimeError, ValueError or KeyError when it belongs to another model."""
         self.model.load_state_dict(state["model"])
-        # A resume may change these in the configuration; the checkpoint would bring the old ones back.
-        options = ("lr", "weight_decay", "betas", "eps", "momentum", "decoupled_weight_decay")
-        wanted = [
-            {key: group[key] for key in options if key in group} for group in self.optimizer.param_groups
-        ]
-        if any(
-            ("betas" in group) != ("betas" in self.optimizer.param_groups[0])
-            for group in state["optimizer"]["param_groups"]
-        ):
-            raise ValueError(f"its optimizer is not {self.config.optimizer.name}")
+        for saved, group in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+            if ("betas" in saved) != ("betas" in group):
+                raise ValueError(f"its optimizer is not {self.config.optimizer.name}")
+            # A resume may change the options in the configuration; the checkpoint would bring the old ones back.
+            saved.update({key: value for key, value in group.items() if key != "params"})
         self.optimizer.load_state_dict(state["optimizer"])
-        for group, values in zip(self.optimizer.param_groups, wanted, strict=True):
-            group.update(values)
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         if self.precision.scaler is not None and state["scaler"]:
             self.precision.scaler.load_state_dict(state["scaler"])

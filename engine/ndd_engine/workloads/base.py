@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -64,7 +64,6 @@ class MeanLoss:
 
     total: Tensor | None = None
     count: int = 0
-    extra: dict[str, float] = field(default_factory=dict)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
         weight = batch_size(batch)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import ChartextSection
 
-from .base import Batch, MeanLoss, parameter_count
+from .base import Batch, MeanLoss
 from .chartext_model import NextCharacterModel, ScoreModel
 from .text_data import TextData
 from .windows import window_count
@@ -116,7 +116,7 @@ class Chartext:
         kind = "absorbing-state diffusion" if self.diffusion else "next character"
         return (
             f"{section.layers} layers, {section.heads} heads, width {section.width}, context "
-            f"{self.tokens_per_item}, {kind}, {parameter_count(self.model):,} parameters"
+            f"{self.tokens_per_item}, {kind}"
         )
 
     def describe_data(self) -> str:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from ndd_engine.config.schema import NddSection
 from ndd_engine.text import printable
 
-from .base import Batch, MeanLoss, parameter_count
+from .base import Batch, MeanLoss
 from .eeg_data import EegData
 from .eeg_signals import OUTLIER_SIGMAS, clip_outliers, standardise, synthetic
 from .ndd_model import build_model
@@ -117,8 +117,7 @@ class Ndd:
     def describe_model(self) -> str:
         """One line."""
         hidden = "-".join(map(str, self._section.hidden))
-        count = parameter_count(self.model)
-        return f"{self._section.model} {hidden}, {self._channels} channels, {count:,} parameters"
+        return f"{self._section.model} {hidden}, {self._channels} channels"
 
     def describe_data(self) -> str:
         """One line."""

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ndd_engine.config import Config, Draft, read
-from ndd_engine.errors import EXIT_DONE, EXIT_USAGE, ConfigError, Problem
+from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError, MachineError, Problem
 from ndd_engine.text import duration, number, printable, size
 from ndd_engine.train.preflight import preflight
 from ndd_engine.workloads.facts import facts
@@ -50,7 +50,7 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
     else:
         for line in describe(report):
             click.echo(line)
-    return EXIT_DONE
+    return EXIT_MACHINE if report["fits"] is False else EXIT_DONE
 
 
 def examine(draft: Draft, progress: Any) -> dict[str, Any]:
@@ -62,6 +62,7 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     from ndd_engine.hardware.host import usable_threads
     from ndd_engine.predict.rough import rough
     from ndd_engine.train.autosize import choose_size
+    from ndd_engine.train.failures import is_out_of_memory, smaller_batch
     from ndd_engine.train.prepare import seed
     from ndd_engine.workloads.registry import prepare
 
@@ -81,7 +82,14 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         available = psutil.virtual_memory().available
         if machine.host.memory_limit_bytes:
             available = min(available, machine.host.memory_limit_bytes)
-    found = rough(config, workload, device, available, progress)
+    try:
+        found = rough(config, workload, device, available, progress)
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise MachineError(
+                f"out of memory while trying a step on {device}; {smaller_batch(config)}"
+            ) from None
+        raise
     return {
         "ok": True,
         "problems": [],
@@ -149,7 +157,7 @@ def describe(report: dict[str, Any]) -> list[str]:
         _line("config", "no problems"),
         _line("data", printable(report["data"])),
         _line("device", f"{report['device']} ({printable(report['device_reason'])})"),
-        _line("model", printable(report["model"])),
+        _line("model", f"{number(report['parameters'])} parameters ({printable(report['model'])})"),
     ]
     if report["size"]:
         lines.append(_line("size", f"{report['size']} ({printable(report['size_reason'])})"))

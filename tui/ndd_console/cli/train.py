@@ -89,7 +89,7 @@ def train(
 
         return run_headless(request, as_json)
     # Mistakes are told before the screen opens and before a process is made for it.
-    preflight(draft)
+    preflight(draft, use_torch=False)
     from ndd_console.console import run_console
 
     return run_console(request, ctx.obj["ascii"])

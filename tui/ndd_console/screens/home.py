@@ -12,7 +12,6 @@ from textual.message import Message
 from ndd_console.source import HomeSource, RunRow, StartRow
 from ndd_console.view.home import HomeState, entry_count, home_rows
 from ndd_console.view.style import Row
-from ndd_engine.errors import NddError
 
 from .base import CanvasScreen, Look, post_from_thread
 from .pages import HelpScreen
@@ -60,14 +59,14 @@ class HomeScreen(CanvasScreen):
     def _read_card(self) -> None:
         try:
             lines = self._home.card_lines()
-        except (NddError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  told, or the screen would wait for ever
             lines = [f"the hardware could not be read: {error}"]
         post_from_thread(self, self.CardRead(lines))
 
     def _read_list(self) -> None:
         try:
             message = self.ListRead(self._home.workloads(), self._home.runs())
-        except (NddError, OSError) as error:
+        except Exception as error:  # noqa: BLE001
             message = self.ListRead([], [], f"the runs could not be read: {error}")
         post_from_thread(self, message)
 

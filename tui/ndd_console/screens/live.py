@@ -110,7 +110,7 @@ class LiveScreen(CanvasScreen):
         message = self._message[0] if self._message else None
         waited = None
         if snapshot.status == "preparing":
-            waited = int(max(self._clock() - (snapshot.started_t or self._opened_t), 0))
+            waited = int(max(self._clock() - (snapshot.preparing_t or self._opened_t), 0))
         if self.stopping:
             message = STOPPING
         return Shown(self.source.notice(), message, waited, self._asking, self.stopping)

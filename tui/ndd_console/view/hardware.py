@@ -132,7 +132,7 @@ def facts(snapshot: Snapshot) -> list[Row]:
         tokens = f", {number(run.tokens_per_item)} {foreign(run.token)}s each{speed}"
     versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())
     return [
-        _labelled("model", ((foreign(run.model), "text"),)),
+        _labelled("model", ((f"{foreign(run.model)}   {number(run.parameters)} parameters", "text"),)),
         _labelled(
             "batch", ((f"{number(run.items_per_step)} {foreign(run.item)}s a step{parts}{tokens}", "text"),)
         ),

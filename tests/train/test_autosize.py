@@ -1,0 +1,80 @@
+"""Which model size "auto" becomes, on machines of any speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ndd_engine.config import Config, read
+from ndd_engine.train import autosize
+from ndd_engine.train.autosize import choose_size
+
+CPU = torch.device("cpu")
+TOLD: list[str] = []
+
+
+@pytest.fixture
+def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], float]:
+    """Steps per second by (size, threads) of the machine that is pretended; a size that is not in it fails the test."""
+    table: dict[tuple[str, int], float] = {}
+
+    def measure(config: Config, *_: object) -> float:
+        return table[str(config.workload.size), torch.get_num_threads()]
+
+    monkeypatch.setattr(autosize, "steps_per_second", measure)
+    return table
+
+
+def test_the_largest_size_that_is_fast_enough_is_taken(speeds: dict[tuple[str, int], float]) -> None:
+    speeds.update({("tiny", 1): 200.0, ("mini", 1): 60.0, ("small", 1): 20.0, ("medium", 1): 3.0})
+    choice = choose_size(read(), CPU, TOLD.append)
+    assert choice.size == "small"
+    assert "20" in choice.reason
+    assert "medium" in choice.reason
+
+
+def test_a_machine_slow_for_every_size_takes_the_smallest(speeds: dict[tuple[str, int], float]) -> None:
+    speeds.update({("tiny", 1): 0.5})
+    assert choose_size(read(), CPU, TOLD.append).size == "tiny"
+
+
+def test_a_hopeless_size_is_not_tried(speeds: dict[tuple[str, int], float]) -> None:
+    speeds.update({("tiny", 1): 200.0, ("mini", 1): 60.0, ("small", 1): 7.0})  # trying medium would fail
+    choice = choose_size(read(), CPU, TOLD.append)
+    assert choice.size == "small"
+    assert "medium predicted" in choice.reason
+
+
+def test_one_thread_is_taken_where_two_are_slower(speeds: dict[tuple[str, int], float]) -> None:
+    torch.set_num_threads(2)
+    speeds.update({("tiny", 2): 1.2, ("tiny", 1): 100.0, ("mini", 1): 9.0, ("small", 1): 3.0})
+    choice = choose_size(read(), CPU, TOLD.append)
+    assert (choice.size, choice.threads) == ("mini", 1)
+    assert torch.get_num_threads() == 1
+
+
+def test_threads_that_the_user_named_stay(speeds: dict[tuple[str, int], float]) -> None:
+    torch.set_num_threads(2)
+    speeds.update({("tiny", 2): 1.2})
+    choice = choose_size(read(None, ["run.threads=2"]), CPU, TOLD.append)
+    assert (choice.size, choice.threads) == ("tiny", None)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_size_that_the_data_cannot_feed_is_not_in_question(
+    speeds: dict[tuple[str, int], float], tmp_path: Path
+) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("a short text. " * 150)  # 2100 characters: enough for windows of 64, not of 128
+    speeds.update({("tiny", 1): 1e9, ("mini", 1): 1e9, ("small", 1): 1e9, ("medium", 1): 1e9})
+    assert choose_size(read(None, [f"workload.data={text}"]), CPU, TOLD.append).size == "tiny"
+
+
+def test_a_size_is_really_measured() -> None:
+    told: list[str] = []
+    draft = read(None, ["run.threads=1"])
+    choice = choose_size(draft, CPU, told.append)
+    assert choice.size in draft.auto["candidates"]
+    assert told[0] == "measuring model size tiny on this processor"

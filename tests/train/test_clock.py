@@ -1,0 +1,283 @@
+"""The clock: every nanosecond of a window belongs to exactly one phase, and the device is never waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ndd_engine.record.events import PHASES
+from ndd_engine.train import clock as phase
+from ndd_engine.train.clock import DEVICE_STEPS_PER_SECOND, DevicePhaseClock, PhaseClock, Window
+
+MS = 1_000_000
+
+
+class Time:
+    """A monotonic clock that moves when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Model:
+    """The same accounting done naively: a list of (step, phase, nanoseconds)."""
+
+    def __init__(self) -> None:
+        self.current = "other"
+        self.step = 0
+        self.done = 0
+        self.spans: list[tuple[int, str, int]] = []
+
+    def pass_time(self, ns: int) -> None:
+        self.spans.append((self.step, self.current, ns))
+
+    def check(self, window: Window) -> None:
+        """Compare with a window that was taken, and begin the next one."""
+        phases = window.phases()
+        assert window.wall_ns == sum(ns for *_, ns in self.spans)
+        # Closed by construction: the phases, without the parts that their parents hold already, are the whole.
+        assert (
+            sum(figures["host_ns"] for name, figures in phases.items() if "/" not in name) == window.wall_ns
+        )
+        steps = range(self.done, self.step)
+        totals = [sum(ns for step, _, ns in self.spans if step == each) for each in steps]
+        assert window.steps() == (quantile(totals, 0.5), quantile(totals, 0.95), max(totals, default=None))
+        for name, figures in phases.items():
+            mine = [span for span in self.spans if span[1] == name or span[1].startswith(f"{name}/")]
+            assert figures["host_ns"] == sum(ns for *_, ns in mine)
+            each = [sum(ns for step, _, ns in mine if step == index) for index in steps]
+            expected = (quantile(each, 0.5), quantile(each, 0.95), max(each, default=None))
+            assert (figures["p50_ns"], figures["p95_ns"], figures["max_ns"]) == expected
+            assert figures["device_ns"] is None
+        assert {name for _, name, ns in self.spans if ns} <= set(phases)
+        self.spans = []
+        self.done = self.step
+
+
+def quantile(values: list[int], share: float) -> int | None:
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "enter", "enter", "part", "end_step", "take", "skip"]),
+        st.integers(0, len(PHASES) - 1),
+        st.sampled_from(["encoder", "decoder"]),
+        st.integers(0, 5_000),
+        st.integers(0, 5_000),
+    ),
+    max_size=80,
+)
+
+
+@given(OPERATIONS, st.booleans())
+def test_phases_and_other_are_the_wall_time_whatever_happens(operations: list[Any], device: bool) -> None:
+    time = Time()
+    # A device whose events are never done: the host's accounting must not notice it.
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 10**15), time) if device else PhaseClock(time)
+    model = Model()
+    for name, index, part, before, inside in operations:
+        time.now += before
+        model.pass_time(before)
+        if name == "enter":
+            clock.enter(index)
+            model.current = PHASES[index]
+        elif name == "part":
+            with clock.part(part):
+                assert clock.current == f"{model.current}/{part}"
+                time.now += inside
+                outer, model.current = model.current, f"{model.current}/{part}"
+                model.pass_time(inside)
+            model.current = outer
+        elif name == "end_step":
+            assert clock.end_step() == time.now
+            model.step += 1
+            model.current = "other"
+        else:
+            model.check(clock.take())
+            if name == "skip":
+                time.now += inside  # a pause: it belongs to nothing
+                clock.skip()
+        assert clock.current == model.current
+    model.check(clock.take())
+
+
+def test_a_part_counts_for_its_phase_and_a_part_within_a_part_too() -> None:
+    time = Time()
+    clock = PhaseClock(time)
+    clock.enter(phase.FORWARD)
+    time.now += 1
+    with clock.part("encoder"):
+        time.now += 10
+        with clock.part("attention"):
+            time.now += 100
+        time.now += 10
+    time.now += 1
+    clock.end_step()
+    phases = clock.take().phases()
+    assert {name: figures["host_ns"] for name, figures in phases.items()} == {
+        "forward": 122,
+        "forward/encoder": 20,
+        "forward/attention": 100,
+    }
+
+
+def test_a_part_is_closed_by_an_exception() -> None:
+    clock = PhaseClock(Time())
+    clock.enter(phase.FORWARD)
+    with pytest.raises(RuntimeError), clock.part("encoder"):
+        raise RuntimeError
+    assert clock.current == "forward"
+
+
+def test_quantiles_are_per_step() -> None:
+    time = Time()
+    clock = PhaseClock(time)
+    for spent in range(1, 101):
+        clock.enter(phase.FORWARD)
+        time.now += spent
+        clock.enter(phase.BACKWARD)
+        time.now += 7
+        clock.end_step()
+    window = clock.take()
+    forward = window.phases()["forward"]
+    assert (forward["p50_ns"], forward["p95_ns"], forward["max_ns"]) == (51, 96, 100)
+    assert window.phases()["backward"]["p95_ns"] == 7
+    assert window.steps() == (58, 103, 107)
+
+
+def test_a_window_without_a_whole_step_has_no_quantiles() -> None:
+    time = Time()
+    clock = PhaseClock(time)
+    clock.enter(phase.EVALUATE)
+    time.now += 5
+    window = clock.take()
+    assert window.steps() == (None, None, None)
+    assert window.phases() == {
+        "evaluate": {"host_ns": 5, "p50_ns": None, "p95_ns": None, "max_ns": None, "device_ns": None}
+    }
+
+
+class FakeEvent:
+    """A CUDA event: done `lag` nanoseconds after it was recorded. Waiting for it fails the test."""
+
+    made = 0
+
+    def __init__(self, time: Time, lag: int) -> None:
+        type(self).made += 1
+        self.time, self.lag = time, lag
+        self.at: int | None = None
+
+    def record(self) -> None:
+        self.at = self.time.now
+
+    def query(self) -> bool:
+        assert self.at is not None
+        return self.time.now >= self.at + self.lag
+
+    def elapsed_time(self, end_event: FakeEvent) -> float:
+        assert self.query(), "read before it was done"
+        assert end_event.query(), "read before it was done"
+        assert end_event.at is not None
+        assert self.at is not None
+        return (end_event.at - self.at) / 1e6
+
+    def synchronize(self) -> None:
+        pytest.fail("the clock waited for the device")
+
+    wait = synchronize
+
+
+def steps(clock: DevicePhaseClock, time: Time, count: int, forward_ms: int = 30, wait_ms: int = 10) -> None:
+    for _ in range(count):
+        clock.enter(phase.DATA_WAIT)
+        time.now += wait_ms * MS
+        clock.enter(phase.FORWARD)
+        time.now += forward_ms * MS
+        clock.end_step()
+
+
+def test_device_times_arrive_steps_later_without_waiting() -> None:
+    time = Time()
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 60 * MS), time)
+    steps(clock, time, 2)
+    early = clock.take()
+    assert early.device == []  # recorded, but the device is not there yet
+    assert early.phases()["forward"]["device_ns"] is None
+    steps(clock, time, 60)
+    phases = clock.take().phases()
+    assert phases["forward"]["device_ns"] == 30 * MS
+    assert phases["data_wait"]["device_ns"] == 10 * MS
+
+
+def test_only_some_steps_carry_events() -> None:
+    time = Time()
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 0), time)
+    steps(clock, time, 1000, forward_ms=1, wait_ms=1)  # two seconds of short steps
+    carried = len(clock.take().device)
+    assert 0 < carried <= 2 * DEVICE_STEPS_PER_SECOND + 1
+
+
+def test_events_are_used_again() -> None:
+    time = Time()
+    FakeEvent.made = 0
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 150 * MS), time)
+    steps(clock, time, 200)
+    after_some = FakeEvent.made
+    steps(clock, time, 2000)
+    assert clock.take().device
+    assert FakeEvent.made == after_some
+
+
+def test_a_device_that_never_gets_done_costs_a_bounded_number_of_events() -> None:
+    time = Time()
+    FakeEvent.made = 0
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 10**15), time)
+    steps(clock, time, 3000)
+    assert FakeEvent.made < 100
+    assert clock.take().phases()["forward"]["device_ns"] is None
+
+
+def test_device_parts_count_for_their_phase() -> None:
+    time = Time()
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 0), time)
+    for _ in range(30):
+        clock.enter(phase.FORWARD)
+        time.now += 5 * MS
+        with clock.part("encoder"):
+            time.now += 20 * MS
+        clock.end_step()
+    phases = clock.take().phases()
+    assert phases["forward/encoder"]["device_ns"] == 20 * MS
+    assert phases["forward"]["device_ns"] == 25 * MS
+
+
+def test_a_pause_is_in_no_device_time() -> None:
+    time = Time()
+    clock = DevicePhaseClock(lambda: FakeEvent(time, 0), time)
+    steps(clock, time, 10)
+    clock.take()
+    time.now += 60_000 * MS
+    clock.skip()
+    steps(clock, time, 10)
+    window = clock.take()
+    assert window.wall_ns == 400 * MS
+    assert all(sum(value or 0 for value in row) <= 41 * MS for row in window.device)
+
+
+def test_the_host_clock_alone_knows_no_device_time() -> None:
+    time = Time()
+    clock = PhaseClock(time)
+    clock.enter(phase.FORWARD)
+    time.now += 5
+    clock.end_step()
+    window = clock.take()
+    assert window.device == []
+    assert window.phases()["forward"]["device_ns"] is None

@@ -1,0 +1,111 @@
+"""An evaluation looks at the model and leaves the training as it was."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from train_help import EVERY_STEP, Trainer, equal
+
+from ndd_engine.config import Config, read
+from ndd_engine.train.checkpoint import random_state
+from ndd_engine.train.control import StopNow
+from ndd_engine.train.evaluate import Result, evaluate
+from ndd_engine.train.loader import eval_loader
+from ndd_engine.train.optim import make_precision
+from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.registry import prepare
+
+CPU = torch.device("cpu")
+
+
+def made(trainer: Trainer, *sets: str) -> tuple[Config, Workload]:
+    config = read(None, [*trainer.chartext, "workload.dropout=0.5", *sets]).resolve()
+    torch.manual_seed(1)
+    return config, prepare(config)
+
+
+def run(config: Config, workload: Workload, batches: int | None = None) -> Result:
+    loader = eval_loader(workload.eval_data, config)
+    return evaluate(
+        workload, loader, CPU, make_precision(config, CPU), config.run.seed, batches, lambda: None
+    )
+
+
+@pytest.mark.parametrize("objective", ["autoregressive", "diffusion"])
+def test_it_changes_no_random_number_no_gradient_and_no_mode(trainer: Trainer, objective: str) -> None:
+    config, workload = made(trainer, f"workload.objective={objective}")
+    workload.model.train()
+    before, weights = (
+        random_state(CPU),
+        {key: value.clone() for key, value in workload.model.state_dict().items()},
+    )
+    first = run(config, workload)
+    assert equal(random_state(CPU), before)
+    assert equal(dict(workload.model.state_dict()), weights)
+    assert workload.model.training
+    assert all(parameter.grad is None for parameter in workload.model.parameters())
+    # Whatever was drawn in between, it gives the same figures: no dropout, the same noise.
+    torch.rand(100)
+    random.random()
+    assert run(config, workload).metrics == first.metrics
+    assert next(iter(first.metrics)) == first.headline[0] == "bits_per_char"
+
+
+def test_training_goes_on_as_if_there_had_been_none(trainer: Trainer) -> None:
+    common = (*trainer.chartext, *EVERY_STEP, "workload.dropout=0.3", "run.max_steps=15")
+    without = trainer.train(*common, "evaluate.every_epochs=0", "evaluate.at_end=false")
+    each = trainer.train(*common, "evaluate.every_steps=1")
+    assert len(each.marks("evaluation")) == 15
+    assert without.marks("evaluation") == []
+    assert each.losses == without.losses
+    assert len(each.losses) == 15
+
+
+def test_nothing_is_dropped_out(trainer: Trainer) -> None:
+    config, workload = made(trainer)
+    plain_config, plain = made(trainer, "workload.dropout=0.0")
+    plain.model.load_state_dict(workload.model.state_dict())
+    assert run(config, workload).metrics == run(plain_config, plain).metrics
+
+
+def test_it_looks_at_no_more_batches_than_asked(trainer: Trainer) -> None:
+    config, workload = made(trainer, "batch.micro=2")
+    assert run(config, workload, batches=1).batches == 1
+    everything = run(config, workload)
+    assert everything.batches == -(-len(workload.eval_data) // 2)  # type: ignore[arg-type]
+    assert run(config, workload, batches=1000).metrics == everything.metrics
+
+
+def test_it_can_be_left_in_the_middle(trainer: Trainer) -> None:
+    config, workload = made(trainer, "batch.micro=1")
+    seen = []
+
+    def between() -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            raise StopNow
+
+    before = random_state(CPU)
+    with pytest.raises(StopNow):
+        evaluate(
+            workload,
+            eval_loader(workload.eval_data, config),
+            CPU,
+            make_precision(config, CPU),
+            1,
+            None,
+            between,
+        )
+    assert workload.model.training
+    assert equal(random_state(CPU), before)
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_workers_give_the_same_figures(trainer: Trainer) -> None:
+    config, workload = made(trainer)
+    alone = run(config, workload)
+    helped, _ = made(trainer, "loader.eval_workers=1")
+    assert run(helped, workload).metrics == alone.metrics

@@ -1,0 +1,354 @@
+"""What goes wrong in training is told in one message, and what is good is kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+from train_help import EVERY_STEP, Trainer, until
+
+import ndd_engine.train.loader as loader_module
+from ndd_engine.config import read
+from ndd_engine.record.events import Event, WindowEvent
+from ndd_engine.train.failures import explain, is_out_of_memory, smaller_batch
+from ndd_engine.train.loader import Batches
+from ndd_engine.train.run import Run
+
+CPU = torch.device("cpu")
+LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0")
+
+
+@pytest.mark.parametrize("read_every", [1, 10])
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, read_every: int) -> None:
+    result = trainer.train(
+        *trainer.chartext, f"log.every_steps={read_every}", "log.window_s=0", "run.max_steps=60", "optimizer.name=sgd",
+        "optimizer.lr=1e30", "clip.max_norm=0.0", "checkpoint.every_steps=1", "checkpoint.keep=100",
+        "schedule.warmup_steps=1000000000",
+    )  # fmt: skip
+    end = result.end
+    assert end is not None
+    assert (end.status, end.exit_status) == ("failed", 1)
+    found = re.match(r"(.+) at step (\d+); training stopped; (.+); try a lower optimizer\.lr", end.reason)
+    assert found, end.reason
+    bad = int(found[2])
+    assert 1 <= bad <= 60
+    good = result.checkpoints
+    assert found[3] == (
+        f"the last good checkpoint is step {good[-1]} (step-{good[-1]:08d}.pt)"
+        if good
+        else "there is no checkpoint"
+    )
+    # Every step was saved: the last good one is the one before the bad one, and none holds what is not finite.
+    assert good == list(range(1, bad))
+    for step in good:
+        assert all(bool(torch.isfinite(value).all()) for value in result.state(step)["model"].values())
+    assert all(window.loss is None or math.isfinite(window.loss) for window in result.windows)
+
+
+def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ndd_engine.workloads.ndd import Ndd
+
+    calls = []
+    plain = Ndd.loss
+
+    def loss(self: Ndd, output: Any, batch: Any) -> torch.Tensor:
+        calls.append(1)
+        value = plain(self, output, batch)
+        return value * math.nan if len(calls) == 23 else value
+
+    monkeypatch.setattr(Ndd, "loss", loss)
+    result = trainer.train(
+        *trainer.ndd, *LONG, "run.max_steps=60", "log.every_steps=10", "checkpoint.every_steps=20"
+    )
+    assert result.end is not None
+    assert result.end.reason.startswith(
+        "the loss is nan at step 23; training stopped; the last good checkpoint is step 20"
+    )
+    assert result.checkpoints == [20]
+    again = trainer.train(resume=result)  # what was wrong is not wrong the second time
+    assert again.end is not None
+    assert (again.end.status, again.end.step) == ("done", 60)
+
+
+OUT_OF_MEMORY = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from train_help import Trainer
+trainer = Trainer(Path(sys.argv[2]), Path("unused"))
+trainer.train(*trainer.ndd, "run.max_steps=2")  # everything that is loaded late is loaded now
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + 400_000_000
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+end = trainer.train(
+    *trainer.ndd, "run.max_steps=3", "workload.samples=30000", "workload.hidden=[4096]",
+    "batch.micro=8000", "batch.accumulation=3",
+).end
+print(end.exit_status, end.reason)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to set a limit on memory")
+def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY, str(Path(__file__).parent), str(tmp_path)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.strip().splitlines()[-1]
+    assert text.startswith("1 out of memory on cpu at step 1 in "), text
+    assert re.search(
+        r"tried to allocate [\d.]+ [KMG]?B; filled by parameters [\d.]+ [KMG]?B, gradients ", text
+    )
+    assert "activations of micro-batch 8000 x sequence 8 the rest" in text
+    assert "next smaller micro-batch with the same effective batch of 24000" in text
+    assert "--set batch.micro=6000 --set batch.accumulation=4" in text
+    assert "Traceback" not in done.stdout
+
+
+@given(st.integers(1, 4096), st.integers(1, 64))
+def test_the_smaller_batch_is_smaller_and_the_step_the_same(micro: int, accumulation: int) -> None:
+    config = read(
+        None, ["workload.size=tiny", f"batch.micro={micro}", f"batch.accumulation={accumulation}"]
+    ).resolve()
+    text = smaller_batch(config)
+    found = re.search(r"batch\.micro=(\d+) --set batch\.accumulation=(\d+)", text)
+    if micro == 1:
+        assert found is None
+        assert "shorten batch.sequence" in text
+    else:
+        assert found is not None
+        assert int(found[1]) < micro
+        assert int(found[1]) * int(found[2]) == micro * accumulation
+
+
+def config_of() -> Any:
+    return read(None, ["workload.size=tiny", "loader.workers=4", "loader.timeout_s=90"]).resolve()
+
+
+@pytest.mark.parametrize(
+    ("error", "parts"),
+    [
+        (
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.70 GiB"
+            ),
+            ["out of memory on cpu at step 7 in forward: tried to allocate 20.00 MB", "--set batch.micro=8"],
+        ),
+        (
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes."
+            ),
+            ["out of memory on cpu", "tried to allocate 1.0 GB"],
+        ),
+        (MemoryError(), ["out of memory on cpu at step 7 in forward; next smaller"]),
+        (
+            RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed. "),
+            ["loader worker 4711 was killed by SIGKILL", "out-of-memory killer", "--set loader.workers=2"],
+        ),
+        (
+            RuntimeError(
+                "DataLoader worker (pid 4711) is killed by signal: Segmentation fault. It is possible"
+            ),
+            ["loader worker 4711 was killed by"],
+        ),
+        (
+            RuntimeError("DataLoader worker (pid(s) 4711, 4712) exited unexpectedly"),
+            ["loader worker 4711, 4712 died without a message"],
+        ),
+        (
+            RuntimeError("DataLoader timed out after 2 seconds"),
+            ["no batch within 1 min", "raise loader.timeout_s"],
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "/data/\x1b[1mx"),
+            ["/data/\\x1b[1mx: No such file or directory"],
+        ),
+        (KeyError("x"), ["KeyError at step 7 in forward: 'x'", "console.log"]),
+        (ValueError(), ["ValueError at step 7 in forward: no message"]),
+    ],
+)
+def test_each_failure_is_named_in_the_users_words(error: Exception, parts: list[str]) -> None:
+    text = explain(error, 7, "forward", config_of(), CPU, None).text
+    for part in parts:
+        assert part in text
+    assert all(char.isprintable() for char in text)
+
+
+def test_not_every_error_about_memory_is_one() -> None:
+    assert not is_out_of_memory(ValueError("can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("memory format channels_last"))
+
+
+def workers_of(before: set[int]) -> list[int]:
+    """Loader workers that came since: grandchildren, for the fork server stands between."""
+    mine = os.getpid()
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if child.pid not in before and child.ppid() != mine]
+
+
+@pytest.mark.parametrize("persistent", ["true", "false"])
+def test_a_killed_worker_is_named_and_the_moment_is_saved(trainer: Trainer, persistent: str) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    victims: list[int] = []
+
+    def steer(run: Run, event: Event) -> None:
+        if isinstance(event, WindowEvent) and event.step >= 30 and not victims:
+            victims.extend(workers_of(before)[:1])
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+
+    begin = time.monotonic()
+    result = trainer.train(
+        *trainer.ndd, *EVERY_STEP, *LONG, "workload.samples=40000", "loader.workers=2",
+        f"loader.persistent={persistent}", steer=steer,
+    )  # fmt: skip
+    # Far sooner than the 120 seconds after which workers count as stuck.
+    assert time.monotonic() - begin < 60
+    end = result.end
+    assert end is not None
+    assert (end.status, end.exit_status) == ("failed", 1)
+    assert end.reason.startswith(f"loader worker {victims[0]} was killed by SIGKILL"), end.reason
+    assert f"at step {end.step + 1} in data_wait" in end.reason
+    assert end.reason.endswith(
+        f"the last checkpoint is step {end.step}; go on with: ndd-console train --resume ndd-001"
+    )
+    assert result.checkpoints == [end.step]
+    again = trainer.train(
+        "loader.workers=0", "loader.persistent=false", f"run.max_steps={end.step + 5}", resume=result
+    )
+    assert again.end is not None
+    assert (again.end.status, again.end.step) == ("done", end.step + 5)
+    assert sorted(again.losses) == list(range(1, end.step + 6))
+    # The other worker may wait for ever for a lock that the killed one held.
+    for pid in workers_of(before):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Slow(Dataset[int]):
+    """One item takes longer than the workers are left unwatched."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            time.sleep(1.0)
+        return index
+
+
+def test_a_stuck_worker_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "CHECK_S", 0.1)
+    config = read(None, ["workload.size=tiny", "batch.micro=1", "loader.workers=1"]).resolve()
+    assert sorted(int(batch) for batch in Batches(Slow(), config).epoch(0)) == [0, 1, 2, 3]
+    hasty = read(
+        None, ["workload.size=tiny", "batch.micro=1", "loader.workers=1", "loader.timeout_s=0.3"]
+    ).resolve()
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.3 seconds") as caught:
+        list(Batches(Slow(), hasty).epoch(0))
+    text = explain(caught.value, 3, "data_wait", hasty, CPU, None).text
+    assert text.startswith("the loader's workers delivered no batch within 300 ms at step 3 in data_wait")
+
+
+class Broken(Slow):
+    def __getitem__(self, index: int) -> int:
+        raise ValueError("row 3 has no label")
+
+
+def test_an_error_inside_a_worker_keeps_its_own_words() -> None:
+    config = read(None, ["workload.size=tiny", "batch.micro=1", "loader.workers=1"]).resolve()
+    with pytest.raises(ValueError, match="row 3 has no label"):
+        list(Batches(Broken(), config).epoch(0))
+
+
+def test_a_full_disk_costs_checkpoints_but_not_the_training(
+    trainer: Trainer, small_disk: Callable[[int], Path]
+) -> None:
+    trainer.root = small_disk(1024) / "runs"
+    run = trainer.open(
+        *trainer.ndd, *EVERY_STEP, "run.epochs=100", "run.max_steps=40", "workload.hidden=[256,64]",
+        "checkpoint.every_steps=4", "checkpoint.keep=100", "evaluate.every_epochs=0",
+    )  # fmt: skip
+    end = run.execute()
+    run.close()
+    snapshot = run.recorder.snapshot()
+    # Every step was done; the last checkpoint that fitted is named.
+    assert (end.status, end.exit_status, end.step, snapshot.step) == ("failed", 1, 40, 40)
+    good = sorted(int(path.stem.partition("-")[2]) for path in run.directory.checkpoints.glob("step-*.json"))
+    assert good
+    assert good[-1] < 40
+    assert end.reason.startswith(
+        "all 40 steps are done, but the checkpoint of step 40 could not be written to "
+    )
+    assert "No space left on device" in end.reason
+    assert end.reason.endswith(f"the last good one is step {good[-1]}")
+    warned = [item.mark for item in snapshot.marks if item.mark.kind == "warning"]
+    assert f"the checkpoint of step {good[-1] + 4} could not be written" in warned[0].text
+    assert list(run.directory.checkpoints.glob("*.tmp")) == []
+
+
+def test_a_disk_that_has_space_again_is_used_again(
+    trainer: Trainer, small_disk: Callable[[int], Path]
+) -> None:
+    disk = small_disk(1024)
+    trainer.root = disk / "runs"
+    filler = disk / "filler"
+    filler.write_bytes(b"x" * 950_000)
+
+    def steer(run: Run, event: Event) -> None:
+        if any(item.mark.kind == "warning" for item in run.recorder.snapshot().marks):
+            filler.unlink(missing_ok=True)
+
+    result = trainer.train(
+        *trainer.ndd, *LONG, "run.max_steps=400", "workload.hidden=[256,64]", "checkpoint.every_steps=10",
+        "checkpoint.keep=1", steer=steer,
+    )  # fmt: skip
+    assert result.end is not None
+    assert (result.end.status, result.end.checkpoint) == ("done", "step-00000400.pt")
+    assert any("could not be written" in mark.text for mark in result.marks("warning"))
+    assert result.state(400)["step"] == 400
+
+
+def test_a_stop_that_cannot_be_saved_is_a_failure(trainer: Trainer) -> None:
+    def steer(run: Run, event: Event) -> None:
+        if isinstance(event, WindowEvent) and event.step == 5:
+            # The folder is lost: a file lies where it should be.
+            run.directory.checkpoints.write_text("")
+            run.control.request("stop")
+
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, "checkpoint.every_minutes=0", steer=steer)
+    assert result.end is not None
+    assert (result.end.status, result.end.exit_status) == ("failed", 1)
+    assert re.search(
+        r"stopped at step \d+, but the checkpoint of step \d+ could not be written", result.end.reason
+    )
+    assert "there is none yet" in result.end.reason
+
+
+def test_a_folder_that_vanishes_is_told_and_training_goes_on(trainer: Trainer, tmp_path: Path) -> None:
+    with trainer.beside(*trainer.ndd, *LONG, "log.every_steps=1", "log.window_s=0.01") as run:
+        until(lambda: run.recorder.snapshot().step > 10)
+        run.directory.checkpoints.write_text("")
+        run.control.request("checkpoint")
+        until(lambda: run.recorder.snapshot().warnings)
+        step = run.recorder.snapshot().step
+        until(lambda: run.recorder.snapshot().step > step + 10)
+        run.directory.checkpoints.unlink()
+        run.control.request("stop")
+        assert run.finished.wait(60)
+    assert run.end is not None
+    assert run.end.status == "stopped"

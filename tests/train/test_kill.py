@@ -1,0 +1,101 @@
+"""A real process is killed with kill -9 in the middle of training, and the run goes on bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+from train_help import EVERY_STEP, Result, Trainer, equal, stop_at, training_state, until
+
+from ndd_engine.record.events import RunEvent, WindowEvent, parse
+from ndd_engine.record.rundir import RunDir
+
+# Long enough to be killed, however fast the machine; the cosine makes the rate depend on the whole length.
+LONG = (
+    "run.epochs=100000", "run.max_steps=20000", "workload.dropout=0.2", "batch.accumulation=2", "schedule.kind=cosine",
+    "schedule.warmup_steps=10", "checkpoint.every_steps=10", "checkpoint.every_epochs=0", "checkpoint.keep=100000",
+    "evaluate.every_epochs=1", "evaluate.at_end=false",
+)  # fmt: skip
+
+
+def newest_step(result: Result) -> int:
+    try:
+        lines = result.directory.events.read_bytes()[-20_000:].splitlines()
+    except FileNotFoundError:
+        return 0
+    windows = (
+        item[1].step for item in map(parse, reversed(lines)) if item and isinstance(item[1], WindowEvent)
+    )
+    return next(windows, 0)
+
+
+def kill_at(process: subprocess.Popen[bytes], result: Result, step: int) -> None:
+    """kill -9 when the run has done that many steps."""
+    try:
+        until(lambda: newest_step(result) >= step or process.poll() is not None)
+        assert process.poll() is None, "it ended before it could be killed"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("workload", "more", "kill_step"),
+    [
+        ("chartext", ("clip.max_norm=1.0",), 35),
+        ("ndd", (), 95),
+        ("chartext", ("precision.amp=fp16", "optimizer.lr=0.01"), 35),
+    ],
+    ids=["chartext", "ndd", "fp16"],
+)
+def test_killed_and_resumed_equals_uninterrupted(
+    trainer: Trainer, workload: str, more: tuple[str, ...], kill_step: int
+) -> None:
+    sets = (*(trainer.chartext if workload == "chartext" else trainer.ndd), *EVERY_STEP, *LONG, *more)
+    killed = Result(RunDir(trainer.root / "killed"))
+    kill_at(trainer.process(*sets, name="killed"), killed, kill_step)
+    assert killed.snapshot.status == "lost"
+    assert killed.directory.live_owner() is None
+    reached = max(killed.losses)
+    per_epoch = killed.identity.steps_per_epoch
+    assert reached > per_epoch  # it crossed the end of an epoch
+    resumed = trainer.train(resume=killed, steer=stop_at(reached + 2 * per_epoch))
+    start = resumed.identity.resumed_step
+    assert start is not None
+    assert 0 < start <= reached
+    assert sum(isinstance(event, RunEvent) for event in resumed.events) == 2
+    whole = trainer.train(*sets, steer=stop_at(reached + 2 * per_epoch))
+    last = min(max(resumed.losses), max(whole.losses))
+    assert last >= reached + 2 * per_epoch
+    # `losses` already compared what was done twice, before and after the kill.
+    steps = range(1, last + 1)
+    assert [resumed.losses[step] for step in steps] == [whole.losses[step] for step in steps]
+    rates = [{window.step: window.lr for window in each.windows if window.steps} for each in (resumed, whole)]
+    assert [rates[0][step] for step in steps] == [rates[1][step] for step in steps]
+    saved = last // 10 * 10
+    assert saved > start
+    assert equal(training_state(resumed.state(saved)), training_state(whole.state(saved)))
+    if "precision.amp=fp16" in more:
+        assert resumed.state(saved)["scaler"]["_growth_tracker"] == saved
+
+
+def test_killed_again_and_again_it_still_arrives(trainer: Trainer) -> None:
+    sets = (*trainer.ndd, *EVERY_STEP, *LONG)
+    result = Result(RunDir(trainer.root / "often"))
+    kill_at(trainer.process(*sets, "loader.workers=1", name="often"), result, 30)
+    # Its worker may live on for a few seconds; it holds nothing.
+    assert result.directory.live_owner() is None
+    first = max(result.losses)
+    kill_at(trainer.process("loader.workers=0", name="often", resume=True), result, first + 30)
+    assert result.snapshot.status == "lost"
+    second = max(result.losses)
+    assert second >= first + 30
+    result = trainer.train(resume=result, steer=stop_at(second + 5))
+    assert result.end is not None
+    assert result.end.status == "stopped"
+    # Nothing is missing between the first step and the last, in whichever process it was done.
+    assert sorted(result.losses) == list(range(1, max(result.losses) + 1))
+    assert sum(isinstance(event, RunEvent) for event in result.events) == 3
+    ends = [event.step for event in result.events if isinstance(event, WindowEvent) and event.steps]
+    assert ends[0] == 1

@@ -1,0 +1,127 @@
+"""Batches: an order that depends on seed and epoch alone, from any position, with any number of workers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from ndd_engine.config import Config, read
+from ndd_engine.train.loader import Batches, EpochBatches, eval_loader, to_device
+
+
+class Numbers(Dataset[Any]):
+    """Item n is the number n and the process that made it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor(index), os.getpid()
+
+
+def config(*sets: str) -> Config:
+    return read(None, ["workload.size=tiny", "batch.micro=4", *sets]).resolve()
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [batch[0].tolist() for batch in batches]
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 2**63 - 1), st.integers(0, 50), st.data())
+def test_an_epoch_from_any_position_is_the_rest_of_the_epoch(
+    items: int, micro: int, seed: int, epoch: int, data: st.DataObject
+) -> None:
+    sampler = EpochBatches(items, micro, seed)
+    sampler.set(epoch)
+    whole = list(sampler)
+    assert len(whole) == len(sampler) == items // micro
+    seen = [index for batch in whole for index in batch]
+    # Each item at most once, and only the items that fill no batch are left out.
+    assert len(set(seen)) == len(seen) == items - items % micro
+    assert set(seen) <= set(range(items))
+    start = data.draw(st.integers(0, len(whole)))
+    sampler.set(epoch, start)
+    assert list(sampler) == whole[start:]
+    assert len(sampler) == len(whole) - start
+    # Another object, and epochs taken in another order, agree.
+    again = EpochBatches(items, micro, seed)
+    again.set(epoch + 1)
+    list(again)
+    again.set(epoch)
+    assert list(again) == whole
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = {}
+    for seed in range(6):
+        for epoch in range(6):
+            sampler = EpochBatches(40, 40, seed)
+            sampler.set(epoch)
+            (batch,) = sampler
+            orders[seed, epoch] = tuple(batch)
+    assert len(set(orders.values())) == 36
+
+
+def test_the_same_items_whatever_the_micro_batch() -> None:
+    flat = []
+    for micro in (4, 8, 16):
+        sampler = EpochBatches(48, micro, 3)
+        sampler.set(2)
+        flat.append([index for batch in sampler for index in batch])
+    assert flat[0] == flat[1] == flat[2]
+
+
+def test_the_order_does_not_move_the_random_numbers_of_the_training() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    batches = Batches(Numbers(20), config())
+    assert len(numbers(batches.epoch(0))) == batches.per_epoch == 5
+    list(eval_loader(Numbers(10), config()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_deliver_the_same_batches_in_the_same_order(persistent: bool) -> None:
+    alone = Batches(Numbers(22), config())
+    helped = Batches(
+        Numbers(22),
+        config("loader.workers=2", f"loader.persistent={str(persistent).lower()}", "loader.prefetch=3"),
+    )
+    makers = set()
+    for epoch, start in ((0, 0), (1, 2)):
+        delivered = list(helped.epoch(epoch, start))
+        assert numbers(delivered) == numbers(alone.epoch(epoch, start))
+        makers |= {pid for batch in delivered for pid in batch[1].tolist()}
+    assert os.getpid() not in makers
+    assert len(makers) == (2 if persistent else 4)
+
+
+def test_leaving_an_epoch_in_the_middle_leaves_nothing_behind() -> None:
+    helped = Batches(Numbers(40), config("loader.workers=1", "loader.persistent=true"))
+    iterator = helped.epoch(0)
+    first = next(iterator)[0].tolist()
+    del iterator
+    assert numbers(helped.epoch(0))[0] == first
+    assert numbers(helped.epoch(1)) == numbers(Batches(Numbers(40), config()).epoch(1))
+
+
+def test_evaluation_keeps_the_order_and_every_item() -> None:
+    assert numbers(eval_loader(Numbers(10), config())) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_batches_of_any_shape_go_to_the_device() -> None:
+    meta = torch.device("meta")
+    batch = {"a": torch.zeros(2), "b": (torch.zeros(3), [torch.zeros(1), "text"])}
+    moved = to_device(batch, meta)
+    assert moved["a"].device == meta
+    assert moved["b"][0].device == moved["b"][1][0].device == meta
+    assert (type(moved["b"]), moved["b"][1][1]) == (tuple, "text")

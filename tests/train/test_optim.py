@@ -1,0 +1,153 @@
+"""Learning rates, precision and optimizer: what "auto" becomes, and that every choice really trains."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from train_help import EVERY_STEP, Trainer
+
+from ndd_engine.config import Config, read
+from ndd_engine.config.schema import OptimizerSection, ScheduleSection
+from ndd_engine.train.optim import learning_rate, make_optimizer, make_precision
+
+CPU = torch.device("cpu")
+
+
+def config(*sets: str) -> Config:
+    return read(None, ["workload.size=tiny", *sets]).resolve()
+
+
+def test_a_constant_rate_is_constant() -> None:
+    assert {learning_rate(step, 100, 0.5, ScheduleSection()) for step in range(200)} == {0.5}
+
+
+def test_warm_up_rises_in_equal_steps_to_the_rate() -> None:
+    schedule = ScheduleSection(warmup_steps=4)
+    rates = [learning_rate(step, 100, 1.0, schedule) for step in range(6)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_the_cosine_starts_at_the_rate_and_ends_at_the_least() -> None:
+    schedule = ScheduleSection(kind="cosine", warmup_steps=10, min_lr=0.1)
+    rates = [learning_rate(step, 110, 1.0, schedule) for step in range(130)]
+    assert rates[9] == rates[10] == 1.0
+    assert rates[60] == pytest.approx(0.55)
+    assert rates[35] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert rates[110:] == [pytest.approx(0.1)] * 20
+    assert rates[10:111] == sorted(rates[10:111], reverse=True)
+
+
+def test_a_warm_up_longer_than_the_run_is_no_error() -> None:
+    schedule = ScheduleSection(kind="cosine", warmup_steps=50)
+    assert learning_rate(9, 10, 1.0, schedule) == pytest.approx(0.2)
+    assert learning_rate(50, 10, 1.0, schedule) == 1.0
+
+
+def test_auto_is_plain_fp32_on_the_processor() -> None:
+    precision = make_precision(config(), CPU)
+    assert (precision.name, precision.autocast, precision.scaler) == ("fp32", None, None)
+
+
+@pytest.mark.parametrize(
+    ("amp", "dtype", "scales"), [("bf16", torch.bfloat16, False), ("fp16", torch.float16, True)]
+)
+def test_mixed_precision_computes_in_its_type(amp: str, dtype: torch.dtype, scales: bool) -> None:
+    precision = make_precision(config(f"precision.amp={amp}"), CPU)
+    assert precision.name == amp
+    assert (precision.scaler is not None) == scales
+    assert precision.autocast is not None
+    with precision.autocast:
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
+@pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
+def test_a_tiny_model_learns_in_every_precision(trainer: Trainer, amp: str) -> None:
+    result = trainer.train(
+        *trainer.chartext, *EVERY_STEP, "run.max_steps=60", "optimizer.lr=0.01", f"precision.amp={amp}"
+    )
+    assert result.end is not None
+    assert result.end.status == "done"
+    assert result.identity.precision == ("fp32" if amp == "off" else amp)
+    losses = [result.losses[step] for step in range(1, 61)]
+    assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
+    scales = {window.loss_scale for window in result.windows if window.steps}
+    assert (scales == {65536.0}) if amp == "fp16" else (scales == {None})
+
+
+def test_a_scale_that_overflows_is_halved_and_the_step_left_out(trainer: Trainer) -> None:
+    # So large a rate makes gradients that fp16 cannot hold; the scaler must skip those steps, not the run.
+    result = trainer.train(
+        *trainer.chartext, *EVERY_STEP, "run.max_steps=30", "optimizer.lr=0.5", "precision.amp=fp16"
+    )
+    assert result.end is not None
+    scales = [window.loss_scale for window in result.windows if window.steps and window.loss_scale]
+    assert scales
+    assert scales == sorted(scales, reverse=True)
+    if result.end.status == "failed":
+        assert "is not finite" in result.end.reason or "the loss is" in result.end.reason
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("fused", [None, False, True])
+def test_fused_is_taken_where_torch_has_it(name: str, fused: bool | None) -> None:
+    section = OptimizerSection(name=name, lr=0.1, weight_decay=0.02)  # type: ignore[arg-type]
+    optimizer = make_optimizer(section, nn.Linear(3, 3), fused, CPU)
+    (group,) = optimizer.param_groups
+    assert group["fused"] is (fused is not False)
+    assert (group["lr"], group["weight_decay"]) == (0.1, 0.02)
+    assert type(optimizer).__name__.lower() == name
+
+
+def test_the_optimizer_is_given_what_is_configured_and_only_what_trains() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    adam = make_optimizer(OptimizerSection(betas=[0.8, 0.7], eps=1e-3), model, None, CPU)
+    assert (adam.param_groups[0]["betas"], adam.param_groups[0]["eps"]) == ((0.8, 0.7), 1e-3)
+    assert len(adam.param_groups[0]["params"]) == 2
+    sgd = make_optimizer(OptimizerSection(name="sgd", momentum=0.5), model, None, CPU)
+    assert sgd.param_groups[0]["momentum"] == 0.5
+
+
+def test_the_schedule_reaches_the_steps(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.ndd,
+        *EVERY_STEP,
+        "run.max_steps=12",
+        "optimizer.lr=0.01",
+        "schedule.kind=cosine",
+        "schedule.warmup_steps=4",
+    )
+    schedule = ScheduleSection(kind="cosine", warmup_steps=4)
+    seen = {window.step: window.lr for window in result.windows if window.steps}
+    assert seen == {step: learning_rate(step - 1, 12, 0.01, schedule) for step in range(1, 13)}
+
+
+def test_clipping_records_the_norm_and_limits_the_step(trainer: Trainer) -> None:
+    common = (
+        *trainer.ndd,
+        *EVERY_STEP,
+        "run.max_steps=5",
+        "optimizer.name=sgd",
+        "optimizer.lr=1.0",
+        "optimizer.weight_decay=0.0",
+    )
+    clipped = trainer.train(*common, "clip.max_norm=1e-12")
+    free = trainer.train(*common)
+    assert all(
+        window.grad_norm is not None and window.grad_norm > 1e-12
+        for window in clipped.windows
+        if window.steps
+    )
+    assert all(window.grad_norm is None for window in free.windows)
+    # Clipped to nothing, the weights stay where they were.
+    assert "clip" in clipped.windows[0].phases
+    assert "clip" not in free.windows[0].phases
+    moved = [
+        (clipped.state(5)["model"][key] - free.state(5)["model"][key]).abs().max() > 1e-6
+        for key in clipped.state(5)["model"]
+        if key.endswith("weight")
+    ]
+    assert any(moved)

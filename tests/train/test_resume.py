@@ -1,0 +1,264 @@
+"""A run that goes on from a checkpoint is the run it would have been, and refuses to become another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from train_help import EVERY_STEP, Result, Trainer, equal, stop_at, training_state
+
+from ndd_engine.errors import EXIT_USAGE, UsageError
+
+# Dropout draws random numbers, accumulation moves the place in the data, epochs end within the run.
+HARD = (
+    "workload.dropout=0.2",
+    "batch.accumulation=2",
+    "clip.max_norm=0.5",
+    "schedule.kind=cosine",
+    "schedule.warmup_steps=7",
+)
+VARIANTS = {
+    "chartext": ("workload.name=chartext",),
+    "ndd": ("workload.name=ndd",),
+    "fp16": ("workload.name=chartext", "precision.amp=fp16", "optimizer.lr=0.01"),
+    "diffusion": ("workload.name=chartext", "workload.objective=diffusion", "precision.amp=bf16"),
+    "recurrent": ("workload.name=ndd", "workload.model=lstm", "optimizer.name=sgd", "optimizer.momentum=0.9"),
+}
+
+
+def sets_of(trainer: Trainer, variant: str) -> tuple[str, ...]:
+    base = trainer.ndd if "workload.name=ndd" in VARIANTS[variant] else trainer.chartext
+    return (
+        *base,
+        *EVERY_STEP,
+        *HARD,
+        *VARIANTS[variant],
+        "run.epochs=4",
+        "checkpoint.every_epochs=0",
+        "checkpoint.keep=100",
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stopped_and_resumed_equals_uninterrupted(trainer: Trainer, variant: str) -> None:
+    sets = sets_of(trainer, variant)
+    whole = trainer.train(*sets)
+    total = whole.identity.total_steps
+    per_epoch = whole.identity.steps_per_epoch
+    assert total == 4 * per_epoch > 30
+    # Once in the middle of an epoch and, further on, wherever the stop is heard.
+    parts = trainer.train(*sets, steer=stop_at(per_epoch + 3))
+    assert parts.end is not None
+    assert parts.end.status == "stopped"
+    assert 0 < parts.end.step < total
+    parts = trainer.train(resume=parts, steer=stop_at(3 * per_epoch))
+    parts = trainer.train(resume=parts) if parts.end is not None and parts.end.status == "stopped" else parts
+    assert parts.end is not None
+    assert parts.end.status == "done"
+    assert parts.losses == whole.losses
+    assert len(whole.losses) == total
+    assert equal(training_state(parts.state(total)), training_state(whole.state(total)))
+    evaluations = {each.step: each.metrics for each in whole.snapshot.evaluations}
+    assert {each.step: each.metrics for each in parts.snapshot.evaluations} == evaluations
+
+
+def test_a_checkpoint_between_two_epochs_goes_on_with_the_next(trainer: Trainer) -> None:
+    sets = (*trainer.ndd, *EVERY_STEP, "run.epochs=2", "workload.dropout=0.2", "checkpoint.keep=9")
+    whole = trainer.train(*sets)
+    again = trainer.train("checkpoint.keep=9", resume=whole, from_step=22)
+    assert again.end is not None
+    assert again.end.status == "done"
+    # `losses` compares the steps that were done twice.
+    assert again.losses == whole.losses
+    assert again.identity.resumed_step == 22
+    assert again.identity.resumed_from == "step-00000022.pt"
+
+
+@pytest.fixture
+def stopped(trainer: Trainer) -> Result:
+    """A run of 20 steps that may go on to 44, with checkpoints of steps 10 and 20."""
+    sets = (
+        *trainer.ndd,
+        *EVERY_STEP,
+        "run.epochs=2",
+        "workload.dropout=0.0",
+        "checkpoint.every_steps=10",
+        "evaluate.every_epochs=0",
+    )
+    first = trainer.train(*sets, "run.max_steps=20", "checkpoint.every_epochs=0")
+    assert first.checkpoints == [10, 20]
+    return first
+
+
+def test_a_finished_run_is_refused_and_stays_finished(trainer: Trainer, stopped: Result) -> None:
+    before = stopped.directory.events.read_bytes()
+    with pytest.raises(
+        UsageError, match=r"run ndd-001 has done all 20 steps; to go further, raise"
+    ) as caught:
+        trainer.open(resume=stopped)
+    assert caught.value.exit_status == EXIT_USAGE
+    assert stopped.directory.events.read_bytes() == before
+    assert stopped.snapshot.status == "done"
+
+
+def test_a_finished_run_may_go_further(trainer: Trainer, stopped: Result) -> None:
+    again = trainer.train("run.max_steps=30", resume=stopped)
+    assert again.end is not None
+    assert (again.end.status, again.end.step) == ("done", 30)
+    assert sorted(again.losses) == list(range(1, 31))
+    snapshot = again.snapshot
+    assert (snapshot.status, snapshot.step, snapshot.items) == ("done", 30, 30 * 16)
+    assert [x for x, _ in snapshot.loss_trend] == list(range(1, 31))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("batch.micro=8", "batch.micro x batch.accumulation was 16, now 8"),
+        ("batch.accumulation=3", "batch.micro x batch.accumulation was 16, now 48"),
+        ("run.seed=5", "run.seed was 1337, now 5"),
+    ],
+)
+def test_what_would_change_the_data_order_is_refused(
+    trainer: Trainer, stopped: Result, change: str, words: str
+) -> None:
+    before = stopped.directory.events.read_bytes()
+    with pytest.raises(UsageError, match=words) as caught:
+        trainer.open(change, "run.max_steps=30", resume=stopped)
+    assert "start a new run" in str(caught.value)
+    assert caught.value.exit_status == EXIT_USAGE
+    assert stopped.directory.events.read_bytes() == before
+    assert stopped.directory.live_owner() is None
+
+
+def test_another_workload_is_refused(trainer: Trainer, stopped: Result) -> None:
+    text = stopped.directory.config.read_text()
+    stopped.directory.config.write_text(
+        '[workload]\nname = "chartext"\nsize = "tiny"\n[run]\nmax_steps = 30\n'
+    )
+    with pytest.raises(UsageError, match=r"workload\.name was ndd, now chartext"):
+        trainer.open(resume=stopped)
+    stopped.directory.config.write_text(text)
+    trainer.open("run.max_steps=30", resume=stopped).close()
+
+
+def test_a_smaller_micro_batch_of_the_same_step_is_allowed(trainer: Trainer) -> None:
+    # The lstm normalises nothing over a micro-batch: how a step is cut changes no more than the rounding.
+    sets = (*trainer.ndd, *EVERY_STEP, "workload.model=lstm", "run.epochs=2")
+    whole = trainer.train(*sets, "run.max_steps=30")
+    first = trainer.train(*sets, "run.max_steps=20")
+    again = trainer.train("run.max_steps=30", "batch.micro=8", "batch.accumulation=2", resume=first)
+    assert again.end is not None
+    assert again.end.status == "done"
+    assert again.losses == pytest.approx(whole.losses, abs=1e-4)
+    assert len(again.losses) == 30
+    assert {window.micro_steps for window in again.windows if window.step > 20 and window.steps} == {2}
+
+
+@pytest.mark.parametrize(
+    "change", ["workload.hidden=[9]", "workload.model=lstm", "optimizer.name=sgd", "workload.samples=500"]
+)
+def test_another_model_or_data_is_refused_before_the_record_is_touched(
+    trainer: Trainer, stopped: Result, change: str
+) -> None:
+    events = stopped.directory.events.read_bytes()
+    with pytest.raises(UsageError, match=rf"{change.partition('=')[0]} was .*, now "):
+        trainer.train(change, "run.max_steps=30", resume=stopped)
+    assert stopped.directory.events.read_bytes() == events
+    # The checkpoints are as good as before.
+    healed = trainer.train("run.max_steps=30", resume=stopped)
+    assert healed.end is not None
+    assert healed.end.status == "done", healed.end.reason
+
+
+def test_data_that_was_replaced_is_a_usage_error(trainer: Trainer, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefgh" * 2000)
+    sets = ("workload.name=chartext", "workload.size=tiny", f"workload.data={text}", "checkpoint.every_steps=10")
+    first = trainer.train(*sets, "run.max_steps=10")
+    text.write_text("hgfedcba" * 2000)
+    again = trainer.train("run.max_steps=20", resume=first)
+    assert again.end is not None
+    assert (again.end.status, again.end.exit_status) == ("failed", EXIT_USAGE)
+    assert "the contents of the data" in again.end.reason
+
+
+def test_changed_settings_of_the_optimizer_take_effect(trainer: Trainer, stopped: Result) -> None:
+    again = trainer.train(
+        "run.max_steps=30",
+        "optimizer.lr=0.5",
+        "optimizer.weight_decay=0.25",
+        "optimizer.betas=[0.5,0.6]",
+        resume=stopped,
+    )
+    (group,) = again.state(30)["optimizer"]["param_groups"]
+    assert (group["lr"], group["weight_decay"], tuple(group["betas"])) == (0.5, 0.25, (0.5, 0.6))
+    assert [window.lr for window in again.windows if window.steps][-1] == 0.5
+
+
+def test_going_back_makes_the_new_branch_the_newest(trainer: Trainer, stopped: Result) -> None:
+    again = trainer.train(
+        "run.max_steps=14",
+        "run.seed=1337",
+        "optimizer.lr=0.2",
+        "checkpoint.keep=1",
+        resume=stopped,
+        from_step=10,
+    )
+    assert again.end is not None
+    assert (again.end.status, again.end.checkpoint) == ("done", "step-00000014.pt")
+    assert (again.directory.checkpoints / again.end.checkpoint).exists()
+    further = trainer.train("run.max_steps=16", resume=again)
+    assert further.identity.resumed_step == 14
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_works(trainer: Trainer, stopped: Result) -> None:
+    path = stopped.directory.checkpoints / "step-00000020.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 255
+    path.write_bytes(data)
+    failed = trainer.train("run.max_steps=30", resume=stopped)
+    assert failed.end is not None
+    assert (failed.end.status, failed.end.exit_status) == ("failed", 1)
+    assert "step-00000020.pt is damaged: its contents do not match their checksum" in failed.end.reason
+    assert "the previous one is good: add --from-step 10" in failed.end.reason
+    again = trainer.train("run.max_steps=30", resume=stopped, from_step=10)
+    assert again.end is not None
+    assert (again.end.status, again.end.step) == ("done", 30)
+    assert sorted(again.losses) == list(range(1, 31))
+
+
+def test_a_run_without_a_checkpoint_cannot_go_on(trainer: Trainer) -> None:
+    first = trainer.train(
+        *trainer.ndd, "run.max_steps=5", "checkpoint.at_end=false", "checkpoint.every_epochs=0"
+    )
+    again = trainer.train("run.max_steps=10", resume=first)
+    assert again.end is not None
+    assert again.end.status == "failed"
+    assert "holds no checkpoint; the run has to start anew" in again.end.reason
+
+
+def test_another_number_of_threads_is_a_warning(trainer: Trainer, stopped: Result) -> None:
+    again = trainer.train("run.max_steps=22", "run.threads=2", resume=stopped)
+    assert [mark.text for mark in again.marks("warning")] == [
+        "saved with 1 threads, now 2: losses may differ in the last digits"
+    ]
+    assert again.end is not None
+    assert again.end.status == "done"
+
+
+def test_a_torn_record_is_mended(trainer: Trainer, stopped: Result) -> None:
+    with stopped.directory.events.open("ab") as file:
+        file.write(b'{"v":1,"type":"window","t":17')
+    again = trainer.train("run.max_steps=24", resume=stopped)
+    assert sorted(again.losses) == list(range(1, 25))
+    assert len(again.events) == len(again.directory.events.read_bytes().splitlines())
+
+
+def test_the_record_of_a_moved_run_goes_on(trainer: Trainer, stopped: Result, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere" / "renamed"
+    moved.parent.mkdir()
+    stopped.directory.path.rename(moved)
+    again = trainer.train("run.max_steps=24", resume=Result(type(stopped.directory)(moved)))
+    assert again.end is not None
+    assert (again.end.status, again.directory.name) == ("done", "renamed")

@@ -1,0 +1,284 @@
+"""A run from its configuration to its end: what it records closes, and things happen at the steps they belong to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from train_help import EVERY_STEP, Result, Trainer, equal
+
+from ndd_engine.config import read
+from ndd_engine.errors import ConfigError, RunLockedError, UsageError
+from ndd_engine.record.events import EndEvent, RunEvent, WindowEvent, parse
+from ndd_engine.train.run import RunRequest
+from ndd_engine.workloads.ndd import Ndd
+
+STEPS_PER_EPOCH = 22  # of Trainer.ndd
+ENDLESS = ("run.epochs=100000",)
+
+
+def close(result: Result) -> int:
+    """Checks that every window of a run closes exactly; returns the nanoseconds of all of them."""
+    assert result.windows
+    for window in result.windows:
+        phases = {name: figures["host_ns"] for name, figures in window.phases.items() if "/" not in name}
+        assert sum(phases.values()) == window.wall_ns
+        assert all(ns >= 0 for ns in phases.values())
+    return sum(window.wall_ns for window in result.windows)
+
+
+def test_a_run_is_done_and_everything_it_did_is_in_its_record(trainer: Trainer) -> None:
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.epochs=2")
+    end = result.end
+    assert end == EndEvent(
+        "done", "all 44 steps are done", 44, 0, "step-00000044.pt", {"run": "ndd-001", "dropped_events": 0}
+    )
+    assert result.events[-1] == end
+    total = close(result)
+    snapshot = result.snapshot
+    assert (snapshot.status, snapshot.step, snapshot.progress) == ("done", 44, 1.0)
+    assert (snapshot.items, snapshot.tokens) == (44 * 16, 44 * 16 * 8)
+    assert snapshot.elapsed_s == pytest.approx(total * 1e-9)
+    assert [window.step for window in result.windows if window.steps] == list(range(1, 45))
+    assert set(result.losses) == set(range(1, 45))
+    assert [mark.step for mark in result.marks("epoch")] == [22, 44]
+    assert result.marks("epoch")[0].text == "epoch 1 of 2 done"
+    steps = {window.step: (window.epoch, window.epoch_step) for window in result.windows if window.steps}
+    assert (steps[1], steps[21], steps[22], steps[23]) == ((0, 1), (0, 21), (1, 0), (1, 1))
+    # The socket is gone, and the lock is free.
+    assert not result.directory.control_socket.exists()
+    assert result.directory.live_owner() is None
+
+
+def test_the_configuration_is_kept_as_resolved(trainer: Trainer) -> None:
+    sets = (*trainer.ndd, "run.max_steps=2")
+    result = trainer.train(*sets)
+    assert read(result.directory.config).resolve() == read(None, sets).resolve()
+    assert result.identity.config == read(None, sets).resolve().model_dump(mode="json")
+
+
+def test_windows_follow_one_another_without_a_gap(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.ndd,
+        *ENDLESS,
+        "run.max_steps=300",
+        "log.every_steps=1",
+        "log.window_s=0.02",
+        "evaluate.every_steps=50",
+    )
+    close(result)
+    windows = result.windows
+    assert sum(window.steps for window in windows) == 300
+    assert sum(window.items for window in windows) == 300 * 16
+    assert 2 < len([window for window in windows if window.steps]) < 300
+    lines = [item for item in map(parse, result.directory.events.read_bytes().splitlines()) if item]
+    ends = [t for t, event in lines if isinstance(event, WindowEvent)]
+    # From the end of the first window to the end of the last, by the calendar's clock.
+    assert sum(window.wall_ns for window in windows[1:]) * 1e-9 == pytest.approx(ends[-1] - ends[0], abs=0.2)
+    names = {name for window in windows for name in window.phases}
+    assert names >= {
+        "data_wait",
+        "forward",
+        "loss",
+        "backward",
+        "optimizer",
+        "zero_grad",
+        "log",
+        "evaluate",
+        "checkpoint",
+    }
+
+
+def test_evaluations_and_checkpoints_come_at_their_steps(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.ndd, "run.max_steps=50", "evaluate.every_steps=10", "evaluate.every_epochs=1",
+        "checkpoint.every_steps=15", "checkpoint.every_epochs=2", "checkpoint.keep=20", "checkpoint.every_minutes=0",
+    )  # fmt: skip
+    assert [mark.step for mark in result.marks("evaluation")] == [10, 20, 22, 30, 40, 44, 50]
+    assert [mark.step for mark in result.marks("checkpoint")] == [15, 30, 44, 45, 50]
+    assert result.checkpoints == [15, 30, 44, 45, 50]
+    snapshot = result.snapshot
+    assert [evaluation.step for evaluation in snapshot.evaluations] == [10, 20, 22, 30, 40, 44, 50]
+    best = min(snapshot.evaluations, key=lambda each: each.metrics["rmse"])
+    assert snapshot.best == best
+    statuses = [mark.data["status"] for mark in result.marks("status")]
+    assert statuses[:4] == ["evaluating", "training", "checkpointing", "training"]
+
+
+def test_what_is_switched_off_does_not_happen(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.ndd, "run.max_steps=25", "evaluate.every_epochs=0", "evaluate.at_end=false",
+        "checkpoint.every_epochs=0", "checkpoint.at_end=false", "checkpoint.every_minutes=0",
+    )  # fmt: skip
+    assert result.end is not None
+    assert (result.end.status, result.end.checkpoint) == ("done", None)
+    assert result.marks("evaluation") == result.marks("checkpoint") == []
+    assert result.checkpoints == []
+
+
+def test_a_checkpoint_is_written_when_the_last_one_is_long_ago(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.ndd, *ENDLESS, "run.max_steps=400", "checkpoint.every_epochs=0", "checkpoint.at_end=false",
+        "checkpoint.every_minutes=0.0005", "log.window_s=0.01",
+    )  # fmt: skip
+    assert len(result.marks("checkpoint")) >= 2
+    assert len(result.checkpoints) <= 3
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.ndd, "run.max_steps=40", "checkpoint.every_steps=5", "evaluate.every_steps=5", "checkpoint.keep=2",
+        "checkpoint.every_minutes=0",
+    )  # fmt: skip
+    best = result.snapshot.best
+    assert best is not None
+    assert result.checkpoints == sorted({best.step, 35, 40})
+
+
+def test_two_micro_batches_of_8_train_like_one_of_16(trainer: Trainer) -> None:
+    common = (
+        *trainer.chartext,
+        *EVERY_STEP,
+        "run.epochs=2",
+        "workload.dropout=0.0",
+        "optimizer.lr=0.003",
+        "clip.max_norm=1.0",
+    )
+    whole = trainer.train(*common, "batch.micro=16")
+    parts = trainer.train(*common, "batch.micro=8", "batch.accumulation=2")
+    assert len(whole.losses) > 10
+    assert parts.losses == pytest.approx(whole.losses, abs=1e-4)
+    assert {window.micro_steps for window in parts.windows if window.steps} == {2}
+    assert {window.items for window in parts.windows if window.steps} == {16}
+    assert parts.identity.total_steps == whole.identity.total_steps
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(trainer: Trainer) -> None:
+    common = (*trainer.chartext, *EVERY_STEP, "run.max_steps=8", "workload.dropout=0.2")
+    first, second, other = (trainer.train(*common, f"run.seed={seed}") for seed in (1, 1, 2))
+    assert first.losses == second.losses
+    assert equal(first.state(8)["model"], second.state(8)["model"])
+    assert first.losses != other.losses
+
+
+@pytest.mark.parametrize(
+    ("sets", "steps", "epochs"),
+    [
+        (("run.epochs=1",), STEPS_PER_EPOCH, 1),
+        (("run.epochs=3", "run.max_steps=10"), 10, 1),
+        (("run.epochs=1", "run.max_steps=100"), STEPS_PER_EPOCH, 1),
+        (("run.epochs=5", "run.max_steps=30"), 30, 2),
+    ],
+)
+def test_a_run_ends_at_whichever_comes_first(
+    trainer: Trainer, sets: tuple[str, ...], steps: int, epochs: int
+) -> None:
+    result = trainer.train(*trainer.ndd, *sets)
+    assert result.end is not None
+    assert (result.end.status, result.end.step) == ("done", steps)
+    identity = result.identity
+    assert (identity.total_steps, identity.epochs, identity.steps_per_epoch) == (
+        steps,
+        epochs,
+        STEPS_PER_EPOCH,
+    )
+
+
+def test_an_epoch_leaves_out_the_items_that_fill_no_step(trainer: Trainer) -> None:
+    result = trainer.train(*trainer.ndd, "batch.micro=10", "batch.accumulation=4", "run.epochs=2")
+    # 352 windows: 35 micro-batches, 8 whole steps.
+    assert result.identity.steps_per_epoch == 8
+    assert result.end is not None
+    assert result.end.step == 16
+
+
+def test_loader_workers_do_not_change_the_losses(trainer: Trainer) -> None:
+    common = (*trainer.ndd, *EVERY_STEP, "run.max_steps=30", "workload.dropout=0.2")
+    alone = trainer.train(*common)
+    helped = trainer.train(*common, "loader.workers=1", "loader.persistent=true")
+    assert helped.losses == alone.losses
+    assert len(helped.losses) == 30
+
+
+def test_mistakes_are_refused_before_anything_is_written(trainer: Trainer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        trainer.open("workload.name=ndd", f"workload.data={tmp_path}/none.csv", "batch.mikro=3")
+    text = str(caught.value)
+    # What is wrong with the file and what is wrong with the data come together.
+    assert "did you mean micro?" in text
+    assert "none.csv" in text
+    with pytest.raises(ConfigError, match=r"batch\.sequence"):
+        trainer.open(*trainer.ndd, "batch.sequence=4000")
+    assert not trainer.root.exists()
+
+
+def test_a_name_that_is_taken_is_refused(trainer: Trainer) -> None:
+    trainer.train(*trainer.ndd, "run.max_steps=1", "run.name=mine")
+    with pytest.raises(UsageError, match=r"--resume mine"):
+        trainer.open(*trainer.ndd, "run.name=mine")
+
+
+def test_a_run_that_is_being_written_cannot_be_opened_again(trainer: Trainer) -> None:
+    result = trainer.train(*trainer.ndd, "run.max_steps=2")
+    run = trainer.open("run.max_steps=4", resume=result)
+    before = result.directory.events.read_bytes()
+    with pytest.raises(RunLockedError, match="is being written by process"):
+        trainer.open("run.max_steps=4", resume=result)
+    assert result.directory.events.read_bytes() == before
+    run.close()
+    run.close()
+    trainer.open("run.max_steps=4", resume=result).close()
+
+
+def test_an_error_in_the_model_is_told_with_step_and_phase(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    plain = Ndd.loss
+
+    def loss(self: Ndd, output: object, batch: object) -> object:
+        calls.append(1)
+        if len(calls) == 7:
+            raise RuntimeError("shapes \x1b[31mdo not match\nsecond line")
+        return plain(self, output, batch)
+
+    monkeypatch.setattr(Ndd, "loss", loss)
+    result = trainer.train(
+        *trainer.ndd, "run.max_steps=20", "checkpoint.every_steps=4", "evaluate.every_epochs=0"
+    )
+    assert result.end is not None
+    assert (result.end.status, result.end.exit_status, result.end.step) == ("failed", 1, 6)
+    assert result.end.reason == (
+        "RuntimeError at step 7 in loss: shapes \\x1b[31mdo not match (the whole traceback is in console.log); "
+        "the last checkpoint is step 4; go on with: ndd-console train --resume ndd-001"
+    )
+    assert "second line" in result.directory.console_log.read_text()
+    # In the middle of a step nothing is saved: half of it may be done.
+    assert result.checkpoints == [4]
+
+
+def test_a_resume_from_a_socket_path_too_long_to_bind_still_trains(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.root = tmp_path / ("long" * 30) / "runs"
+    result = trainer.train(*trainer.ndd, "run.max_steps=2")
+    assert result.end is not None
+    assert result.end.status == "done"
+
+
+def test_the_record_begins_with_who_runs_what(trainer: Trainer) -> None:
+    before = time.time()
+    result = trainer.train(*trainer.chartext, "run.max_steps=1")
+    identity = next(event for event in result.events if isinstance(event, RunEvent))
+    assert (identity.workload, identity.item, identity.token, identity.tokens_per_item) == (
+        "chartext",
+        "window",
+        "character",
+        16,
+    )
+    assert (identity.items_per_step, identity.device, identity.card, identity.threads) == (8, "cpu", None, 1)
+    assert identity.versions.keys() >= {"ndd", "python", "torch", "system"}
+    assert (identity.resumed_step, identity.resumed_from) == (None, None)
+    first = parse(result.directory.events.read_bytes().splitlines()[0])
+    assert first is not None
+    assert before - 1 < first[0] < time.time() + 1
+    assert RunRequest(read(), trainer.root).resume is None

@@ -1,0 +1,188 @@
+"""A live run is paused, saved, evaluated and stopped from elsewhere; its record closes all the same."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from test_run import close
+from train_help import EVERY_STEP, Result, Trainer, until
+
+from ndd_engine.record.channel import send
+from ndd_engine.record.events import Event, WindowEvent
+from ndd_engine.train.control import Control, StopNow
+from ndd_engine.train.run import Run
+
+LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0", "evaluate.at_end=false")
+
+
+def test_pause_checkpoint_evaluate_resume_and_stop_through_the_socket(trainer: Trainer) -> None:
+    with trainer.beside(*trainer.ndd, *LONG, "log.every_steps=1", "log.window_s=0.02") as run:
+        result, socket = Result(run.directory), run.directory.control_socket
+        until(lambda: run.recorder.snapshot().step > 10)
+        send(socket, "pause")
+        until(lambda: run.recorder.snapshot().status == "paused")
+        at = run.recorder.snapshot().step
+        send(socket, "checkpoint")
+        send(socket, "evaluate")
+        until(lambda: result.marks("checkpoint") and result.marks("evaluation"))
+        send(socket, "checkpoint")
+        until(lambda: len(result.marks("checkpoint")) == 2)
+        time.sleep(0.3)
+        assert run.recorder.snapshot().status == "paused"
+        assert run.recorder.snapshot().step == at
+        send(socket, "resume")
+        until(lambda: run.recorder.snapshot().step > at + 10)
+        assert run.recorder.snapshot().status == "training"
+        send(socket, "evaluate")
+        until(lambda: len(result.marks("evaluation")) == 2)
+        send(socket, "checkpoint")
+        until(lambda: len(result.marks("checkpoint")) == 3)
+        send(socket, "stop")
+        assert run.finished.wait(60)
+    assert run.end is not None
+    assert (run.end.status, run.end.exit_status) == ("stopped", 0)
+    assert run.end.reason == f"stopped from another terminal; checkpoint at step {run.end.step}"
+    assert (
+        [mark.step for mark in result.marks("pause")]
+        == [mark.step for mark in result.marks("resume")]
+        == [at]
+    )
+    assert [mark.step for mark in result.marks("checkpoint")][:2] == [at, at]
+    assert result.checkpoints[-1] == run.end.step == result.snapshot.step
+    # The pause is in no window, what was done in it is.
+    total = close(result)
+    assert any("checkpoint" in window.phases and window.step == at for window in result.windows)
+    assert result.snapshot.elapsed_s == pytest.approx(total * 1e-9)
+    paused = result.marks("resume")[0].data["seconds"]
+    assert paused > 0.3
+
+
+def test_a_pause_takes_no_time_from_the_record(trainer: Trainer) -> None:
+    begin = time.perf_counter()
+    with trainer.beside(*trainer.ndd, *LONG) as run:
+        until(lambda: run.recorder.snapshot().status == "training" or run.control.paused or _pause_soon(run))
+        until(lambda: run.recorder.snapshot().status == "paused")
+        time.sleep(1.0)
+        run.control.request("resume")
+        until(lambda: run.recorder.snapshot().status == "training")
+        run.control.request("stop")
+        assert run.finished.wait(60)
+    spent = time.perf_counter() - begin
+    total = close(Result(run.directory)) * 1e-9
+    assert total < spent - 1.0
+
+
+def _pause_soon(run: Run) -> bool:
+    run.control.request("pause")
+    return False
+
+
+def test_a_paused_run_can_be_stopped_and_keeps_its_checkpoint(trainer: Trainer) -> None:
+    def steer(run: Run, event: Event) -> None:
+        if isinstance(event, WindowEvent) and event.step == 5:
+            run.control.request("pause")
+        if run.recorder.snapshot().status == "paused":
+            run.control.request("stop", "interrupted (Ctrl-C)", "interrupted")
+
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, steer=steer)
+    assert result.end is not None
+    assert (result.end.status, result.end.exit_status) == ("interrupted", 130)
+    assert result.checkpoints == [result.end.step]
+    close(result)
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_status"), [("stopped", 0), ("interrupted", 130), ("terminated", 143)]
+)
+def test_a_stop_ends_as_it_was_asked_for(trainer: Trainer, status: str, exit_status: int) -> None:
+    def steer(run: Run, event: Event) -> None:
+        if isinstance(event, WindowEvent) and event.step >= 3:
+            run.control.request("stop", "enough", status)
+            run.control.request("stop", "a later reason does not count", "stopped")
+
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, steer=steer)
+    assert result.end is not None
+    assert (result.end.status, result.end.exit_status) == (status, exit_status)
+    assert result.end.reason == f"enough; checkpoint at step {result.end.step}"
+    assert result.end.checkpoint == f"step-{result.end.step:08d}.pt"
+
+
+def test_a_stop_at_once_leaves_no_checkpoint(trainer: Trainer) -> None:
+    def steer(run: Run, event: Event) -> None:
+        if isinstance(event, WindowEvent) and event.step >= 3:
+            run.control.request("kill", "enough")
+
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, steer=steer)
+    assert result.end is not None
+    assert (result.end.status, result.end.reason, result.end.checkpoint) == (
+        "stopped",
+        "enough, at once",
+        None,
+    )
+    assert result.checkpoints == []
+
+
+def test_a_stop_is_heard_while_it_still_prepares(trainer: Trainer) -> None:
+    run = trainer.open(*trainer.ndd, *LONG)
+    run.control.request("stop", "changed my mind")
+    end = run.execute()
+    run.close()
+    assert (end.status, end.step, end.exit_status) == ("stopped", 0, 0)
+    assert Result(run.directory).windows == []
+
+
+def test_a_long_evaluation_can_be_left_at_once(trainer: Trainer) -> None:
+    def steer(run: Run, event: Event) -> None:
+        if run.recorder.snapshot().status == "evaluating":
+            run.control.request("kill", "enough")
+
+    # One item a batch, 3000 of them: long enough to be asked in the middle of it.
+    result = trainer.train(
+        *trainer.ndd, *LONG, "workload.samples=12000", "workload.eval_fraction=0.45", "batch.micro=2",
+        "evaluate.every_steps=2", steer=steer,
+    )  # fmt: skip
+    assert result.end is not None
+    assert result.end.reason == "enough, at once"
+    assert result.marks("evaluation") == []
+
+
+def test_requests_are_taken_once_and_states_stay() -> None:
+    control = Control()
+    assert not control.pending
+    control.request("checkpoint")
+    control.request("checkpoint")
+    control.request("evaluate")
+    assert control.pending
+    assert control.take_once() == {"checkpoint", "evaluate"}
+    assert not control.pending
+    assert control.take_once() == set()
+    control.request("pause")
+    control.take_once()
+    assert control.pending
+    assert control.paused
+    control.request("resume")
+    control.take_once()
+    assert not control.pending
+    control.request("stop", "first", "interrupted")
+    control.request("kill", "second", "stopped")
+    assert (control.stop_status, control.stop_reason) == ("interrupted", "first")
+    with pytest.raises(StopNow):
+        control.check_kill()
+    with pytest.raises(ValueError, match="unknown action"):
+        control.request("dance")
+
+
+def test_waiting_ends_when_something_is_asked() -> None:
+    control = Control()
+    control.wait(60)  # not paused: there is nothing to wait for
+    for action in ("resume", "checkpoint", "stop"):
+        control.request("pause")
+        control.take_once()
+        timer = threading.Timer(0.05, control.request, (action,))
+        timer.start()
+        begin = time.monotonic()
+        control.wait(60)
+        assert time.monotonic() - begin < 30
+        timer.join()

@@ -1,0 +1,334 @@
+"""Checkpoints on disk: whole or not there, checked when they are read, and never the last good one lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import random
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from train_help import equal
+
+from ndd_engine.errors import CheckpointError
+from ndd_engine.train.checkpoint import (
+    CheckpointStore,
+    Saved,
+    finite,
+    free_space,
+    newest_good,
+    random_state,
+    restore_random_state,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", 3)
+
+
+def state(step: int, size: int = 100) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "step": step,
+        "model": {"w": torch.full((size,), float(step))},
+        "random": random_state(CPU),
+    }
+
+
+def save(store: CheckpointStore, *steps: int, size: int = 100) -> list[Saved]:
+    return [store.save(step, state(step, size), None, True) for step in steps]
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(path.name for path in store.folder.iterdir())
+
+
+def steps(store: CheckpointStore) -> list[int]:
+    return [saved.step for saved in store.all()]
+
+
+def test_what_is_saved_is_loaded(store: CheckpointStore) -> None:
+    body = {**state(7), "nested": {"list": [1, 2.5, "x", None], "half": torch.ones(3, dtype=torch.bfloat16)}}
+    saved = store.save(7, body, 0.25, True)
+    assert store.all() == [saved]
+    assert (saved.step, saved.metric, saved.bytes) == (7, 0.25, saved.path.stat().st_size)
+    assert equal(store.load(saved), body)
+    found, loaded = newest_good(store)
+    assert found == saved
+    assert equal(loaded, body)
+    assert names(store) == ["step-00000007.json", "step-00000007.pt"]
+
+
+def test_saving_the_same_step_again_replaces_it(store: CheckpointStore) -> None:
+    save(store, 5)
+    store.save(5, {**state(5), "model": {"w": torch.zeros(1)}}, None, True)
+    assert steps(store) == [5]
+    assert equal(newest_good(store)[1]["model"], {"w": torch.zeros(1)})
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "flipped":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif how == "missing":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("truncated", "is damaged: .* instead of "),
+        ("flipped", "is damaged: its contents do not match their checksum"),
+        ("missing", "is missing"),
+        ("empty", "is damaged: 0 B instead of"),
+    ],
+)
+def test_damage_names_the_file_and_offers_the_previous_one(
+    store: CheckpointStore, how: str, words: str
+) -> None:
+    *_, last = save(store, 10, 20, 30)
+    damage(last.path, how)
+    with pytest.raises(CheckpointError, match=rf"step-00000030\.pt {words}"):
+        store.load(last)
+    with pytest.raises(
+        CheckpointError, match=r"step-00000030\.pt .*; the previous one is good: add --from-step 20"
+    ):
+        newest_good(store)
+    assert newest_good(store, 20)[1]["step"] == 20
+    with pytest.raises(CheckpointError, match=words):
+        newest_good(store, 30)
+
+
+def test_the_previous_one_that_is_offered_is_a_good_one(store: CheckpointStore) -> None:
+    first, second, third = save(store, 10, 20, 30)
+    damage(third.path, "flipped")
+    damage(second.path, "truncated")
+    with pytest.raises(CheckpointError, match="add --from-step 10"):
+        newest_good(store)
+    damage(first.path, "missing")
+    with pytest.raises(CheckpointError, match="no other checkpoint is good"):
+        newest_good(store)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b'{"step": 30}',
+        b'{"step": "x", "bytes": 1, "sha256": "", "t": 0}',
+        b"\xff\xfe",
+    ],
+)
+def test_without_a_readable_description_a_checkpoint_does_not_count(
+    store: CheckpointStore, text: bytes | None
+) -> None:
+    *_, last = save(store, 20, 30)
+    if text is None:
+        last.description.unlink()
+    else:
+        last.description.write_bytes(text)
+    assert steps(store) == [20]
+    assert newest_good(store)[0].step == 20
+
+
+def test_no_checkpoint_says_so_and_mentions_what_is_incomplete(store: CheckpointStore) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint; the run has to start anew"):
+        newest_good(store)
+    (saved,) = save(store, 4)
+    saved.description.unlink()
+    with pytest.raises(CheckpointError, match=r"\(step-00000004\.pt is incomplete\)"):
+        newest_good(store)
+
+
+def test_a_step_that_is_not_there_lists_those_that_are(store: CheckpointStore) -> None:
+    save(store, 10, 20)
+    with pytest.raises(CheckpointError, match="there is no checkpoint of step 15; there are: 10, 20"):
+        newest_good(store, 15)
+
+
+def test_the_newest_are_kept_and_the_best_one_besides(store: CheckpointStore) -> None:
+    for step, metric in ((10, 0.5), (20, 0.1), (30, 0.9), (40, None), (50, 0.3), (60, 0.4)):
+        store.save(step, state(step), metric, True)
+    assert steps(store) == [20, 40, 50, 60]
+    assert len(names(store)) == 8
+
+
+def test_the_best_may_be_the_highest(store: CheckpointStore) -> None:
+    for step, metric in ((10, 0.5), (20, 0.9), (30, 0.1), (40, 0.2), (50, 0.3)):
+        store.save(step, state(step), metric, False)
+    assert steps(store) == [20, 30, 40, 50]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_no_number_is_never_the_best(store: CheckpointStore, bad: float) -> None:
+    for step, metric in ((10, bad), (20, 0.9), (30, 0.5), (40, 0.6), (50, 0.7), (60, 0.8)):
+        store.save(step, state(step), metric, bad != math.inf)
+    assert (30 if bad != math.inf else 20) in steps(store)
+    assert 10 not in steps(store)
+
+
+def test_what_was_just_saved_is_kept_even_when_later_steps_lie_there(store: CheckpointStore) -> None:
+    save(store, 30, 40, 50)
+    # The run went back to an earlier step and goes on from there.
+    save(store, 20)
+    assert 20 in steps(store)
+    assert newest_good(store)[0].step == 20
+    save(store, 25)
+    assert newest_good(store)[0].step == 25
+
+
+def test_leftovers_of_a_crash_are_removed_and_foreign_files_are_not(store: CheckpointStore) -> None:
+    store.folder.mkdir()
+    (store.folder / "step-00000001.pt.tmp").write_bytes(b"torn")
+    (store.folder / "notes.txt").write_text("mine")
+    save(store, 2)
+    assert names(store) == ["notes.txt", "step-00000002.json", "step-00000002.pt"]
+
+
+class Bomb:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("form", ["zip", "bare"])
+def test_a_file_that_would_run_code_is_refused_even_with_a_matching_checksum(
+    store: CheckpointStore, tmp_path: Path, form: str
+) -> None:
+    import hashlib
+    import pickle
+
+    (good,) = save(store, 10)
+    ran = tmp_path / "ran"
+    body = {**state(20), "bomb": Bomb(f"touch {ran}")}
+    buffer = io.BytesIO()
+    if form == "zip":
+        torch.save(body, buffer)
+    else:
+        buffer.write(pickle.dumps(body["bomb"]))
+    data = buffer.getvalue()
+    path = store.folder / "step-00000020.pt"
+    path.write_bytes(data)
+    description = {
+        "format": 1,
+        "file": path.name,
+        "step": 20,
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "t": good.t + 1,
+    }
+    path.with_suffix(".json").write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match=r"step-00000020\.pt .*add --from-step 10"):
+        newest_good(store)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("body", [{"step": 3}, {"format": 2, "step": 3}, [1, 2]])
+def test_a_file_of_another_program_is_refused(store: CheckpointStore, body: Any) -> None:
+    saved = store.save(3, body, None, True)
+    with pytest.raises(CheckpointError, match="is not a checkpoint of this program"):
+        store.load(saved)
+
+
+def test_a_full_disk_keeps_the_last_good_one(small_disk: Callable[[int], Path]) -> None:
+    store = CheckpointStore(small_disk(512) / "checkpoints", 3)
+    save(store, 10, size=50_000)  # 200 KB of 512
+    before = names(store)
+    with pytest.raises(OSError, match="No space left on device"):
+        save(store, 20, size=100_000)
+    assert names(store) == before
+    assert newest_good(store)[1]["step"] == 10
+    # With space again it goes on, as if nothing had been.
+    save(store, 30, size=10_000)
+    assert steps(store) == [10, 30]
+
+
+def test_a_disk_with_room_for_all_but_the_description_is_left_as_it_was(
+    small_disk: Callable[[int], Path],
+) -> None:
+    disk = small_disk(1024)
+    store = CheckpointStore(disk / "checkpoints", 3)
+    (saved,) = save(store, 10, size=10_000)
+    before = names(store)
+    with (disk / "filler").open("wb", buffering=0) as filler:
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                filler.write(b"x" * 4096)
+        # Exactly as many pages as the checkpoint takes.
+        filler.truncate(filler.tell() - -(-saved.bytes // 4096) * 4096)
+    with pytest.raises(OSError, match="No space left"):
+        save(store, 20, size=10_000)
+    assert names(store) == before
+
+
+@pytest.mark.parametrize("room", [0, 1_000, 30_000, 200_000])
+def test_a_file_that_cannot_grow_keeps_the_last_good_one(store: CheckpointStore, room: int) -> None:
+    save(store, 10, size=100)
+    before = names(store)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(OSError):
+            save(store, 20, size=100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(store) == before
+    assert newest_good(store)[1]["step"] == 10
+
+
+def test_a_folder_that_is_a_file_is_an_oserror(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(OSError):
+        save(CheckpointStore(tmp_path / "checkpoints", 3), 1)
+
+
+def test_the_random_state_goes_on_where_it_was() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    random.gauss(0, 1)  # leaves half of a pair in the generator
+    buffer = io.BytesIO()
+    torch.save(random_state(CPU), buffer)
+    expected = (torch.rand(4), random.gauss(0, 1), random.random())
+    torch.manual_seed(99)
+    random.seed(99)
+    buffer.seek(0)
+    restore_random_state(torch.load(buffer, weights_only=True), CPU)
+    assert equal((torch.rand(4), random.gauss(0, 1), random.random()), expected)
+
+
+def test_a_model_that_is_not_finite_names_what_is_not() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert finite(model) is None
+    model[1].get_buffer("running_var")[1] = math.inf
+    assert finite(model) == "1.running_var"
+    with torch.no_grad():
+        model[0].get_parameter("weight")[0, 0] = math.nan
+    assert finite(model) == "0.weight"
+
+
+def test_free_space_is_none_where_it_cannot_be_asked(tmp_path: Path) -> None:
+    assert (free_space(tmp_path) or 0) > 0
+    assert free_space(tmp_path / "none") is None

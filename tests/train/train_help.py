@@ -1,0 +1,183 @@
+"""Tiny runs for the training tests: made, executed in this process or another, and read back from their log."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ndd_engine.config import read
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.train.run import Run, RunRequest
+
+NDD = (
+    "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]",
+    "batch.sequence=8", "batch.micro=16", "run.threads=1",
+)  # fmt: skip
+CHARTEXT = (
+    "workload.name=chartext", "workload.size=tiny", "workload.width=16",
+    "batch.sequence=16", "batch.micro=8", "run.threads=1",
+)  # fmt: skip
+EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
+
+
+@dataclass
+class Result:
+    """What a run left behind."""
+
+    directory: RunDir
+    end: EndEvent | None = None
+
+    @property
+    def events(self) -> list[Event]:
+        return [item[1] for item in map(parse, self.directory.events.read_bytes().splitlines()) if item]
+
+    @property
+    def windows(self) -> list[WindowEvent]:
+        return [event for event in self.events if isinstance(event, WindowEvent)]
+
+    @property
+    def identity(self) -> RunEvent:
+        """The newest `run` event."""
+        return [event for event in self.events if isinstance(event, RunEvent)][-1]
+
+    def marks(self, kind: str) -> list[MarkEvent]:
+        return [event for event in self.events if isinstance(event, MarkEvent) and event.kind == kind]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Loss by step; with EVERY_STEP each step has its own. Steps done twice must agree bit for bit."""
+        found: dict[int, float] = {}
+        for window in self.windows:
+            if window.last_loss is not None:
+                step, loss = window.last_loss
+                assert found.setdefault(step, loss) == loss, (
+                    f"step {step} was done twice with different losses"
+                )
+        return found
+
+    @property
+    def snapshot(self) -> Snapshot:
+        reader = RunReader(self.directory)
+        reader.poll()
+        return reader.snapshot()
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps of the checkpoints on disk."""
+        return sorted(
+            int(path.stem.partition("-")[2]) for path in self.directory.checkpoints.glob("step-*.json")
+        )
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What the checkpoint of a step holds."""
+        found: dict[str, Any] = torch.load(
+            self.directory.checkpoints / f"step-{step:08d}.pt", weights_only=True
+        )
+        return found
+
+
+class Trainer:
+    """Makes runs below `root`."""
+
+    def __init__(self, root: Path, text: Path) -> None:
+        self.root = root
+        self.chartext = (*CHARTEXT, f"workload.data={text}")
+        self.ndd = NDD
+
+    def open(
+        self, *sets: str, resume: Result | None = None, from_step: int | None = None, listener: Any = None
+    ) -> Run:
+        """An open run; with `resume` on the configuration that it wrote."""
+        directory = resume.directory if resume else None
+        draft = read(directory.config if directory else None, sets)
+        return Run.open(RunRequest(draft, self.root, directory, from_step), listener)
+
+    def train(
+        self,
+        *sets: str,
+        resume: Result | None = None,
+        from_step: int | None = None,
+        steer: Callable[[Run, Event], None] | None = None,
+    ) -> Result:
+        """Train to the end. steer: called with each recorded event, in the recorder's thread."""
+        made: list[Run] = []
+        listener = None if steer is None else lambda _, event: steer(made[0], event)
+        run = self.open(*sets, resume=resume, from_step=from_step, listener=None)
+        made.append(run)
+        run.recorder._listener = listener
+        try:
+            end = run.execute()
+        finally:
+            run.close()
+        return Result(run.directory, end)
+
+    @contextmanager
+    def beside(self, *sets: str, resume: Result | None = None) -> Iterator[Run]:
+        """A run that trains in a thread of its own meanwhile."""
+        run = self.open(*sets, resume=resume)
+        thread = threading.Thread(target=run.execute)
+        thread.start()
+        try:
+            yield run
+        finally:
+            run.control.request("kill")
+            thread.join(60)
+            run.close()
+            assert not thread.is_alive()
+
+    def process(self, *sets: str, name: str, resume: bool = False) -> subprocess.Popen[bytes]:
+        """The same in a real process, as a user starts it."""
+        options = [part for each in sets for part in ("--set", each)]
+        command = [sys.executable, "-m", "ndd_console", "--runs", str(self.root), "train", "--headless"]
+        command += ["--resume" if resume else "--run", name]
+        return subprocess.Popen(
+            [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+
+def stop_at(step: int) -> Callable[[Run, Event], None]:
+    """Steers a run to stop soon after a step."""
+
+    def steer(run: Run, event: Event) -> None:
+        if isinstance(event, WindowEvent) and event.step >= step:
+            run.control.request("stop", "far enough")
+
+    return steer
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for something that must happen."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Two nested states, bit for bit."""
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(equal, left, right))
+    return bool(left == right)
+
+
+def training_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The part of a checkpoint that two equal runs share."""
+    return {key: state[key] for key in ("step", "model", "optimizer", "scaler", "random")}

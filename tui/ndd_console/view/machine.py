@@ -1,0 +1,94 @@
+"""What was detected of the machine, as lines of text with their reasons."""
+
+from __future__ import annotations
+
+import os
+
+from ndd_engine.hardware.card import Card, Machine, Process
+from ndd_engine.hardware.host import Host
+from ndd_engine.text import MISSING, number, printable, size
+
+_LABEL = 12
+
+
+def describe(machine: Machine) -> list[str]:
+    """The machine as lines of text, safe for a terminal."""
+    lines: list[str] = []
+    for item in machine.cards:
+        lines += [*_card_lines(item), ""]
+    if not machine.cards:
+        lines += [f"no card: {machine.reasons['nvml']}", ""]
+    lines += [_line("device", machine.device, machine.reasons["device"]), *_host_lines(machine.host)]
+    lines += [f"warning: {problem}" for problem in machine.problems]
+    return [printable(line) for line in lines]
+
+
+def _line(label: str, value: str, why: str | None = None) -> str:
+    return f"{label:<{_LABEL}}{value}" + (f"  ({why})" if why else "")
+
+
+def _card_lines(item: Card) -> list[str]:
+    where = f"cuda:{item.index}" if item.index is not None else "no torch device"
+    lines = [
+        item.name,
+        _line("  device", where, item.reasons.get("index")),
+        _line(
+            "  memory",
+            f"{size(item.memory_total_bytes)}, {size(item.free_bytes)} free",
+            item.reasons.get("memory"),
+        ),
+        _line("  others", *_others(item)),
+    ]
+    if item.mig:
+        lines.append(
+            _line("  MIG", f"instance {item.mig_profile or MISSING} of {item.mig_parent or MISSING}")
+        )
+    elif "mig" in item.reasons:
+        lines.append(_line("  MIG", "on", item.reasons["mig"]))
+    cuda = ", ".join(
+        f"{name} {version}"
+        for name, version in (("up to CUDA", item.cuda_driver), ("torch built with CUDA", item.cuda_torch))
+        if version is not None
+    )
+    lines.append(_line("  driver", item.driver or MISSING, cuda))
+    capability = item.compute_capability
+    shown = MISSING if capability is None else f"{capability[0]}.{capability[1]}"
+    lines.append(_line("  compute", f"capability {shown}", item.reasons.get("compute_capability")))
+    profile = item.profile
+    if profile is None:
+        lines.append(_line("  peak", MISSING, item.reasons.get("profile")))
+    else:
+        rates = ", ".join(f"{kind} {number(value)}" for kind, value in profile.dense_tflops.items())
+        lines.append(_line("  peak", f"dense peak TFLOP/s: {rates}", item.reasons.get("profile")))
+        lines.append(_line("", f"memory {number(profile.bandwidth_gb_s)} GB/s; {profile.source}"))
+    if item.uuid is not None:
+        lines.append(_line("  id", item.uuid))
+    return lines
+
+
+def _others(item: Card) -> tuple[str, str | None]:
+    """What is used on the card by others than this command, and by whom."""
+    if item.processes is None:
+        return f"{size(item.used_bytes)} used", item.reasons.get("processes", "by whom is not known")
+    there = [process for process in item.processes if process.pid != os.getpid()]
+    who = ", ".join(_process(process) for process in there) or "no process is listed"
+    return f"{size(item.used_bytes)} used", who
+
+
+def _process(process: Process) -> str:
+    return f"{process.name or 'another'} (pid {process.pid}) {size(process.used_bytes)}"
+
+
+def _host_lines(host: Host) -> list[str]:
+    limit, why = host.memory_limit_bytes, host.reasons.get("memory_limit_bytes")
+    memory = (
+        size(host.memory_total_bytes)
+        if limit is None
+        else f"{size(limit)} of {size(host.memory_total_bytes)}"
+    )
+    return [
+        _line("host", host.hostname),
+        _line("processor", host.cpu),
+        _line("cores", f"{host.usable_cpus:g} usable", host.reasons.get("usable_cpus")),
+        _line("memory", memory, why),
+    ]
