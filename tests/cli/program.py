@@ -33,8 +33,8 @@ def run(*arguments: str, folder: Path, timeout: float = 90, **extra: str) -> sub
     )
 
 
-def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """The running program."""
+def start(*arguments: str, folder: Path, group: bool = False) -> subprocess.Popen[str]:
+    """The running program. group: in a process group of its own, as a shell starts it."""
     return subprocess.Popen(
         [sys.executable, "-m", "ndd_console", "--runs", str(folder / "runs"), *arguments],
         cwd=folder,
@@ -43,4 +43,5 @@ def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=group,
     )

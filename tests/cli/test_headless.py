@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -149,3 +150,26 @@ def test_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
     process.stdout.close()
     assert process.wait(timeout=60) == 0
     assert status(tmp_path) == "done"
+
+
+def test_interrupt_of_the_whole_group_with_loader_workers(tmp_path: Path) -> None:
+    """Ctrl-C reaches the workers too; they must live until the checkpoint."""
+    process = start(
+        "train", "--run", "one", *ENDLESS, "--set", "loader.workers=2", folder=tmp_path, group=True
+    )
+    wait_for(tmp_path, '"type":"window"')
+    os.killpg(process.pid, signal.SIGINT)
+    returned, out, err = finish(process)
+    assert returned == 130 and "checkpoint at step" in out, out + err
+    assert status(tmp_path) == "interrupted"
+
+
+def test_reader_that_stops_reading_stops_neither_run_nor_record(tmp_path: Path) -> None:
+    every_step = ("--set", "log.window_s=0", "--set", "checkpoint.every_epochs=0")
+    process = start(
+        "train", "--run", "one", "--json", *ENDLESS, *every_step, "--max-steps", "400", folder=tmp_path
+    )
+    wait_for(tmp_path, '"type":"end"')
+    assert status(tmp_path) == "done"
+    process.kill()
+    process.communicate()

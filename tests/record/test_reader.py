@@ -80,6 +80,15 @@ def test_lines_that_make_no_sense_are_skipped(run: RunDir) -> None:
     assert read(run).step == 2
 
 
+def test_lines_whose_fields_are_of_the_wrong_kind_are_skipped(run: RunDir) -> None:
+    append(run, run_event(), window(1), window(2, phases=None), mark("evaluation", 2, metrics=[1]), window(3))
+    with run.events.open("a") as file:
+        file.write('{"v":1,"type":"run","t":1.0,' + '"step":"x"}\n')
+    append(run, window(4))
+    assert read(run).step == 4
+    assert load_state(run).snapshot().step == 4
+
+
 def test_no_log_yet_is_a_run_that_prepares(run: RunDir) -> None:
     lock = RunLock(run)
     lock.acquire()

@@ -174,13 +174,31 @@ def test_another_model_or_data_is_refused_before_the_record_is_touched(
 def test_data_that_was_replaced_is_a_usage_error(trainer: Trainer, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abcdefgh" * 2000)
-    sets = ("workload.name=chartext", "workload.size=tiny", f"workload.data={text}", "checkpoint.every_steps=10")
+    sets = (
+        "workload.name=chartext",
+        "workload.size=tiny",
+        f"workload.data={text}",
+        "checkpoint.every_steps=10",
+    )
     first = trainer.train(*sets, "run.max_steps=10")
     text.write_text("hgfedcba" * 2000)
     again = trainer.train("run.max_steps=20", resume=first)
     assert again.end is not None
     assert (again.end.status, again.end.exit_status) == ("failed", EXIT_USAGE)
     assert "the contents of the data" in again.end.reason
+
+
+def test_a_resume_from_another_folder_finds_its_data(
+    trainer: Trainer, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text(text_file.read_text())
+    first = trainer.train(*trainer.chartext, "workload.data=mine.txt", "run.max_steps=3")
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    again = trainer.train("run.max_steps=6", resume=first)
+    assert again.end is not None
+    assert (again.end.status, again.end.step) == ("done", 6)
 
 
 def test_changed_settings_of_the_optimizer_take_effect(trainer: Trainer, stopped: Result) -> None:

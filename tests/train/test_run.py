@@ -11,6 +11,7 @@ from train_help import EVERY_STEP, Result, Trainer, equal
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, RunLockedError, UsageError
 from ndd_engine.record.events import EndEvent, RunEvent, WindowEvent, parse
+from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.run import RunRequest
 from ndd_engine.workloads.ndd import Ndd
 
@@ -104,6 +105,14 @@ def test_evaluations_and_checkpoints_come_at_their_steps(trainer: Trainer) -> No
     assert snapshot.best == best
     statuses = [mark.data["status"] for mark in result.marks("status")]
     assert statuses[:4] == ["evaluating", "training", "checkpointing", "training"]
+
+
+def test_the_checkpoint_at_the_end_carries_the_metric_of_the_end(trainer: Trainer) -> None:
+    for more in ((), ("checkpoint.every_steps=5",), ("checkpoint.every_steps=5", "evaluate.every_epochs=0")):
+        result = trainer.train(*trainer.ndd, "run.max_steps=10", *more)
+        (evaluation,) = result.snapshot.evaluations
+        newest = CheckpointStore(result.directory.checkpoints, 9).all()[-1]
+        assert (newest.step, newest.metric) == (10, evaluation.metrics["rmse"])
 
 
 def test_what_is_switched_off_does_not_happen(trainer: Trainer) -> None:
@@ -256,6 +265,27 @@ def test_an_error_in_the_model_is_told_with_step_and_phase(
     assert "second line" in result.directory.console_log.read_text()
     # In the middle of a step nothing is saved: half of it may be done.
     assert result.checkpoints == [4]
+
+
+def test_a_model_that_leaves_the_program_fails_the_run(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ndd, "loss", lambda *_: exit(3))
+    result = trainer.train(*trainer.ndd, "run.max_steps=20")
+    assert result.end is not None
+    assert (result.end.status, result.end.exit_status) == ("failed", 1)
+    assert "SystemExit at step 1 in loss" in result.end.reason
+
+
+def test_an_error_in_an_evaluation_names_the_step_before_it(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ndd, "metric", lambda _: None)
+    result = trainer.train(*trainer.ndd, "run.max_steps=20", "evaluate.every_steps=7")
+    assert result.end is not None
+    assert result.end.reason.startswith("AttributeError at step 7 in evaluate: ")
+    # Between two steps the state is whole: nothing is lost.
+    assert result.checkpoints == [7]
 
 
 def test_a_resume_from_a_socket_path_too_long_to_bind_still_trains(trainer: Trainer, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 from test_run import close
@@ -13,6 +14,7 @@ from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.train.control import Control, StopNow
 from ndd_engine.train.run import Run
+from ndd_engine.workloads.ndd import Ndd
 
 LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0", "evaluate.at_end=false")
 
@@ -91,6 +93,26 @@ def test_a_paused_run_can_be_stopped_and_keeps_its_checkpoint(trainer: Trainer) 
     assert (result.end.status, result.end.exit_status) == ("interrupted", 130)
     assert result.checkpoints == [result.end.step]
     close(result)
+
+
+def test_what_is_due_is_done_before_a_stop_is_obeyed(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls, runs = Ndd.loss, [], []
+
+    def loss(self: Ndd, output: Any, batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 10:
+            runs[0].control.request("stop", "enough")
+        return plain(self, output, batch)
+
+    monkeypatch.setattr(Ndd, "loss", loss)
+    result = trainer.train(
+        *trainer.ndd, *LONG, "evaluate.every_steps=10", steer=lambda run, _: runs.append(run)
+    )
+    assert result.end is not None
+    assert (result.end.status, result.end.step) == ("stopped", 10)
+    assert [mark.step for mark in result.marks("evaluation")] == [10]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 from train_help import equal
 
 from ndd_engine.errors import CheckpointError
+from ndd_engine.train import checkpoint
 from ndd_engine.train.checkpoint import (
     CheckpointStore,
     Saved,
@@ -27,6 +29,7 @@ from ndd_engine.train.checkpoint import (
     random_state,
     restore_random_state,
 )
+from ndd_engine.train.control import StopNow
 
 CPU = torch.device("cpu")
 
@@ -74,6 +77,44 @@ def test_saving_the_same_step_again_replaces_it(store: CheckpointStore) -> None:
     store.save(5, {**state(5), "model": {"w": torch.zeros(1)}}, None, True)
     assert steps(store) == [5]
     assert equal(newest_good(store)[1]["model"], {"w": torch.zeros(1)})
+
+
+def test_however_often_a_step_is_saved_it_is_one_checkpoint(store: CheckpointStore) -> None:
+    save(store, 1, 5, 5, 5, 6, 5)
+    assert steps(store) == [1, 6, 5]
+    assert len(names(store)) == 6
+    assert newest_good(store)[0].step == 5
+
+
+def test_a_clock_that_steps_back_does_not_change_the_order(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([5_000.0, 1_000.0, 3_000.0, 1_000.0])
+    monkeypatch.setattr(checkpoint.time, "time", lambda: next(times))
+    save(store, 10, 20, 30, 40)
+    assert steps(store) == [20, 30, 40]
+    assert newest_good(store)[0].step == 40
+
+
+@pytest.mark.parametrize("delay_s", [0.002, 0.01, 0.03, 0.06])
+def test_a_stop_at_once_in_the_middle_of_saving_is_a_stop(store: CheckpointStore, delay_s: float) -> None:
+    def stop(*_: object) -> None:
+        raise StopNow
+
+    save(store, 10)
+    body = state(20, size=10_000_000)  # 40 MB: a signal comes while it is written
+    previous = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(StopNow):
+            signal.setitimer(signal.ITIMER_REAL, delay_s)
+            while True:
+                store.save(20, body, None, True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert [name for name in names(store) if name.endswith(".tmp")] == []
+    found, loaded = newest_good(store)
+    assert loaded["step"] == found.step
 
 
 def damage(path: Path, how: str) -> None:
