@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 
+import psutil
 import pytest
 from train_help import EVERY_STEP, Result, Trainer, equal, stop_at, training_state, until
 
@@ -31,13 +32,27 @@ def newest_step(result: Result) -> int:
 
 
 def kill_at(process: subprocess.Popen[bytes], result: Result, step: int) -> None:
-    """kill -9 when the run has done that many steps."""
+    """kill -9 when the run has done that many steps; everything that it started has to go with it."""
+    helpers: list[psutil.Process] = []
     try:
         until(lambda: newest_step(result) >= step or process.poll() is not None)
         assert process.poll() is None, "it ended before it could be killed"
+        helpers = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(30)
+        try:
+            until(lambda: not any(map(lives, helpers)), 20)
+        finally:
+            for helper in filter(lives, helpers):
+                helper.kill()
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -84,7 +99,6 @@ def test_killed_again_and_again_it_still_arrives(trainer: Trainer) -> None:
     sets = (*trainer.ndd, *EVERY_STEP, *LONG)
     result = Result(RunDir(trainer.root / "often"))
     kill_at(trainer.process(*sets, "loader.workers=1", name="often"), result, 30)
-    # Its worker may live on for a few seconds; it holds nothing.
     assert result.directory.live_owner() is None
     first = max(result.losses)
     kill_at(trainer.process("loader.workers=0", name="often", resume=True), result, first + 30)

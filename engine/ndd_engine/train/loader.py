@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -171,16 +173,26 @@ def _workers(workers: int, prefetch: int | None) -> dict[str, Any]:
         # Imported once there instead of once in every worker.
         multiprocessing.set_forkserver_preload(["torch"])
     return {
-        "worker_init_fn": deaf,
+        "worker_init_fn": belong,
         "num_workers": workers,
         "prefetch_factor": prefetch,
         "multiprocessing_context": multiprocessing.get_context(method),
     }
 
 
-def deaf(_worker: int) -> None:
-    """In a worker: Ctrl-C is for the training process, which still wants batches until its checkpoint."""
+def belong(_worker: int) -> None:
+    """In a worker: Ctrl-C is for the training process, which still wants batches; its death ends the worker too.
+
+    torch's own watch looks at the fork server, and the fork server waits for its workers: both would stay for ever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (owner := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(owner,), name="ndd-owner", daemon=True).start()
+
+
+def _end_with(owner: Any) -> None:
+    owner.join()
+    os._exit(1)
 
 
 def checksum(data: Dataset[Any], items: int, looked_at: int = 16) -> int:
