@@ -1,6 +1,6 @@
 """Makes the pictures in this folder from the running program: real runs on this machine, nothing staged.
 
-    make screenshots        needs rsvg-convert and a monospace font for the PNG; without it only the SVG is made
+make screenshots        needs rsvg-convert and a monospace font for the PNG; without it only the SVG is made
 """
 
 from __future__ import annotations

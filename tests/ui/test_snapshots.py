@@ -81,7 +81,9 @@ def test_failed(snap_compare: Any) -> None:
 
 
 def test_preparing(snap_compare: Any) -> None:
-    value = empty_snapshot(run=run_event(), sample=sample(), started_t=T0, preparing_t=T0, stage="compiling the model")
+    value = empty_snapshot(
+        run=run_event(), sample=sample(), started_t=T0, preparing_t=T0, stage="compiling the model"
+    )
     assert snap_compare(live(source=FakeSource(value)), terminal_size=(80, 24))
 
 
