@@ -44,7 +44,7 @@ def test_a_hopeless_size_is_not_tried(speeds: dict[tuple[str, int], float]) -> N
     speeds.update({("tiny", 1): 200.0, ("mini", 1): 60.0, ("small", 1): 7.0})  # trying medium would fail
     choice = choose_size(read(), CPU, TOLD.append)
     assert choice.size == "small"
-    assert "medium predicted" in choice.reason
+    assert "(medium 1.1 predicted, 5 wanted)" in choice.reason
 
 
 def test_one_thread_is_taken_where_two_are_slower(speeds: dict[tuple[str, int], float]) -> None:

@@ -66,7 +66,7 @@ def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], No
             )
         torch.set_num_threads(threads)
     # Short enough for one line of a narrow screen.
-    return Choice(size, f"no CUDA card: size {size}, {number(rate)} steps/s when tried{too_slow}")
+    return Choice(size, f"no CUDA card: size {size}, {number(rate, 2)} steps/s{too_slow}")
 
 
 def _largest(
@@ -84,11 +84,11 @@ def _largest(
         # A size that is far too slow by its multiplications is not worth the seconds of trying it.
         predicted = measured * work / size_work
         if measured and predicted < wanted * HOPELESS:
-            return chosen, measured, f"; {size} predicted {number(predicted)}, wanted {wanted:g}"
+            return chosen, measured, f" ({size} {number(predicted, 2)} predicted, {wanted:g} wanted)"
         progress(f"measuring model size {size} on this processor")
         rate = steps_per_second(config, workload, device, 1 / (wanted * MARGIN))
         if measured and rate < wanted * MARGIN:
-            return chosen, measured, f"; {size} {number(rate)}, wanted {wanted:g}"
+            return chosen, measured, f" ({size} {number(rate, 2)}, {wanted:g} wanted)"
         chosen, measured, work = size, rate, size_work
         if rate < wanted * MARGIN:
             break
