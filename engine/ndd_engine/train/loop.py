@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -276,6 +277,11 @@ class Loop:
         }
 
     # What is recorded.
+
+    def record_rest(self) -> None:
+        """The time since the last window, when the loop was left by an error."""
+        with contextlib.suppress(Exception):
+            self._window()
 
     def _between(self) -> None:
         """Inside a long evaluation: windows go on, and a stop at once is heard."""

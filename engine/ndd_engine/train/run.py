@@ -145,8 +145,10 @@ class Run:
         try:
             status = prepared.loop.run()
         except (StopNow, TrainingError):
+            prepared.loop.record_rest()
             raise
         except Exception as error:  # noqa: BLE001
+            prepared.loop.record_rest()
             return self._failed(error)
         finally:
             prepared.close()
