@@ -7,17 +7,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow lint bench screenshots clean
+.PHONY: run test lint bench screenshots clean
 
 run: $(VENV)/.run
 	@$(BIN)/ndd-console train $(ARGS)
 
 test: lint
 	$(BIN)/python -m pytest
-
-# What takes longer than a minute: training each workload on real data.
-test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
