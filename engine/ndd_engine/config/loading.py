@@ -46,6 +46,12 @@ class Draft:
         return str(self._written("workload", "name", DEFAULT_WORKLOAD))
 
     @property
+    def run_name(self) -> str | None:
+        """The run's name as written, or None."""
+        found = self._written("run", "name", None)
+        return None if found is None else str(found)
+
+    @property
     def size(self) -> str | None:
         """The size as written: a name, "auto" or None."""
         found = self._written("workload", "size", None)

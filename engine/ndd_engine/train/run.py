@@ -77,8 +77,7 @@ class Run:
         if request.resume is not None:
             directory = request.resume
         else:
-            name = _written_name(request.draft)
-            directory = new_run_dir(request.root, name, request.draft.workload)
+            directory = new_run_dir(request.root, request.draft.run_name, request.draft.workload)
         lock = RunLock(directory)
         try:
             lock.acquire()
@@ -226,8 +225,3 @@ def append(path: Path, text: str) -> None:
     """Add text to a log; a full disk must not hide the failure that is being told."""
     with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write(text)
-
-
-def _written_name(draft: Draft) -> str | None:
-    name = draft._written("run", "name", None)
-    return None if name is None else str(name)
