@@ -14,21 +14,11 @@ from ndd_engine.text import duration, number, printable, size
 from ndd_engine.train.preflight import preflight
 from ndd_engine.workloads.facts import facts
 
-from .completion import workload_names
+from .options import configuration
 
 
 @click.command()
-@click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--workload", metavar="NAME", help="Workload (default: chartext).", shell_complete=workload_names
-)
-@click.option(
-    "--set",
-    "sets",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Set a value, as in batch.micro=64; may be repeated.",
-)
+@configuration
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Check a configuration and its data, and measure roughly what a step needs here. Nothing is written."""

@@ -14,21 +14,12 @@ from ndd_engine.record.rundir import RunDir, find_run, runs_root
 from ndd_engine.train.preflight import preflight
 from ndd_engine.train.run import RunRequest
 
-from .completion import run_names, workload_names
+from .completion import run_names
+from .options import configuration
 
 
 @click.command()
-@click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--workload", metavar="NAME", help="Workload to train (default: chartext).", shell_complete=workload_names
-)
-@click.option(
-    "--set",
-    "sets",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Set a value, as in batch.micro=64; may be repeated.",
-)
+@configuration
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Stop after N optimizer steps.")
 @click.option("--run", "name", metavar="NAME", help="Name of the run (default: the workload and a number).")
 @click.option(

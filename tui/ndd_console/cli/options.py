@@ -1,0 +1,32 @@
+"""Options that several commands share: which configuration is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from .completion import workload_names
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def configuration(command: Command) -> Command:
+    """The argument CONFIG and the options --workload and --set, passed as `config`, `workload` and `sets`."""
+    for decorate in (
+        click.option(
+            "--set",
+            "sets",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="Set a value, as in batch.micro=64; may be repeated.",
+        ),
+        click.option(
+            "--workload", metavar="NAME", help="Workload (default: chartext).", shell_complete=workload_names
+        ),
+        click.argument("config", required=False, type=click.Path(path_type=Path)),
+    ):
+        command = decorate(command)
+    return command
