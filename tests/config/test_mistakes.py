@@ -79,7 +79,12 @@ def test_a_mistake_names_file_line_key_found_and_allowed(toml: Path) -> None:
     [
         (
             "batch.mikro=4",
-            ["batch.mikro = 4", "unknown key", "did you mean micro?", "accumulation, micro, sequence"],
+            [
+                "batch.mikro = 4",
+                "unknown key",
+                "did you mean micro?",
+                "accumulation, effective, micro, sequence",
+            ],
         ),
         ("bacth.micro=4", ["bacth", "unknown key", "did you mean batch?"]),
         ("optimizer.warmup_steps=4", ["unknown key", "it belongs to [schedule]"]),

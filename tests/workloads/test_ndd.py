@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ndd_engine.config.schema import Config, NddSection
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.eeg_signals import SEIZURE, clip_outliers, standardise, synthetic
 from ndd_engine.workloads.facts import facts

@@ -1,8 +1,8 @@
 """TOML and --set into a checked configuration; every mistake is reported at once.
 
 A value is looked up in three layers, the last one that has it wins: the workload's defaults, the file, the command
-line. A size stands for several values, which count in the layer where the size is written, below what else is written
-there. So a command-line value beats the file, and a default never beats anything.
+line. A size or a preset stands for several values, which count in the layer where it is written, below what else is
+written there. So a command-line value beats the file, and a default never beats anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ndd_engine.errors import ConfigError, Problem
 from ndd_engine.text import printable
 
 from .messages import explain, meant, shown, suggest
-from .schema import WORKLOADS, Config
+from .schema import Config
+from .workload_sections import OWN, WORKLOADS
 
 Table = dict[str, Any]
 DEFAULT_WORKLOAD = "chartext"
@@ -67,12 +68,13 @@ class Draft:
         """The sizes of this workload."""
         return tuple(self.profile.get("sizes", {}))
 
-    def resolve(self, size: str | None = None) -> Config:
+    def resolve(self, size: str | None = None, memory_gb: float | None = None) -> Config:
         """The checked configuration with the given size (default: the one that is written).
 
+        memory_gb: of the card, where the size was found for it; the profile may have a batch for such cards.
         Raises ConfigError with every problem.
         """
-        merged, problems = self._merged(size)
+        merged, problems = self._merged(size, memory_gb)
         try:
             config = Config.model_validate(merged)
         except ValidationError as error:
@@ -97,38 +99,50 @@ class Draft:
                 merged.setdefault("run", {}).setdefault("epochs", 1)
         return None
 
-    def _merged(self, size: str | None) -> tuple[Table, list[Problem]]:
-        """All layers in one table, with the values of the size; and what is wrong with the size."""
+    def _merged(self, size: str | None, memory_gb: float | None = None) -> tuple[Table, list[Problem]]:
+        """All layers in one table, with what the size and the preset stand for; and what is wrong with either."""
         size = size if size is not None else self.size
         if size == "auto" and self.auto:
             size = self.auto["candidates"][0]
         problems: list[Problem] = []
-        tier = self.profile.get("sizes", {}).get(size) if size is not None else {}
-        if tier is None:
+        sizes = self.profile.get("sizes", {})
+        tier = sizes.get(size, {}) if size is not None else {}
+        if size is not None and size not in sizes and self.profile:
             allowed = ", ".join((*self.sizes, "auto") if self.auto else self.sizes)
             problems.append(
                 self.problem(("workload", "size"), "there is no such size", size, allowed or "none")
             )
-            tier = {}
-        # A size stands for its values: they go where the size itself is written.
-        owner = next(
-            (
-                i
-                for i, (_, layer) in reversed(list(enumerate(self.layers)))
-                if _has(layer, ("workload", "size"))
-            ),
-            0,
+        preset = self._written("run", "preset", None)
+        known = isinstance(preset, str) and preset in ndd_profiles.names("presets")
+        # Each stands for its values where it is written itself: a size below a preset below single keys.
+        stands_for = (
+            (self._layer_of(("workload", "size")), tier),
+            (self._layer_of(("workload", "size")), self._card_tier(memory_gb)),
+            (self._layer_of(("run", "preset")), ndd_profiles.read("presets", str(preset)) if known else {}),
         )
         merged: Table = {}
         for index, (_, layer) in enumerate(self.layers):
-            if index == owner and owner > 0:
-                _merge(merged, tier)
-            _merge(merged, layer)
-            if index == owner == 0:
-                _merge(merged, tier)
+            values = [value for owner, value in stands_for if owner == index]
+            # The defaults are the lowest of all.
+            for table in (layer, *values) if index == 0 else (*values, layer):
+                _put_on_top(merged, table)
         if size is not None and isinstance(merged.get("workload"), dict):
             merged["workload"]["size"] = size
         return merged, problems
+
+    def _card_tier(self, memory_gb: float | None) -> Table:
+        """What the profile gives cards of this memory, where the size was left to be found."""
+        fitting: list[Table] = [
+            tier
+            for tier in self.profile.get("cards", [])
+            if memory_gb is not None and memory_gb >= tier["min_gb"]
+        ]
+        best = max(fitting, key=lambda tier: float(tier["min_gb"]), default={})
+        return {key: value for key, value in best.items() if key != "min_gb"}
+
+    def _layer_of(self, path: Sequence[str | int]) -> int:
+        """The highest layer that has a key; 0 when none has."""
+        return max((index for index, (_, layer) in enumerate(self.layers) if _has(layer, path)), default=0)
 
     def problem(
         self, path: Sequence[str | int], message: str, found: object = None, allowed: str | None = None
@@ -186,20 +200,20 @@ def read(
     source = str(path) if path is not None else ""
     draft = Draft(((source, written), (COMMAND_LINE, command_line)), text, source)
     name = draft.workload
-    if name not in WORKLOADS:
+    if name not in WORKLOADS and ":" not in name:
         problems.append(
             Problem(
                 draft.where(("workload", "name")),
                 "workload.name",
                 "there is no such workload",
                 shown(name),
-                ", ".join(WORKLOADS),
+                ", ".join(WORKLOADS) + ', or your own as "package.module:factory"',
                 meant(name, WORKLOADS),
             )
         )
         name = DEFAULT_WORKLOAD
         draft = Draft((*draft.layers, ("", {"workload": {"name": name}})), text, source)
-    profile = ndd_profiles.read("workloads", name)
+    profile = ndd_profiles.read("workloads", name) if name in WORKLOADS else {}
     defaults: Table = {"workload": {"name": name}}
     _merge(defaults, profile.get("defaults", {}))
     draft = Draft((("defaults", defaults), *draft.layers), text, source, profile)
@@ -256,6 +270,16 @@ def _set(target: Table, item: str, problems: list[Problem]) -> None:
     table[path[-1]] = parsed
 
 
+def _put_on_top(merged: Table, layer: Table) -> None:
+    """Merge, where accumulation and the effective batch decide each other: the higher one that is written counts."""
+    below, above = merged.get("batch"), layer.get("batch")
+    if isinstance(below, dict) and isinstance(above, dict):
+        for key, other in (("effective", "accumulation"), ("accumulation", "effective")):
+            if key in above and other not in above:
+                below.pop(other, None)
+    _merge(merged, layer)
+
+
 def _merge(target: Table, layer: Table) -> None:
     for key, value in layer.items():
         if isinstance(value, dict) and isinstance(target.get(key), dict):
@@ -269,7 +293,7 @@ def _path(loc: Sequence[str | int]) -> list[str | int]:
     return [
         part
         for index, part in enumerate(loc)
-        if not (index == 1 and loc[0] == "workload" and part in WORKLOADS)
+        if not (index == 1 and loc[0] == "workload" and part in (*WORKLOADS, OWN))
     ]
 
 

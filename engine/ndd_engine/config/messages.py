@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from ndd_engine.text import printable
 
 from .schema import Config
+from .workload_sections import SECTIONS, kind
 
 
 def suggest(path: Sequence[str | int], merged: dict[str, Any]) -> tuple[str, str | None]:
@@ -48,8 +49,8 @@ def _neighbours(path: Sequence[str | int], merged: dict[str, Any]) -> list[str]:
         else []
     )
     if path[0] == "workload":
-        name = merged.get("workload", {}).get("name")
-        models = [model for model in models if name in get_args(model.model_fields["name"].annotation)]
+        wanted = SECTIONS.get(kind(merged.get("workload", {})) or "")
+        models = [model for model in models if model is wanted]
     return [name for model in models for name in model.model_fields]
 
 

@@ -6,24 +6,19 @@ The descriptions are the documentation: they become comments in the written TOML
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-WORKLOADS = ("chartext", "ndd")
-
-
-class Section(BaseModel):
-    """A table of the configuration; unknown keys are errors."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False
-    )
+from .workload_sections import Section, WorkloadSection
 
 
 class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
         None, description="name of the run and of its directory; by default the workload and a number"
+    )
+    preset: Literal["fastest", "balanced", "reproducible"] | None = Field(
+        None, description="a set of precision and speed settings from profiles/presets; single keys beat it"
     )
     seed: int = Field(1337, ge=0, lt=2**63, description="seed of weights, data order and dropout")
     epochs: int | None = Field(None, ge=1, description="passes over the training data")
@@ -41,86 +36,37 @@ class RunSection(Section):
     )
 
 
-class ChartextSection(Section):
-    """Character-level transformer (guide: char-text)."""
-
-    name: Literal["chartext"]
-    data: str = Field(
-        "builtin",
-        description='"builtin" (the Python manual\'s topics), "stdlib" (its source), or a path to a text file',
-    )
-    size: str | None = Field(
-        None,
-        description='model size: a name from the workload\'s profile, "auto" to measure which fits this machine',
-    )
-    objective: Literal["autoregressive", "diffusion"] = Field(
-        "autoregressive",
-        description="predict the next character, or absorbing-state diffusion (score entropy)",
-    )
-    layers: int = Field(6, ge=1, le=96, description="transformer blocks")
-    heads: int = Field(6, ge=1, le=96, description="attention heads; must divide the width")
-    width: int = Field(384, ge=8, le=16384, description="model width")
-    dropout: float = Field(0.2, ge=0, lt=1, description="dropout probability")
-    tie_weights: bool = Field(
-        False, description="share the token embedding with the output layer (autoregressive only)"
-    )
-    stride: int | None = Field(
-        None,
-        ge=1,
-        description="characters between window starts; default: the sequence length (windows do not overlap)",
-    )
-    eval_fraction: float = Field(
-        0.05, gt=0, lt=0.5, description="share of the text kept for evaluation (its end)"
-    )
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> ChartextSection:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
-        if self.tie_weights and self.objective == "diffusion":
-            raise ValueError("tie_weights needs objective autoregressive")
-        return self
-
-
-class NddSection(Section):
-    """Multichannel EEG forecasters (guide: eeg-forecasters)."""
-
-    name: Literal["ndd"]
-    data: str = Field(
-        "builtin",
-        description='"builtin" (seeded synthetic EEG with a planted seizure), or a path to a .arff or .csv file',
-    )
-    size: str | None = Field(None, description="model size: a name from the workload's profile")
-    model: Literal["mlp", "lstm", "gru"] = Field("mlp", description="forecaster")
-    hidden: list[Annotated[int, Field(ge=1)]] = Field(
-        default=[128, 64], min_length=1, description="hidden sizes (mlp), or one size (lstm, gru)"
-    )
-    dropout: float = Field(0.1, ge=0, lt=1, description="dropout probability of the mlp")
-    channels: int = Field(8, ge=1, le=1024, description="channels of the builtin data")
-    samples: int = Field(50_000, ge=64, description="samples of the builtin data")
-    sample_rate: float = Field(256.0, gt=0, description="samples a second (Hz) of the builtin data")
-    eval_fraction: float = Field(
-        0.1, gt=0, lt=0.5, description="share of the recording kept for evaluation (its end)"
-    )
-
-    @model_validator(mode="after")
-    def _one_hidden_size_for_recurrent(self) -> NddSection:
-        if self.model != "mlp" and len(self.hidden) != 1:
-            raise ValueError(f"model {self.model} takes exactly one hidden size, found {self.hidden}")
-        return self
-
-
-WorkloadSection = Annotated[ChartextSection | NddSection, Field(discriminator="name")]
-
-
 class BatchSection(Section):
     micro: int = Field(32, ge=1, description="items in one forward and backward pass (micro-batch)")
     accumulation: int = Field(1, ge=1, description="micro-batches per optimizer step")
-    sequence: int = Field(256, ge=2, description="sequence length: characters or samples in one item")
+    effective: int | None = Field(
+        None, ge=1, description="items per optimizer step to hold: accumulation follows from it and micro"
+    )
+    sequence: int = Field(256, ge=2, description="sequence length of one item, in the workload's tokens")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hold_effective(cls, values: Any) -> Any:
+        """With `effective` and without `accumulation`, the latter follows."""
+        if not isinstance(values, dict) or "accumulation" in values:
+            return values
+        micro, effective = values.get("micro", 32), values.get("effective")
+        if type(micro) is int and type(effective) is int and micro > 0 and effective % micro == 0:
+            return {**values, "accumulation": effective // micro}
+        return values
+
+    @model_validator(mode="after")
+    def _effective_is_held(self) -> BatchSection:
+        if self.effective is not None and self.effective != self.items:
+            raise ValueError(
+                f"micro {self.micro} x accumulation {self.accumulation} is {self.items}, but effective is "
+                f"{self.effective}: take a micro that divides it, and leave accumulation out"
+            )
+        return self
 
     @property
-    def effective(self) -> int:
-        """Items per optimizer step."""
+    def items(self) -> int:
+        """Items per optimizer step: the effective batch."""
         return self.micro * self.accumulation
 
 
@@ -128,13 +74,29 @@ class LoaderSection(Section):
     workers: int = Field(
         0, ge=0, le=512, description="loader processes for training; 0 loads in the training process"
     )
-    eval_workers: int = Field(0, ge=0, le=512, description="loader processes for evaluation")
     pin_memory: bool = Field(False, description="page-locked batches, for faster copies to a CUDA card")
+    non_blocking: bool = Field(True, description="copy page-locked batches to the card without waiting")
     persistent: bool | None = Field(
         None, description="keep the workers between epochs; default: where there are any"
     )
     prefetch: int | None = Field(
         None, ge=1, description="batches each worker loads ahead (needs workers; torch's default is 2)"
+    )
+    eval_workers: int = Field(0, ge=0, le=512, description="loader processes for evaluation")
+    eval_pin_memory: bool | None = Field(None, description="the same for evaluation; default: as in training")
+    eval_persistent: bool = Field(False, description="keep the workers of the evaluation between evaluations")
+    eval_prefetch: int | None = Field(
+        None, ge=1, description="batches each worker of the evaluation loads ahead (needs eval_workers)"
+    )
+    cache: bool = Field(
+        False, description="encode each item once and keep it in memory; refused when it does not fit"
+    )
+    placement: Literal["host", "device"] = Field(
+        "host", description="where the data lies; device: all of it, encoded once, batches taken by indexing"
+    )
+    fetch: Literal["auto", "item", "batch"] = Field(
+        "auto",
+        description="make a batch item by item, or in one gather; auto: in one where the data can (same batches)",
     )
     timeout_s: float = Field(
         120.0, gt=0, description="seconds without a batch after which the workers count as stuck"
@@ -142,11 +104,18 @@ class LoaderSection(Section):
 
     @model_validator(mode="after")
     def _workers_needed(self) -> LoaderSection:
-        if self.workers == 0 and self.prefetch is not None:
-            raise ValueError("prefetch needs workers: set loader.workers to 1 or more, or remove prefetch")
-        if self.workers == 0 and self.persistent:
+        for prefix in ("", "eval_"):
+            workers, prefetch, persistent = (
+                getattr(self, prefix + key) for key in ("workers", "prefetch", "persistent")
+            )
+            more = f"set loader.{prefix}workers to 1 or more"
+            if workers == 0 and prefetch is not None:
+                raise ValueError(f"{prefix}prefetch needs workers: {more}, or remove {prefix}prefetch")
+            if workers == 0 and persistent:
+                raise ValueError(f"{prefix}persistent needs workers: {more}, or {prefix}persistent = false")
+        if self.placement == "device" and self.workers:
             raise ValueError(
-                "persistent needs workers: set loader.workers to 1 or more, or persistent = false"
+                'placement "device" needs no workers: set loader.workers to 0, or placement = "host"'
             )
         return self
 
@@ -160,8 +129,18 @@ class PrecisionSection(Section):
 
 
 class SpeedSection(Section):
-    fused_optimizer: bool | None = Field(
-        None, description="optimizer step in one kernel; default: where torch has it for the device"
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        Field("off", description="torch.compile of the model, and its mode")
+    )
+    compile_dynamic: bool | None = Field(
+        None, description="compile for varying shapes at once; default: after the first change of shape"
+    )
+    cuda_graph: bool = Field(
+        False, description="record the whole step once and replay it; needs a CUDA card and static shapes"
+    )
+    channels_last: bool = Field(False, description="channels-last memory format, for convolutions")
+    attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
+        "auto", description="back end of scaled-dot-product attention; auto: torch chooses"
     )
     cudnn_benchmark: bool = Field(False, description="let cuDNN time its algorithms; for fixed shapes")
     deterministic: bool = Field(
@@ -173,6 +152,10 @@ class SpeedSection(Section):
         if self.cudnn_benchmark and self.deterministic:
             raise ValueError(
                 "cudnn_benchmark and deterministic exclude each other: the benchmark picks algorithms by timing"
+            )
+        if self.cuda_graph and self.compile in ("reduce-overhead", "max-autotune"):
+            raise ValueError(
+                f"compile {self.compile} records CUDA graphs of its own: use compile default with cuda_graph"
             )
         return self
 
@@ -186,6 +169,14 @@ class OptimizerSection(Section):
     )
     eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum (sgd)")
+    implementation: Literal["auto", "fused", "foreach", "loop"] = Field(
+        "auto",
+        description="one kernel for all parameters, batched operations, or parameter by parameter; auto: fused where "
+        "torch has it",
+    )
+    set_to_none: bool = Field(
+        True, description="drop gradients after a step instead of filling them with zeros"
+    )
 
 
 class ScheduleSection(Section):
@@ -203,6 +194,7 @@ class EvaluateSection(Section):
     every_epochs: int = Field(1, ge=0, description="evaluate every N epochs; 0: never")
     batches: int | None = Field(None, ge=1, description="evaluate on at most this many batches")
     at_end: bool = Field(True, description="evaluate when the run ends")
+    inference_mode: bool = Field(True, description="torch.inference_mode instead of no_grad")
 
 
 class CheckpointSection(Section):

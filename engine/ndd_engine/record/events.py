@@ -97,7 +97,7 @@ class RunEvent(Event):
     precision: str
     item: str
     token: str | None
-    tokens_per_item: int
+    tokens_per_item: float
     items_per_step: int
     items_per_epoch: int
     steps_per_epoch: int

@@ -107,7 +107,7 @@ class RunState:
             self.step = step
             self.epoch, self.epoch_step = divmod(step, max(event.steps_per_epoch, 1))
             self.items = step * event.items_per_step
-            self.tokens = self.items * event.tokens_per_item
+            self.tokens = round(self.items * event.tokens_per_item)
             self.recent.clear()
             self.losses.cut(step)
             self.rates.cut(step)

@@ -81,14 +81,14 @@ def out_of_memory(
 def smaller_batch(config: Config) -> str:
     """The next smaller micro-batch whose multiple is the same effective batch, as options to type."""
     batch = config.batch
-    smaller = next((micro for micro in range(batch.micro - 1, 0, -1) if batch.effective % micro == 0), None)
+    smaller = next((micro for micro in range(batch.micro - 1, 0, -1) if batch.items % micro == 0), None)
     if smaller is None:
         return (
             f"the micro-batch is 1 already: shorten batch.sequence ({batch.sequence}) or take a smaller model"
         )
     return (
-        f"next smaller micro-batch with the same effective batch of {batch.effective}: "
-        f"--set batch.micro={smaller} --set batch.accumulation={batch.effective // smaller}"
+        f"next smaller micro-batch with the same effective batch of {batch.items}: "
+        f"--set batch.micro={smaller} --set batch.accumulation={batch.items // smaller}"
     )
 
 

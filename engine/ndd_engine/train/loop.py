@@ -266,7 +266,7 @@ class Loop:
             "format": 1,
             "step": self.step,
             "workload": self.config.workload.name,
-            "effective_batch": self.config.batch.effective,
+            "effective_batch": self.config.batch.items,
             "items": self.batches.sampler.items,
             "data_crc": self.batches.crc,
             "seed": self.config.run.seed,
@@ -335,7 +335,7 @@ class Loop:
         steps, self._window_steps = self._window_steps, 0
         arrived, self._arrived = self._arrived, []
         micro = steps * config.batch.accumulation
-        items = steps * config.batch.effective
+        items = steps * config.batch.items
         p50, p95, longest = window.steps()
         epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
         extras = self.losses.extras
@@ -347,7 +347,7 @@ class Loop:
                 steps=steps,
                 micro_steps=micro,
                 items=items,
-                tokens=items * self.stepper.workload.tokens_per_item,
+                tokens=round(items * self.stepper.workload.tokens_per_item),
                 wall_ns=window.wall_ns,
                 step_p50_ns=p50,
                 step_p95_ns=p95,

@@ -45,22 +45,29 @@ def make_precision(config: Config, device: torch.device) -> Precision:
 
 
 def make_optimizer(
-    config: OptimizerSection, model: nn.Module, fused: bool | None, device: torch.device
+    config: OptimizerSection, model: nn.Module, device: torch.device, capturable: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimizer over all trainable parameters. fused None: where torch has it for this device.
+    """The optimizer over all trainable parameters, in the configured implementation.
 
-    Raises RuntimeError from torch when fused is asked for and not to be had.
+    capturable: its step will be recorded in a CUDA graph, so the learning rate is a tensor on the device.
+    Raises RuntimeError from torch when an implementation is asked for and not to be had.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if fused is None:
-        fused = device.type in ("cuda", "cpu") and all(
-            parameter.is_floating_point() for parameter in parameters
-        )
-    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused}
+    kind = config.implementation
+    if kind == "auto":
+        plain = all(parameter.is_floating_point() for parameter in parameters)
+        kind = "fused" if device.type in ("cuda", "cpu") and plain else "foreach"
+    common: dict[str, Any] = {
+        "lr": torch.tensor(config.lr, device=device) if capturable else config.lr,
+        "weight_decay": config.weight_decay,
+        "fused": kind == "fused",
+        "foreach": kind == "foreach",
+    }
     if config.name == "sgd":
         return torch.optim.SGD(parameters, momentum=config.momentum, **common)
-    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(parameters, betas=(config.betas[0], config.betas[1]), eps=config.eps, **common)
+    adam = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    betas = (config.betas[0], config.betas[1])
+    return adam(parameters, betas=betas, eps=config.eps, capturable=capturable, **common)
 
 
 def learning_rate(step: int, total_steps: int, lr: float, schedule: ScheduleSection) -> float:

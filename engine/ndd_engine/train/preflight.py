@@ -48,10 +48,8 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
     changed = []
     if run.workload != config.workload.name:
         changed.append(f"workload.name was {run.workload}, now {config.workload.name}")
-    if run.items_per_step != config.batch.effective:
-        changed.append(
-            f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.effective}"
-        )
+    if run.items_per_step != config.batch.items:
+        changed.append(f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.items}")
     if (seed := run.config["run"]["seed"]) != config.run.seed:
         changed.append(f"run.seed was {seed}, now {config.run.seed}")
     before, now = run.config["workload"], config.workload.model_dump(mode="json")

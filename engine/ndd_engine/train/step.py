@@ -32,7 +32,7 @@ class Stepper:
         self.model: nn.Module = workload.model.to(device)
         self.model.train()
         self.precision: Precision = make_precision(config, device)
-        self.optimizer = make_optimizer(config.optimizer, self.model, config.speed.fused_optimizer, device)
+        self.optimizer = make_optimizer(config.optimizer, self.model, device)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.lr = config.optimizer.lr
         # Scalars on the device worth knowing beside the loss; read back together with it.
@@ -99,7 +99,7 @@ class Stepper:
             if (scale := scaler._scale) is not None:
                 self.extras["loss_scale"] = scale
         enter(phase.ZERO_GRAD)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=self.config.optimizer.set_to_none)
         enter(phase.LOG)
 
     def optimizer_bytes(self) -> int:

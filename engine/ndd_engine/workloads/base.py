@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,26 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to
+
+
+Collate = Callable[[list[Any]], Batch]  # items to one batch
+Parted = nn.Module | Sequence[nn.Module]  # what a sub-phase is made of
+
+
+class GatherDataset(Protocol):
+    """A dataset whose tensors lie in memory, and which therefore makes a batch in one gather."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The items at `indices` (B,) int64, on the data's device, as the collated batch would be."""
+
+    def to(self, device: torch.device) -> GatherDataset:
+        """The same data on another device."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that `to` takes on the device."""
 
 
 class Metric(Protocol):
@@ -24,7 +44,9 @@ class Metric(Protocol):
 
 
 class Workload(Protocol):
-    """A prepared workload. `forward` and `loss` are separate so that each phase is timed by itself.
+    """A prepared workload; see `GatherDataset` for what its datasets may offer beyond torch's protocol.
+
+    `forward` and `loss` are separate so that each phase is timed by itself.
 
     A dataset's item must depend on nothing but its index and the seed in the configuration (never on a global
     random state), so that a resumed run sees the same data.
@@ -33,11 +55,17 @@ class Workload(Protocol):
     name: str
     item: str  # what one item is called: "window"
     token: str | None  # what an item is made of: "character", "sample"
-    tokens_per_item: int
+    tokens_per_item: float  # a mean over the training items where lengths vary
     model: nn.Module
     train_data: Dataset[Any]
     eval_data: Dataset[Any]
     better: str  # "lower" or "higher": which way the headline metric improves
+    # Items to a batch, where torch's default_collate does not do: items of different lengths.
+    collate: Collate | None
+    # Sub-phases of forward, by the modules that make them up.
+    parts: Mapping[str, Parted]
+    # Augmented anew each epoch: item i of epoch e is asked for as e * len(train_data) + i, and cannot be cached.
+    epochs_differ: bool
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """The model's output for a batch on the device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,12 +12,14 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ndd_engine.config.schema import ChartextSection
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import ChartextSection
 
-from .base import Batch, MeanLoss
+from . import text_data
+from .base import Batch, Collate, MeanLoss, Parted
 from .chartext_model import NextCharacterModel, ScoreModel
 from .text_data import TextData
-from .windows import window_count
+from .windows import Complaints, window_count
 
 NOISE_EPS = 1e-3  # the least time, and what is left unabsorbed at time 1 (SEDD's log-linear noise)
 
@@ -44,6 +46,21 @@ class TextWindows(Dataset[Any]):
             return window
         return window, self.codes[start + 1 : start + self.sequence + 1]
 
+    def batch(self, indices: Tensor) -> Any:
+        """The items at `indices` (B,) int64 on the text's device, as a collated batch, by one gather."""
+        places = (indices * self.stride).unsqueeze(1) + torch.arange(self.sequence, device=indices.device)
+        windows = self.codes[places]
+        return windows if not self.shifted else (windows, self.codes[places + 1])
+
+    def to(self, device: torch.device) -> TextWindows:
+        """The same windows of the text on another device."""
+        return TextWindows(self.codes.to(device), self.sequence, self.stride, self.shifted)
+
+    @property
+    def nbytes(self) -> int:
+        """What `to` takes on the device."""
+        return self.codes.nbytes
+
 
 class Diffused(NamedTuple):
     """What the diffusion loss needs. log_ratio: (B, T, vocabulary), see ScoreModel. weight: (B, T), zero
@@ -69,11 +86,13 @@ class Chartext:
     item = "window"
     token: str | None = "character"
     better = "lower"
+    collate: Collate | None = None
+    epochs_differ = False
 
     def __init__(self, section: ChartextSection, seed: int, data: TextData) -> None:
         layout = data.layout
         self.vocabulary = data.vocabulary
-        self.tokens_per_item = layout.sequence
+        self.tokens_per_item: float = layout.sequence
         self.diffusion = section.objective == "diffusion"
         self._section, self._seed, self._data_line, self._notes = section, seed, data.line(), data.notes
         self._eval_noise: torch.Generator | None = None
@@ -82,7 +101,9 @@ class Chartext:
         shifted = not self.diffusion
         self.train_data: Dataset[Any] = TextWindows(train, layout.sequence, layout.stride, shifted)
         self.eval_data: Dataset[Any] = TextWindows(evaluation, layout.sequence, layout.eval_stride, shifted)
-        self.model: nn.Module = build_model(section, len(data.vocabulary), layout.sequence)
+        model = build_model(section, len(data.vocabulary), layout.sequence)
+        self.model: nn.Module = model
+        self.parts: Mapping[str, Parted] = model.parts()
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Logits (B, T, vocabulary), or Diffused; noise comes from torch's global generator of the device.
@@ -133,7 +154,19 @@ class Chartext:
         )
 
 
-def build_model(section: ChartextSection, vocabulary: int, context: int) -> nn.Module:
+def prepare(
+    config: Config, section: ChartextSection, complaints: Complaints, tell: Callable[[str], None]
+) -> Chartext | None:
+    """The workload of a configuration; None after complaining."""
+    tell(f"reading {text_data.source_name(section)}")
+    data = text_data.read(config, section, complaints)
+    if data is None:
+        return None
+    tell("building the model")
+    return Chartext(section, config.run.seed, data)
+
+
+def build_model(section: ChartextSection, vocabulary: int, context: int) -> ScoreModel | NextCharacterModel:
     """The model of the objective, with weights from torch's global generator."""
     size = (vocabulary, context, section.layers, section.heads, section.width, section.dropout)
     if section.objective == "diffusion":

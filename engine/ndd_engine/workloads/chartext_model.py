@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -103,6 +104,14 @@ class Trunk(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width, bias=False)
 
+    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
+        """Sub-phases of forward."""
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        return {
+            "attention": [block.attention for block in blocks],
+            "feed_forward": [block.feed for block in blocks],
+        }
+
     def forward(self, indices: Tensor, condition: Tensor | None = None) -> Tensor:
         table = self.characters.weight
         if self.absorbing:
@@ -138,6 +147,10 @@ class NextCharacterModel(nn.Module):
         if tie_weights:
             self.head.weight = self.trunk.characters.weight
         initialise(self, layers)
+
+    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
+        """Sub-phases of forward."""
+        return {**self.trunk.parts(), "head": self.head}
 
     def forward(self, indices: Tensor) -> Tensor:
         logits: Tensor = self.head(self.trunk(indices))
@@ -192,6 +205,10 @@ class ScoreModel(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and (name.endswith("modulation") or name == "head"):
                 nn.init.zeros_(module.weight)
+
+    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
+        """Sub-phases of forward."""
+        return {**self.trunk.parts(), "head": self.head}
 
     def forward(self, indices: Tensor, noise: Tensor) -> Tensor:
         condition = self.noise(noise)

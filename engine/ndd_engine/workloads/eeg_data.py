@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ndd_engine.config.schema import Config, NddSection
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
 from .files import KEY, read_text
-from .windows import Complaints, Layout, split
+from .windows import Complaints, DataFacts, Layout, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
 LABEL_NAMES = frozenset({"label", "class", "y", "eyedetection"})
@@ -46,6 +47,10 @@ class EegData:
     recording: Recording | None
     channels: int
     layout: Layout
+
+    def facts(self) -> DataFacts:
+        """The facts that need no torch."""
+        return self.layout.facts(self.line())
 
     def line(self) -> str:
         """The data in one line for people."""

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ndd_engine.config.schema import ChartextSection, Config
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import (
+    AntispoofSection,
+    ChartextSection,
+    FinetuneSection,
+    NddSection,
+    OwnSection,
+    SummariseSection,
+)
 from ndd_engine.errors import ConfigError, Problem
 
-from . import eeg_data, text_data
-from .windows import Complaints
+from . import antispoof_data, eeg_data, finetune_data, own_module, summarise_data, text_data
+from .windows import Complaints, DataFacts
 
 
-@dataclass(frozen=True)
-class DataFacts:
-    """Items of one pass and what they are called. text: one line for people."""
-
-    train_items: int
-    eval_items: int
-    tokens_per_item: int
-    item: str
-    token: str
-    text: str
-
-
-def facts(config: Config) -> DataFacts:
-    """The facts of the configured data. Raises ConfigError with every mistake."""
+def facts(config: Config) -> DataFacts | None:
+    """The facts of the configured data; None for a user's own. Raises ConfigError with every mistake."""
     complaints = Complaints("workload")
-    data = _read(config, complaints)
-    if data is None or complaints.problems:
+    found = _read(config, complaints)
+    if complaints.problems:
         raise ConfigError(complaints.problems)
-    layout = data.layout
-    return DataFacts(
-        layout.train_items, layout.eval_items, layout.sequence, "window", layout.unit, data.line()
-    )
+    return found
 
 
 def problems(config: Config, where: str) -> list[Problem]:
@@ -42,8 +33,24 @@ def problems(config: Config, where: str) -> list[Problem]:
     return complaints.problems
 
 
-def _read(config: Config, complaints: Complaints) -> text_data.TextData | eeg_data.EegData | None:
+def _read(config: Config, complaints: Complaints) -> DataFacts | None:
     section = config.workload
-    if isinstance(section, ChartextSection):
-        return text_data.read(config, section, complaints)
-    return eeg_data.read(config, section, complaints)
+    data: (
+        antispoof_data.SpeechData | text_data.TextData | finetune_data.DocumentData | eeg_data.EegData
+        | summarise_data.PairData | None
+    )  # fmt: skip
+    match section:
+        case AntispoofSection():
+            data = antispoof_data.read(config, section, complaints)
+        case ChartextSection():
+            data = text_data.read(config, section, complaints)
+        case FinetuneSection():
+            data = finetune_data.read(config, section, complaints)
+        case NddSection():
+            data = eeg_data.read(config, section, complaints)
+        case SummariseSection():
+            data = summarise_data.read(config, section, complaints)
+        case OwnSection():
+            own_module.check(section, complaints)
+            return None
+    return None if data is None else data.facts()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,16 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ndd_engine.config.schema import NddSection
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
-from .base import Batch, MeanLoss
+from . import eeg_data
+from .base import Batch, Collate, MeanLoss, Parted
 from .eeg_data import EegData
 from .eeg_signals import OUTLIER_SIGMAS, clip_outliers, standardise, synthetic
 from .ndd_model import build_model
-from .windows import window_count
+from .windows import Complaints, window_count
 
 
 class SampleWindows(Dataset[Any]):
@@ -40,6 +42,23 @@ class SampleWindows(Dataset[Any]):
         end = index + self.sequence
         item = (self.signal[index:end], self.signal[end : end + 1])
         return item if self.labels is None else (*item, self.labels[end])
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The items at `indices` (B,) int64 on the signal's device, as a collated batch, by one gather."""
+        ends = indices + self.sequence
+        places = indices.unsqueeze(1) + torch.arange(self.sequence, device=indices.device)
+        found = (self.signal[places], self.signal[ends].unsqueeze(1))
+        return found if self.labels is None else (*found, self.labels[ends])
+
+    def to(self, device: torch.device) -> SampleWindows:
+        """The same windows of the recording on another device."""
+        labels = None if self.labels is None else self.labels.to(device)
+        return SampleWindows(self.signal.to(device), self.sequence, labels)
+
+    @property
+    def nbytes(self) -> int:
+        """What `to` takes on the device."""
+        return self.signal.nbytes + (0 if self.labels is None else self.labels.nbytes)
 
 
 @dataclass(frozen=True)
@@ -89,10 +108,14 @@ class Ndd:
     item = "window"
     token: str | None = "sample"
     better = "lower"
+    collate: Collate | None = None
+    epochs_differ = False
+    parts: Mapping[str, Parted] = {}  # a few small layers: nothing to tell apart
 
     def __init__(self, section: NddSection, data: EegData, prepared: Prepared) -> None:
         layout = data.layout
-        train, self.tokens_per_item = layout.parts.train, layout.sequence
+        train = layout.parts.train
+        self.tokens_per_item: float = layout.sequence
         self._section, self._channels, self._data_line = section, data.channels, data.line()
         self._notes = prepared.notes
         signal, labels = prepared.signal, prepared.labels
@@ -112,7 +135,7 @@ class Ndd:
 
     def metric(self) -> ForecastError:
         """RMSE over spans as long as a window, and AUROC."""
-        return ForecastError(span=self.tokens_per_item)
+        return ForecastError(span=int(self.tokens_per_item))
 
     def describe_model(self) -> str:
         """One line."""
@@ -126,6 +149,19 @@ class Ndd:
     def notes(self) -> Sequence[str]:
         """Clipped outliers, constant channels, labels that are of no use."""
         return self._notes
+
+
+def prepare(
+    config: Config, section: NddSection, complaints: Complaints, tell: Callable[[str], None]
+) -> Ndd | None:
+    """The workload of a configuration; None after complaining."""
+    tell("making the recording" if section.data == "builtin" else f"reading {section.data}")
+    data = eeg_data.read(config, section, complaints)
+    if data is None:
+        return None
+    prepared = prepare_data(section, config.run.seed, data)
+    tell("building the model")
+    return Ndd(section, data, prepared)
 
 
 def prepare_data(section: NddSection, seed: int, data: EegData) -> Prepared:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ndd_engine.config.schema import NddSection
+from ndd_engine.config.workload_sections import NddSection
 
 
 class Mlp(nn.Module):

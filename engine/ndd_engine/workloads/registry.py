@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ndd_engine.config.schema import ChartextSection, Config
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import (
+    AntispoofSection,
+    ChartextSection,
+    FinetuneSection,
+    NddSection,
+    OwnSection,
+    SummariseSection,
+)
 from ndd_engine.errors import ConfigError
 
-from . import chartext, eeg_data, ndd, text_data
+from . import antispoof, chartext, finetune, ndd, own, summarise
 from .base import Workload
 from .windows import Complaints
 
@@ -21,17 +29,20 @@ def prepare(config: Config, progress: Callable[[str], None] | None = None) -> Wo
     tell = progress or (lambda _: None)
     complaints = Complaints("workload")
     section = config.workload
-    if isinstance(section, ChartextSection):
-        tell(f"reading {text_data.source_name(section)}")
-        text = text_data.read(config, section, complaints)
-        if text is None:
-            raise ConfigError(complaints.problems)
-        tell("building the model")
-        return chartext.Chartext(section, config.run.seed, text)
-    tell("making the recording" if section.data == "builtin" else f"reading {section.data}")
-    eeg = eeg_data.read(config, section, complaints)
-    if eeg is None:
+    workload: Workload | None
+    match section:
+        case AntispoofSection():
+            workload = antispoof.prepare(config, section, complaints, tell)
+        case ChartextSection():
+            workload = chartext.prepare(config, section, complaints, tell)
+        case FinetuneSection():
+            workload = finetune.prepare(config, section, complaints, tell)
+        case NddSection():
+            workload = ndd.prepare(config, section, complaints, tell)
+        case SummariseSection():
+            workload = summarise.prepare(config, section, complaints, tell)
+        case OwnSection():
+            workload = own.prepare(config, section, complaints, tell)
+    if workload is None or complaints.problems:
         raise ConfigError(complaints.problems)
-    prepared = ndd.prepare_data(section, config.run.seed, eeg)
-    tell("building the model")
-    return ndd.Ndd(section, eeg, prepared)
+    return workload

@@ -7,10 +7,11 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from ndd_engine.config.schema import ChartextSection, Config
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import ChartextSection
 
 from .files import KEY, read_text
-from .windows import Complaints, Layout, split
+from .windows import Complaints, DataFacts, Layout, split
 
 WORDS = ("builtin", "stdlib")
 # Tests are half of the library and mostly tables; installed packages are not the library.
@@ -25,6 +26,10 @@ class TextData:
     vocabulary: str
     layout: Layout
     notes: tuple[str, ...]
+
+    def facts(self) -> DataFacts:
+        """The facts that need no torch."""
+        return self.layout.facts(self.line())
 
     def line(self) -> str:
         """The data in one line for people."""
@@ -52,6 +57,7 @@ def read(config: Config, section: ChartextSection, complaints: Complaints) -> Te
         text = read_text(section.data, complaints, (".txt", ".text", ".md"), WORDS)
     if text is None:
         return None
+    text = text[: section.max_characters]
     vocabulary = "".join(sorted(set(text)))
     if len(vocabulary) < 2:
         message = f"the text has one distinct character, {vocabulary!r}: there is nothing to learn"

@@ -42,6 +42,18 @@ class Complaints:
 
 
 @dataclass(frozen=True)
+class DataFacts:
+    """Items of one pass and what they are called. tokens_per_item: a mean where lengths vary. text: one line."""
+
+    train_items: int
+    eval_items: int
+    tokens_per_item: float
+    item: str
+    token: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Parts:
     """A sequence cut in two: its first `train` elements train, its last `evaluation` elements evaluate."""
 
@@ -89,6 +101,10 @@ class Layout:
         """Windows in the evaluation part."""
         return window_count(self.parts.evaluation, self.sequence + 1, self.eval_stride)
 
+    def facts(self, text: str) -> DataFacts:
+        """As windows of the layout's units."""
+        return DataFacts(self.train_items, self.eval_items, self.sequence, "window", self.unit, text)
+
     def check(self, batch: BatchSection, complaints: Complaints) -> None:
         """Complains when there is not a window for evaluation and not one optimizer step for training."""
         parts, units = self.parts, f"{self.unit}s"
@@ -118,10 +134,10 @@ class Layout:
                 else longer
             )
             complaints.add("batch.sequence", message, self.sequence, allowed, advice)
-        if self.train_items < batch.effective:
+        if self.train_items < batch.items:
             key = "batch.micro" if batch.micro > self.train_items else "batch.accumulation"
             message = (
-                f"one optimizer step takes {batch.effective:,} windows (micro {batch.micro} x accumulation "
+                f"one optimizer step takes {batch.items:,} windows (micro {batch.micro} x accumulation "
                 f"{batch.accumulation}), the training part holds {self.train_items:,}"
             )
             found = batch.micro if key == "batch.micro" else batch.accumulation

@@ -62,6 +62,7 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     choice = choose_size(draft, device, progress) if draft.size == "auto" else None
     config = draft.resolve(choice.size if choice else None)
     data = facts(config)
+    assert data is not None
     seed(config.run.seed)
     workload = prepare(config, progress)
     if machine.chosen is not None:
@@ -94,7 +95,7 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         "model": workload.describe_model(),
         "parameters": found.parameters,
         "micro_batch": config.batch.micro,
-        "effective_batch": config.batch.effective,
+        "effective_batch": config.batch.items,
         "predicted_bytes": {
             "parameters": found.parameter_bytes,
             "gradients": found.gradient_bytes,
