@@ -176,7 +176,8 @@ def test_an_unknown_workload_suggests_and_still_checks_the_rest(toml: Path) -> N
     first, second = problems(toml)
     assert str(first) == (
         f'{toml} line 2: workload.name = "chartxt": there is no such workload; '
-        "allowed: chartext, ndd; did you mean chartext?"
+        'allowed: antispoof, chartext, finetune, ndd, summarise, or your own as "package.module:factory"; '
+        "did you mean chartext?"
     )
     assert second.key == "batch.micro"
 

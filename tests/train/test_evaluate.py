@@ -12,7 +12,7 @@ from ndd_engine.config import Config, read
 from ndd_engine.train.checkpoint import random_state
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.evaluate import Result, evaluate
-from ndd_engine.train.loader import eval_loader
+from ndd_engine.train.loader import EvalBatches
 from ndd_engine.train.optim import make_precision
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
@@ -27,9 +27,16 @@ def made(trainer: Trainer, *sets: str) -> tuple[Config, Workload]:
 
 
 def run(config: Config, workload: Workload, batches: int | None = None) -> Result:
-    loader = eval_loader(workload.eval_data, config)
+    loader = EvalBatches(workload.eval_data, config)
     return evaluate(
-        workload, loader, CPU, make_precision(config, CPU), config.run.seed, batches, lambda: None
+        workload,
+        loader,
+        CPU,
+        make_precision(config, CPU),
+        config.run.seed,
+        batches,
+        config.evaluate.inference_mode,
+        lambda: None,
     )
 
 
@@ -91,11 +98,12 @@ def test_it_can_be_left_in_the_middle(trainer: Trainer) -> None:
     with pytest.raises(StopNow):
         evaluate(
             workload,
-            eval_loader(workload.eval_data, config),
+            EvalBatches(workload.eval_data, config),
             CPU,
             make_precision(config, CPU),
             1,
             None,
+            True,
             between,
         )
     assert workload.model.training

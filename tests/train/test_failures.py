@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 from train_help import EVERY_STEP, Trainer, until
 
-import ndd_engine.train.loader as loader_module
 from ndd_engine.config import read
 from ndd_engine.record.events import Event, WindowEvent
+from ndd_engine.train import workers as workers_module
 from ndd_engine.train.failures import explain, is_out_of_memory, smaller_batch
 from ndd_engine.train.loader import Batches
 from ndd_engine.train.run import Run
@@ -252,7 +252,7 @@ class Slow(Dataset[int]):
 
 
 def test_a_stuck_worker_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "CHECK_S", 0.1)
+    monkeypatch.setattr(workers_module, "CHECK_S", 0.1)
     config = read(None, ["workload.size=tiny", "batch.micro=1", "loader.workers=1"]).resolve()
     assert sorted(int(batch) for batch in Batches(Slow(), config).epoch(0)) == [0, 1, 2, 3]
     hasty = read(

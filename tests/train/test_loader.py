@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from ndd_engine.config import Config, read
-from ndd_engine.train.loader import Batches, EpochBatches, eval_loader, to_device
+from ndd_engine.train.loader import Batches, EpochBatches, EvalBatches, to_device
 
 
 class Numbers(Dataset[Any]):
@@ -85,7 +85,7 @@ def test_the_order_does_not_move_the_random_numbers_of_the_training() -> None:
     before = torch.get_rng_state()
     batches = Batches(Numbers(20), config())
     assert len(numbers(batches.epoch(0))) == batches.per_epoch == 5
-    list(eval_loader(Numbers(10), config()))
+    list(EvalBatches(Numbers(10), config()))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -119,7 +119,7 @@ def test_leaving_an_epoch_in_the_middle_leaves_nothing_behind() -> None:
 
 
 def test_evaluation_keeps_the_order_and_every_item() -> None:
-    assert numbers(eval_loader(Numbers(10), config())) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert numbers(EvalBatches(Numbers(10), config())) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_batches_of_any_shape_go_to_the_device() -> None:

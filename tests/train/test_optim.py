@@ -91,12 +91,12 @@ def test_a_scale_that_overflows_is_halved_and_the_step_left_out(trainer: Trainer
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
-@pytest.mark.parametrize("fused", [None, False, True])
-def test_fused_is_taken_where_torch_has_it(name: str, fused: bool | None) -> None:
-    section = OptimizerSection(name=name, lr=0.1, weight_decay=0.02)  # type: ignore[arg-type]
-    optimizer = make_optimizer(section, nn.Linear(3, 3), fused, CPU)
+@pytest.mark.parametrize("wanted", ["auto", "fused", "foreach", "loop"])
+def test_each_implementation_is_taken_and_auto_is_fused_where_torch_has_it(name: str, wanted: str) -> None:
+    section = OptimizerSection(name=name, lr=0.1, weight_decay=0.02, implementation=wanted)  # type: ignore[arg-type]
+    optimizer = make_optimizer(section, nn.Linear(3, 3), CPU)
     (group,) = optimizer.param_groups
-    assert group["fused"] is (fused is not False)
+    assert (group["fused"], group["foreach"]) == (wanted in ("auto", "fused"), wanted == "foreach")
     assert (group["lr"], group["weight_decay"]) == (0.1, 0.02)
     assert type(optimizer).__name__.lower() == name
 
@@ -104,10 +104,10 @@ def test_fused_is_taken_where_torch_has_it(name: str, fused: bool | None) -> Non
 def test_the_optimizer_is_given_what_is_configured_and_only_what_trains() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    adam = make_optimizer(OptimizerSection(betas=[0.8, 0.7], eps=1e-3), model, None, CPU)
+    adam = make_optimizer(OptimizerSection(betas=[0.8, 0.7], eps=1e-3), model, CPU)
     assert (adam.param_groups[0]["betas"], adam.param_groups[0]["eps"]) == ((0.8, 0.7), 1e-3)
     assert len(adam.param_groups[0]["params"]) == 2
-    sgd = make_optimizer(OptimizerSection(name="sgd", momentum=0.5), model, None, CPU)
+    sgd = make_optimizer(OptimizerSection(name="sgd", momentum=0.5), model, CPU)
     assert sgd.param_groups[0]["momentum"] == 0.5
 
 

@@ -215,6 +215,10 @@ def read(
         draft = Draft((*draft.layers, ("", {"workload": {"name": name}})), text, source)
     profile = ndd_profiles.read("workloads", name) if name in WORKLOADS else {}
     defaults: Table = {"workload": {"name": name}}
+    if name not in WORKLOADS:
+        # Where a user's own module may lie, written down so that a resume from elsewhere finds it.
+        folders = [str(folder.absolute()) for folder in (*(() if path is None else (path.parent,)), Path())]
+        defaults["workload"]["path"] = list(dict.fromkeys(folders))
     _merge(defaults, profile.get("defaults", {}))
     draft = Draft((("defaults", defaults), *draft.layers), text, source, profile)
     if problems:

@@ -5,9 +5,14 @@ A knob is in here when it belongs to one workload; what all of them have (batch,
 
 from __future__ import annotations
 
+import math
+from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+
+from ndd_engine.text import printable
 
 
 class Section(BaseModel):
@@ -195,12 +200,61 @@ class SummariseSection(Section):
 class OwnSection(Section):
     """A user's own workload: `name` is "package.module:factory"."""
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")
+    name: str
+    path: list[str] = Field(
+        default_factory=list,
+        description="folders to import the module from, before the current one; default: the configuration file's",
+    )
     data: str = Field("builtin", description="handed to the factory as settings.data")
     size: str | None = Field(None, description="handed to the factory as settings.size")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="further knobs, handed to the factory as settings.options"
+        default_factory=dict,
+        description="further knobs, which the factory asks for: settings.option(name, default)",
     )
+
+    @field_validator("name")
+    @classmethod
+    def _module_and_factory(cls, name: str) -> str:
+        module, _, factory = name.partition(":")
+        if all(part.isidentifier() and not iskeyword(part) for part in (*module.split("."), factory)):
+            return name
+        dotted = module.strip("./").replace("/", ".").removesuffix(".py")
+        meant = (
+            f"; did you mean {printable(dotted)}:{printable(factory)}?"
+            if dotted != module and factory
+            else ""
+        )
+        raise ValueError(
+            f'"{printable(name)}" is not "package.module:factory", as in my_workload:factory{meant}'
+        )
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: list[str]) -> list[str]:
+        # A resumed run finds its module from any folder.
+        return [str(Path(folder).expanduser().absolute()) for folder in path]
+
+    @field_validator("options")
+    @classmethod
+    def _finite(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if name := _not_finite(options):
+            raise ValueError(f"{printable(name)} is not a finite number")
+        return options
+
+    @model_validator(mode="after")
+    def _no_size_to_find(self) -> OwnSection:
+        if self.size == "auto":
+            raise ValueError('size "auto" is for the built-in workloads; write a size that the factory knows')
+        return self
+
+
+def _not_finite(value: Any, name: str = "") -> str | None:
+    """The dotted name of the first number in a table that is infinite or not a number."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else name
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = (_not_finite(part, f"{name}.{key}".lstrip(".")) for key, part in parts)
+    return next((bad for bad in found if bad is not None), None)
 
 
 OWN = "own"

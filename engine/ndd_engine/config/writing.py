@@ -29,14 +29,23 @@ def to_toml(config: Config, heading: str = "", reasons: Mapping[str, str] | None
 
 def _table(section: str, model: BaseModel, reasons: Mapping[str, str]) -> Table:
     table = tomlkit.table()
+    below = []  # in TOML a key after a table would belong to that table
     for key, info in type(model).model_fields.items():
         value = getattr(model, key)
         comment = reasons.get(f"{section}.{key}", info.description or "")
+        if section == "batch" and key == "accumulation" and getattr(model, "effective", None) is not None:
+            table.add(tomlkit.comment(f"{key} follows from effective and micro: {value}"))
+            continue
         if value is None:
             table.add(tomlkit.comment(f"{key} is not set: {comment}"))
             continue
         item = tomlkit.item(value)
         if comment:
             item.comment(comment)
+        if isinstance(item, Table):
+            below.append((key, item))
+        else:
+            table.add(key, item)
+    for key, item in below:
         table.add(key, item)
     return table

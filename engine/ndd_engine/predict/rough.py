@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from ndd_engine.config import Config
+from ndd_engine.train.autosize import probe_batches
 from ndd_engine.train.clock import PhaseClock
 from ndd_engine.train.failures import is_out_of_memory
-from ndd_engine.train.loader import Batches, to_device
+from ndd_engine.train.loader import to_device
 from ndd_engine.train.prepare import total_steps
 from ndd_engine.train.step import Stepper
 from ndd_engine.workloads.base import Workload, parameter_count
@@ -74,7 +75,7 @@ def rough(
     progress: Callable[[str], None],
 ) -> Rough:
     """Probe the configured step on the device. Raises RuntimeError when even the smallest step fails."""
-    per_epoch = Batches(workload.train_data, config).per_epoch // config.batch.accumulation
+    per_epoch = probe_batches(workload, config).per_epoch // config.batch.accumulation
     stepper = Stepper(workload, config, device, total_steps(config, per_epoch))
     progress("counting the memory of a step")
     small = [min(size, config.batch.micro) for size in SMALL]
@@ -153,8 +154,7 @@ def step_seconds(stepper: Stepper, workload: Workload, config: Config, micro: in
 
 def _batches(workload: Workload, config: Config, micro: int) -> Iterator[Any]:
     batch = config.batch.model_copy(update={"micro": micro})
-    loader = config.loader.model_copy(update={"workers": 0, "prefetch": None, "persistent": False})
-    batches = Batches(workload.train_data, config.model_copy(update={"batch": batch, "loader": loader}))
+    batches = probe_batches(workload, config.model_copy(update={"batch": batch}))
 
     def forever() -> Iterator[Any]:
         epoch = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .events import PHASES, MemoryEvent, RunEvent, SampleEvent, WindowEvent
+from .events import PHASES, MemoryEvent, RunEvent, SampleEvent, SettingEvent, WindowEvent
 from .snapshot import Headroom, Idle, PhaseShare
 
 # Phases in which the host computes nothing for the model. Their cause, as the screen says it.
@@ -138,3 +138,12 @@ def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | 
     if activations <= 0:
         return None
     return max(int((free + cached - gradients) * SAFE_SHARE / (activations / micro)), 0)
+
+
+def setting_text(setting: SettingEvent) -> str:
+    """One setting in one line: "loader.pin_memory: requested true, not in effect: no CUDA card"."""
+    asked = f"{setting.name}: requested {setting.requested}"
+    if setting.applied != setting.requested:
+        asked += f", applied {setting.applied}"
+    states = {True: ", in effect", False: ", not in effect", None: ", not verified"}
+    return asked + states[setting.in_effect] + (f": {setting.verified}" if setting.verified else "")

@@ -8,7 +8,9 @@ not be measured is `null`. Readers ignore fields and types they do not know, and
     window   a stretch of steps: wall time, where it went, loss, throughput
     sample   counters of the card and the host
     memory   the torch allocator's counters (CUDA only)
-    mark     something that happened: epoch, evaluation, checkpoint, pause, warning, choice
+    setting  one setting: what was asked for, what was applied, and whether it took effect
+    work     what one optimizer step computes and moves, and what the card could do at most
+    mark     something that happened: epoch, evaluation, checkpoint, compile, pause, warning, choice
     fold     the folded state, written now and then so that a long log opens at once
     end      how it ended
 """
@@ -178,10 +180,61 @@ class MemoryEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class MarkEvent(Event):
-    """Something that happened. kind: epoch, evaluation, checkpoint, pause, resume, warning, choice, note, status.
+class SettingEvent(Event):
+    """One setting of the configuration, and whether it took effect; the newest of a name counts.
 
-    text is for people; data holds the figures (an evaluation's {"metrics": …}, a checkpoint's {"file", "bytes"}).
+    name: as in the configuration ("loader.workers"). requested, applied: values in words ("4", "auto", "bf16").
+    in_effect: null when there was nothing to verify (not requested). verified: how it was verified, or why it is
+    not in effect. A setting that is not in effect counts as a warning.
+    """
+
+    type: ClassVar[str] = "setting"
+    name: str
+    requested: str
+    applied: str
+    in_effect: bool | None
+    verified: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkEvent(Event):
+    """What one optimizer step computes and moves, counted once, and the published peak of the card.
+
+    flops_*: floating-point operations, a multiply-add is two; flops_forward is the forward's (and the loss's) part.
+    bytes_per_step: what the operations read and write without any fusion, an upper bound of memory traffic.
+    peak_tflops: dense, 10^12 operations a second in peak_kind ("bf16", "fp16", "tf32", "fp32"); bandwidth_gb_s:
+    10^9 bytes a second; both null with the reason when the card has no published figures. dtypes: FLOPs of one
+    micro-batch by the type of their result ("bfloat16"). attention: back ends seen ("flash", "math"). uncounted: operations that may
+    compute much and have no formula. method: how it was counted.
+    """
+
+    type: ClassVar[str] = "work"
+    flops_per_step: int | None
+    bytes_per_step: int | None
+    flops_forward: int | None = None
+    parameters: int = 0
+    micro: int = 0
+    accumulation: int = 1
+    precision: str = ""
+    peak_tflops: float | None = None
+    peak_kind: str | None = None
+    bandwidth_gb_s: float | None = None
+    peak_source: str | None = None
+    reason: str = ""
+    attention: list[str] = field(default_factory=list)
+    dtypes: dict[str, int] = field(default_factory=dict)
+    uncounted: list[str] = field(default_factory=list)
+    method: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkEvent(Event):
+    """Something that happened.
+
+    kind: epoch, evaluation, checkpoint, compile, recompile, pause, resume, warning, choice, note, status.
+    text is for people; data holds the figures: an evaluation's {"metrics", "seconds", …}, a checkpoint's {"file",
+    "bytes", "seconds"}, a compilation's {"seconds", "mode"}.
     """
 
     type: ClassVar[str] = "mark"
@@ -214,8 +267,11 @@ class EndEvent(Event):
 
 EVENT_TYPES: dict[str, type[Event]] = {
     kind.type: kind
-    for kind in (RunEvent, StageEvent, WindowEvent, SampleEvent, MemoryEvent, MarkEvent, FoldEvent, EndEvent)
-}
+    for kind in (
+        RunEvent, StageEvent, WindowEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent, MarkEvent, FoldEvent,
+        EndEvent,
+    )
+}  # fmt: skip
 
 
 def parse(line: bytes | str) -> tuple[float, Event] | None:

@@ -108,10 +108,17 @@ def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
 
 
 def _free_names(root: Path, workload: str) -> Iterator[str]:
-    pattern = re.compile(rf"{re.escape(workload)}-(\d+)")
+    base = _base_name(workload)
+    pattern = re.compile(rf"{re.escape(base)}-(\d+)")
     taken = [int(match[1]) for entry in root.iterdir() if (match := pattern.fullmatch(entry.name))]
     for number in itertools.count(max(taken, default=0) + 1):
-        yield f"{workload}-{number:03d}"
+        yield f"{base}-{number:03d}"
+
+
+def _base_name(workload: str) -> str:
+    """A workload's name as part of a file name: of "package.module:factory" the module."""
+    module = workload.partition(":")[0].rpartition(".")[2]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", module).strip("._-")[:56] or "run"
 
 
 def find_run(root: Path, name: str | None) -> RunDir:

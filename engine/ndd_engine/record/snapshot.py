@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .events import EndEvent, MarkEvent, MemoryEvent, RunEvent, SampleEvent
+from .events import EndEvent, MarkEvent, MemoryEvent, RunEvent, SampleEvent, SettingEvent, WorkEvent
 
 # "lost": the process is gone and no end was recorded (kill -9, power).
 STATUSES = (
@@ -114,6 +114,8 @@ class Snapshot:
     warnings: int
     dropped_events: int = 0
     preparing_t: float | None = None
+    settings: tuple[SettingEvent, ...] = ()
+    work: WorkEvent | None = None
 
     @property
     def final(self) -> bool:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from .derive import headroom, idle, phase_shares
+from .derive import headroom, idle, phase_shares, setting_text
 from .events import (
     EndEvent,
     Event,
@@ -21,8 +21,10 @@ from .events import (
     MemoryEvent,
     RunEvent,
     SampleEvent,
+    SettingEvent,
     StageEvent,
     WindowEvent,
+    WorkEvent,
     finite,
 )
 from .snapshot import Evaluation, Snapshot, TimedMark
@@ -32,6 +34,7 @@ from .trend import Trend
 RECENT_WINDOWS = 12
 KEPT_MARKS = 60
 KEPT_EVALUATIONS = 60
+KEPT_SETTINGS = 80
 # What a fold event holds as it is; everything else needs rebuilding.
 _PLAIN = (
     "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
@@ -66,6 +69,8 @@ class RunState:
         self.checkpoint: TimedMark | None = None
         self.sample: SampleEvent | None = None
         self.memory: MemoryEvent | None = None
+        self.settings: dict[str, SettingEvent] = {}
+        self.work: WorkEvent | None = None
         self.losses = Trend()
         self.rates = Trend()
         self.marks: deque[TimedMark] = deque(maxlen=KEPT_MARKS)
@@ -82,6 +87,10 @@ class RunState:
             self.memory = event
         elif isinstance(event, MarkEvent):
             self._mark(t, event)
+        elif isinstance(event, SettingEvent):
+            self._setting(t, event)
+        elif isinstance(event, WorkEvent):
+            self.work = event
         elif isinstance(event, StageEvent):
             self.stage = event.text
             if self.preparing_t is None or event.name == "resume":
@@ -90,6 +99,9 @@ class RunState:
                 self.end = None
                 self.status = "preparing"
                 self.recent.clear()
+                # The new process applies and verifies its own.
+                self.settings.clear()
+                self.work = None
         elif isinstance(event, RunEvent):
             self._run(t, event)
         elif isinstance(event, EndEvent):
@@ -145,6 +157,14 @@ class RunState:
             self.loss_scale = event.loss_scale
         if event.steps and event.wall_ns > overhead:
             self.rates.add(event.step, event.items / ((event.wall_ns - overhead) * 1e-9))
+
+    def _setting(self, t: float, event: SettingEvent) -> None:
+        before = self.settings.get(event.name)
+        self.settings[event.name] = event
+        if len(self.settings) > KEPT_SETTINGS:
+            del self.settings[next(iter(self.settings))]
+        if event.in_effect is False and (before is None or before.in_effect is not False):
+            self._mark(t, MarkEvent("warning", event.step, setting_text(event), {"setting": event.name}))
 
     def _mark(self, t: float, mark: MarkEvent) -> None:
         if mark.kind == "status":
@@ -230,15 +250,18 @@ class RunState:
             rate_trend=self.rates.view(),
             marks=tuple(self.marks),
             warnings=self.warnings,
+            settings=tuple(self.settings.values()),
+            work=self.work,
             dropped_events=dropped_events,
         )
 
     def to_event(self) -> FoldEvent:
         """The state as an event, from which `from_event` rebuilds an equal one."""
         state: Json = {name: getattr(self, name) for name in _PLAIN}
-        for name in ("run", "end", "sample", "memory"):
+        for name in ("run", "end", "sample", "memory", "work"):
             state[name] = _body(getattr(self, name))
         state["recent"] = [_body(window) for window in self.recent]
+        state["settings"] = [_body(setting) for setting in self.settings.values()]
         state["evaluations"] = [_plain_evaluation(item) for item in self.evaluations]
         state["best"] = _plain_evaluation(self.best) if self.best else None
         state["checkpoint"] = [self.checkpoint.t, _body(self.checkpoint.mark)] if self.checkpoint else None
@@ -256,10 +279,14 @@ class RunState:
             ("end", EndEvent),
             ("sample", SampleEvent),
             ("memory", MemoryEvent),
+            ("work", WorkEvent),
         ):
             value = body.pop(name)
             setattr(state, name, kind.from_dict(value) if value is not None else None)
         state.recent.extend(WindowEvent.from_dict(item) for item in body.pop("recent"))
+        for item in body.pop("settings"):
+            setting = SettingEvent.from_dict(item)
+            state.settings[setting.name] = setting
         state.evaluations.extend(Evaluation(*item) for item in body.pop("evaluations"))
         best = body.pop("best")
         state.best = Evaluation(*best) if best else None

@@ -28,14 +28,18 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Choice:
-    """A size and, for people, why. threads: intra-op threads, where another number than the usual was better."""
+    """A size and, for people, why. threads: intra-op threads, where another number than the usual was better.
+    memory_gb: of the card that the size is for, see Draft.resolve."""
 
     size: str
     reason: str
     threads: int | None = None
+    memory_gb: float | None = None
 
 
-def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], None]) -> Choice:
+def choose_size(
+    draft: Draft, device: torch.device, progress: Callable[[str], None], memory_gb: float | None = None
+) -> Choice:
     """The size for `size = "auto"`: the card's on a card, else the largest that steps often enough.
 
     Leaves torch with the number of threads that was found best.
@@ -48,7 +52,9 @@ def choose_size(draft: Draft, device: torch.device, progress: Callable[[str], No
     if not feasible:
         return Choice(auto["candidates"][0], "the data is too small for every size")
     if device.type == "cuda":
-        return Choice(feasible[-1], f"size {feasible[-1]}: a CUDA card is there")
+        micro = draft.resolve(feasible[-1], memory_gb).batch.micro
+        reason = f"size {feasible[-1]}, micro-batch {micro}: a CUDA card is there"
+        return Choice(feasible[-1], reason, memory_gb=memory_gb)
     wanted = float(auto["min_steps_per_second"])
     sizes = [size for size in feasible if size in auto["candidates"]]
     if not sizes:
@@ -101,7 +107,7 @@ def steps_per_second(config: Config, workload: Workload, device: torch.device, g
     A first step slower than three times `give_up_s` is taken as the answer: a warm-up is never that large.
     """
     stepper = Stepper(workload, config, device, total_steps=1000)
-    batches = Batches(workload.train_data, config)
+    batches = probe_batches(workload, config)
     clock = PhaseClock()
     times: list[float] = []
     done, epoch = 0, 0
@@ -126,3 +132,10 @@ def steps_per_second(config: Config, workload: Workload, device: torch.device, g
             times.append(spent)
     times.sort()
     return 1 / times[len(times) // 2]
+
+
+def probe_batches(workload: Workload, config: Config) -> Batches:
+    """Batches for a probe: made in this process as they come, since workers and encoding ahead take their time."""
+    unset = {"workers": 0, "prefetch": None, "persistent": None, "cache": False, "placement": "host"}
+    config = config.model_copy(update={"loader": config.loader.model_copy(update=unset)})
+    return Batches(workload.train_data, config, workload.collate, workload.epochs_differ)

@@ -125,9 +125,8 @@ class PhaseClock:
         self._row = [0] * len(self.names)
         return self._last
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Time inside belongs to the sub-phase "forward/<name>" of the current phase."""
+    def enter_part(self, name: str) -> int:
+        """From now on time belongs to the sub-phase `name` of the current phase; returns what was current."""
         outer = self._current
         key = f"{self.names[outer].partition('/')[0]}/{name}"
         index = self._index.get(key)
@@ -136,6 +135,12 @@ class PhaseClock:
             self.names.append(key)
             self._row.append(0)
         self.enter(index)
+        return outer
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time inside belongs to the sub-phase "<current phase>/<name>"."""
+        outer = self.enter_part(name)
         try:
             yield
         finally:

@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from ndd_engine.workloads.base import Workload
 
-from .loader import to_device
+from .loader import EvalBatches, to_device
 from .optim import Precision
 
 
@@ -32,16 +30,18 @@ class Result:
 
 def evaluate(
     workload: Workload,
-    loader: DataLoader[Any],
+    loader: EvalBatches,
     device: torch.device,
     precision: Precision,
     seed: int,
     batches: int | None,
+    inference_mode: bool,
     between: Callable[[], None],
 ) -> Result:
     """Evaluate without touching the training's state: no graph, no dropout, its own random numbers.
 
-    between: called after every batch, so that a long evaluation is seen and can be left (it may raise).
+    inference_mode: torch.inference_mode, else no_grad. between: called after every batch, so that a long
+    evaluation is seen and can be left (it may raise).
     """
     model = workload.model
     begin = time.perf_counter()
@@ -51,7 +51,8 @@ def evaluate(
     cards = [device] if device.type == "cuda" else []
     try:
         # An objective may draw noise: the same noise at each evaluation, and none of the training's.
-        with torch.random.fork_rng(devices=cards), torch.inference_mode():
+        quiet = torch.inference_mode() if inference_mode else torch.no_grad()
+        with torch.random.fork_rng(devices=cards), quiet:
             torch.manual_seed(seed)
             for batch in loader:
                 batch = to_device(batch, device)

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sys
-import threading
-import time
 import zlib
-from collections.abc import Iterator
-from multiprocessing.connection import wait
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from ndd_engine.config.schema import Config
+from ndd_engine.workloads.base import Batch, Collate
 
-# While a batch is waited for, the workers are looked after this often.
-CHECK_S = 2.0
+from .source import Source, WholeBatches, make_source, mapped, tensors
+from .workers import WatchedLoader, worker_options, worker_pids
+
+CPU = torch.device("cpu")
 
 
 class EpochBatches(Sampler[list[int]]):
     """Index lists of one epoch's micro-batches; `set` chooses the epoch and where in it to begin.
 
-    The incomplete batch at the end is left out, so that every step has the same shape.
+    The incomplete batch at the end is left out, so that every step has the same shape. Where epochs differ, an
+    index also says which epoch it is asked for in: epoch * items + item.
     """
 
-    def __init__(self, items: int, micro: int, seed: int) -> None:
+    def __init__(self, items: int, micro: int, seed: int, epochs_differ: bool = False) -> None:
         self.items, self.micro, self.seed = items, micro, seed
         self.epoch = 0
         self.start = 0
+        self._epochs_differ = epochs_differ
 
     def set(self, epoch: int, start: int = 0) -> None:
         """Epoch (0-based) and number of micro-batches to leave out at its beginning."""
@@ -42,10 +42,16 @@ class EpochBatches(Sampler[list[int]]):
         return self.items // self.micro - self.start
 
     def __iter__(self) -> Iterator[list[int]]:
+        return (indices.tolist() for indices in self.tensors())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The same lists as tensors (micro,) int64."""
         generator = torch.Generator().manual_seed(_mix(self.seed, self.epoch))
         order = torch.randperm(self.items, generator=generator)
-        for batch in range(self.start, self.items // self.micro):
-            yield order[batch * self.micro : (batch + 1) * self.micro].tolist()
+        if self._epochs_differ:
+            order += self.epoch * self.items
+        whole = self.items // self.micro * self.micro
+        yield from torch.split(order[self.start * self.micro : whole], self.micro) if len(self) > 0 else ()
 
 
 def _mix(seed: int, epoch: int) -> int:
@@ -53,174 +59,160 @@ def _mix(seed: int, epoch: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (2**63)
 
 
-class Batches:
-    """The training batches of a run. `epoch(n, start)` iterates; the loader lives as long as the run."""
+@dataclass(frozen=True)
+class Seen:
+    """What the first batch of an epoch shows of the loader: its workers, page-locked or not, on which device."""
 
-    def __init__(self, data: Dataset[Any], config: Config) -> None:
-        self.sampler = EpochBatches(len(data), config.batch.micro, config.run.seed)  # type: ignore[arg-type]
-        self.crc = checksum(data, self.sampler.items)
+    workers: tuple[int, ...]
+    pinned: bool
+    device: str
+
+
+def _silent(_: str) -> None:
+    return
+
+
+class Batches:
+    """The training batches of a run. `epoch(n, start)` iterates; the loader lives as long as the run.
+
+    collate, epochs_differ: the workload's. device: where `placement = "device"` puts the data. tell: progress of
+    encoding. Raises UsageError and MachineError, see make_source.
+    """
+
+    def __init__(
+        self,
+        data: Dataset[Any],
+        config: Config,
+        collate: Collate | None = None,
+        epochs_differ: bool = False,
+        device: torch.device = CPU,
+        tell: Callable[[str], None] = _silent,
+    ) -> None:
+        items = len(data)  # type: ignore[arg-type]
         loader = config.loader
-        self.loader: DataLoader[Any] = _Loader(
-            loader.timeout_s,
-            data,
-            batch_sampler=self.sampler,
+        self.sampler = EpochBatches(items, config.batch.micro, config.run.seed, epochs_differ)
+        self.crc = checksum(data, items)
+        self.source = make_source(data, collate, loader, device, epochs_differ, tell)
+        self.seen: Seen | None = None
+        self._pin = loader.pin_memory
+        self.loader: DataLoader[Any] | None = None
+        if not _direct(self.source, loader.workers, loader.placement):
             # Its own generator: the loader draws a number for the workers' seeds, which must not move the model's.
-            generator=torch.Generator().manual_seed(config.run.seed),
-            pin_memory=loader.pin_memory,
-            persistent_workers=loader.workers > 0 if loader.persistent is None else loader.persistent,
-            **_workers(loader.workers, loader.prefetch),
-        )
+            self.loader = WatchedLoader(
+                loader.timeout_s,
+                **_data_options(self.source),
+                batch_sampler=self.sampler,
+                generator=torch.Generator().manual_seed(config.run.seed),
+                pin_memory=loader.pin_memory,
+                persistent_workers=loader.workers > 0 if loader.persistent is None else loader.persistent,
+                **worker_options(loader.workers, loader.prefetch),
+            )
+
+    def sample(self) -> Batch:
+        """The first micro-batch of the first epoch, made in this process. Raises what the data raises."""
+        self.sampler.set(0)
+        return next(gathered(self.source, self.sampler.tensors(), False))
 
     @property
     def per_epoch(self) -> int:
         """Micro-batches in a whole epoch."""
         return self.sampler.items // self.sampler.micro
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches of one epoch from micro-batch `start` on."""
         self.sampler.set(epoch, start)
-        return iter(self.loader)
+        iterator: Iterator[Batch]
+        if self.loader is None:
+            iterator = gathered(self.source, self.sampler.tensors(), self._pin)
+        else:
+            iterator = iter(self.loader)
+        first = next(iterator, None)
+        if first is None:
+            return iter(())
+        tensor = next(tensors(first), None)
+        if tensor is not None:
+            self.seen = Seen(
+                worker_pids(iterator), tensor.device.type == "cpu" and tensor.is_pinned(), str(tensor.device)
+            )
+        return chain((first,), iterator)
 
 
-def eval_loader(data: Dataset[Any], config: Config) -> DataLoader[Any]:
+class EvalBatches:
     """Evaluation batches in their natural order, the last one possibly smaller."""
-    loader = config.loader
-    return _Loader(
-        loader.timeout_s,
-        data,
-        batch_size=config.batch.micro,
-        shuffle=False,
-        generator=torch.Generator().manual_seed(config.run.seed),
-        pin_memory=loader.pin_memory,
-        **_workers(loader.eval_workers, None),
-    )
+
+    def __init__(
+        self,
+        data: Dataset[Any],
+        config: Config,
+        collate: Collate | None = None,
+        device: torch.device = CPU,
+        tell: Callable[[str], None] = _silent,
+    ) -> None:
+        loader = config.loader
+        self.source = make_source(data, collate, loader, device, False, tell)
+        self._items, self._micro = len(data), config.batch.micro  # type: ignore[arg-type]
+        self._pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
+        self.loader: DataLoader[Any] | None = None
+        if not _direct(self.source, loader.eval_workers, loader.placement):
+            self.loader = WatchedLoader(
+                loader.timeout_s,
+                **_data_options(self.source),
+                batch_size=config.batch.micro,
+                shuffle=False,
+                generator=torch.Generator().manual_seed(config.run.seed),
+                pin_memory=self._pin,
+                persistent_workers=loader.eval_persistent,
+                **worker_options(loader.eval_workers, loader.eval_prefetch),
+            )
+
+    def __len__(self) -> int:
+        return -(-self._items // self._micro)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.loader is not None:
+            return iter(self.loader)
+        return gathered(self.source, iter(torch.split(torch.arange(self._items), self._micro)), self._pin)
 
 
-class _Loader(DataLoader[Any]):
-    """A loader that says which worker died, within seconds, and gives up on workers that are stuck.
-
-    torch's own check of the workers waits for the whole timeout, and for workers that are not children of this
-    process it is the only one.
-    """
-
-    def __init__(self, timeout_s: float, *arguments: Any, **options: Any) -> None:
-        if options["num_workers"]:
-            options["timeout"] = min(CHECK_S, timeout_s)
-        super().__init__(*arguments, **options)
-        self.patience_s = timeout_s
-
-    def __iter__(self) -> Any:
-        if not self.num_workers:
-            return super().__iter__()
-        kept: Any = self._iterator  # of persistent workers, which now hear of the new epoch
-        if kept is not None:
-            _raise_if_dead(kept)
-            kept._timeout = self.patience_s  # no second try is possible here
-        try:
-            iterator: Any = super().__iter__()
-        except (OSError, EOFError, RuntimeError):
-            _raise_if_dead(kept, 1.0)
-            raise
-        iterator._timeout = self.timeout
-        return _Watched(iterator, self.patience_s)
+def _direct(source: Source, workers: int, placement: str) -> bool:
+    """Whether batches are made here, without torch's loader: nothing would be left for it to do."""
+    return placement == "device" or (source.gather is not None and workers == 0)
 
 
-class _Watched:
-    """A loader's iterator with an eye on the workers. Raises RuntimeError that names the one that died."""
-
-    def __init__(self, iterator: Any, patience_s: float) -> None:
-        self._iterator = iterator
-        self._patience_s = patience_s
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        begin = time.monotonic()
-        while True:
-            try:
-                return next(self._iterator)
-            except (OSError, EOFError, RuntimeError) as error:
-                timed_out = "DataLoader timed out" in str(error)
-                # A connection breaks a moment before its worker counts as dead.
-                _raise_if_dead(self._iterator, 0.0 if timed_out else 1.0)
-                if not timed_out:
-                    raise
-                if time.monotonic() - begin >= self._patience_s:
-                    raise RuntimeError(f"DataLoader timed out after {self._patience_s:g} seconds") from None
+def _data_options(source: Source) -> dict[str, Any]:
+    if source.gather is not None:
+        return {"dataset": WholeBatches(source.gather), "collate_fn": _as_it_is}
+    return {"dataset": source.data, "collate_fn": source.collate}
 
 
-def _raise_if_dead(iterator: Any, patience_s: float = 0.0) -> None:
-    """Raise RuntimeError, in torch's own words, when a worker of the iterator is no more."""
-    workers = list(getattr(iterator, "_workers", ()))
-    wait([worker.sentinel for worker in workers], patience_s)
-    for worker in workers:
-        if not worker.is_alive():
-            code = worker.exitcode or 0
-            if code < 0:
-                raise RuntimeError(
-                    f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.Signals(-code).name}"
-                )
-            raise RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly")
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
-def _workers(workers: int, prefetch: int | None) -> dict[str, Any]:
-    if workers == 0:
-        return {"num_workers": 0}
-    # Threads exist (recorder, sampler, perhaps the console): forking would copy their locks mid-flight.
-    method = "forkserver" if sys.platform == "linux" else "spawn"
-    if method == "forkserver":
-        # Imported once there instead of once in every worker.
-        multiprocessing.set_forkserver_preload(["torch"])
-    return {
-        "worker_init_fn": belong,
-        "num_workers": workers,
-        "prefetch_factor": prefetch,
-        "multiprocessing_context": multiprocessing.get_context(method),
-    }
-
-
-def belong(_worker: int) -> None:
-    """In a worker: Ctrl-C is for the training process, which still wants batches; its death ends the worker too.
-
-    torch's own watch looks at the fork server, and the fork server waits for its workers: both would stay for ever.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if (owner := multiprocessing.parent_process()) is not None:
-        threading.Thread(target=_end_with, args=(owner,), name="ndd-owner", daemon=True).start()
-
-
-def _end_with(owner: Any) -> None:
-    owner.join()
-    os._exit(1)
+def gathered(source: Source, lists: Iterator[Tensor], pin: bool) -> Iterator[Batch]:
+    """One batch per list of indices, made in this process, on the device where the data lies."""
+    pin = pin and source.on.type == "cpu" and torch.cuda.is_available()
+    join = source.collate or default_collate
+    for indices in lists:
+        if source.gather is not None:
+            batch = source.gather.batch(indices.to(source.on, non_blocking=True))
+        else:
+            batch = join([source.data[index] for index in indices.tolist()])
+        yield mapped(batch, Tensor.pin_memory) if pin else batch
 
 
 def checksum(data: Dataset[Any], items: int, looked_at: int = 16) -> int:
     """CRC-32 of some items, evenly spread: whether a resumed run meets the data it was trained on."""
     crc = 0
     for index in range(0, items, max(items // looked_at, 1)):
-        for tensor in _tensors(data[index]):
-            crc = zlib.crc32(bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist()), crc)
+        for tensor in tensors(data[index]):
+            if tensor.numel():
+                crc = zlib.crc32(
+                    bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()), crc
+                )
     return crc
 
 
-def _tensors(item: Any) -> Iterator[Tensor]:
-    if isinstance(item, Tensor):
-        if item.numel():
-            yield item.cpu()
-    elif isinstance(item, (list, tuple, dict)):
-        for value in item.values() if isinstance(item, dict) else item:
-            yield from _tensors(value)
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch on the device, tensor by tensor; copies from page-locked memory do not block."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
+def to_device(batch: Batch, device: torch.device, non_blocking: bool = True) -> Batch:
+    """A batch on the device, tensor by tensor; copies from page-locked memory need not block."""
+    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=non_blocking))

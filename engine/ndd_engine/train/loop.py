@@ -8,20 +8,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
-from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, WindowEvent
+from ndd_engine.record.events import Event, MarkEvent, WindowEvent
 from ndd_engine.text import duration, printable, size
 
 from . import clock as phase
+from .card_memory import memory_event
 from .checkpoint import CheckpointStore, Saved, finite, free_space, random_state
 from .clock import PhaseClock
 from .control import Control
 from .evaluate import Result, evaluate
-from .loader import Batches
+from .loader import Batches, EvalBatches
 from .losses import LossReader, first_bad
+from .rehearsal import compiled_graphs
+from .settings import Settings
 from .step import Stepper
 
 
@@ -37,12 +39,12 @@ class Loop:
         config: Config,
         stepper: Stepper,
         batches: Batches,
-        evaluation: DataLoader[Any],
+        evaluation: EvalBatches,
         clock: PhaseClock,
         control: Control,
         store: CheckpointStore,
         put: Callable[[Event], None],
-        step: int = 0,
+        settings: Settings | None = None,
     ) -> None:
         self.config = config
         self.stepper = stepper
@@ -52,7 +54,7 @@ class Loop:
         self.control = control
         self.store = store
         self.put = put
-        self.step = step
+        self.step = 0
         self.total_steps = stepper.total_steps
         self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
         self.losses = LossReader(stepper.device, config.log.every_steps)
@@ -64,6 +66,9 @@ class Loop:
         self._window_steps = 0
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
+        self._settings = settings
+        self._epochs_begun = 0
+        self._graphs = compiled_graphs() if config.speed.compile != "off" else None
         self._memory_seen = stepper.device.type == "cuda"
         self._resting = "training"  # the status to return to after an evaluation or a checkpoint
 
@@ -79,6 +84,7 @@ class Loop:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
             clock.enter(phase.DATA_WAIT)
             iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
+            self._tell_settings()
             end = min(self.total_steps, (epoch + 1) * self.steps_per_epoch)
             action = self._next_action()
             while self.step < end:
@@ -202,7 +208,7 @@ class Loop:
         config = self.config
         result = evaluate(
             self.stepper.workload, self.evaluation, self.stepper.device, self.stepper.precision,
-            config.run.seed, config.evaluate.batches, self._between,
+            config.run.seed, config.evaluate.batches, config.evaluate.inference_mode, self._between,
         )  # fmt: skip
         self.clock.enter(phase.OTHER)
         self._last_result = (self.step, result)
@@ -290,6 +296,25 @@ class Loop:
         if self.clock.window_ns >= max(self._window_ns, 200_000_000):
             self._window()
 
+    def _tell_settings(self) -> None:
+        """After the first batch of an epoch; persistent workers only show in the second one."""
+        self._epochs_begun += 1
+        if self._settings is not None and self._epochs_begun <= 2:
+            self.clock.enter(phase.LOG)
+            for event in self._settings.of_loader(self._epochs_begun):
+                self.put(event)
+
+    def _tell_changes(self) -> None:
+        """What the stepper has to report, and whether the compiler was at work again."""
+        for event in self.stepper.reports:
+            self.put(event)
+        self.stepper.reports.clear()
+        if self._graphs is not None and (graphs := compiled_graphs()) > self._graphs:
+            more = graphs - self._graphs
+            text = f"recompiled: {more} more graph{'' if more == 1 else 's'} by step {self.step}"
+            self.put(MarkEvent("recompile", self.step, text, {"graphs": more}))
+            self._graphs = graphs
+
     def _put_memory(self) -> None:
         try:
             self.put(memory_event(self.stepper.device))
@@ -361,24 +386,6 @@ class Loop:
                 device_steps=len(window.device),
             )
         )
+        self._tell_changes()
         if self._memory_seen:
             self._put_memory()
-
-
-def memory_event(device: torch.device) -> MemoryEvent:
-    """The allocator's counters of a card, read without resetting any of them."""
-    stats = torch.cuda.memory_stats(device)
-    free, total = torch.cuda.mem_get_info(device)
-    allocated, peak = int(stats["allocated_bytes.all.current"]), int(stats["allocated_bytes.all.peak"])
-    return MemoryEvent(
-        allocated_bytes=allocated,
-        reserved_bytes=int(stats["reserved_bytes.all.current"]),
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=int(stats["reserved_bytes.all.peak"]),
-        growth_bytes=peak - allocated,
-        retries=int(stats["num_alloc_retries"]),
-        ooms=int(stats["num_ooms"]),
-        free_bytes=int(free),
-        total_bytes=int(total),
-        others_bytes=None,
-    )

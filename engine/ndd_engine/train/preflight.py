@@ -11,7 +11,7 @@ from ndd_engine.record.state import RunState
 from ndd_engine.workloads.facts import problems
 
 # What a resume may change of a workload without becoming another model or other data.
-MAY_CHANGE = frozenset({"size", "data", "dropout"})
+MAY_CHANGE = frozenset({"size", "data", "dropout", "path"})
 
 
 def preflight(draft: Draft, use_torch: bool = True) -> Config:

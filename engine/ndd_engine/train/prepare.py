@@ -15,7 +15,7 @@ import torch
 
 from ndd_engine import __version__
 from ndd_engine.config import Config, to_toml
-from ndd_engine.errors import NddError, UsageError
+from ndd_engine.errors import NddError, TrainingError, UsageError
 from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
@@ -27,9 +27,13 @@ from ndd_engine.workloads.registry import prepare
 from .autosize import choose_size
 from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state
 from .clock import DevicePhaseClock, PhaseClock, TimingEvent
-from .loader import Batches, eval_loader
+from .failures import is_out_of_memory, out_of_memory
+from .loader import Batches, EvalBatches
 from .loop import Loop
+from .rehearsal import Rehearsal, rehearse
+from .settings import Settings
 from .step import Stepper
+from .work import work_event
 
 if TYPE_CHECKING:
     from .run import Run
@@ -65,8 +69,8 @@ def prepare_run(run: Run) -> Prepared:
 
     choice = None
     if draft.size == "auto":
-        choice = choose_size(draft, device, run.stage)
-    config = draft.resolve(choice.size if choice else None)
+        choice = choose_size(draft, device, run.stage, _memory_gb(machine))
+    config = draft.resolve(*(choice.size, choice.memory_gb) if choice else ())
     if choice is not None and choice.threads is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"threads": choice.threads})})
     config = _absolute(config)
@@ -75,16 +79,18 @@ def prepare_run(run: Run) -> Prepared:
     run.stage("reading the data")
     seed(config.run.seed)
     workload = prepare(config, run.stage)
-    batches = Batches(workload.train_data, config)
+    batches = Batches(
+        workload.train_data, config, workload.collate, workload.epochs_differ, device, run.stage
+    )
+    evaluation = EvalBatches(workload.eval_data, config, workload.collate, device, run.stage)
     steps_per_epoch = batches.per_epoch // config.batch.accumulation
     total = total_steps(config, steps_per_epoch)
     run.stage("moving the model to the device")
     stepper = Stepper(workload, config, device, total)
     clock = DevicePhaseClock(_timing_event) if device.type == "cuda" else PhaseClock()
     store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
-    loop = Loop(
-        config, stepper, batches, eval_loader(workload.eval_data, config), clock, run.control, store, run.put
-    )
+    settings = Settings(config, stepper, batches, evaluation)
+    loop = Loop(config, stepper, batches, evaluation, clock, run.control, store, run.put, settings)
 
     saved = None
     if run.request.resume is not None:
@@ -94,6 +100,8 @@ def prepare_run(run: Run) -> Prepared:
             raise UsageError(
                 f"run {run.directory.name} has done all {total} steps; to go further, raise run.epochs"
             )
+    run.stage("trying a step")
+    rehearsal = _rehearse(stepper, batches, config)
     try:
         write_config(
             run.directory.config, config, f"Run {run.directory.name}, as resolved for {machine.device}."
@@ -105,8 +113,25 @@ def prepare_run(run: Run) -> Prepared:
     run.put(_run_event(run, config, machine, workload, stepper, loop, saved))
     if choice is not None:
         run.put(MarkEvent("choice", loop.step, choice.reason))
-    for note in workload.notes():
+    for note in (*workload.notes(), *rehearsal.notes):
         run.put(MarkEvent("note", loop.step, note))
+    if rehearsal.compile_s is not None:
+        text = f"compiled in {rehearsal.compile_s:.1f} s ({config.speed.compile}), before the first step"
+        data = {"seconds": rehearsal.compile_s, "mode": config.speed.compile}
+        run.put(MarkEvent("compile", loop.step, text, data))
+    for event in settings.of_model(rehearsal):
+        run.put(event)
+    if rehearsal.counter is not None:
+        run.put(
+            work_event(
+                rehearsal.counter,
+                config,
+                stepper.model,
+                stepper.moment_bytes(),
+                machine.chosen,
+                stepper.precision.name,
+            )
+        )
     sampler = Sampler(machine.chosen, run.put, run_dir=run.directory.path)
     sampler.start()
     if device.type == "cuda":
@@ -116,6 +141,27 @@ def prepare_run(run: Run) -> Prepared:
     gc.collect()
     gc.freeze()
     return Prepared(config, device, clock, loop, sampler)
+
+
+def _rehearse(stepper: Stepper, batches: Batches, config: Config) -> Rehearsal:
+    """The trial step, with what it showed of the sub-phases acted upon. Raises TrainingError when memory ran out."""
+    try:
+        found = rehearse(stepper, batches.sample())
+    except Exception as error:
+        if is_out_of_memory(error):
+            text = out_of_memory(error, "in a trial step", config, stepper.device, stepper)
+            raise TrainingError(text) from None
+        raise
+    if found.part_calls and not stepper.parts.keep_if_cheap(found.part_calls, found.micro_ns):
+        found.notes.append(
+            f"The parts of forward are not timed: that would slow down a micro-batch of {found.micro_ns / 1e6:.2g} ms."
+        )
+    return found
+
+
+def _memory_gb(machine: Machine) -> float | None:
+    card = machine.chosen
+    return None if card is None or card.memory_total_bytes is None else card.memory_total_bytes / (1 << 30)
 
 
 def seed(value: int) -> None:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.base import Workload
+from ndd_engine.record.events import Event
+from ndd_engine.workloads.base import Batch, Workload
 
 from . import clock as phase
 from .clock import PhaseClock
+from .graph import StepGraph, why_not
 from .loader import to_device
 from .optim import Precision, learning_rate, make_optimizer, make_precision
+from .parts import PartTimer
+
+ATTENTION = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
 class Stepper:
     """Model, optimizer and precision of a run, and the step that ties them together.
 
-    `step` leaves the clock in phase `log`; the caller ends the step.
+    `step` leaves the clock in phase `log`; the caller ends the step. `model` is the plain module, which is saved and
+    evaluated; `compute` is what training runs through, compiled where that is wanted and works.
     """
 
     def __init__(self, workload: Workload, config: Config, device: torch.device, total_steps: int) -> None:
@@ -30,53 +42,85 @@ class Stepper:
         self.device = device
         self.total_steps = total_steps
         self.model: nn.Module = workload.model.to(device)
+        if config.speed.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
+        self.compute = self.model
         self.precision: Precision = make_precision(config, device)
-        self.optimizer = make_optimizer(config.optimizer, self.model, device)
+        self.no_graph = why_not(config, device, self.precision)
+        graphed = config.speed.cuda_graph and self.no_graph is None
+        self.optimizer = make_optimizer(config.optimizer, self.model, device, capturable=graphed)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.lr = config.optimizer.lr
+        self.graph = StepGraph(self) if graphed else None
+        # What a compiler or a graph runs has no calls of modules that could be timed.
+        whole = graphed or config.speed.compile != "off"
+        self.parts = PartTimer({} if whole else workload.parts)
         # Scalars on the device worth knowing beside the loss; read back together with it.
         self.extras: dict[str, Tensor] = {}
+        # What there is to tell of the settings since the record was last written.
+        self.reports: list[Event] = []
+        chosen = ATTENTION.get(config.speed.attention)
+        self.attention: Callable[[], AbstractContextManager[Any]] = (
+            nullcontext if chosen is None else lambda: sdpa_kernel(chosen)
+        )
         self._moves = device.type != "cpu"
 
-    def step(self, batches: Iterator[Any], clock: PhaseClock, step: int) -> Tensor | None:
+    def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
         """One optimizer step from the next `batch.accumulation` micro-batches.
 
         Returns the mean loss (scalar, on the device, without graph), or None when the epoch has no whole step left.
         """
+        if self.graph is not None:
+            return self.graph.step(batches, clock, step)
+        return self.eager_step(batches, clock, step)
+
+    def eager_step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
+        """The step, operation by operation."""
         enter = clock.enter
-        workload, model, precision = self.workload, self.model, self.precision
-        accumulation = self.config.batch.accumulation
-        scaler = precision.scaler
         total: Tensor | None = None
-        for _ in range(accumulation):
-            enter(phase.DATA_WAIT)
-            batch = next(batches, None)
-            if batch is None:
-                return None
-            if self._moves:
-                enter(phase.TO_DEVICE)
-                batch = to_device(batch, self.device)
-            enter(phase.FORWARD)
-            with precision.autocast or nullcontext():
-                output = workload.forward(model, batch)
-                enter(phase.LOSS)
-                loss = workload.loss(output, batch)
-            if accumulation > 1:
-                loss = loss / accumulation
-            enter(phase.BACKWARD)
-            if scaler is None:
-                loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            part = loss.detach()
-            total = part if total is None else total + part
-        self.update(clock, step)
+        self.parts.clock = clock
+        try:
+            for _ in range(self.config.batch.accumulation):
+                enter(phase.DATA_WAIT)
+                batch = next(batches, None)
+                if batch is None:
+                    return None
+                if self._moves:
+                    enter(phase.TO_DEVICE)
+                    batch = self.moved(batch)
+                part = self.forward_backward(batch, enter)
+                total = part if total is None else total + part
+        finally:
+            self.parts.clock = None
+        self.set_rate(step)
+        self.update(enter)
+        enter(phase.ZERO_GRAD)
+        self.optimizer.zero_grad(set_to_none=self.config.optimizer.set_to_none)
+        enter(phase.LOG)
         return total
 
-    def update(self, clock: PhaseClock, step: int) -> None:
-        """Clip, optimizer step and reset of the gradients at the learning rate of `step`."""
-        enter = clock.enter
+    def moved(self, batch: Batch) -> Batch:
+        """The batch on the device; what lies there already stays as it is."""
+        return to_device(batch, self.device, self.config.loader.non_blocking)
+
+    def forward_backward(self, batch: Batch, enter: Callable[[int], object]) -> Tensor:
+        """Gradients of one micro-batch on the device; returns its share of the step's loss, without graph."""
+        accumulation = self.config.batch.accumulation
+        scaler = self.precision.scaler
+        enter(phase.FORWARD)
+        with self.precision.autocast or nullcontext(), self.attention():
+            output = self.workload.forward(self.compute, batch)
+            enter(phase.LOSS)
+            loss = self.workload.loss(output, batch)
+        if accumulation > 1:
+            loss = loss / accumulation
+        enter(phase.BACKWARD)
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def update(self, enter: Callable[[int], object]) -> None:
+        """Clip, and the optimizer's step at the rate that is set."""
         scaler = self.precision.scaler
         max_norm = self.config.clip.max_norm
         if max_norm > 0:
@@ -85,22 +129,26 @@ class Stepper:
                 scaler.unscale_(self.optimizer)
             self.extras["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
         enter(phase.OPTIMIZER)
-        lr = learning_rate(step, self.total_steps, self.config.optimizer.lr, self.config.schedule)
-        if lr != self.lr or step == 0:
-            self.lr = lr
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
         if scaler is None:
             self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
-            # get_scale() would wait for the device.
-            if (scale := scaler._scale) is not None:
-                self.extras["loss_scale"] = scale
-        enter(phase.ZERO_GRAD)
-        self.optimizer.zero_grad(set_to_none=self.config.optimizer.set_to_none)
-        enter(phase.LOG)
+            return
+        scaler.step(self.optimizer)
+        scaler.update()
+        # get_scale() would wait for the device.
+        if (scale := scaler._scale) is not None:
+            self.extras["loss_scale"] = scale
+
+    def set_rate(self, step: int) -> None:
+        """The learning rate of optimizer step `step` (0-based)."""
+        lr = learning_rate(step, self.total_steps, self.config.optimizer.lr, self.config.schedule)
+        if lr == self.lr and step > 0:
+            return
+        self.lr = lr
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)  # where a recorded graph will find it
+            else:
+                group["lr"] = lr
 
     def optimizer_bytes(self) -> int:
         """What the optimizer keeps beside the parameters; 0 before the first step."""
@@ -110,6 +158,12 @@ class Stepper:
             for value in state.values()
             if isinstance(value, Tensor)
         )
+
+    def moment_bytes(self) -> int:
+        """What the optimizer will keep for the parameters: Adam two moments, SGD its momentum."""
+        section = self.config.optimizer
+        moments = 2 if section.name != "sgd" else int(section.momentum > 0)
+        return moments * sum(parameter.nbytes for parameter in self.parameters)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of this."""

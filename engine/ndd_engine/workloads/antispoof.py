@@ -1,18 +1,335 @@
-"""Placeholder."""
+"""The anti-spoofing workload: is a clip of speech real, or a copy that an algorithm made?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import wave
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import AntispoofSection
 
-from .base import Workload
+from . import antispoof_data
+from .antispoof_data import SAMPLE_RATE, Recording, SpeechData, reason
+from .antispoof_model import SeResNet
+from .base import Batch, Collate, MeanLoss, Parted
+from .files import KEY
+from .speech_signals import (
+    LogMel,
+    Voice,
+    augmented,
+    decode_pcm,
+    griffin_lim,
+    resample,
+    seeded,
+    to_int16,
+    utterance,
+)
 from .windows import Complaints
+
+SPOOF, REAL = 0, 1  # labels, and places of the logits
+COPIED_AT_ONCE = 16  # more at once are no faster
+TOGETHER = 256  # recordings that are held as float32 until they are clips
+
+Clip = tuple[Tensor, int]  # samples (n,) int16 at 16 kHz, and label
+
+
+class SpeechClips(Dataset[Any]):
+    """Waveforms in one int16 tensor; an item is (log-mel (128, frames) float32, label () int64).
+
+    The spectrogram is computed when an item is asked for. A clip is the first `sequence` samples of its
+    recording at 16 kHz, or a shorter recording over and over. starts, lengths, labels: (clips,) int64.
+    """
+
+    def __init__(
+        self,
+        samples: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+        labels: Tensor,
+        sequence: int,
+        log_mel: LogMel | None = None,
+    ) -> None:
+        self.samples, self.starts, self.lengths, self.labels = samples, starts, lengths, labels
+        self.sequence = sequence
+        self.log_mel = log_mel or LogMel()
+
+    @classmethod
+    def of(cls, clips: Sequence[Clip], sequence: int) -> SpeechClips:
+        """Of recordings (samples,) int16 with their labels."""
+        lengths = torch.tensor([len(samples) for samples, _ in clips])
+        labels = torch.tensor([label for _, label in clips])
+        return cls(
+            torch.cat([samples for samples, _ in clips]),
+            lengths.cumsum(0) - lengths,
+            lengths,
+            labels,
+            sequence,
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"clip {index} of {len(self)}")
+        return self.log_mel(self.waves(torch.tensor([index])))[0], self.labels[index]
+
+    def waves(self, indices: Tensor) -> Tensor:
+        """The clips at `indices` (B,) int64 on the samples' device: (B, sequence) float32 in -1..1."""
+        within = torch.arange(self.sequence, device=indices.device)
+        starts, lengths = (part[indices].unsqueeze(1) for part in (self.starts, self.lengths))
+        return self.samples[starts + within % lengths].float() / 32768
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The items at `indices` (B,) int64 on the samples' device, as a collated batch.
+
+        On the processor they are computed one by one, as items are: the same bits, and one clip stays in the
+        caches. On a card all are transformed at once, which agrees with the processor's items to within the
+        rounding of float32.
+        """
+        if indices.device.type == "cpu":
+            return torch.stack([self[index][0] for index in indices.tolist()]), self.labels[indices]
+        return self.log_mel(self.waves(indices)), self.labels[indices]
+
+    def to(self, device: torch.device) -> SpeechClips:
+        """The same waveforms on another device, where their spectrograms are then computed."""
+        held = (part.to(device) for part in (self.samples, self.starts, self.lengths, self.labels))
+        return SpeechClips(*held, self.sequence, self.log_mel.to(device))
+
+    @property
+    def nbytes(self) -> int:
+        """What `to` takes on the device."""
+        parts = (
+            self.samples,
+            self.starts,
+            self.lengths,
+            self.labels,
+            self.log_mel.window,
+            self.log_mel.filters,
+        )
+        return sum(part.nbytes for part in parts)
+
+
+class AugmentedClips(Dataset[Any]):
+    """The same clips, their waveforms changed anew every epoch: item i of epoch e is at e * len + i."""
+
+    def __init__(self, clips: SpeechClips, seed: int) -> None:
+        self.clips, self.seed = clips, seed
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index < 0:
+            raise IndexError(f"clip {index}")
+        epoch, item = divmod(index, len(self))
+        clips = self.clips
+        generator = seeded("augment", self.seed, item, epoch)
+        changed = augmented(clips.waves(torch.tensor([item]))[0], generator)
+        return clips.log_mel(changed.unsqueeze(0))[0], clips.labels[item]
+
+
+@dataclass
+class EqualErrorRate(MeanLoss):
+    """eer_percent: see `equal_error_rate`; absent when only one kind of speech was seen. And the loss.
+
+    Keeps one score and one label a clip on the device.
+    """
+
+    scores: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+
+    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+        super().update(output, batch, loss)
+        logits = output.detach().float()
+        self.scores.append(logits[:, REAL] - logits[:, SPOOF])
+        self.labels.append(batch[1].detach())
+
+    def result(self) -> dict[str, float]:
+        loss = super().result()
+        if not self.scores:
+            return loss
+        rate = equal_error_rate(torch.cat(self.scores).cpu(), torch.cat(self.labels).cpu())
+        return loss if rate is None else {"eer_percent": rate, **loss}
+
+
+class Antispoof:
+    """A prepared classifier; implements Workload."""
+
+    name = "antispoof"
+    item = "clip"
+    token: str | None = "frame"
+    better = "lower"
+    collate: Collate | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        section: AntispoofSection,
+        data: SpeechData,
+        train: SpeechClips,
+        evaluation: SpeechClips,
+    ) -> None:
+        self.tokens_per_item: float = data.frames
+        self.epochs_differ = section.augment
+        self._section, self._data_line = section, data.line()
+        self._notes = [*data.notes, *_evaluation_notes(config, evaluation)]
+        self.train_data: Dataset[Any] = AugmentedClips(train, config.run.seed) if section.augment else train
+        self.eval_data: Dataset[Any] = evaluation
+        model = SeResNet(section.blocks, section.channels, section.reduction, section.dropout)
+        self.model: nn.Module = model
+        self.parts: Mapping[str, Parted] = model.parts()
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Logits (B, 2) of spoof and real."""
+        return model(batch[0])
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """Cross-entropy, each clip weighing by its class: a weighted mean over clips."""
+        labels = batch[1]
+        spoof, real = self._section.class_weights
+        # From the labels, not from a tensor of weights: that would have to be brought to the device.
+        weights = spoof + (real - spoof) * labels.float()
+        losses = F.cross_entropy(output.float(), labels, reduction="none")
+        return (weights * losses).sum() / weights.sum()
+
+    def metric(self) -> EqualErrorRate:
+        """The equal error rate."""
+        return EqualErrorRate()
+
+    def describe_model(self) -> str:
+        """One line."""
+        section = self._section
+        channels = "-".join(map(str, section.channels))
+        augmenting = ", augmented" if section.augment else ""
+        return f"SE-ResNet {section.blocks}, channels {channels}, reduction {section.reduction}{augmenting}"
+
+    def describe_data(self) -> str:
+        """One line."""
+        return self._data_line
+
+    def notes(self) -> Sequence[str]:
+        """How recordings were parted and changed, and what the evaluation cannot tell."""
+        return self._notes
 
 
 def prepare(
     config: Config, section: AntispoofSection, complaints: Complaints, tell: Callable[[str], None]
-) -> Workload | None:
-    complaints.add("workload.name", "not there yet")
-    return None
+) -> Antispoof | None:
+    """The workload of a configuration; None after complaining."""
+    if section.data != "builtin":
+        tell(f"reading {section.data}")
+    data = antispoof_data.read(config, section, complaints)
+    if data is None:
+        return None
+    clips = make_clips(data, config.run.seed, section.data, complaints, tell)
+    if clips is None:
+        return None
+    tell("building the model")
+    train, evaluation = (SpeechClips.of(part, data.samples) for part in clips)
+    return Antispoof(config, section, data, train, evaluation)
+
+
+def make_clips(
+    data: SpeechData, seed: int, source: str, complaints: Complaints, tell: Callable[[str], None]
+) -> tuple[list[Clip], list[Clip]] | None:
+    """Clips to train on and clips to evaluate on; None after complaining about files that cannot be read.
+
+    A copy is made at its recording's own rate and then goes the same way as the recording, so that nothing but
+    its phases tells it. source: workload.data, for complaints.
+    """
+    parts: tuple[list[Clip], list[Clip]] = ([], [])
+    total, seconds = len(data.recordings), data.samples / SAMPLE_RATE
+    for begin in range(0, total, TOGETHER):
+        group = data.recordings[begin : begin + TOGETHER]
+        tell(f"{'making voices' if source == 'builtin' else 'reading recordings'} {begin:,} of {total:,}")
+        waves = []
+        for recording in group:
+            try:
+                waves.append(_wave(recording, seed, seconds))
+            except (OSError, EOFError, wave.Error, ValueError) as error:
+                # It could be read when its header was looked at.
+                complaints.add(KEY, f"{recording.path}: {reason(error)}", source)
+                return None
+        copies: list[Tensor] = []
+        if data.copied:
+            copies = _copies(group, waves, seed, lambda done, of=total, at=begin: tell(
+                f"making spoofed copies {at + done:,} of {of:,}"
+            ))  # fmt: skip
+        for position, recording in enumerate(group):
+            made = [(waves[position], REAL if recording.real else SPOOF)]
+            made += [(copies[position], SPOOF)] if data.copied else []
+            for samples, label in made:
+                samples = resample(samples, recording.sample_rate, SAMPLE_RATE)[: data.samples]
+                parts[recording.held_out].append((to_int16(samples), label))
+    return parts
+
+
+def _wave(recording: Recording, seed: int, seconds: float) -> Tensor:
+    """At most `seconds` of a recording at its own rate: (samples,) float32. Raises what reading raises."""
+    if recording.path is None:
+        voice = Voice.draw(seeded("voice", seed, recording.speaker))
+        made = utterance(voice, seeded("utterance", seed, recording.number))
+        return made[: round(seconds * SAMPLE_RATE)]
+    return decode_pcm(*antispoof_data.read_samples(recording.path, seconds))
+
+
+def _copies(
+    recordings: Sequence[Recording], waves: Sequence[Tensor], seed: int, progress: Callable[[int], None]
+) -> list[Tensor]:
+    """A Griffin-Lim copy of each wave. Waves of the same rate and like length are done together."""
+    order = sorted(range(len(waves)), key=lambda place: (recordings[place].sample_rate, len(waves[place])))
+    copies: dict[int, Tensor] = {}
+    while len(copies) < len(order):
+        progress(len(copies))
+        rate = recordings[order[len(copies)]].sample_rate
+        places = [
+            place
+            for place in order[len(copies) : len(copies) + COPIED_AT_ONCE]
+            if recordings[place].sample_rate == rate
+        ]
+        generators = [seeded("copy", seed, recordings[place].number) for place in places]
+        made = griffin_lim([waves[place] for place in places], rate, generators)
+        copies.update(zip(places, made, strict=True))
+    return [copies[place] for place in range(len(waves))]
+
+
+def _evaluation_notes(config: Config, clips: SpeechClips) -> list[str]:
+    """Says so when the evaluation is cut so short that there is no equal error rate."""
+    batches = config.evaluate.batches
+    labels = clips.labels if batches is None else clips.labels[: batches * config.batch.micro]
+    if len(labels.unique()) == 2:
+        return []
+    return [
+        f"The first {len(labels):,} clips of the evaluation are of one kind, so there is no eer_percent: raise "
+        "evaluate.batches."
+    ]
+
+
+def equal_error_rate(scores: Tensor, labels: Tensor) -> float | None:
+    """Error in percent where as many spoofed clips are accepted as real ones rejected.
+
+    scores: (N,), higher for real speech. labels: (N,) of SPOOF and REAL. Between two thresholds the rates are
+    joined by a straight line, so that equal scores of both kinds count half and a constant score gives 50. None
+    where only one kind is there, or a score is not a number.
+    """
+    real = labels == REAL
+    reals, spoofs = int(real.sum()), int((~real).sum())
+    if not reals or not spoofs or bool(scores.isnan().any()):
+        return None
+    thresholds = scores.unique()  # ascending
+    below = [torch.searchsorted(scores[kind].sort().values, thresholds, right=True) for kind in (real, ~real)]
+    zero = torch.zeros(1, dtype=torch.float64)
+    rejected = torch.cat((zero, below[0].double() / reals))  # real clips at or below each threshold
+    accepted = torch.cat((zero + 1, 1 - below[1].double() / spoofs))  # spoofed clips above it
+    gap = rejected - accepted  # from -1 up to 1
+    last = int((gap > 0).nonzero()[0])
+    share = float(-gap[last - 1] / (gap[last] - gap[last - 1]))
+    return 100 * float(rejected[last - 1] + share * (rejected[last] - rejected[last - 1]))

@@ -1,0 +1,192 @@
+"""What became of every setting: requested, applied, and how that was verified.
+
+A setting counts as requested when it differs from its default. One that was requested and is not in effect is a
+warning that people see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ndd_engine.config.schema import Config
+from ndd_engine.record.events import SettingEvent
+
+from .loader import Batches, EvalBatches
+from .rehearsal import Rehearsal
+from .step import Stepper
+
+NO_CARD = "there is no CUDA card"
+
+
+class Settings:
+    """Makes the events; says nothing twice."""
+
+    def __init__(self, config: Config, stepper: Stepper, batches: Batches, evaluation: EvalBatches) -> None:
+        self.config, self.stepper, self.batches, self.evaluation = config, stepper, batches, evaluation
+        self._told: dict[str, SettingEvent] = {}
+        self._first_workers: tuple[int, ...] = ()
+
+    def of_model(self, rehearsal: Rehearsal) -> list[SettingEvent]:
+        """Precision, speed and optimizer, after the trial micro-batch."""
+        return self._new(
+            [
+                *self._precision(rehearsal), *self._compile(rehearsal), *self._cudnn(), *self._format(rehearsal),
+                *self._attention(rehearsal), *self._optimizer(), *self._graph(), *self._batch(),
+            ]
+        )  # fmt: skip
+
+    def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
+        """The loader, after the first batch of an epoch; `epochs_begun` of this process."""
+        return self._new([*self._workers(epochs_begun), *self._items()])
+
+    def _new(self, events: list[SettingEvent]) -> list[SettingEvent]:
+        fresh = [event for event in events if self._told.get(event.name) != event]
+        self._told |= {event.name: event for event in fresh}
+        return fresh
+
+    def _event(self, key: str, applied: str, in_effect: bool, verified: str) -> Iterator[SettingEvent]:
+        """One event; a setting left at its default has nothing to be in effect."""
+        section, name = key.split(".")
+        table = getattr(self.config, section)
+        value = getattr(table, name)
+        default = type(table).model_fields[name].default
+        yield SettingEvent(key, _text(value), applied, in_effect if value != default else None, verified)
+
+    def _precision(self, rehearsal: Rehearsal) -> Iterator[SettingEvent]:
+        applied = self.stepper.precision.name
+        seen = sorted(rehearsal.counter.dtypes) if rehearsal.counter is not None else []
+        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(applied, "float32")
+        how = f"matrix products of a trial step gave {', '.join(seen)}" if seen else "nothing was seen"
+        yield from self._event("precision.amp", applied, wanted in seen, how)
+        if self.stepper.device.type != "cuda":
+            yield from self._event("precision.tf32", "off", self.config.precision.tf32 is False, NO_CARD)
+        else:
+            rounds = rounds_to_tf32(self.stepper.device)
+            how = f"a matrix product of known numbers {'was' if rounds else 'was not'} rounded to 10 bits"
+            applied = "on" if rounds else "off"
+            yield from self._event("precision.tf32", applied, rounds == self.config.precision.tf32, how)
+
+    def _compile(self, rehearsal: Rehearsal) -> Iterator[SettingEvent]:
+        mode = self.config.speed.compile
+        if mode == "off":
+            return
+        if rehearsal.compile_error is not None:
+            yield from self._event("speed.compile", "off", False, rehearsal.compile_error)
+            return
+        breaks = f"{rehearsal.breaks} graph break{'' if rehearsal.breaks == 1 else 's'}"
+        how = f"{rehearsal.graphs} graphs, {breaks}, {rehearsal.compile_s or 0:.1f} s to compile"
+        yield from self._event("speed.compile", mode, rehearsal.graphs > 0, how)
+
+    def _cudnn(self) -> Iterator[SettingEvent]:
+        speed, cudnn = self.config.speed, torch.backends.cudnn
+        card = self.stepper.device.type == "cuda"
+        how = "read back from torch.backends.cudnn" if card else NO_CARD
+        benchmark = bool(cudnn.benchmark) and card
+        yield from self._event(
+            "speed.cudnn_benchmark", _text(benchmark), benchmark == speed.cudnn_benchmark, how
+        )
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        how = "read back from torch; an operation that has no deterministic form raises"
+        yield from self._event(
+            "speed.deterministic", _text(deterministic), deterministic == speed.deterministic, how
+        )
+
+    def _format(self, rehearsal: Rehearsal) -> Iterator[SettingEvent]:
+        if not self.config.speed.channels_last:
+            return
+        last = rehearsal.channels_last
+        how = (
+            "this model has no 2-D convolution"
+            if last is None
+            else f"the outputs of all convolutions {'were' if last else 'were not'} in that format in a trial step"
+        )
+        yield from self._event("speed.channels_last", _text(bool(last)), last is True, how)
+
+    def _attention(self, rehearsal: Rehearsal) -> Iterator[SettingEvent]:
+        chosen = self.config.speed.attention
+        found = list(rehearsal.counter.attention) if rehearsal.counter is not None else []
+        applied = ", ".join(found) or "none"
+        if not found and chosen == "auto":
+            return
+        how = f"a trial step ran {applied}" if found else "this model calls no scaled-dot-product attention"
+        matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
+        yield from self._event("speed.attention", applied, matches, how)
+
+    def _optimizer(self) -> Iterator[SettingEvent]:
+        group: dict[str, Any] = self.stepper.optimizer.param_groups[0]
+        applied = "fused" if group["fused"] else "foreach" if group["foreach"] else "loop"
+        wanted = self.config.optimizer.implementation
+        how = "read back from the optimizer"
+        yield from self._event("optimizer.implementation", applied, applied == wanted, how)
+
+    def _graph(self) -> Iterator[SettingEvent]:
+        if self.stepper.no_graph is not None:
+            yield from self._event("speed.cuda_graph", "false", False, self.stepper.no_graph)
+
+    def _batch(self) -> Iterator[SettingEvent]:
+        batch = self.config.batch
+        if batch.effective is not None:
+            applied = f"{batch.micro} x {batch.accumulation} = {batch.items}"
+            yield from self._event("batch.effective", applied, True, "micro-batch times accumulation")
+
+    def _workers(self, epochs_begun: int) -> Iterator[SettingEvent]:
+        loader, seen = self.config.loader, self.batches.seen
+        if seen is None:
+            return
+        alive = len(seen.workers)
+        made = "batches are made in the training process"
+        how = f"{alive} worker processes were alive at the first batch" if alive else made
+        yield from self._event("loader.workers", str(alive), alive == loader.workers, how)
+        if loader.prefetch is not None and self.batches.loader is not None:
+            ahead = self.batches.loader.prefetch_factor
+            yield from self._event(
+                "loader.prefetch", str(ahead), ahead == loader.prefetch, "read back from the loader"
+            )
+        if loader.pin_memory:
+            card = self.stepper.device.type == "cuda"
+            how = "the first batch was looked at" if card else NO_CARD
+            if seen.device != "cpu":
+                how = "the data lies on the device: nothing is copied"
+            yield from self._event("loader.pin_memory", _text(seen.pinned), seen.pinned, how)
+        if epochs_begun == 1:
+            self._first_workers = seen.workers
+        elif loader.workers:
+            kept = set(seen.workers) == set(self._first_workers)
+            how = f"the second epoch had {'the same' if kept else 'other'} processes"
+            wanted = True if loader.persistent is None else loader.persistent
+            yield from self._event("loader.persistent", _text(kept), kept == wanted, how)
+
+    def _items(self) -> Iterator[SettingEvent]:
+        loader, source, seen = self.config.loader, self.batches.source, self.batches.seen
+        kept = source.rest_of(f"{self.stepper.workload.item}s")
+        if loader.cache:
+            yield from self._event(
+                "loader.cache", _text(source.encoded is not None), source.encoded is not None, kept
+            )
+        if loader.placement == "device":
+            there = seen is not None and torch.device(seen.device).type == self.stepper.device.type
+            how = f"the first batch came from {seen.device if seen else 'nowhere'}; {kept}"
+            yield from self._event("loader.placement", "device" if there else "host", there, how)
+        applied = "batch" if source.gather is not None else "item"
+        how = (
+            "one gather makes a batch"
+            if source.gather is not None
+            else "this data makes batches item by item"
+        )
+        yield from self._event("loader.fetch", applied, applied == loader.fetch, how)
+
+
+def rounds_to_tf32(device: torch.device) -> bool:
+    """Whether fp32 matrix products on the card keep 10 bits only: 1 + 2^-12 survives in fp32, and not in TF32."""
+    fine = torch.full((64, 64), 1 + 2**-12, device=device)
+    return bool((fine @ torch.eye(64, device=device))[0, 0] == 1)
+
+
+def _text(value: object) -> str:
+    """A value as it is written in TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "not set" if value is None else str(value)

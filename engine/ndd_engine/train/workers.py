@@ -1,0 +1,123 @@
+"""Loader processes: how they start, who died (named within seconds), and that they end with the run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import wait
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+# While a batch is waited for, the workers are looked after this often.
+CHECK_S = 2.0
+
+
+class WatchedLoader(DataLoader[Any]):
+    """A loader that says which worker died, within seconds, and gives up on workers that are stuck.
+
+    torch's own check of the workers waits for the whole timeout, and for workers that are not children of this
+    process it is the only one.
+    """
+
+    def __init__(self, timeout_s: float, *arguments: Any, **options: Any) -> None:
+        if options["num_workers"]:
+            options["timeout"] = min(CHECK_S, timeout_s)
+        super().__init__(*arguments, **options)
+        self.patience_s = timeout_s
+
+    def __iter__(self) -> Any:
+        if not self.num_workers:
+            return super().__iter__()
+        kept: Any = self._iterator  # of persistent workers, which now hear of the new epoch
+        if kept is not None:
+            _raise_if_dead(kept)
+            kept._timeout = self.patience_s  # no second try is possible here
+        try:
+            iterator: Any = super().__iter__()
+        except (OSError, EOFError, RuntimeError):
+            _raise_if_dead(kept, 1.0)
+            raise
+        iterator._timeout = self.timeout
+        return _Watched(iterator, self.patience_s)
+
+
+class _Watched:
+    """A loader's iterator with an eye on the workers. Raises RuntimeError that names the one that died."""
+
+    def __init__(self, iterator: Any, patience_s: float) -> None:
+        self._iterator = iterator
+        self._patience_s = patience_s
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        begin = time.monotonic()
+        while True:
+            try:
+                return next(self._iterator)
+            except (OSError, EOFError, RuntimeError) as error:
+                timed_out = "DataLoader timed out" in str(error)
+                # A connection breaks a moment before its worker counts as dead.
+                _raise_if_dead(self._iterator, 0.0 if timed_out else 1.0)
+                if not timed_out:
+                    raise
+                if time.monotonic() - begin >= self._patience_s:
+                    raise RuntimeError(f"DataLoader timed out after {self._patience_s:g} seconds") from None
+
+
+def _raise_if_dead(iterator: Any, patience_s: float = 0.0) -> None:
+    """Raise RuntimeError, in torch's own words, when a worker of the iterator is no more."""
+    workers = list(getattr(iterator, "_workers", ()))
+    wait([worker.sentinel for worker in workers], patience_s)
+    for worker in workers:
+        if not worker.is_alive():
+            code = worker.exitcode or 0
+            if code < 0:
+                raise RuntimeError(
+                    f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.Signals(-code).name}"
+                )
+            raise RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly")
+
+
+def worker_options(workers: int, prefetch: int | None) -> dict[str, Any]:
+    if workers == 0:
+        return {"num_workers": 0}
+    # Threads exist (recorder, sampler, perhaps the console): forking would copy their locks mid-flight.
+    method = "forkserver" if sys.platform == "linux" else "spawn"
+    if method == "forkserver":
+        # Imported once there instead of once in every worker.
+        multiprocessing.set_forkserver_preload(["torch"])
+    return {
+        "worker_init_fn": belong,
+        "num_workers": workers,
+        "prefetch_factor": prefetch,
+        "multiprocessing_context": multiprocessing.get_context(method),
+    }
+
+
+def belong(_worker: int) -> None:
+    """In a worker: Ctrl-C is for the training process, which still wants batches; its death ends the worker too.
+
+    torch's own watch looks at the fork server, and the fork server waits for its workers: both would stay for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (owner := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(owner,), name="ndd-owner", daemon=True).start()
+
+
+def _end_with(owner: Any) -> None:
+    owner.join()
+    os._exit(1)
+
+
+def worker_pids(iterator: Any) -> tuple[int, ...]:
+    """Process numbers of the living workers of a loader's iterator; () without any."""
+    inner = getattr(iterator, "_iterator", iterator)
+    return tuple(worker.pid for worker in getattr(inner, "_workers", ()) if worker.is_alive())

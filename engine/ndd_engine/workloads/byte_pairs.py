@@ -1,0 +1,159 @@
+"""A byte-pair encoder in plain Python: learns its merges from texts, encodes any text and decodes it again.
+
+It remembers no words, so that the cost of a text grows with its length: it is the tokeniser that stands in a data
+loader's way. Method: Sennrich, Haddow & Birch 2016, on bytes and on words as in GPT-2 (Radford et al. 2019).
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+BYTES = 256  # the tokens 0..255 are the bytes; the merges follow in the order in which they were learned
+LONGEST = 32  # characters of a word; merging takes quadratic time within one, so a text without spaces is cut
+REPEATED = 2  # a pair that occurs once is not worth a token
+
+Pair = tuple[int, int]
+
+# Letters, digits or other signs, with one space before them; then white space. Every character is in one of them.
+_WORD = re.compile(
+    rf" ?[^\W\d_]{{1,{LONGEST}}}| ?\d{{1,3}}| ?(?:[^\s\w]|_){{1,{LONGEST}}}|\s{{1,{LONGEST}}}(?!\S)|\s{{1,{LONGEST}}}"
+)
+
+
+class BytePairs:
+    """Merges in the order of their ranks; merge i makes the token 256 + i.
+
+    pieces: the bytes that each token stands for.
+    """
+
+    def __init__(self, merges: Sequence[Pair]) -> None:
+        self.merges = tuple(merges)
+        self.pieces = [bytes((value,)) for value in range(BYTES)]
+        for left, right in self.merges:
+            self.pieces.append(self.pieces[left] + self.pieces[right])
+        self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of any text."""
+        tokens: list[int] = []
+        for word in words(text):
+            tokens += self.encode_word(word)
+        return tokens
+
+    def encode_word(self, word: str) -> list[int]:
+        """The tokens of one of `words`: its bytes, merged pair by pair, the lowest rank first."""
+        tokens = to_bytes(word)
+        ranks, never = self._ranks, len(self._ranks)
+        while len(tokens) > 1:
+            best = min(pairwise(tokens), key=lambda pair: ranks.get(pair, never))
+            rank = ranks.get(best, never)
+            if rank == never:
+                break
+            tokens = merge(tokens, best, BYTES + rank)
+        return tokens
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text again. Raises UnicodeDecodeError where the tokens begin or end within a character."""
+        return b"".join(self.pieces[token] for token in tokens).decode("utf-8", "surrogatepass")
+
+
+def words(text: str) -> list[str]:
+    """The parts of a text within which pairs are merged; joined they are the text."""
+    return _WORD.findall(text)
+
+
+def to_bytes(text: str) -> list[int]:
+    """UTF-8, in which a lone surrogate (from a JSON escape) has a form of its own too."""
+    return list(text.encode("utf-8", "surrogatepass"))
+
+
+def merge(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
+    """Every occurrence of the pair, from left to right, replaced by one token."""
+    left, right = pair
+    merged: list[int] = []
+    place, last = 0, len(tokens) - 1
+    while place <= last:
+        if place < last and tokens[place] == left and tokens[place + 1] == right:
+            merged.append(token)
+            place += 2
+        else:
+            merged.append(tokens[place])
+            place += 1
+    return merged
+
+
+def learn(
+    texts: Iterable[str], vocabulary: int, tell: Callable[[str], None]
+) -> tuple[BytePairs, dict[str, int]]:
+    """(an encoder of at most `vocabulary` tokens, the number of tokens of each distinct word of the texts).
+
+    The most frequent pair is merged first; of equally frequent ones that with the lower left token, then the lower
+    right one. The vocabulary stays smaller when no pair is left that occurs twice. tell: progress.
+    """
+    tell("learning byte pairs: counting words")
+    counted = Counter[str]()
+    for text in texts:
+        counted.update(words(text))
+    lesson = _Lesson([to_bytes(word) for word in counted], list(counted.values()))
+    wanted = vocabulary - BYTES
+    merges: list[Pair] = []
+    while len(merges) < wanted and (pair := lesson.most_frequent()) is not None:
+        if len(merges) % 256 == 0:
+            tell(f"learning byte pairs: {len(merges):,} of {wanted:,}")
+        lesson.merge(pair, BYTES + len(merges))
+        merges.append(pair)
+    return BytePairs(merges), dict(zip(counted, map(len, lesson.tokens), strict=True))
+
+
+class _Lesson:
+    """Distinct words as tokens, how often each occurs, and the pairs in them, counted anew only where they change."""
+
+    def __init__(self, tokens: list[list[int]], weights: list[int]) -> None:
+        self.tokens, self.weights = tokens, weights
+        self.counts: dict[Pair, int] = defaultdict(int)
+        self.places: dict[Pair, set[int]] = defaultdict(set)  # words that hold the pair, or held it once
+        for place, word in enumerate(tokens):
+            for pair in pairwise(word):
+                self.counts[pair] += weights[place]
+                self.places[pair].add(place)
+        # May hold outdated counts; a pair whose count changes is put in again.
+        self.heap = [(-count, pair) for pair, count in self.counts.items()]
+        heapq.heapify(self.heap)
+
+    def most_frequent(self) -> Pair | None:
+        """The pair to merge next; None when none occurs twice."""
+        while self.heap:
+            negative, pair = heapq.heappop(self.heap)
+            if self.counts.get(pair) == -negative:
+                return pair if -negative >= REPEATED else None
+        return None
+
+    def merge(self, pair: Pair, token: int) -> None:
+        """Replace the pair in every word and correct the counts of its neighbours."""
+        changed: set[Pair] = set()
+        for place in self.places.pop(pair):
+            before, weight = self.tokens[place], self.weights[place]
+            after = merge(before, pair, token)
+            if len(after) == len(before):
+                continue
+            self.tokens[place] = after
+            for old in pairwise(before):
+                self.counts[old] -= weight
+                changed.add(old)
+            for new in pairwise(after):
+                self.counts[new] += weight
+                self.places[new].add(place)
+                changed.add(new)
+        for other in changed:
+            if self.counts[other]:
+                heapq.heappush(self.heap, (-self.counts[other], other))
+            else:
+                del self.counts[other]
+                self.places.pop(other, None)

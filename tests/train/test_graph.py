@@ -1,0 +1,157 @@
+"""The whole step as a graph: the same losses, static places, another rate, other shapes. The recorder is a stand-in.
+
+It records by running the work once with everything put back after it, and replays by running it again; what a card
+does with it is in tests/gpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ndd_engine.config import Config, read
+from ndd_engine.record.events import SettingEvent
+from ndd_engine.train.clock import PhaseClock
+from ndd_engine.train.graph import WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work, why_not
+from ndd_engine.train.loader import Batches
+from ndd_engine.train.optim import make_optimizer, make_precision
+from ndd_engine.train.step import Stepper
+from ndd_engine.workloads.registry import prepare
+
+CPU = torch.device("cpu")
+SETS = (
+    "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "workload.dropout=0.0",
+    "batch.sequence=8", "batch.micro=16", "batch.accumulation=2", "clip.max_norm=1.0", "schedule.kind=cosine",
+)  # fmt: skip
+
+
+class StandIn(CudaRecorder):
+    """Runs the work where a card would replay it."""
+
+    def __init__(self, stepper: Stepper, error: str | None = None) -> None:
+        self.stepper, self.error = stepper, error
+        self.warmed = self.replays = 0
+
+    @contextmanager
+    def warm_up(self) -> Iterator[None]:
+        self.warmed += 1
+        yield
+
+    def record(self, work: Work) -> tuple[Tensor, Replay]:
+        if self.error is not None:
+            raise RuntimeError(self.error)
+        loss = torch.zeros(())
+
+        def replay() -> None:
+            self.replays += 1
+            # A replay writes gradients where the recording put them, whatever lay there.
+            self.stepper.optimizer.zero_grad(set_to_none=True)
+            loss.copy_(work())
+
+        return loss, replay
+
+
+def made(*sets: str, error: str | None = None, graphed: bool = True) -> tuple[Stepper, Batches, Config]:
+    config = read(None, [*SETS, *sets], "ndd").resolve()
+    torch.manual_seed(3)
+    workload = prepare(config)
+    stepper = Stepper(workload, config, CPU, total_steps=20)
+    if graphed:
+        stepper.optimizer = make_optimizer(config.optimizer, stepper.model, CPU)
+        for group in stepper.optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"])
+        stepper.graph = StepGraph(stepper, StandIn(stepper, error))
+    return stepper, Batches(workload.train_data, config), config
+
+
+def losses(stepper: Stepper, batches: Any, steps: int) -> list[float]:
+    clock, out = PhaseClock(), []
+    for step in range(steps):
+        loss = stepper.step(batches, clock, step)
+        assert loss is not None
+        clock.end_step()
+        out.append(loss)
+    return [float(loss) for loss in out]  # read at the end: a replay must not change an earlier loss
+
+
+def test_replayed_steps_are_the_steps() -> None:
+    stepper, batches, _ = made()
+    plain, plain_batches, _ = made(graphed=False)
+    assert losses(stepper, batches.epoch(0), 9) == pytest.approx(
+        losses(plain, plain_batches.epoch(0), 9), rel=1e-5
+    )
+    assert stepper.graph is not None
+    recorder: Any = stepper.graph._recorder
+    assert (recorder.warmed, recorder.replays) == (WARM_UP_STEPS, 9 - WARM_UP_STEPS)
+    assert stepper.lr == plain.lr  # the rate went down along the cosine, inside the recorded optimizer
+    assert float(stepper.optimizer.param_groups[0]["lr"]) == pytest.approx(plain.lr)
+    (report,) = stepper.reports
+    assert isinstance(report, SettingEvent)
+    assert (report.name, report.in_effect) == ("speed.cuda_graph", True)
+
+
+def test_the_end_of_an_epoch_is_seen() -> None:
+    stepper, batches, _ = made()
+    steps = batches.per_epoch // 2
+    iterator = batches.epoch(0)
+    losses(stepper, iterator, steps)
+    assert stepper.step(iterator, PhaseClock(), steps) is None
+
+
+def test_time_of_a_replay_has_a_name() -> None:
+    stepper, batches, _ = made()
+    clock = PhaseClock()
+    iterator = batches.epoch(0)
+    for step in range(5):
+        stepper.step(iterator, clock, step)
+        clock.end_step()
+    phases = clock.take().phases()
+    assert phases["forward/graph"]["host_ns"] > 0
+    assert phases["forward"]["host_ns"] >= phases["forward/graph"]["host_ns"]
+
+
+def test_batches_of_another_shape_run_by_themselves_and_too_many_end_it() -> None:
+    stepper, batches, _ = made()
+    plain, plain_batches, _ = made(graphed=False)
+
+    def mixed(source: Any) -> Iterator[Any]:
+        for index, batch in enumerate(source):
+            yield tuple(tensor[:10] for tensor in batch) if index in (10, 11, 12, 13, 16, 17) else batch
+
+    assert losses(stepper, mixed(batches.epoch(0)), 10) == pytest.approx(
+        losses(plain, mixed(plain_batches.epoch(0)), 10), rel=1e-5
+    )
+    assert stepper.graph is not None
+    assert stepper.graph.failed is not None
+    report = stepper.reports[-1]
+    assert isinstance(report, SettingEvent)
+    assert report.in_effect is False
+    assert "pad them to one shape" in report.verified
+
+
+def test_a_step_that_cannot_be_recorded_trains_all_the_same() -> None:
+    stepper, batches, _ = made(error="operation not permitted when stream is capturing\nmore")
+    plain, plain_batches, _ = made(graphed=False)
+    assert losses(stepper, batches.epoch(0), 8) == pytest.approx(
+        losses(plain, plain_batches.epoch(0), 8), rel=1e-5
+    )
+    (report,) = stepper.reports
+    assert isinstance(report, SettingEvent)
+    assert report.in_effect is False
+    assert report.verified == "recording failed: operation not permitted when stream is capturing"
+
+
+def test_what_cannot_be_recorded_is_known_before() -> None:
+    def reason(device: str, *sets: str) -> str | None:
+        config = read(None, [*SETS, *sets], "ndd").resolve()
+        return why_not(config, torch.device(device), make_precision(config, CPU))
+
+    assert reason("cpu") == "there is no CUDA card"
+    assert reason("cuda") is None
+    assert "fp16" in (reason("cuda", "precision.amp=fp16") or "")
+    assert "SGD" in (reason("cuda", "optimizer.name=sgd") or "")
