@@ -1,19 +1,23 @@
 # Two commands do everything on a fresh machine with Python 3.11 to 3.13 and make:
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts and tests
+# `make test-slow` runs the tests that take over a minute each.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test lint bench screenshots clean
+.PHONY: run test test-slow lint bench screenshots clean
 
 run: $(VENV)/.run
 	@$(BIN)/ndd-console train $(ARGS)
 
 test: lint
 	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow --timeout 1800
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -10,9 +10,11 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from ndd_engine.config.workload_sections import WORKLOADS
+
 from .common import Environment, Options, command_line, machine_slug, report, say
 
-NAMES = ("loop", "screen", "keys", "start", "clock")
+NAMES = ("loop", "screen", "keys", "start", "clock", "rivals", "best", "quality")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -22,10 +24,14 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"which to run, of {', '.join(NAMES)} (default: all)"
     )
-    parser.add_argument("--quick", action="store_true", help="a rough answer, each within 20 s")
+    parser.add_argument("--quick", action="store_true", help="a rough answer, each within a minute")
     parser.add_argument(
-        "--device", default="cpu", help="device of the loop benchmark, as run.device (default: cpu)"
+        "--device", default="cpu", help="device of what trains workloads, as run.device (default: cpu)"
     )
+    parser.add_argument(
+        "--workload", action="append", default=[], choices=WORKLOADS,
+        help="only this one in rivals, best and quality; may be given several times",
+    )  # fmt: skip
     parser.add_argument(
         "-o", nargs="?", const="", metavar="FILE", dest="output",
         help="also write the tables to FILE, or without FILE to benchmarks/results/<date>-<machine>-<name>.txt",
@@ -34,7 +40,7 @@ def main() -> int:
     unknown = [name for name in given.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    options = Options(given.quick, given.device)
+    options = Options(given.quick, given.device, tuple(given.workload))
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:

@@ -26,10 +26,18 @@ _RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure. quick: a rough answer within 20 s. device: for torch, as in run.device."""
+    """How to measure. quick: a rough answer within a minute. device: for torch, as in run.device.
+
+    workloads: only these, where a benchmark goes through them; () for all.
+    """
 
     quick: bool = False
     device: str = "cpu"
+    workloads: tuple[str, ...] = ()
+
+    def wants(self, workload: str) -> bool:
+        """Whether this workload is to be measured."""
+        return not self.workloads or workload in self.workloads
 
 
 # Statistics.

@@ -46,7 +46,7 @@ def test_without_a_terminal_train_is_headless_and_says_what_it_does(tmp_path: Pa
     done = run("train", "--max-steps", "40", "--set", "log.headless_s=0.2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "no CUDA card: size" in done.stderr  # which model it picked, and why
-    assert "step/s" in done.stderr and "loss" in done.stderr
+    assert "steps/s" in done.stderr and "loss" in done.stderr
     assert "done: all 40 steps are done" in done.stdout and "checkpoints" in done.stdout
     log = (tmp_path / "runs" / "chartext-001" / "console.log").read_text()
     assert "no CUDA card: size" in log

@@ -114,3 +114,89 @@ def test_out_of_memory_names_what_filled_it_and_what_fits(tmp_path: Path) -> Non
     assert "out of memory on cuda:0 at step 1" in end.reason
     assert "--set batch.micro=512 --set batch.accumulation=2" in end.reason
     assert "activations" in end.reason and "optimizer" in end.reason
+
+
+def settings(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {event["name"]: event for event in events if event["type"] == "setting"}
+
+
+def losses(events: list[dict[str, Any]]) -> list[float]:
+    return [event["last_loss"][1] for event in events if event["type"] == "window" and event["last_loss"]]
+
+
+EVERY_STEP = (
+    "log.every_steps=1",
+    "log.window_s=0",
+    "workload.size=small",
+    "precision.amp=off",
+    "precision.tf32=false",
+)
+
+
+def test_a_recorded_step_trains_as_the_plain_one(tmp_path: Path) -> None:
+    plain = losses(train(tmp_path / "plain", *EVERY_STEP, steps=30)[1])
+    end, events = train(
+        tmp_path / "graph", *EVERY_STEP, "speed.cuda_graph=true", "loader.placement=device", steps=30
+    )
+    assert end.status == "done"
+    assert settings(events)["speed.cuda_graph"]["in_effect"] is True
+    assert losses(events) == pytest.approx(plain, rel=1e-3)
+    phases = [event["phases"] for event in events if event["type"] == "window"]
+    assert any("forward/graph" in names for names in phases)
+
+
+def test_a_recorded_step_in_bf16_with_clipping_accumulation_and_a_schedule(tmp_path: Path) -> None:
+    sets = (
+        "workload.size=small",
+        "precision.amp=bf16",
+        "clip.max_norm=1.0",
+        "batch.accumulation=2",
+        "schedule.kind=cosine",
+    )
+    plain = losses(train(tmp_path / "plain", *sets, *EVERY_STEP[:2], steps=30)[1])
+    end, events = train(tmp_path / "graph", *sets, *EVERY_STEP[:2], "speed.cuda_graph=true", steps=30)
+    assert end.status == "done"
+    assert settings(events)["speed.cuda_graph"]["in_effect"] is True
+    assert losses(events)[-1] == pytest.approx(plain[-1], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "precision.amp=bf16", "precision.amp=fp16", "speed.cudnn_benchmark=true", "speed.deterministic=true",
+        "speed.attention=efficient", "speed.attention=math", "optimizer.implementation=foreach",
+        "optimizer.implementation=loop", "loader.placement=device", "speed.compile=default",
+    ],
+)  # fmt: skip
+def test_each_setting_is_verified_to_be_in_effect(tmp_path: Path, setting: str) -> None:
+    end, events = train(tmp_path, "workload.size=tiny", setting, steps=5)
+    assert end.status == "done"
+    name = setting.partition("=")[0]
+    assert settings(events)[name]["in_effect"] is True, settings(events)[name]["verified"]
+
+
+def test_pinned_batches_of_workers_are_seen_to_be_pinned(tmp_path: Path) -> None:
+    _, events = train(tmp_path, "workload.size=tiny", "loader.workers=2", "loader.pin_memory=true", steps=5)
+    found = settings(events)
+    assert found["loader.pin_memory"]["in_effect"] is True
+    assert found["loader.workers"]["in_effect"] is True
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_proved_by_its_rounding(tmp_path: Path, tf32: bool) -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("this card has no TF32")
+    _, events = train(
+        tmp_path, "workload.size=tiny", "precision.amp=off", f"precision.tf32={str(tf32).lower()}", steps=3
+    )
+    assert settings(events)["precision.tf32"]["applied"] == ("on" if tf32 else "off")
+
+
+def test_the_share_of_the_peak_is_a_share(tmp_path: Path) -> None:
+    _, events = train(tmp_path, "workload.size=small", "precision.amp=bf16", steps=60)
+    work = next(event for event in events if event["type"] == "work")
+    steps = [event for event in events if event["type"] == "window" and event["steps"]]
+    fastest = min(event["wall_ns"] / event["steps"] for event in steps) / 1e9
+    if work["peak_tflops"] is None:
+        pytest.skip(f"no published peak: {work['reason']}")
+    assert 0 < work["flops_per_step"] / fastest / (work["peak_tflops"] * 1e12) < 1

@@ -14,19 +14,26 @@ from ndd_engine.record.events import (
     MemoryEvent,
     RunEvent,
     SampleEvent,
+    SettingEvent,
     StageEvent,
     WindowEvent,
+    WorkEvent,
     parse,
 )
 from ndd_engine.record.state import RunState
 
 GIB = 1 << 30
+CONFIG: dict[str, Any] = {
+    "batch": {"micro": 16},
+    "evaluate": {"every_steps": 0, "every_epochs": 0, "at_end": False},
+    "checkpoint": {"every_steps": 0, "every_epochs": 0, "every_minutes": 0.0, "at_end": False},
+}
 
 
 def run_event(**changes: Any) -> RunEvent:
     """A run on the processor of 1000 steps, 100 an epoch, 16 items of 64 tokens a step."""
     body: dict[str, Any] = {
-        "name": "r", "workload": "chartext", "config": {"batch": {"micro": 16}}, "pid": 1, "host": "h",
+        "name": "r", "workload": "chartext", "config": CONFIG, "pid": 1, "host": "h",
         "device": "cpu", "device_name": "CPU, 1 thread", "card": None, "versions": {}, "parameters": 10,
         "precision": "fp32", "item": "window", "token": "character", "tokens_per_item": 64, "items_per_step": 16,
         "items_per_epoch": 1600, "steps_per_epoch": 100, "epochs": 10, "total_steps": 1000, "model": "m", "data": "d",
@@ -62,6 +69,20 @@ def mark(kind: str, step: int = 0, text: str = "", **data: Any) -> MarkEvent:
 
 def status(name: str) -> MarkEvent:
     return mark("status", status=name)
+
+
+def setting(name: str, in_effect: bool | None = True, **changes: Any) -> SettingEvent:
+    body = {"requested": "4", "applied": "4", "verified": "seen", **changes}
+    return SettingEvent(name, in_effect=in_effect, **body)
+
+
+def work(**changes: Any) -> WorkEvent:
+    """10^9 operations and 10^8 bytes a step, on a card of 100 TFLOP/s and 1000 GB/s."""
+    body: dict[str, Any] = {
+        "flops_per_step": 10**9, "bytes_per_step": 10**8, "peak_tflops": 100.0, "peak_kind": "bf16",
+        "bandwidth_gb_s": 1000.0, "attention": ["flash"], "dtypes": {"bfloat16": 10**9},
+    }  # fmt: skip
+    return WorkEvent(**{**body, **changes})
 
 
 def end(state: str = "done", step: int = 0) -> EndEvent:
@@ -111,7 +132,7 @@ def event_sequences(draw: st.DrawFn) -> list[Event]:
     """What a run could record: steps rise, and a resume takes them back."""
     step = 0
     events: list[Event] = []
-    for kind in draw(st.lists(st.sampled_from("wwwwwwsmkeckrtpx"), min_size=1, max_size=60)):
+    for kind in draw(st.lists(st.sampled_from("wwwwwwsmkeckrtpxgo"), min_size=1, max_size=60)):
         if kind == "w":
             steps = draw(st.integers(0, 40))
             step += steps
@@ -155,6 +176,13 @@ def event_sequences(draw: st.DrawFn) -> list[Event]:
             events.append(mark("checkpoint", step, file="f.pt", bytes=3))
         elif kind == "p":
             events.append(status(draw(st.sampled_from(["paused", "training", "evaluating"]))))
+        elif kind == "g":
+            name = draw(st.sampled_from(["loader.workers", "speed.compile", "precision.amp"]))
+            events.append(setting(name, draw(st.sampled_from([True, False, None])), step=step))
+        elif kind == "o":
+            events.append(
+                work(flops_per_step=draw(st.none() | _COUNT), peak_tflops=draw(st.none() | st.just(9.0)))
+            )
         elif kind == "t":
             events.append(StageEvent(draw(st.sampled_from(["prepare", "resume"])), "reading"))
         elif kind == "x":
@@ -163,5 +191,6 @@ def event_sequences(draw: st.DrawFn) -> list[Event]:
             resumed = draw(st.none() | st.integers(0, step))
             step = resumed if resumed is not None else step
             device = draw(st.sampled_from(["cpu", "cuda:0"]))
-            events.append(run_event(resumed_step=resumed, device=device))
+            config = {**CONFIG, "evaluate": {"every_steps": draw(st.integers(0, 3)), "at_end": True}}
+            events.append(run_event(resumed_step=resumed, device=device, config=config))
     return events

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_help import GIB, folded, phase, run_event, window
+from record_help import GIB, folded, phase, run_event, setting, window, work
 
-from ndd_engine.record.derive import SAFE_SHARE
+from ndd_engine.record.derive import SAFE_SHARE, figures, setting_text, throughput
 from ndd_engine.record.events import PHASES, Event, MemoryEvent, SampleEvent
 from ndd_engine.record.snapshot import Snapshot
 
@@ -169,3 +169,54 @@ def test_the_batch_that_fits_grows_with_what_is_free() -> None:
     assert snapshot(memory(growth_bytes=None), device="cuda:0").headroom.fits_micro is None
     assert snapshot(memory(growth_bytes=0), device="cuda:0").headroom.fits_micro is None
     assert snapshot(memory(free_bytes=None), device="cuda:0").headroom.fits_micro is None
+
+
+def test_achieved_work_against_the_peak() -> None:
+    found = throughput(work(), 20e6)  # 10^9 operations in 20 ms
+    assert found.flops_per_s == pytest.approx(5e10)
+    assert (found.mfu, found.peak_kind) == (pytest.approx(5e-4), "bf16")
+    assert (found.intensity, found.ridge, found.side) == (10.0, 100.0, "bandwidth")
+    assert throughput(work(bytes_per_step=10**7), 20e6).side == "compute"  # 100 FLOP/B, at the ridge
+
+
+def test_without_a_peak_there_is_a_rate_and_a_reason() -> None:
+    found = throughput(work(peak_tflops=None, bandwidth_gb_s=None, reason="no card here"), 20e6)
+    assert found.flops_per_s == pytest.approx(5e10)
+    assert (found.mfu, found.ridge, found.side, found.peak_kind) == (None,) * 4
+    assert (found.intensity, found.reason) == (10.0, "no card here")
+    # A bandwidth without a peak has no ridge either.
+    assert throughput(work(peak_tflops=None), 20e6).side is None
+
+
+def test_before_anything_is_measured_nothing_is_claimed() -> None:
+    assert throughput(None, 20e6).reason == "not counted yet"
+    early = throughput(work(), None)
+    assert (early.flops_per_s, early.mfu, early.side) == (None, None, "bandwidth")
+    assert throughput(work(flops_per_step=None), 20e6).flops_per_s is None
+    assert throughput(work(bytes_per_step=None), 20e6).intensity is None
+
+
+def test_figures_for_programs_name_their_units() -> None:
+    body = figures(folded(run_event(), work(), window(10, 10, 10**9, micro_steps=20)).snapshot())
+    assert body["step_s"] == pytest.approx(0.1)
+    assert body["micro_steps_per_step"] == 2
+    assert body["epoch_s"] == pytest.approx(10.0)
+    assert (body["items_per_s"], body["tokens_per_s"]) == (pytest.approx(160), pytest.approx(10_240))
+    assert (body["mfu"], body["roofline_side"]) == (pytest.approx(1e-4), "bandwidth")
+    assert (body["evaluation_s"], body["reason"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "loader.workers: requested 4, in effect: seen"),
+        ({"applied": "2"}, "loader.workers: requested 4, applied 2, in effect: seen"),
+        ({"in_effect": None, "verified": ""}, "loader.workers: requested 4, not verified"),
+        (
+            {"in_effect": False, "applied": "0", "verified": "no fork here"},
+            "loader.workers: requested 4, applied 0, not in effect: no fork here",
+        ),
+    ],
+)
+def test_a_setting_in_words(changes: dict[str, object], text: str) -> None:
+    assert setting_text(setting("loader.workers", **changes)) == text  # type: ignore[arg-type]

@@ -14,13 +14,21 @@ from record_help import (
     mark,
     phase,
     run_event,
+    setting,
     status,
     through_json,
     window,
+    work,
 )
 
 from ndd_engine.record.events import Event, FoldEvent, StageEvent
-from ndd_engine.record.state import KEPT_EVALUATIONS, KEPT_MARKS, RECENT_WINDOWS, RunState
+from ndd_engine.record.state import (
+    KEPT_EVALUATIONS,
+    KEPT_MARKS,
+    KEPT_SETTINGS,
+    RECENT_WINDOWS,
+    RunState,
+)
 
 
 @settings(max_examples=150)
@@ -101,14 +109,6 @@ def test_only_the_newest_windows_count_for_the_rates() -> None:
     slow = [window(step, 1, 10**10) for step in range(1, 6)]
     fast = [window(step, 1, 10**8) for step in range(6, 6 + RECENT_WINDOWS)]
     assert folded(run_event(), *slow, *fast).snapshot().steps_per_s == pytest.approx(10)
-
-
-def test_the_time_left_counts_what_evaluations_and_checkpoints_cost() -> None:
-    plain = [window(step, 1, 100_000_000) for step in range(1, 101)]
-    assert folded(run_event(), *plain).snapshot().eta_s == pytest.approx(900 * 0.1)
-    aside = window(100, 0, 50_000_000_000, phases={"evaluate": phase(50_000_000_000)})
-    # 50 s aside in 100 steps: half a second more for each step to come.
-    assert folded(run_event(), *plain, aside).snapshot().eta_s == pytest.approx(900 * 0.6)
 
 
 def test_nothing_is_left_after_the_last_step() -> None:
@@ -211,9 +211,12 @@ def test_the_state_stays_small_however_long_the_run() -> None:
     for step in range(1, 4000):
         state.fold(float(step), window(step, loss=1.0))
         state.fold(float(step), mark("evaluation", step, metrics={"loss": 1.0}))
+        state.fold(float(step), setting(f"made.up_{step}"))
     snapshot = state.snapshot()
     assert len(snapshot.marks) == KEPT_MARKS
     assert len(snapshot.evaluations) == KEPT_EVALUATIONS
+    assert len(snapshot.settings) == KEPT_SETTINGS
+    assert snapshot.settings[-1].name == "made.up_3999"
     assert len(state.to_event().to_json(1.0)) < 64 * 1024
 
 
@@ -224,3 +227,50 @@ def test_warnings_are_counted_even_when_their_marks_are_gone(kinds: list[str]) -
     assert snapshot.warnings == sum(kind in ("warning", "error") for kind in kinds)
     assert (snapshot.checkpoint is not None) == ("checkpoint" in kinds)
     assert [item.mark.kind for item in snapshot.marks] == kinds[-KEPT_MARKS:]
+
+
+def test_the_newest_of_each_setting_is_kept_in_the_order_they_first_came() -> None:
+    state = folded(
+        run_event(),
+        setting("loader.workers", None, verified="the workers start with the first batch"),
+        setting("precision.amp"),
+        setting("loader.workers", verified="4 processes answered"),
+    )
+    found = state.snapshot().settings
+    assert [(item.name, item.in_effect) for item in found] == [
+        ("loader.workers", True),
+        ("precision.amp", True),
+    ]
+    assert found[0].verified == "4 processes answered"
+    assert state.snapshot().warnings == 0
+    # A resumed run applies and verifies its own.
+    state.fold(9.0, StageEvent("resume", "importing torch"))
+    assert state.snapshot().settings == ()
+
+
+def test_a_setting_that_is_not_in_effect_is_one_warning() -> None:
+    lost = setting(
+        "loader.pin_memory", False, requested="true", applied="true", verified="no CUDA card", step=7
+    )
+    state = folded(run_event(), lost, lost)
+    snapshot = state.snapshot()
+    assert snapshot.warnings == 1
+    (told,) = [item.mark for item in snapshot.marks]
+    assert (told.kind, told.step) == ("warning", 7)
+    assert told.text == "loader.pin_memory: requested true, not in effect: no CUDA card"
+    # It came to work, and failed again: that is news.
+    folded(setting("loader.pin_memory", True), lost, state=state)
+    assert state.snapshot().warnings == 2
+
+
+def test_micro_steps_are_those_that_were_done() -> None:
+    assert folded(run_event(), window(4, 4)).snapshot().micro_steps == 1
+    assert folded(run_event(), window(4, 4, micro_steps=64)).snapshot().micro_steps == 16
+    assert folded(run_event()).snapshot().micro_steps is None
+
+
+def test_the_rate_of_the_work_follows_the_measured_step() -> None:
+    snapshot = folded(run_event(), work(), window(10, 10, 10**9)).snapshot()
+    assert snapshot.throughput.flops_per_s == pytest.approx(1e10)
+    assert snapshot.throughput.mfu == pytest.approx(1e-4)
+    assert folded(run_event(), window(10)).snapshot().throughput.flops_per_s is None

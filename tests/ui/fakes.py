@@ -7,8 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ndd_console.source import Action, RunRow, StartRow
-from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent, RunEvent, SampleEvent
-from ndd_engine.record.snapshot import Evaluation, Headroom, Idle, PhaseShare, Snapshot, TimedMark
+from ndd_engine.record.derive import throughput
+from ndd_engine.record.events import (
+    EndEvent,
+    MarkEvent,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    SettingEvent,
+    WorkEvent,
+)
+from ndd_engine.record.snapshot import Evaluation, Headroom, Idle, PhaseShare, Snapshot, TimedMark, TimeLeft
 
 GB = 1024**3
 T0 = 1_750_000_000.0
@@ -16,7 +25,7 @@ T0 = 1_750_000_000.0
 CONFIG: dict[str, Any] = {
     "batch": {"micro": 128, "accumulation": 2, "sequence": 256},
     "loader": {"workers": 4},
-    "speed": {"compile": True},
+    "speed": {"compile": "default"},
 }
 
 # Milliseconds of a step's phases, and the part of them that the card computes.
@@ -106,6 +115,29 @@ def sample(cuda: bool = True, cores: int = 16) -> SampleEvent:
     return SampleEvent(card if cuda else None, host)
 
 
+SETTINGS = (
+    SettingEvent("loader.workers", "4", "4", True, "4 worker processes answered the first batch"),
+    SettingEvent("optimizer.implementation", "auto", "fused", None),
+    SettingEvent("loader.pin_memory", "true", "true", True, "the first batch lay in page-locked memory"),
+    SettingEvent("precision.amp", "bf16", "bf16", True, "98 % of the products were computed in bfloat16"),
+    SettingEvent("speed.attention", "flash", "efficient", False, "the mask needs another back end"),
+)
+
+
+def work_event(cuda: bool = True) -> WorkEvent:
+    """What a step of the text model computes; without a card there is no peak."""
+    peak: dict[str, Any] = {
+        "peak_tflops": 104.4, "peak_kind": "bf16", "bandwidth_gb_s": 736.0, "peak_source": "the vendor's sheet",
+    }  # fmt: skip
+    return WorkEvent(
+        flops_per_step=1_940_000_000_000, bytes_per_step=31_000_000_000, flops_forward=640_000_000_000,
+        parameters=10_788_929, micro=128, accumulation=2, precision="bf16",
+        attention=["flash"], dtypes={"bfloat16": 950_000_000_000, "float32": 20_000_000_000},
+        method="one forward and backward pass, operation by operation",
+        **(peak if cuda else {"reason": "no published peak for this processor"}),
+    )  # fmt: skip
+
+
 def mark(step: int, kind: str, text: str, **data: Any) -> TimedMark:
     return TimedMark(T0 + step / 18, MarkEvent(kind, step, text, data))
 
@@ -144,7 +176,7 @@ def snapshot(cuda: bool = True, **changes: Any) -> Snapshot:
         run=run_event(cuda), status="training", stage="", reason="", end=None, started_t=T0, t=T0 + 250,
         step=4_218, epoch=15, epoch_step=78, items=1_079_808, tokens=276_430_848,
         step_ns=step_ns, steps_per_s=18.3, items_per_s=4_687.0, tokens_per_s=1_199_872.0,
-        eta_s=146.5, elapsed_s=231.4,
+        left=TimeLeft(146.5, 3, 2.1, 10, 0.4), elapsed_s=231.4,
         phases=shares,
         idle=Idle(0.618, "events", causes) if cuda else Idle(0.595, "host", host_causes),
         headroom=head,
@@ -152,6 +184,7 @@ def snapshot(cuda: bool = True, **changes: Any) -> Snapshot:
         evaluations=(best, last), best=best, checkpoint=MARKS[-1], sample=sample(cuda),
         memory=MemoryEvent(6 * GB, 7 * GB, 7 * GB, 7 * GB, GB, 0, 0, 7 * GB, 16 * GB, GB) if cuda else None,
         loss_trend=loss_curve(), rate_trend=rate_curve(), marks=MARKS, warnings=1,
+        settings=SETTINGS, work=work_event(cuda), throughput=throughput(work_event(cuda), step_ns), micro_steps=2.0,
     )  # fmt: skip
     return replace(value, **changes)
 
@@ -161,7 +194,7 @@ def empty_snapshot(**changes: Any) -> Snapshot:
     value = Snapshot(
         run=None, status="preparing", stage="importing torch", reason="", end=None, started_t=None, t=None,
         step=0, epoch=0, epoch_step=0, items=0, tokens=0, step_ns=None, steps_per_s=None, items_per_s=None,
-        tokens_per_s=None, eta_s=None, elapsed_s=0.0, phases=(), idle=Idle(None, "host", (),
+        tokens_per_s=None, left=TimeLeft(), elapsed_s=0.0, phases=(), idle=Idle(None, "host", (),
         "nothing measured yet"),
         headroom=Headroom(None, None, None, None, None, None, "card"), loss=None, lr=None, grad_norm=None,
         loss_scale=None, evaluations=(), best=None, checkpoint=None, sample=None, memory=None, loss_trend=(),

@@ -27,11 +27,13 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     narration = Narration(request, words, as_line if as_json else None)
     run = narration.run
     handle_signals(run, narration.say, request.draft.resolve().console.on_hangup == "continue")
-    before, sys.stderr = sys.stderr, words  # warnings belong to the record too
+    before = sys.stdout, sys.stderr
+    # Warnings, and what a user's own workload prints, belong to the record too, and not between lines of data.
+    sys.stdout = sys.stderr = words
     try:
         end = run.execute()
     finally:
-        sys.stderr = before
+        sys.stdout, sys.stderr = before
         run.close()
         narration.finish()
     if not as_json:

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from ndd_engine.train.run import Run
 
 TITLES = {
+    "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
     "chartext": "character-level text model on the Python manual's topics",
+    "finetune": "small language model on few long texts, tokenised on the fly",
     "ndd": "EEG forecasters: predict the next sample of every channel",
+    "summarise": "LSTM pointer-generator that summarises source code",
 }
 
 

@@ -135,7 +135,9 @@ class FinetuneSection(Section):
     name: Literal["finetune"]
     data: str = Field(
         "builtin",
-        description='"builtin" (the longest topics of the Python manual), or a path to a text file or a folder of them',
+        description='"builtin" (the longest topics of the Python manual), or a path: a .jsonl file ("text", or '
+        '"prompt" and "completion"), a text file (examples between lines of "---", or cut into pieces), or a folder of '
+        "texts",
     )
     size: str | None = Field(None, description="model size: a name from the workload's profile")
     layers: int = Field(4, ge=1, le=96, description="transformer blocks")
@@ -146,19 +148,24 @@ class FinetuneSection(Section):
         1024, ge=257, le=65536, description="tokens of the byte-pair encoder (256 bytes and the merges)"
     )
     examples: int = Field(25, ge=2, le=100_000, description="training examples: the longest ones of the data")
-    document_chars: int | None = Field(
-        None, ge=64, description="characters of one example (a longer document is cut); default: as it is"
+    document_chars: int = Field(
+        0,
+        ge=0,
+        description="most characters of one example, 64 or more: a longer document is cut, and builtin ones are "
+        "joined to reach it; 0: as they are",
     )
     pad: Literal["longest", "full"] = Field(
         "longest",
         description='pad a batch to its longest example, or always to batch.sequence ("full": one shape)',
     )
-    eval_examples: int = Field(5, ge=1, le=100_000, description="examples kept for evaluation")
+    eval_examples: int = Field(5, ge=1, le=100_000, description="examples kept for evaluation: the next ones")
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> FinetuneSection:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+        if 0 < self.document_chars < 64:
+            raise ValueError(f"document_chars {self.document_chars} is too short: take 64 or more, or 0")
         return self
 
 
@@ -232,12 +239,15 @@ class OwnSection(Section):
     @classmethod
     def _absolute(cls, path: list[str]) -> list[str]:
         # A resumed run finds its module from any folder.
-        return [str(Path(folder).expanduser().absolute()) for folder in path]
+        try:
+            return [str(Path(folder).expanduser().absolute()) for folder in path]
+        except RuntimeError as error:
+            raise ValueError(f"a folder cannot be found: {error}") from None  # "~nobody"
 
     @field_validator("options")
     @classmethod
     def _finite(cls, options: dict[str, Any]) -> dict[str, Any]:
-        if name := _not_finite(options):
+        if (name := _not_finite(options)) is not None:
             raise ValueError(f"{printable(name)} is not a finite number")
         return options
 

@@ -1,11 +1,11 @@
-"""What the screen shows that no single event says: phase shares, idle time and its causes, headroom."""
+"""What the screen shows that no single event says: phase shares, idle time, headroom, share of the peak."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .events import PHASES, MemoryEvent, RunEvent, SampleEvent, SettingEvent, WindowEvent
-from .snapshot import Headroom, Idle, PhaseShare
+from .events import PHASES, Json, MemoryEvent, RunEvent, SampleEvent, SettingEvent, WindowEvent, WorkEvent
+from .snapshot import Headroom, Idle, PhaseShare, Snapshot, Throughput
 
 # Phases in which the host computes nothing for the model. Their cause, as the screen says it.
 HOST_IDLE = {
@@ -147,3 +147,45 @@ def setting_text(setting: SettingEvent) -> str:
         asked += f", applied {setting.applied}"
     states = {True: ", in effect", False: ", not in effect", None: ", not verified"}
     return asked + states[setting.in_effect] + (f": {setting.verified}" if setting.verified else "")
+
+
+def throughput(work: WorkEvent | None, step_ns: float | None) -> Throughput:
+    """Counted work over the measured time of an optimizer step, and where that is on the card's roofline."""
+    if work is None or work.flops_per_step is None:
+        return Throughput()
+    flops = work.flops_per_step
+    achieved = flops / (step_ns * 1e-9) if step_ns and step_ns > 0 else None
+    peak = work.peak_tflops * 1e12 if work.peak_tflops else None
+    bandwidth = work.bandwidth_gb_s * 1e9 if work.bandwidth_gb_s else None
+    return Throughput(
+        flops_per_s=achieved,
+        peak_flops_per_s=peak,
+        peak_kind=work.peak_kind if peak else None,
+        mfu=achieved / peak if achieved is not None and peak else None,
+        intensity=flops / work.bytes_per_step if work.bytes_per_step else None,
+        ridge=peak / bandwidth if peak and bandwidth else None,
+        reason="" if peak else work.reason or "no published peak",
+    )
+
+
+def figures(snapshot: Snapshot) -> Json:
+    """The measured and derived figures of a run for programs; units are in the names, null is "not known"."""
+    found = snapshot.throughput
+    return {
+        "step_s": snapshot.step_ns * 1e-9 if snapshot.step_ns is not None else None,
+        "micro_steps_per_step": snapshot.micro_steps,
+        "steps_per_s": snapshot.steps_per_s,
+        "items_per_s": snapshot.items_per_s,
+        "tokens_per_s": snapshot.tokens_per_s,
+        "epoch_s": snapshot.epoch_s,
+        "evaluation_s": snapshot.left.evaluation_s,
+        "checkpoint_s": snapshot.left.checkpoint_s,
+        "flops_per_s": found.flops_per_s,
+        "mfu": found.mfu,
+        "peak_flops_per_s": found.peak_flops_per_s,
+        "peak_kind": found.peak_kind,
+        "intensity_flops_per_byte": found.intensity,
+        "ridge_flops_per_byte": found.ridge,
+        "roofline_side": found.side,
+        "reason": found.reason or None,
+    }

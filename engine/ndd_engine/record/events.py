@@ -204,9 +204,9 @@ class WorkEvent(Event):
     flops_*: floating-point operations, a multiply-add is two; flops_forward is the forward's (and the loss's) part.
     bytes_per_step: what the operations read and write without any fusion, an upper bound of memory traffic.
     peak_tflops: dense, 10^12 operations a second in peak_kind ("bf16", "fp16", "tf32", "fp32"); bandwidth_gb_s:
-    10^9 bytes a second; both null with the reason when the card has no published figures. dtypes: FLOPs of one
-    micro-batch by the type of their result ("bfloat16"). attention: back ends seen ("flash", "math"). uncounted: operations that may
-    compute much and have no formula. method: how it was counted.
+    10^9 bytes a second; both null with the reason when the card has no published figures. attention: back ends
+    seen ("flash", "math"). dtypes: FLOPs of one micro-batch by the type of their result ("bfloat16"). uncounted:
+    operations that may compute much and have no formula. method: how it was counted.
     """
 
     type: ClassVar[str] = "work"

@@ -75,8 +75,60 @@ class TimedMark:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """How long the run still takes by its own measured times, pauses left out; see record.timeleft.
+
+    seconds: None before the first steps. evaluations, checkpoints: how many are still to come; *_s: mean measured
+    seconds of one, None while none was measured, and then `seconds` is without them.
+    """
+
+    seconds: float | None = None
+    evaluations: int = 0
+    evaluation_s: float | None = None
+    checkpoints: int = 0
+    checkpoint_s: float | None = None
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        """What is to come and not in `seconds`, because none was measured yet."""
+        missing = (
+            ("evaluations", self.evaluations, self.evaluation_s),
+            ("checkpoints", self.checkpoints, self.checkpoint_s),
+        )
+        return tuple(name for name, count, mean in missing if count and mean is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What the steps achieve, against the published dense peak of the card.
+
+    flops_per_s: counted FLOPs over measured time. mfu: its share of the peak (0..1), the model FLOPs utilization.
+    intensity: FLOPs for each byte that operations move without fusion (a lower bound); ridge: the intensity above
+    which the card's arithmetic and no longer its memory is the limit. reason: why mfu and ridge are missing.
+    """
+
+    flops_per_s: float | None = None
+    peak_flops_per_s: float | None = None
+    peak_kind: str | None = None
+    mfu: float | None = None
+    intensity: float | None = None
+    ridge: float | None = None
+    reason: str = "not counted yet"
+
+    @property
+    def side(self) -> str | None:
+        """The side of the roofline's ridge: "compute" or "bandwidth"; None when it is not known."""
+        if self.intensity is None or self.ridge is None:
+            return None
+        return "compute" if self.intensity >= self.ridge else "bandwidth"
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The newest state of a run. Rates are per second of training time (pauses excluded); None = not known yet."""
+    """The newest state of a run. Rates are per second of training time (pauses excluded); None = not known yet.
+
+    step means optimizer step; micro_steps: forward and backward passes in one, step_ns: nanoseconds of one.
+    """
 
     run: RunEvent | None
     status: str
@@ -94,7 +146,7 @@ class Snapshot:
     steps_per_s: float | None
     items_per_s: float | None
     tokens_per_s: float | None
-    eta_s: float | None
+    left: TimeLeft
     elapsed_s: float
     phases: tuple[PhaseShare, ...]
     idle: Idle
@@ -116,11 +168,25 @@ class Snapshot:
     preparing_t: float | None = None
     settings: tuple[SettingEvent, ...] = ()
     work: WorkEvent | None = None
+    throughput: Throughput = Throughput()
+    micro_steps: float | None = None
 
     @property
     def final(self) -> bool:
         """Nothing more will come."""
         return self.status in FINAL
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left, None while nothing is known; `left` says what is in it."""
+        return self.left.seconds
+
+    @property
+    def epoch_s(self) -> float | None:
+        """Seconds of training in one epoch at the measured step time, without evaluation and checkpoints."""
+        if self.run is None or self.step_ns is None or not self.run.steps_per_epoch:
+            return None
+        return self.run.steps_per_epoch * self.step_ns * 1e-9
 
     @property
     def progress(self) -> float:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from .derive import headroom, idle, phase_shares, setting_text
+from .derive import headroom, idle, phase_shares, setting_text, throughput
 from .events import (
     EndEvent,
     Event,
@@ -27,7 +27,8 @@ from .events import (
     WorkEvent,
     finite,
 )
-from .snapshot import Evaluation, Snapshot, TimedMark
+from .snapshot import Evaluation, Snapshot, TimedMark, TimeLeft
+from .timeleft import Aside, time_left
 from .trend import Trend
 
 # How much the figures on the screen look back: enough windows to be calm, few enough to be current.
@@ -38,7 +39,7 @@ KEPT_SETTINGS = 80
 # What a fold event holds as it is; everything else needs rebuilding.
 _PLAIN = (
     "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
-    "overhead_ns", "stepped", "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings",
+    "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings",
 )  # fmt: skip
 
 
@@ -56,8 +57,7 @@ class RunState:
         self.step = self.epoch = self.epoch_step = 0
         self.items = self.tokens = 0
         self.wall_ns = 0
-        self.overhead_ns = 0  # evaluation and checkpoints, for the time left
-        self.stepped = 0  # optimizer steps seen, for the same
+        self.evaluating, self.saving = Aside(), Aside()  # for the time left
         self.recent: deque[WindowEvent] = deque(maxlen=RECENT_WINDOWS)
         self.loss: float | None = None
         self.lr: float | None = None
@@ -123,6 +123,8 @@ class RunState:
             self.recent.clear()
             self.losses.cut(step)
             self.rates.cut(step)
+            self.evaluating.resume(step)
+            self.saving.resume(step)
             while self.evaluations and self.evaluations[-1].step > step:
                 self.evaluations.pop()
             if self.best is not None and self.best.step > step:
@@ -138,9 +140,10 @@ class RunState:
         self.items += event.items
         self.tokens += event.tokens
         self.wall_ns += event.wall_ns
-        overhead = _host_ns(event, "evaluate") + _host_ns(event, "checkpoint")
-        self.overhead_ns += overhead
-        self.stepped += event.steps
+        evaluate, checkpoint = _host_ns(event, "evaluate"), _host_ns(event, "checkpoint")
+        self.evaluating.window(evaluate)
+        self.saving.window(checkpoint)
+        overhead = evaluate + checkpoint
         if self.recent and not event.steps and not self.recent[-1].steps:
             # A long evaluation is one window here: the steps before it must stay in sight, or the rates would go.
             self.recent.append(_joined(self.recent.pop(), event))
@@ -179,6 +182,7 @@ class RunState:
             self.warnings += 1
         elif mark.kind == "checkpoint":
             self.checkpoint = timed
+            self.saving.mark(mark.step)
         elif mark.kind == "evaluation":
             self._evaluation(mark)
 
@@ -186,6 +190,7 @@ class RunState:
         metrics = mark.data.get("metrics") or {}
         evaluation = Evaluation(mark.step, metrics, mark.data.get("seconds"))
         self.evaluations.append(evaluation)
+        self.evaluating.mark(mark.step)
         self.lower_is_better = mark.data.get("better", "lower") == "lower"
         self._judge(evaluation)
 
@@ -199,9 +204,10 @@ class RunState:
 
     def snapshot(self, dropped_events: int = 0) -> Snapshot:
         """The state as one frozen value."""
-        steps = items = tokens = overhead = wall = 0
+        steps = micro = items = tokens = overhead = wall = 0
         for window in self.recent:
             steps += window.steps
+            micro += window.micro_steps
             items += window.items
             tokens += window.tokens
             wall += window.wall_ns
@@ -209,10 +215,11 @@ class RunState:
         busy_s = (wall - overhead) * 1e-9
         step_ns = (wall - overhead) / steps if steps else None
         run = self.run
-        eta = None
+        left = TimeLeft()
         if run is not None and step_ns is not None:
-            aside = self.overhead_ns / self.stepped if self.stepped else 0.0
-            eta = max(run.total_steps - self.step, 0) * (step_ns + aside) * 1e-9
+            left = time_left(
+                run, self.step, step_ns, self.evaluating, self.saving, ended=self.end is not None
+            )
         shares = phase_shares(self.recent)
         return Snapshot(
             run=run,
@@ -232,7 +239,7 @@ class RunState:
             steps_per_s=steps / busy_s if steps and busy_s > 0 else None,
             items_per_s=items / busy_s if steps and busy_s > 0 else None,
             tokens_per_s=tokens / busy_s if tokens and busy_s > 0 else None,
-            eta_s=eta,
+            left=left,
             elapsed_s=self.wall_ns * 1e-9,
             phases=shares,
             idle=idle(run, self.recent, shares, self.sample),
@@ -252,6 +259,8 @@ class RunState:
             warnings=self.warnings,
             settings=tuple(self.settings.values()),
             work=self.work,
+            throughput=throughput(self.work, step_ns),
+            micro_steps=micro / steps if steps else None,
             dropped_events=dropped_events,
         )
 
@@ -261,6 +270,7 @@ class RunState:
         for name in ("run", "end", "sample", "memory", "work"):
             state[name] = _body(getattr(self, name))
         state["recent"] = [_body(window) for window in self.recent]
+        state["asides"] = [self.evaluating.to_list(), self.saving.to_list()]
         state["settings"] = [_body(setting) for setting in self.settings.values()]
         state["evaluations"] = [_plain_evaluation(item) for item in self.evaluations]
         state["best"] = _plain_evaluation(self.best) if self.best else None
@@ -284,6 +294,7 @@ class RunState:
             value = body.pop(name)
             setattr(state, name, kind.from_dict(value) if value is not None else None)
         state.recent.extend(WindowEvent.from_dict(item) for item in body.pop("recent"))
+        state.evaluating, state.saving = map(Aside.from_list, body.pop("asides"))
         for item in body.pop("settings"):
             setting = SettingEvent.from_dict(item)
             state.settings[setting.name] = setting

@@ -68,7 +68,7 @@ class Loop:
         self._last_result: tuple[int, Result] | None = None
         self._settings = settings
         self._epochs_begun = 0
-        self._graphs = compiled_graphs() if config.speed.compile != "off" else None
+        self._graphs: int | None = None  # compiled so far; None: nothing is compiled
         self._memory_seen = stepper.device.type == "cuda"
         self._resting = "training"  # the status to return to after an evaluation or a checkpoint
 
@@ -79,6 +79,8 @@ class Loop:
         """
         clock, control, stepper = self.clock, self.control, self.stepper
         window_ns = self._window_ns
+        if self.config.speed.compile != "off":
+            self._graphs = compiled_graphs()
         clock.skip()
         while self.step < self.total_steps:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)

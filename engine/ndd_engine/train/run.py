@@ -26,6 +26,7 @@ from ndd_engine.errors import (
     UsageError,
 )
 from ndd_engine.record.channel import ControlServer
+from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.recorder import Listener, Recorder
@@ -113,7 +114,11 @@ class Run:
         except StopNow:
             end = self._ended(self.control.stop_status or "stopped", f"{self.control.stop_reason}, at once")
         except NddError as error:
-            end = self._ended("failed", str(error), error.exit_status)
+            reason = str(error)
+            if error.__cause__ is not None:  # of the user's own code
+                append(self.directory.console_log, "".join(traceback.format_exception(error.__cause__)))
+                reason += " (the whole traceback is in console.log)"
+            end = self._ended("failed", reason, error.exit_status)
         self.end = end
         self.recorder.put(end)
         self.recorder.flush()
@@ -195,13 +200,18 @@ class Run:
     def _ended(self, status: str, reason: str, exit_status: int | None = None) -> EndEvent:
         loop = self._prepared.loop if self._prepared else None
         saved = loop.saved if loop else None
+        self.recorder.flush()  # the figures are of everything that was measured
         return EndEvent(
             status=status,
             reason=reason,
             step=loop.step if loop else 0,
             exit_status=EXIT_OF.get(status, EXIT_FAILED) if exit_status is None else exit_status,
             checkpoint=saved.path.name if saved else None,
-            data={"run": self.directory.name, "dropped_events": self.recorder.dropped},
+            data={
+                "run": self.directory.name,
+                "dropped_events": self.recorder.dropped,
+                "figures": figures(self.recorder.snapshot()),
+            },
         )
 
     def _asked(self, action: str) -> None:

@@ -163,7 +163,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     uncounted: operations that may compute much and have no formula, and the user's own kernels.
 
     What is computed stays the same: each operation is called as it is, and no random number is drawn. The model
-    must not be compiled: a compiled one calls kernels of its own. Roughly 10 microseconds an operation.
+    must not be compiled: a compiled one calls kernels of its own.
     """
 
     supports_higher_order_operators = True

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from wave import Error as WaveError
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -34,8 +34,7 @@ from .speech_signals import (
 from .windows import Complaints
 
 SPOOF, REAL = 0, 1  # labels, and places of the logits
-COPIED_AT_ONCE = 16  # more at once are no faster
-TOGETHER = 256  # recordings that are held as float32 until they are clips
+TELL_EVERY = 20  # recordings
 
 Clip = tuple[Tensor, int]  # samples (n,) int16 at 16 kHz, and label
 
@@ -100,8 +99,14 @@ class SpeechClips(Dataset[Any]):
 
     def to(self, device: torch.device) -> SpeechClips:
         """The same waveforms on another device, where their spectrograms are then computed."""
-        held = (part.to(device) for part in (self.samples, self.starts, self.lengths, self.labels))
-        return SpeechClips(*held, self.sequence, self.log_mel.to(device))
+        return SpeechClips(
+            self.samples.to(device),
+            self.starts.to(device),
+            self.lengths.to(device),
+            self.labels.to(device),
+            self.sequence,
+            self.log_mel.to(device),
+        )
 
     @property
     def nbytes(self) -> int:
@@ -198,7 +203,8 @@ class Antispoof:
         # From the labels, not from a tensor of weights: that would have to be brought to the device.
         weights = spoof + (real - spoof) * labels.float()
         losses = F.cross_entropy(output.float(), labels, reduction="none")
-        return (weights * losses).sum() / weights.sum()
+        mean: Tensor = (weights * losses).sum() / weights.sum()
+        return mean
 
     def metric(self) -> EqualErrorRate:
         """The equal error rate."""
@@ -246,66 +252,45 @@ def make_clips(
     its phases tells it. source: workload.data, for complaints.
     """
     parts: tuple[list[Clip], list[Clip]] = ([], [])
-    total, seconds = len(data.recordings), data.samples / SAMPLE_RATE
-    for begin in range(0, total, TOGETHER):
-        group = data.recordings[begin : begin + TOGETHER]
-        tell(f"{'making voices' if source == 'builtin' else 'reading recordings'} {begin:,} of {total:,}")
-        waves = []
-        for recording in group:
-            try:
-                waves.append(_wave(recording, seed, seconds))
-            except (OSError, EOFError, wave.Error, ValueError) as error:
-                # It could be read when its header was looked at.
-                complaints.add(KEY, f"{recording.path}: {reason(error)}", source)
-                return None
-        copies: list[Tensor] = []
+    what = "making voices" if source == "builtin" else "reading recordings"
+    what += " and spoofed copies" if data.copied else ""
+    for position, recording in enumerate(data.recordings):
+        if not position % TELL_EVERY:
+            tell(f"{what} {position:,} of {len(data.recordings):,}")
+        try:
+            made = _wave(recording, seed, data.samples / SAMPLE_RATE)
+        except (OSError, EOFError, WaveError, ValueError) as error:
+            # It could be read when its header was looked at.
+            complaints.add(KEY, f"{recording.path}: {reason(error)}", source)
+            return None
+        rate, part = recording.sample_rate, parts[recording.held_out]
+        pair = [(made, REAL if recording.real else SPOOF)]
         if data.copied:
-            copies = _copies(group, waves, seed, lambda done, of=total, at=begin: tell(
-                f"making spoofed copies {at + done:,} of {of:,}"
-            ))  # fmt: skip
-        for position, recording in enumerate(group):
-            made = [(waves[position], REAL if recording.real else SPOOF)]
-            made += [(copies[position], SPOOF)] if data.copied else []
-            for samples, label in made:
-                samples = resample(samples, recording.sample_rate, SAMPLE_RATE)[: data.samples]
-                parts[recording.held_out].append((to_int16(samples), label))
+            pair.append((griffin_lim(made, rate, seeded("copy", seed, recording.number)), SPOOF))
+        part += [(to_int16(resample(wave, rate, SAMPLE_RATE)[: data.samples]), label) for wave, label in pair]
     return parts
 
 
 def _wave(recording: Recording, seed: int, seconds: float) -> Tensor:
-    """At most `seconds` of a recording at its own rate: (samples,) float32. Raises what reading raises."""
+    """At most `seconds` of a recording at its own rate: (samples,) float32.
+
+    Raises OSError, EOFError, WaveError and ValueError for a file.
+    """
     if recording.path is None:
         voice = Voice.draw(seeded("voice", seed, recording.speaker))
         made = utterance(voice, seeded("utterance", seed, recording.number))
         return made[: round(seconds * SAMPLE_RATE)]
-    return decode_pcm(*antispoof_data.read_samples(recording.path, seconds))
-
-
-def _copies(
-    recordings: Sequence[Recording], waves: Sequence[Tensor], seed: int, progress: Callable[[int], None]
-) -> list[Tensor]:
-    """A Griffin-Lim copy of each wave. Waves of the same rate and like length are done together."""
-    order = sorted(range(len(waves)), key=lambda place: (recordings[place].sample_rate, len(waves[place])))
-    copies: dict[int, Tensor] = {}
-    while len(copies) < len(order):
-        progress(len(copies))
-        rate = recordings[order[len(copies)]].sample_rate
-        places = [
-            place
-            for place in order[len(copies) : len(copies) + COPIED_AT_ONCE]
-            if recordings[place].sample_rate == rate
-        ]
-        generators = [seeded("copy", seed, recordings[place].number) for place in places]
-        made = griffin_lim([waves[place] for place in places], rate, generators)
-        copies.update(zip(places, made, strict=True))
-    return [copies[place] for place in range(len(waves))]
+    found = decode_pcm(*antispoof_data.read_samples(recording.path, seconds))
+    if not len(found):
+        raise ValueError("it holds no samples, whatever its header says")
+    return found
 
 
 def _evaluation_notes(config: Config, clips: SpeechClips) -> list[str]:
     """Says so when the evaluation is cut so short that there is no equal error rate."""
     batches = config.evaluate.batches
     labels = clips.labels if batches is None else clips.labels[: batches * config.batch.micro]
-    if len(labels.unique()) == 2:
+    if 0 < int(labels.sum()) < len(labels):
         return []
     return [
         f"The first {len(labels):,} clips of the evaluation are of one kind, so there is no eer_percent: raise "
@@ -324,7 +309,7 @@ def equal_error_rate(scores: Tensor, labels: Tensor) -> float | None:
     reals, spoofs = int(real.sum()), int((~real).sum())
     if not reals or not spoofs or bool(scores.isnan().any()):
         return None
-    thresholds = scores.unique()  # ascending
+    thresholds = torch.unique(scores)  # ascending
     below = [torch.searchsorted(scores[kind].sort().values, thresholds, right=True) for kind in (real, ~real)]
     zero = torch.zeros(1, dtype=torch.float64)
     rejected = torch.cat((zero, below[0].double() / reals))  # real clips at or below each threshold

@@ -237,7 +237,7 @@ def _wav_files(folder: Path, data: str, complaints: Complaints) -> list[Path] | 
                 KEY, "this is a file", data, "a folder of WAV files", f"its folder is {folder.parent}"
             )
             return None
-        os.listdir(folder)  # os.walk would keep silent about a folder that may not be read
+        next(folder.iterdir(), None)  # os.walk would keep silent about a folder that may not be read
         files = sorted(_walk(folder))
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: "~nobody"; ValueError: a NUL
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -104,10 +104,16 @@ class MeanLoss:
 
 
 def batch_size(batch: Batch) -> int:
-    """Items in a batch: the first dimension of its first tensor."""
-    while not isinstance(batch, Tensor):
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    return int(batch.shape[0])
+    """Items in a batch: the first dimension of the first tensor that has one."""
+    return next(int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim)
+
+
+def _tensors(batch: Batch) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (tuple, list, dict)):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from _tensors(part)
 
 
 def parameter_count(model: nn.Module) -> int:

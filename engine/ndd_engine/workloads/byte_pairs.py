@@ -97,7 +97,7 @@ def learn(
     The most frequent pair is merged first; of equally frequent ones that with the lower left token, then the lower
     right one. The vocabulary stays smaller when no pair is left that occurs twice. tell: progress.
     """
-    tell("learning byte pairs: counting words")
+    tell("learning byte pairs")
     counted = Counter[str]()
     for text in texts:
         counted.update(words(text))
@@ -105,7 +105,7 @@ def learn(
     wanted = vocabulary - BYTES
     merges: list[Pair] = []
     while len(merges) < wanted and (pair := lesson.most_frequent()) is not None:
-        if len(merges) % 256 == 0:
+        if merges and len(merges) % 256 == 0:
             tell(f"learning byte pairs: {len(merges):,} of {wanted:,}")
         lesson.merge(pair, BYTES + len(merges))
         merges.append(pair)

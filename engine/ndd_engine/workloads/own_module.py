@@ -42,14 +42,12 @@ def check(section: OwnSection, complaints: Complaints) -> None:
         return
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
-        message = f"{top} is the name of a module of Python itself, which is the one that is imported"
+        message = f"{top} is the name of a module of Python itself"
         complaints.add(KEY, message, section.name, suggestion="rename your file")
-        return
-    if found.origin is None or not found.has_location:
-        return complaints.add(KEY, f"{module} is a folder without a module of its own", section.name)
-    if found.origin.endswith(".py"):
+    elif found.origin is None or not found.has_location:
+        complaints.add(KEY, f"{module} is a folder, not a module", section.name)
+    elif found.origin.endswith(".py"):
         _look_through(Path(found.origin), factory, section.name, complaints)
-    return None
 
 
 def folders(section: OwnSection) -> list[str]:
@@ -218,19 +216,20 @@ def _look_through(file: Path, factory: str, name: str, complaints: Complaints) -
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except OSError as error:
-        return complaints.add(KEY, f"{shown(file)} cannot be read: {error.strerror}", name)
+        complaints.add(KEY, f"{shown(file)} cannot be read: {error.strerror}", name)
+        return
     except SyntaxError as error:
-        return complaints.add(
-            KEY, f"{shown(file)}:{error.lineno or 1} is not valid Python: {error.msg}", name
-        )
+        complaints.add(KEY, f"{shown(file)}:{error.lineno or 1} is not valid Python: {error.msg}", name)
+        return
     except ValueError as error:
-        return complaints.add(KEY, f"{shown(file)} is not valid Python: {error}", name)
+        complaints.add(KEY, f"{shown(file)} is not valid Python: {error}", name)
+        return
     bound = set(_bound(tree.body))
     if factory in bound or "*" in bound or "__getattr__" in bound:
-        return None
+        return
     defined = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     close = difflib.get_close_matches(factory, sorted(bound), n=1)
-    return complaints.add(
+    complaints.add(
         KEY,
         f"{shown(file)} has no {factory}",
         name,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +70,7 @@ def resample(wave: Tensor, rate: int, target: int) -> Tensor:
     An output sample lies at one of target / gcd phases between two input samples; each phase has its own
     filter, with 16 zero crossings a side under a Hann window and the cut-off at 95 % of the lower Nyquist rate.
     """
-    if rate == target:
+    if rate == target or not len(wave):
         return wave
     divisor = math.gcd(rate, target)
     step, phases = rate // divisor, target // divisor
@@ -79,22 +78,20 @@ def resample(wave: Tensor, rate: int, target: int) -> Tensor:
     reach = math.ceil(RESAMPLING_ZEROS / cutoff)
     taps = torch.arange(1 - reach, reach + 1)
     count = -(-len(wave) * phases // step)
-    positions = torch.arange(count) * step
     used = min(phases, count)
-    # The filters in the order in which outputs need them.
-    fraction = (positions[:used] % phases).double() / phases
-    distance = (taps - fraction.unsqueeze(1)) * cutoff
+    late = torch.arange(used).double() * step % phases / phases  # after the input sample before it
+    distance = (taps - late.unsqueeze(1)) * cutoff
     window = torch.cos(math.pi / 2 * (distance / RESAMPLING_ZEROS).clamp(-1, 1)).square()
     filters = torch.sinc(distance) * window
     filters = (filters / filters.sum(dim=1, keepdim=True)).float()
     padded = F.pad(wave, (reach, reach))
-    out = torch.empty(count)
-    for begin in range(0, count, 1 << 16):  # each output gathers all its inputs
-        part = slice(begin, min(begin + (1 << 16), count))
-        places = (positions[part] // phases).unsqueeze(1) + (taps + reach)
-        phase = torch.arange(part.start, part.stop) % phases
-        out[part] = (padded[places] * filters[phase]).sum(dim=1)
-    return out
+    out = torch.zeros(-(-count // used), used)
+    for phase in range(used):
+        # Outputs of one phase lie `step` inputs apart.
+        inputs = padded[phase * step // phases + 1 :].unfold(0, 2 * reach, step)
+        rows = -(-(count - phase) // used)
+        out[:rows, phase] = inputs[:rows] @ filters[phase]
+    return out.flatten()[:count]
 
 
 def mel_filters(mels: int = MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE) -> Tensor:
@@ -135,15 +132,13 @@ class LogMel:
         return LogMel(self.window.to(device), self.filters.to(device))
 
 
-def griffin_lim(waves: Sequence[Tensor], rate: int, generators: Sequence[Generator]) -> list[Tensor]:
-    """Copies of waves (samples,) at `rate` Hz with their magnitudes and phases found anew.
+def griffin_lim(wave: Tensor, rate: int, generator: Generator) -> Tensor:
+    """A copy of a wave (samples,) at `rate` Hz with its magnitudes, and phases found anew from random ones.
 
-    Fast Griffin-Lim (Perraudin et al. 2013) from random phases, one generator for each; windows of about
-    32 ms, a quarter apart. All waves are done at once, the shorter ones padded: take waves of like length.
+    Fast Griffin-Lim (Perraudin et al. 2013) with windows of about 32 ms, a quarter apart.
     """
     n_fft = 1 << max(round(math.log2(0.032 * rate)), 4)
     hop = n_fft // 4
-    length = max(len(wave) for wave in waves)
     window = torch.hann_window(n_fft)
 
     def analyse(signal: Tensor) -> Tensor:
@@ -152,22 +147,16 @@ def griffin_lim(waves: Sequence[Tensor], rate: int, generators: Sequence[Generat
         )
 
     def synthesise(spectrum: Tensor) -> Tensor:
-        return torch.istft(spectrum, n_fft, hop, window=window, center=True, length=length)
+        return torch.istft(spectrum, n_fft, hop, window=window, center=True, length=len(wave))
 
-    magnitude = analyse(torch.stack([F.pad(wave, (0, length - len(wave))) for wave in waves])).abs()
-    phase = torch.zeros_like(magnitude)
-    for row, (wave, generator) in enumerate(zip(waves, generators, strict=True)):
-        # Drawn for its own frames alone, so that a copy does not depend on the company it is made in.
-        own = min(len(wave) // hop + 3, phase.shape[2])
-        phase[row, :, :own] = torch.rand(own, phase.shape[1], generator=generator).T
-    spectrum = torch.polar(magnitude, 2 * math.pi * phase)
+    magnitude = analyse(wave).abs()
+    spectrum = torch.polar(magnitude, 2 * math.pi * torch.rand(magnitude.shape, generator=generator))
     before = torch.zeros_like(spectrum)
     for _ in range(GRIFFIN_LIM_ROUNDS):
         consistent = analyse(synthesise(spectrum))
         spectrum = magnitude * torch.sgn(consistent - MOMENTUM / (1 + MOMENTUM) * before)
         before = consistent
-    copies = synthesise(spectrum)
-    return [copy[: len(wave)].clone() for copy, wave in zip(copies, waves, strict=True)]
+    return synthesise(spectrum)
 
 
 @dataclass(frozen=True)
@@ -240,7 +229,8 @@ def utterance(voice: Voice, generator: Generator) -> Tensor:
     wave = wave[:length]
     room, peak = torch.rand(2, generator=generator).tolist()
     wave += level * 10 ** (-1.5 - room) * torch.randn(length, generator=generator)
-    return wave * ((0.3 + 0.6 * peak) / wave.abs().max())
+    scaled: Tensor = wave * ((0.3 + 0.6 * peak) / float(wave.abs().max()))
+    return scaled
 
 
 def _pulses(voice: Voice, length: int, accents: int, generator: Generator) -> Tensor:
@@ -320,4 +310,5 @@ def augmented(wave: Tensor, generator: Generator) -> Tensor:
     level = filtered.square().mean().sqrt()
     strength = level / noise.square().mean().sqrt() * 10 ** (-(10 + 30 * noise_level) / 20)
     loudness = wave.square().mean().sqrt() / level.clamp(min=1e-9) * 10 ** ((12 * gain - 6) / 20)
-    return (filtered + strength * noise) * loudness
+    changed: Tensor = (filtered + strength * noise) * loudness
+    return changed

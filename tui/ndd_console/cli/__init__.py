@@ -17,6 +17,7 @@ COMMANDS = {
     "card": "Show the card and the machine, with the reason for every detected value.",
     "attach": "Watch a run, live or finished, and steer a live one.",
     "runs": "List the runs here.",
+    "scaffold": "Write an example of your own model and data, ready to run and to be changed.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+from collections.abc import Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from ndd_engine.config import Config, Draft, read
-from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError, MachineError, Problem
+from ndd_engine.config.workload_sections import OwnSection
+from ndd_engine.errors import (
+    EXIT_DONE,
+    EXIT_MACHINE,
+    EXIT_USAGE,
+    ConfigError,
+    MachineError,
+    NddError,
+    Problem,
+    TrainingError,
+)
 from ndd_engine.text import duration, number, printable, size
 from ndd_engine.train.preflight import preflight
-from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.own_module import place, said
 
 from .options import configuration
 
@@ -25,6 +38,9 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
     try:
         draft = read(config, sets, workload)
         preflight(draft)
+        # What a user's own workload prints must not get between the data.
+        with contextlib.redirect_stdout(sys.stderr):
+            report = examine(draft, lambda text: click.echo(f"{text} …", err=True))
     except ConfigError as error:
         if as_json:
             click.echo(
@@ -34,7 +50,6 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
             )
             return EXIT_USAGE
         raise
-    report = examine(draft, lambda text: click.echo(f"{text} …", err=True))
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -61,8 +76,6 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     torch.set_num_threads(draft.resolve().run.threads or usable_threads(machine.host))
     choice = choose_size(draft, device, progress) if draft.size == "auto" else None
     config = draft.resolve(choice.size if choice else None)
-    data = facts(config)
-    assert data is not None
     seed(config.run.seed)
     workload = prepare(config, progress)
     if machine.chosen is not None:
@@ -75,12 +88,19 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
             available = min(available, machine.host.memory_limit_bytes)
     try:
         found = rough(config, workload, device, available, progress)
-    except (RuntimeError, MemoryError) as error:
+    except NddError:
+        raise
+    except Exception as error:
         if is_out_of_memory(error):
             raise MachineError(
                 f"out of memory while trying a step on {device}; {smaller_batch(config)}"
             ) from None
-        raise
+        if not isinstance(config.workload, OwnSection):
+            raise
+        # A mistake in the user's model, not in this program.
+        raise TrainingError(
+            f"{place(error) or config.workload.name}: a step failed: {said(error)}"
+        ) from error
     return {
         "ok": True,
         "problems": [],
@@ -89,9 +109,9 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         "device_reason": machine.reasons.get("device", ""),
         "size": config.workload.size,
         "size_reason": choice.reason if choice else "as configured",
-        "data": data.text,
-        "train_items": data.train_items,
-        "eval_items": data.eval_items,
+        "data": workload.describe_data(),
+        "train_items": len(cast(Sized, workload.train_data)),
+        "eval_items": len(cast(Sized, workload.eval_data)),
         "model": workload.describe_model(),
         "parameters": found.parameters,
         "micro_batch": config.batch.micro,
@@ -111,6 +131,7 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         "total_steps": found.total_steps,
         "epoch_s": found.epoch_s,
         "total_s": found.total_s,
+        "notes": list(workload.notes()),
         "advice": advice(config, machine.host.usable_cpus, machine.device),
     }
 
@@ -169,6 +190,7 @@ def describe(report: dict[str, Any]) -> list[str]:
             "without evaluation and checkpoints",
         ),
     ]
+    lines += [_line("note", printable(text)) for text in report["notes"]]
     lines += [_line("advice", text) for text in report["advice"]]
     return lines
 

@@ -24,7 +24,10 @@ def configuration(command: Command) -> Command:
             help="Set a value, as in batch.micro=64; may be repeated.",
         ),
         click.option(
-            "--workload", metavar="NAME", help="Workload (default: chartext).", shell_complete=workload_names
+            "--workload",
+            metavar="NAME",
+            help="Workload (default: chartext), or your own as module:factory.",
+            shell_complete=workload_names,
         ),
         click.argument("config", required=False, type=click.Path(path_type=Path)),
     ):

@@ -28,11 +28,13 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     if not rows:
         click.echo(f"no runs in {printable(str(root))}; start one: ndd-console train", err=True)
         return
-    click.echo(f"{'run':<24} {'workload':<10} {'status':<13} {'step':>18}  {'started':<16}  best")
+    kind = max(10, *(len(printable(row.workload)) for row in rows))
+    click.echo(f"{'run':<24} {'workload':<{kind}} {'status':<13} {'step':>18}  {'started':<16}  best")
     for row in rows:
         step = f"{number(row.step)}/{number(row.total_steps)}"
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started_t)) if row.started_t else MISSING
         status = row.status + (" *" if row.live else "")
         click.echo(
-            f"{printable(row.name):<24} {row.workload:<10} {status:<13} {step:>18}  {started:<16}  {row.best}"
+            f"{printable(row.name):<24} {printable(row.workload):<{kind}} {status:<13} {step:>18}  "
+            f"{started:<16}  {printable(row.best)}"
         )

@@ -15,7 +15,7 @@ from ndd_console.view.style import Row
 from ndd_engine.record.snapshot import Snapshot
 
 from .base import CanvasScreen, Look
-from .pages import HelpScreen, LogScreen
+from .pages import HelpScreen, LogScreen, SettingsScreen
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
@@ -130,7 +130,7 @@ class LiveScreen(CanvasScreen):
             if not self.source.owned:
                 keys.append(("s", "stop"))
         leaving = "quit" if self.source.owned else "close"
-        return (*keys, ("l", "log"), ("?", "help"), ("q", leaving))
+        return (*keys, ("i", "settings"), ("l", "log"), ("?", "help"), ("q", leaving))
 
     def _question(self) -> tuple[str, Keys]:
         name = self.source.name
@@ -153,6 +153,8 @@ class LiveScreen(CanvasScreen):
             self._answer(key)
         elif key in ("q", "ctrl+q"):
             self._ask_to_leave()
+        elif key == "i":
+            self.app.push_screen(SettingsScreen(self.look, self.source))
         elif key == "l":
             self.app.push_screen(LogScreen(self.look, self.source))
         elif key == "?":

@@ -1,4 +1,4 @@
-"""The help and the captured output: pages of text that scroll."""
+"""The help, the settings and the captured output: pages of text that scroll."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from textual import events
 
 from ndd_console.source import RunSource
 from ndd_console.view.pager import help_lines, log_view, page_room, page_rows
+from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Row
 
 from .base import CanvasScreen, Look
 
 _LOG_LINES = 2000  # how far back the log page goes
-_LOG_REFRESH_S = 1.0
+_REFRESH_S = 1.0
 _LEAVE = frozenset({"escape", "q", "ctrl+q", "ctrl+c"})
 
 
@@ -70,6 +71,30 @@ class HelpScreen(PageScreen):
         return help_lines(width)
 
 
+class SettingsScreen(PageScreen):
+    """What was requested, what was applied and whether it took effect; looked at again every second."""
+
+    title_text = "settings"
+    leave_keys = _LEAVE | {"i"}
+
+    def __init__(self, look: Look, source: RunSource) -> None:
+        super().__init__(look)
+        self._source = source
+        self._snapshot = source.snapshot()
+
+    def on_mount(self) -> None:
+        self.set_interval(_REFRESH_S, self.read_again)
+
+    def read_again(self) -> None:
+        """Take up what changed."""
+        before, self._snapshot = self._snapshot, self._source.snapshot()
+        if before is not self._snapshot:
+            self.paint()
+
+    def lines(self, width: int) -> list[Row]:
+        return settings_lines(self._snapshot, width)
+
+
 class LogScreen(PageScreen):
     """The tail of what the run printed, read again every second."""
 
@@ -85,7 +110,7 @@ class LogScreen(PageScreen):
 
     def on_mount(self) -> None:
         self._text = self._source.log_lines(_LOG_LINES)
-        self.set_interval(_LOG_REFRESH_S, self.read_again)
+        self.set_interval(_REFRESH_S, self.read_again)
 
     def read_again(self) -> None:
         """Take up new lines."""

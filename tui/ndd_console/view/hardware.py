@@ -11,6 +11,7 @@ from .bars import levels
 from .blocks import on_card
 from .rows import fields, foreign
 from .style import Row, Span
+from .throughput import item_name, plural
 
 _LABEL = 9
 _HOT_C = 85
@@ -128,14 +129,18 @@ def facts(snapshot: Snapshot) -> list[Row]:
     )
     tokens = ""
     if run.token and run.tokens_per_item:
-        speed = f", {number(snapshot.tokens_per_s)} {foreign(run.token)}/s" if snapshot.tokens_per_s else ""
-        tokens = f", {number(run.tokens_per_item)} {foreign(run.token)}s each{speed}"
+        each = "each" if run.tokens_per_item == int(run.tokens_per_item) else "each on average"
+        tokens = f", {number(run.tokens_per_item)} {plural(foreign(run.token))} {each}"
+    epochs = (
+        f"{number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {item_name(snapshot)} an epoch"
+    )
     versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())
     return [
         _labelled("model", ((f"{foreign(run.model)}   {number(run.parameters)} parameters", "text"),)),
         _labelled(
-            "batch", ((f"{number(run.items_per_step)} {foreign(run.item)}s a step{parts}{tokens}", "text"),)
+            "batch", ((f"{number(run.items_per_step)} {item_name(snapshot)} a step{parts}{tokens}", "text"),)
         ),
+        _labelled("epoch", ((epochs, "text"),)),
         _labelled("data", ((foreign(run.data), "text"),)),
         _labelled("versions", ((versions, "dim"),)),
     ]

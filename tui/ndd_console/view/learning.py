@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
-from ndd_engine.text import MISSING, duration, number, rate
+from ndd_engine.text import MISSING, duration, number
 
 from .bars import bucket, finite, graph, sparkline
 from .rows import beside, cells, ends, fit, foreign, rule, shorten, wrap
 from .style import STATUS, Row
+from .throughput import items_rate, work_short
 
-_MARK_STYLE = {"warning": "warn", "error": "bad", "checkpoint": "text", "evaluation": "accent"}
+_MARK_STYLE = {
+    "warning": "warn",
+    "error": "bad",
+    "checkpoint": "text",
+    "evaluation": "accent",
+    "recompile": "warn",
+}
 LOST = "the process ended without a word (kill -9, power?)"
 
 
@@ -25,18 +32,14 @@ def loss_text(snapshot: Snapshot) -> str:
     return f"loss {small(snapshot.loss, 4)}"
 
 
-def rate_text(snapshot: Snapshot) -> str:
-    """ "2,343 window/s"."""
-    item = foreign(snapshot.run.item) if snapshot.run else "item"
-    return rate(snapshot.items_per_s, item)
-
-
-def figures_row(snapshot: Snapshot, width: int, with_trends: bool) -> Row:
-    """Learning rate, gradient norm, loss scale; and loss and rate where no trend shows them."""
-    parts = [] if with_trends else [loss_text(snapshot), rate_text(snapshot)]
+def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bool = False) -> Row:
+    """Learning rate, gradient norm, loss scale; loss, rate and FLOP/s where no other row shows them."""
+    parts = [] if with_trends else [loss_text(snapshot), items_rate(snapshot)]
     parts += [f"lr {small(snapshot.lr)}", f"gradient norm {small(snapshot.grad_norm)}"]
     if snapshot.loss_scale is not None and snapshot.loss_scale != 1:
         parts.append(f"loss scale {number(snapshot.loss_scale)}")
+    if with_work and (work := work_short(snapshot)):
+        parts.append(work)
     while len(parts) > 1 and sum(map(cells, parts)) + 3 * (len(parts) - 1) > width:
         parts.pop()
     return (("   ".join(parts), "text"),)
@@ -70,7 +73,7 @@ def trend_row(snapshot: Snapshot, width: int) -> Row:
     """Loss and rate as sparklines beside their figures."""
     gap = 3
     half = (width - gap) // 2
-    loss, speed = loss_text(snapshot) + " ", rate_text(snapshot) + " "
+    loss, speed = loss_text(snapshot) + " ", items_rate(snapshot) + " "
     first: Row = (
         (loss, "text"),
         (sparkline(finite(snapshot.loss_trend), half - cells(loss)), "trend"),
@@ -85,7 +88,7 @@ def trend_graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     gap = 3
     half = (width - gap) // 2
     left = _graph(loss_text(snapshot), finite(snapshot.loss_trend), half, height)
-    right = _graph(rate_text(snapshot), finite(snapshot.rate_trend), width - gap - half, height)
+    right = _graph(items_rate(snapshot), finite(snapshot.rate_trend), width - gap - half, height)
     return beside(left, right, half, gap, width - gap - half)
 
 

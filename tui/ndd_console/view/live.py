@@ -18,6 +18,7 @@ from .learning import (
 )
 from .rows import BLANK, beside, ends, fit, rule, width_of
 from .style import Row, Span
+from .throughput import throughput_rows
 
 Keys = tuple[tuple[str, str], ...]
 
@@ -93,6 +94,8 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     # What is left now is luxury: blank lines, cores, facts, graphs, more phases, more marks.
     gaps = min(left, 3 if height >= 28 else 2)
     left -= gaps
+    speed = throughput_rows(snapshot, width, min(left, 2)) if learning else []
+    left -= len(speed)
     cores = core_row(snapshot, width) if below and left >= 2 else None
     left -= 1 if cores else 0
     about = facts(snapshot) if left >= 9 else []
@@ -110,7 +113,7 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
 
     rows += [BLANK] if gaps > 1 and height >= 28 else []
     rows += _main_and_machine(snapshot, width, main, machine) if side else _main(snapshot, width, main)
-    rows += end
+    rows += [*speed, *end]
     if about:
         rows += [rule("run", width), *about]
     if below:
@@ -121,7 +124,7 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
         rows.append(rule("learning", width))
         rows += [trend_row(snapshot, width)] if trends else []
     if learning:
-        rows += [figures_row(snapshot, width, bool(trends)), evaluation_row(snapshot, width)]
+        rows += [figures_row(snapshot, width, bool(trends), not speed), evaluation_row(snapshot, width)]
     newest = newest_rows(snapshot, state.message, width, notes)
     if newest:
         rows += [BLANK] if gaps > 0 else []

@@ -1,0 +1,222 @@
+"""The same training by other loops: what all sides of the rivals benchmark share, and the loop written by hand.
+
+Every side gets the same workload functions, weights, optimizer, data order and loader arguments. Between the loop and
+the workload stands one `Witness` a side: it notes when the first and the last timed step begin their forward pass, so
+that whatever a loop does once (setting itself up, the first batch, closing) is outside, and everything it does for
+each step and each epoch is inside.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ndd_engine.config import Config
+from ndd_engine.train.loader import EpochBatches, to_device
+from ndd_engine.train.optim import make_optimizer
+from ndd_engine.workloads.base import Workload
+
+from .engine import Engine
+
+# Steps before the timed ones in every block: the first batch of an iteration, and what else comes first.
+WARM_UP = 2
+# As the engine's log.every_steps: how often each loop reads its loss.
+READ_EVERY = 10
+
+
+class Witness:
+    """Passes `forward` and `loss` on; notes when steps begin, and losses on demand.
+
+    accumulation: calls of forward in one step.
+    """
+
+    def __init__(self, workload: Workload, accumulation: int, device: torch.device) -> None:
+        self._forward, self._loss = workload.forward, workload.loss
+        self._accumulation = accumulation
+        self._device = device
+        self._calls = 0
+        self._first = self._last = -1
+        self._begin: float | None = None
+        self._end: float | None = None
+        self._noted: list[Tensor] | None = None
+
+    def expect(self, warm_up: int, steps: int, note: bool = False) -> int:
+        """Prepare for a block; returns how many steps it takes: one more, whose beginning ends the timed ones."""
+        self._calls = 0
+        self._first, self._last = warm_up * self._accumulation, (warm_up + steps) * self._accumulation
+        self._begin = self._end = None
+        self._noted = [] if note else None
+        return warm_up + steps + 1
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        """As the workload's."""
+        if self._calls == self._first:
+            self._begin = self._now()
+        elif self._calls == self._last:
+            self._end = self._now()
+        self._calls += 1
+        return self._forward(model, batch)
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        """As the workload's."""
+        loss = self._loss(output, batch)
+        if self._noted is not None:
+            self._noted.append(loss.detach())
+        return loss
+
+    @property
+    def seconds(self) -> float:
+        """Of the timed steps. Raises RuntimeError when the loop did not get that far."""
+        if self._begin is None or self._end is None:
+            raise RuntimeError(f"the block ended after {self._calls} forward passes, before its last step")
+        return self._end - self._begin
+
+    @property
+    def losses(self) -> list[float]:
+        """The noted ones, a mean a step."""
+        noted = [float(loss) for loss in self._noted or ()]
+        width = self._accumulation
+        return [sum(noted[at : at + width]) / width for at in range(0, len(noted), width)]
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # twice a block: the work up to here is done, not queued
+        return time.perf_counter()
+
+
+class Side(Protocol):
+    """One of the loops that are compared."""
+
+    name: str
+    witness: Witness
+
+    def train(self, epoch: int, steps: int) -> None:
+        """That many optimizer steps from the beginning of this epoch of the data on."""
+
+
+def seconds(side: Side, epoch: int, steps: int) -> float:
+    """Of `steps` steps of a block that begins with this epoch."""
+    side.train(epoch, side.witness.expect(WARM_UP, steps))
+    return side.witness.seconds
+
+
+def first_losses(side: Side, steps: int) -> list[float]:
+    """The loss of each of the first steps."""
+    side.train(0, side.witness.expect(0, steps - 1, note=True))
+    return side.witness.losses
+
+
+class EngineSide:
+    """A real run of the engine: clock, losses and windows, recorder, and sampler while it trains."""
+
+    name = "engine"
+
+    def __init__(self, subject: Engine) -> None:
+        stepper = subject.loop.stepper
+        self.subject = subject
+        self.witness = Witness(stepper.workload, stepper.config.batch.accumulation, stepper.device)
+        vars(stepper.workload).update(forward=self.witness.forward, loss=self.witness.loss)
+        subject.prepared.sampler.stop()
+
+    def train(self, epoch: int, steps: int) -> None:
+        """See Side."""
+        loop, sampler = self.subject.loop, self.subject.prepared.sampler
+        loop.step = epoch * loop.steps_per_epoch
+        sampler.start()
+        try:
+            self.subject.train(steps)
+        finally:
+            sampler.stop()
+
+
+class InOrder(EpochBatches):
+    """The engine's own order; each iteration is the next epoch, and holds whole optimizer steps only."""
+
+    def __init__(self, config: Config, workload: Workload) -> None:
+        items = len(workload.train_data)  # type: ignore[arg-type]
+        super().__init__(items, config.batch.micro, config.run.seed, workload.epochs_differ)
+        self._accumulation = config.batch.accumulation
+
+    def __len__(self) -> int:
+        return super().__len__() // self._accumulation * self._accumulation
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # The order is drawn with the first one: a loop that looks for an iterator and lets it go gets no other epoch.
+        lists = islice(super().__iter__(), len(self))
+        first = next(lists)
+        self.epoch += 1
+        yield first
+        yield from lists
+
+
+class Rival:
+    """What the other loops have in common: a copy of the model, the same optimizer and the same loader."""
+
+    name: str
+
+    def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.model: nn.Module = copy.deepcopy(workload.model).to(device).train()
+        self.optimizer = make_optimizer(config.optimizer, self.model, device)
+        self.witness = Witness(workload, config.batch.accumulation, device)
+        self.order = InOrder(config, workload)
+        self.loader: DataLoader[Any] = DataLoader(
+            workload.train_data,
+            batch_sampler=self.order,
+            collate_fn=workload.collate,
+            # Its own, as in the engine: an iterator draws a number, which must not move the dropout.
+            generator=torch.Generator().manual_seed(config.run.seed),
+        )
+        self.last_loss = float("nan")
+
+    def train(self, epoch: int, steps: int) -> None:
+        """See Side."""
+        raise NotImplementedError
+
+
+class Bare(Rival):
+    """What one writes without a library: loader, zero_grad, forward, loss, backward, clip, step, a look at the loss."""
+
+    name = "bare loop"
+
+    def train(self, epoch: int, steps: int) -> None:
+        """See Side."""
+        config, model, optimizer, device = self.config, self.model, self.optimizer, self.device
+        forward, loss_of = self.witness.forward, self.witness.loss
+        accumulation, max_norm = config.batch.accumulation, config.clip.max_norm
+        moves = device.type != "cpu"
+        autocast = None
+        if config.precision.amp == "bf16":
+            autocast = torch.autocast(device.type, dtype=torch.bfloat16)
+        self.order.set(epoch)
+        batches = _endless(self.loader)
+        for step in range(1, steps + 1):
+            for _ in range(accumulation):
+                batch = next(batches)
+                if moves:
+                    batch = to_device(batch, device)
+                with autocast or nullcontext():
+                    output = forward(model, batch)
+                    loss = loss_of(output, batch)
+                if accumulation > 1:
+                    loss = loss / accumulation
+                loss.backward()  # type: ignore[no-untyped-call]
+            if max_norm > 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % READ_EVERY == 0:
+                self.last_loss = loss.item()
+
+
+def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader

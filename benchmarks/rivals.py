@@ -1,0 +1,217 @@
+"""Engine headless against a loop written by hand, Lightning's Trainer and Hugging Face Accelerate, on every workload.
+
+All train the same model from the same weights with the same loss, data, order of the data, loader arguments,
+optimizer (the engine's choice: fused), precision, gradient clipping and accumulation; the losses of the first steps are
+compared to show it. The learning rate is constant. Blocks of the same steps of the same epochs alternate in the order
+A B B A; see rival_loops for what is inside the time of a block.
+
+- The engine is a real run as `ndd-console train --headless` makes it: phase clock, hooks that time the parts of
+  forward, losses read every 10 steps, windows and the recorder's thread, a look at the control each step, and the
+  sampler's thread while it trains. Evaluation and checkpoints are off. Its loader makes batches item by item here, as
+  the others' does.
+- The rivals have everything off that they can do without; each reads the loss every 10 steps, as anybody would.
+- "engine's own fetch" is the engine as it comes: where the data lies in memory it makes a batch in one gather. The
+  rivals, given the same workload and torch's loader, have nothing of the kind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+from ndd_engine.config import Config
+from ndd_engine.errors import NddError
+from ndd_engine.train.prepare import seed
+from ndd_engine.workloads.registry import prepare
+
+from .common import Options, Table, Target, as_ms, as_ratio, paired, say, summarise, undisturbed
+from .engine import ONLY_STEPS, engine
+from .loop import keep_memory
+from .parity import parity
+from .rival_loops import Bare, EngineSide, Rival, Side, first_losses, seconds
+
+TITLE = "rivals: engine headless / other loops doing the same work (steps per second, neighbouring blocks)"
+COLUMNS = (
+    "case", "against", "engine, ms", "rival, ms", "steps a block", "n", "min", "median", "max",
+    "95 % of the median", "target", "by the median", "first losses",
+)  # fmt: skip
+BARE_TARGET = Target(0.99, at_least=True)
+AHEAD = Target(1.0, at_least=True)
+_SETTINGS = (*ONLY_STEPS, "schedule.kind=constant", "schedule.warmup_steps=0", "loader.workers=0")
+_FP32, _BF16 = "precision.amp=off", "precision.amp=bf16"
+
+
+@dataclass(frozen=True)
+class Case:
+    """name: beside the workload's. sets: the guide's settings, scaled so that a step takes a fraction of a second."""
+
+    workload: str
+    name: str
+    sets: tuple[str, ...]
+    full_only: bool = False
+
+
+CASES = (
+    Case("antispoof", "tiny", ("workload.size=tiny", "workload.clips=80", _FP32)),
+    Case("chartext", "mini", ("workload.size=mini", _FP32)),
+    Case("chartext", "mini, bf16", ("workload.size=mini", _BF16), full_only=True),
+    Case("finetune", "small", ("workload.size=small", _FP32)),
+    Case("ndd", "the guide's settings", (_FP32,)),
+    Case("summarise", "tiny", ("workload.size=tiny", _FP32)),
+)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure one ratio, and how many steps to compare losses of."""
+
+    block_s: float
+    pairs: int
+    limit_s: float
+    losses: int
+
+
+def measure(options: Options) -> Table:
+    """All cases in one table."""
+    table = Table(TITLE, COLUMNS)
+    if not keep_memory():
+        table.note(
+            "the allocator cannot be told to keep its memory here: ratios of the larger steps are rough"
+        )
+    effort = Effort(0.25, 2, 3.0, 3) if options.quick else Effort(0.6, 14, 22.0, 8)
+    makers = _makers(table, options.quick)
+    for case in CASES:
+        if (case.full_only and options.quick) or not options.wants(case.workload):
+            continue
+        say(f"rivals: {case.workload}, {case.name}")
+        table.note(f"{case.workload}, {case.name}: {' '.join(case.sets)} {' '.join(_SETTINGS[-3:])}")
+        try:
+            _case(table, case, makers, options, effort)
+        except NddError as error:
+            table.add(f"{case.workload}, {case.name}", f"cannot be measured: {error}")
+    return table
+
+
+def _makers(table: Table, quick: bool) -> list[type[Rival]]:
+    """The rivals that are installed, the bare loop first."""
+    found: list[type[Rival]] = [Bare]
+    for name, classes in (
+        ("rival_lightning", ("Lightning", "Barebones")),
+        ("rival_accelerate", ("Accelerated",)),
+    ):
+        module = _imported(name)
+        if module is None:
+            package = name.partition("_")[2]
+            table.note(
+                f"{package} is not installed here and left out: `make bench` installs it, as does "
+                "pip install -e '.[bench]'"
+            )
+            continue
+        made = [vars(module)[each] for each in classes]
+        found += made[:1] if quick else made
+        table.note(f"{made[0].name} {module.VERSION}: {module.SETTINGS}")
+    return found
+
+
+def _imported(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name in ("lightning", "accelerate"):
+            return None
+        raise
+
+
+def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options, effort: Effort) -> None:
+    sets = (*case.sets, *_SETTINGS, f"run.device={options.device}")
+    name = f"{case.workload}, {case.name}"
+    with engine(case.workload, (*sets, "loader.fetch=item")) as subject:
+        config, device = subject.prepared.config, subject.prepared.device
+        seed(config.run.seed)
+        workload = prepare(config)
+        side = EngineSide(subject)
+        rivals = [maker(config, workload, device) for maker in makers]
+        # Before anything else has trained, so that all begin with the same weights and random numbers.
+        sides: list[Side] = [side, *rivals]
+        losses = {each.name: _losses(each, config, effort) for each in sides}
+        blocks = Blocks(effort)
+        steps = blocks.steps(side)
+        for rival in rivals:
+            target = BARE_TARGET if isinstance(rival, Bare) else AHEAD
+            same = parity(losses[side.name], losses[rival.name])
+            _row(table, name, blocks, steps, side, rival, target, same)
+        if not options.quick and all(hasattr(workload.train_data, each) for each in ("batch", "to")):
+            with engine(case.workload, sets) as own:
+                faster = EngineSide(own)
+                steps = blocks.steps(faster)
+                for rival in rivals:
+                    if rival.name in ("Lightning", "Accelerate"):
+                        _row(table, f"{name}, engine's own fetch", blocks, steps, faster, rival, AHEAD, "")
+
+
+def _losses(side: Side, config: Config, effort: Effort) -> list[float]:
+    seed(config.run.seed)
+    return first_losses(side, effort.losses)
+
+
+class Blocks:
+    """Measures pairs of sides on the same steps of the same epochs; epochs only ever go up."""
+
+    def __init__(self, effort: Effort) -> None:
+        self.effort = effort
+        self._epoch = 1
+
+    def steps(self, side: Side) -> int:
+        """How many steps of this side make a block; also warms up."""
+        once = min(self._one(side, 1) for _ in range(2))
+        count = max(round(self.effort.block_s / 4 / once), 1)
+        return max(round(self.effort.block_s / min(self._one(side, count) for _ in range(2))), 2)
+
+    def warm_up(self, side: Side, steps: int) -> None:
+        """A block that does not count."""
+        seconds(side, self._epoch, steps)
+
+    def _one(self, side: Side, steps: int) -> float:
+        return seconds(side, self._epoch, steps) / steps
+
+    def ratios(self, baseline: Side, subject: Side, steps: int) -> tuple[list[float], str, dict[str, float]]:
+        """(subject over baseline of each pair, a note on pairs left out, median seconds of a step of each)."""
+        taken: dict[str, list[float]] = {baseline.name: [], subject.name: []}
+        begin = self._epoch
+
+        def block(side: Side) -> float:
+            done = taken[side.name]
+            spent = seconds(side, begin + len(done), steps) / steps
+            done.append(spent)
+            return 1 / spent
+
+        found = paired(
+            lambda: block(baseline), lambda: block(subject), self.effort.pairs, self.effort.limit_s
+        )
+        self._epoch += len(found)
+        values, note = undisturbed(found)
+        return values, note, {name: summarise(each).median for name, each in taken.items()}
+
+
+def _row(
+    table: Table,
+    name: str,
+    blocks: Blocks,
+    steps: int,
+    side: Side,
+    rival: Side,
+    target: Target,
+    same: str,
+) -> None:
+    blocks.warm_up(rival, steps)
+    values, note, step_s = blocks.ratios(rival, side, steps)
+    found = summarise(values)
+    interval = "" if found.interval is None else " … ".join(map(as_ratio, found.interval))
+    table.add(
+        name, rival.name, as_ms(step_s[side.name] * 1e3), as_ms(step_s[rival.name] * 1e3), str(steps),
+        str(found.n), as_ratio(found.low), as_ratio(found.median), as_ratio(found.high), interval,
+        *target.cells(found.median, as_ratio), same,
+    )  # fmt: skip
+    if note:
+        table.note(f"{name}, against {rival.name}: {note}")

@@ -1,0 +1,88 @@
+"""Golden losses: the first steps of each workload on a processor, deterministic, against recorded figures.
+
+A change that moves them changes what is computed. `python tests/train/test_golden.py` records them anew; say in the
+commit why they moved. The tolerance is for other processors and versions of torch, which round differently.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from train_help import EVERY_STEP, Trainer
+
+GOLDEN = Path(__file__).with_name("golden.json")
+STEPS = 8
+COMMON = (
+    *EVERY_STEP, "run.seed=11", "run.threads=1", f"run.max_steps={STEPS}", "run.preset=reproducible", "run.device=cpu",
+    "evaluate.at_end=false", "evaluate.every_epochs=0", "checkpoint.at_end=false", "checkpoint.every_epochs=0",
+)  # fmt: skip
+# {text}, {pairs}: made here, since the builtin texts are those of whichever Python runs.
+CASES: dict[str, tuple[str, ...]] = {
+    "antispoof": ("workload.name=antispoof", "workload.size=tiny", "workload.clips=48", "batch.micro=4"),
+    "chartext": ("workload.name=chartext", "workload.size=tiny", "workload.dropout=0.1", "workload.data={text}"),
+    "chartext-diffusion": ("workload.name=chartext", "workload.size=tiny", "workload.objective=diffusion",
+                           "workload.data={text}"),
+    "finetune": ("workload.name=finetune", "workload.size=tiny", "workload.document_chars=1500", "workload.data={text}",
+                 "workload.examples=10", "workload.vocabulary=300"),
+    "ndd": ("workload.name=ndd",),
+    "ndd-lstm": ("workload.name=ndd", "workload.size=lstm"),
+    "summarise": ("workload.name=summarise", "workload.size=tiny", "workload.data={pairs}", "batch.effective=4"),
+    "summarise-stepwise": (
+        "workload.name=summarise", "workload.size=tiny", "workload.data={pairs}", "batch.effective=4",
+        "workload.decoder=stepwise",
+    ),
+}  # fmt: skip
+
+
+def made_data(folder: Path) -> dict[str, Path]:
+    """A text of 40,000 characters and 120 pairs of words; the same on every machine."""
+    draw = random.Random(5)  # random() is stable across versions of Python
+    words = [
+        "".join(chr(97 + int(draw.random() * 26)) for _ in range(2 + int(draw.random() * 7)))
+        for _ in range(400)
+    ]
+
+    def sentence(length: int) -> str:
+        return " ".join(words[int(len(words) * draw.random() ** 2)] for _ in range(length))
+
+    text, pairs = folder / "golden.txt", folder / "golden.jsonl"
+    text.write_text("\n".join(sentence(12) + "." for _ in range(600)), encoding="utf-8")
+    sources = [sentence(60) for _ in range(120)]
+    lines = [json.dumps({"source": source, "summary": " ".join(source.split()[:9])}) for source in sources]
+    pairs.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {"text": text, "pairs": pairs}
+
+
+def losses(trainer: Trainer, case: str) -> list[float]:
+    trainer.root.mkdir(parents=True, exist_ok=True)
+    made = made_data(trainer.root)
+    result = trainer.train(*(item.format(**made) for item in CASES[case]), *COMMON)
+    assert result.end is not None
+    assert result.end.status == "done", result.end.reason
+    return [loss for _, loss in sorted(result.losses.items())]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_losses_are_as_recorded(trainer: Trainer, case: str) -> None:
+    expected = json.loads(GOLDEN.read_text(encoding="utf-8"))[case]
+    assert len(expected) == STEPS
+    assert losses(trainer, case) == pytest.approx(expected, rel=2e-4)
+
+
+def test_the_two_decoders_have_the_same_losses() -> None:
+    recorded = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert recorded["summarise-stepwise"] == pytest.approx(recorded["summarise"], rel=1e-4)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        maker = Trainer(Path(folder) / "runs", Path(folder))
+        chosen = sys.argv[1:] or list(CASES)
+        kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+        found = {**kept, **{case: losses(maker, case) for case in chosen}}
+        GOLDEN.write_text(json.dumps({case: found[case] for case in CASES if case in found}, indent=1) + "\n")

@@ -1,0 +1,193 @@
+"""The trial step leaves no trace; every setting says requested, applied and verified; what is not in effect warns."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from train_help import EVERY_STEP, Result, Trainer
+
+from ndd_engine.config import read
+from ndd_engine.record.events import SettingEvent, WorkEvent
+from ndd_engine.train.checkpoint import random_state
+from ndd_engine.train.clock import PhaseClock
+from ndd_engine.train.loader import Batches
+from ndd_engine.train.rehearsal import rehearse
+from ndd_engine.train.step import Stepper
+from ndd_engine.workloads.ndd import Ndd
+from ndd_engine.workloads.registry import prepare
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here"
+)
+
+
+def settings(result: Result) -> dict[str, SettingEvent]:
+    """The newest event of each setting."""
+    return {event.name: event for event in result.events if isinstance(event, SettingEvent)}
+
+
+def made(*sets: str, workload: str) -> tuple[Stepper, Batches]:
+    config = read(None, ["batch.micro=8", *sets], workload).resolve()
+    torch.manual_seed(5)
+    prepared = prepare(config)
+    return Stepper(prepared, config, CPU, 10), Batches(prepared.train_data, config)
+
+
+@pytest.mark.parametrize("precision", ["off", "fp16"])
+@pytest.mark.parametrize(
+    ("workload", "sets"),
+    [
+        ("ndd", ("workload.samples=300", "workload.dropout=0.5", "batch.sequence=8")),
+        ("chartext", ("workload.size=tiny", "workload.dropout=0.5", "workload.objective=diffusion")),
+    ],
+)
+def test_the_trial_step_leaves_no_trace(workload: str, sets: tuple[str, ...], precision: str) -> None:
+    stepper, batches = made(*sets, f"precision.amp={precision}", workload=workload)
+    other, other_batches = made(*sets, f"precision.amp={precision}", workload=workload)
+    before = random_state(CPU)
+    buffers = {name: buffer.clone() for name, buffer in stepper.model.named_buffers()}
+    found = rehearse(stepper, batches.sample())
+    assert found.counter is not None
+    assert found.counter.flops > 0
+    after = random_state(CPU)
+    assert torch.equal(before["torch"], after["torch"])
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in stepper.model.named_buffers())
+    assert all(parameter.grad is None for parameter in stepper.parameters)
+    clock = PhaseClock()
+    torch.manual_seed(6)
+    mine = [float(stepper.step(iterator, clock, 0)) for iterator in [batches.epoch(0)] for _ in range(3)]  # type: ignore[arg-type]
+    torch.manual_seed(6)
+    theirs = [
+        float(other.step(iterator, clock, 0)) for iterator in [other_batches.epoch(0)] for _ in range(3)
+    ]  # type: ignore[arg-type]
+    assert mine == theirs
+
+
+def test_what_was_asked_for_and_is_there_is_in_effect(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.chartext, "run.max_steps=12", "precision.amp=bf16", "speed.attention=math",
+        "optimizer.implementation=foreach", "loader.workers=1", "loader.prefetch=3", "loader.cache=true",
+        "batch.effective=16", "workload.max_characters=2000",
+    )  # fmt: skip
+    found = settings(result)
+    asked = ("precision.amp", "speed.attention", "optimizer.implementation", "loader.workers", "loader.prefetch",
+             "loader.cache", "batch.effective")  # fmt: skip
+    assert {name: found[name].in_effect for name in asked} == dict.fromkeys(asked, True)
+    assert "bfloat16" in found["precision.amp"].verified
+    assert found["speed.attention"].applied == "math"
+    assert found["optimizer.implementation"].applied == "foreach"
+    assert found["loader.workers"].verified == "1 worker processes were alive at the first batch"
+    assert "windows encoded once" in found["loader.cache"].verified
+    assert found["batch.effective"].applied == "8 x 2 = 16"
+    # The second epoch shows that the workers were kept.
+    assert (found["loader.persistent"].applied, found["loader.persistent"].in_effect) == ("true", None)
+
+
+def test_what_cannot_be_had_is_a_warning_and_trains_all_the_same(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.ndd, "run.max_steps=3", "loader.pin_memory=true", "speed.cuda_graph=true",
+        "speed.cudnn_benchmark=true", "speed.channels_last=true", "speed.attention=flash",
+    )  # fmt: skip
+    assert result.end is not None
+    assert result.end.status == "done"
+    found = settings(result)
+    for name in ("loader.pin_memory", "speed.cuda_graph", "speed.cudnn_benchmark"):
+        assert (found[name].in_effect, found[name].verified) == (False, "there is no CUDA card")
+    assert found["speed.channels_last"].verified == "this model has no 2-D convolution"
+    assert found["speed.attention"].in_effect is False
+    warned = [event.name for event in result.snapshot.settings if event.in_effect is False]
+    assert set(warned) >= {"loader.pin_memory", "speed.cuda_graph", "speed.channels_last", "speed.attention"}
+
+
+def test_a_setting_left_alone_is_not_judged(trainer: Trainer) -> None:
+    found = settings(trainer.train(*trainer.ndd, "run.max_steps=2"))
+    assert all(event.in_effect is None for event in found.values())
+    assert found["loader.fetch"].applied == "batch"
+
+
+def test_placement_on_the_device_is_seen_in_the_batch(trainer: Trainer) -> None:
+    found = settings(trainer.train(*trainer.ndd, "run.max_steps=2", "loader.placement=device"))
+    assert found["loader.placement"].in_effect is True
+    assert found["loader.placement"].verified == "the first batch came from cpu; as it is, 3 KB on cpu"
+
+
+def test_no_setting_that_only_moves_data_changes_the_losses(trainer: Trainer) -> None:
+    def losses(*sets: str) -> Any:
+        return trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=40", *sets).losses
+
+    plain = losses("loader.fetch=item")
+    assert plain == losses() == losses("loader.placement=device") == losses("loader.cache=true")
+    assert plain == losses("loader.workers=1", "loader.fetch=batch")
+    assert plain == losses("optimizer.set_to_none=false", "evaluate.inference_mode=false")
+
+
+def test_the_work_of_a_step_is_recorded_with_its_accumulation(trainer: Trainer) -> None:
+    def work(*sets: str) -> WorkEvent:
+        (event,) = [
+            e
+            for e in trainer.train(*trainer.ndd, "run.max_steps=2", *sets).events
+            if isinstance(e, WorkEvent)
+        ]
+        return event
+
+    one, two = work(), work("batch.accumulation=2")
+    assert one.flops_per_step
+    assert two.flops_per_step == 2 * one.flops_per_step
+    assert one.reason == "no published peak for this processor"
+
+
+@needs_compiler
+def test_compiled_training_says_so_and_gives_the_same_losses(trainer: Trainer) -> None:
+    common = (*trainer.chartext, *EVERY_STEP, "run.max_steps=4", "workload.size=tiny")
+    plain = trainer.train(*common)
+    compiled = trainer.train(*common, "speed.compile=default")
+    found = settings(compiled)["speed.compile"]
+    assert (found.applied, found.in_effect) == ("default", True)
+    (mark,) = compiled.marks("compile")
+    assert mark.data["seconds"] > 0
+    assert compiled.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert compiled.marks("recompile") == []
+
+
+def test_a_compiler_that_fails_costs_the_compilation_only(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> nn.Module:
+        raise RuntimeError("no working C++ compiler was found\nand much more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    plain = trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=5")
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=5", "speed.compile=max-autotune")
+    found = settings(result)["speed.compile"]
+    assert (found.requested, found.applied, found.in_effect) == ("max-autotune", "off", False)
+    assert found.verified == "RuntimeError: no working C++ compiler was found"
+    assert result.losses == plain.losses
+
+
+def test_parts_of_forward_are_timed_where_a_step_is_long_enough(trainer: Trainer) -> None:
+    long = trainer.train(
+        *trainer.chartext, "run.max_steps=3", "workload.width=256", "batch.sequence=128", "batch.micro=16"
+    )
+    names = set(long.windows[-1].phases) | set(long.windows[0].phases)
+    assert {"forward/attention", "forward/feed_forward", "forward/head"} <= names
+    short = trainer.train(*trainer.chartext, "run.max_steps=3", "batch.micro=1")
+    assert not any("/" in name for window in short.windows for name in window.phases)
+    assert any("parts of forward are not timed" in mark.text for mark in short.marks("note"))
+
+
+def test_a_model_that_fails_in_the_trial_step_is_told_before_anything_is_trained(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(*_: Any) -> torch.Tensor:
+        raise ValueError("labels and outputs differ in length")
+
+    monkeypatch.setattr(Ndd, "loss", loss)
+    end = trainer.train(*trainer.ndd, "run.max_steps=3").end
+    assert end is not None
+    assert (end.status, end.exit_status, end.step) == ("failed", 1, 0)
+    assert end.reason.startswith("ValueError while trying a step: labels and outputs differ in length")

@@ -1,0 +1,113 @@
+"""A model and data of your own, to be changed into yours. It runs as it stands:
+
+    ndd-console train --workload my_workload:factory --max-steps 20
+    ndd-console train --workload my_workload:factory --set run.epochs=5 --set workload.options.width=64
+
+or with a file, `ndd-console train my_workload.toml`:
+
+    [workload]
+    name = "my_workload:factory"
+    [workload.options]
+    width = 64
+    [run]
+    epochs = 5
+    [batch]
+    micro = 64
+    sequence = 128
+
+`ndd-console check --workload my_workload:factory --set run.epochs=5` tells rough memory and time before.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ndd_engine.workloads.own import Settings
+
+SHAPES = 3  # sine, triangle, square
+
+
+class Waves(Dataset[tuple[Tensor, int]]):
+    """Noisy waves. An item is (wave (sequence,) float32, which shape it has).
+
+    An item depends on the seed and its index alone, so that a resumed run sees the same data. The class stands at
+    the top of the module, so that loader workers (loader.workers = 4) can import it.
+    """
+
+    def __init__(self, count: int, sequence: int, seed: int, noise: float) -> None:
+        self.count, self.sequence, self.seed, self.noise = count, sequence, seed, noise
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        turns, phase = torch.rand(2, generator=draw).tolist()
+        angle = torch.linspace(0, (2 + 4 * turns) * 2 * math.pi, self.sequence) + phase * 2 * math.pi
+        sine = angle.sin()
+        shape = index % SHAPES
+        wave = (sine, sine.asin() * (2 / math.pi), sine.sign())[shape]
+        return wave + self.noise * torch.randn(self.sequence, generator=draw), shape
+
+
+class Classifier(nn.Module):
+    """(B, sequence) -> (B, SHAPES) logits."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv1d(1, width, 9, padding=4), nn.GELU(), nn.Conv1d(width, width, 9, stride=4), nn.GELU()
+        )
+        self.head = nn.Linear(width, SHAPES)
+
+    def forward(self, waves: Tensor) -> Tensor:
+        hidden: Tensor = self.encoder(waves.unsqueeze(1))
+        logits: Tensor = self.head(hidden.mean(dim=2))
+        return logits
+
+
+class Accuracy:
+    """The figure of an evaluation. Sums stay on the device until they are asked for."""
+
+    def __init__(self) -> None:
+        self.right: list[Tensor] = []
+
+    def update(self, output: Tensor, batch: list[Tensor], loss: Tensor) -> None:
+        self.right.append((output.argmax(dim=1) == batch[1]).float())
+
+    def result(self) -> dict[str, float]:
+        return {"accuracy": float(torch.cat(self.right).mean())}
+
+
+def loss(output: Tensor, batch: list[Tensor]) -> Tensor:
+    """The mean loss of a batch, a scalar. What it needs beside the batch must lie on output.device."""
+    return nn.functional.cross_entropy(output.float(), batch[1])
+
+
+def factory(settings: Settings) -> SimpleNamespace:
+    """What is trained. `settings` has sequence, micro, seed, data, size, and the knobs of [workload.options]."""
+    width = settings.option("width", 32)
+    noise = settings.option("noise", 0.3)
+    model = Classifier(width)
+    return SimpleNamespace(
+        # Needed. A batch is what torch's DataLoader would make of the items.
+        model=model,
+        train_data=Waves(6000, settings.sequence, settings.seed, noise),
+        loss=loss,
+        # The rest may be left out. Without eval_data the last 10 % of train_data are kept for evaluation; without
+        # forward the model is called with the batch, or with its first part when it is a tuple or list.
+        eval_data=Waves(600, settings.sequence, settings.seed + 1, noise),
+        forward=lambda model, batch: model(batch[0]),
+        metric=Accuracy,
+        better="higher",
+        item="wave",
+        token="sample",
+        tokens_per_item=settings.sequence,
+        parts={"encoder": model.encoder, "head": model.head},  # timed by themselves within forward
+        describe_model=f"convolutions of width {width}",
+    )

@@ -1,0 +1,72 @@
+"""`ndd-console scaffold`: a commented example of a user's own workload, which runs as it stands."""
+
+from __future__ import annotations
+
+import keyword
+import shlex
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from ndd_engine.errors import UsageError
+from ndd_engine.text import printable
+
+DEFAULT = "my_workload.py"
+
+
+@click.command()
+@click.argument("path", required=False, type=click.Path(path_type=Path), default=DEFAULT)
+@click.option("--force", is_flag=True, help="Overwrite the file when it is there.")
+def scaffold(path: Path, force: bool) -> None:
+    """Write an example of your own model and data to PATH (default: my_workload.py), to be changed into yours.
+
+    Prints the command that trains it.
+    """
+    _check_name(path)
+    module, folder = _importable(path)
+    text = files("ndd_console.cli").joinpath("example_workload.py").read_text("utf-8")
+    text = text.replace(DEFAULT.removesuffix(".py"), module)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"{_shown(path)} exists already; choose another name, or overwrite it with --force"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{_shown(path)} cannot be written: {error.strerror}") from None
+    click.echo(f"wrote {_shown(path)}; train it for 20 steps with:", err=True)
+    command = f"ndd-console train --workload {module}:factory --max-steps 20"
+    click.echo(command if folder is None else f"cd {shlex.quote(str(folder))} && {command}")
+
+
+def _check_name(path: Path) -> None:
+    """Raises UsageError when a file of this name could not be imported."""
+    if path.is_dir():
+        raise UsageError(f"{_shown(path)} is a folder; name a file in it: {_shown(path / DEFAULT)}")
+    name = path.name.removesuffix(".py")
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"{_shown(path)}: a module's name has letters, digits and _ only, as in {DEFAULT}")
+    if path.suffix != ".py":
+        raise UsageError(f"{_shown(path)}: a Python file ends in .py: {_shown(path.with_name(f'{name}.py'))}")
+    if name in sys.stdlib_module_names:
+        raise UsageError(
+            f"{_shown(path)}: {name} is the name of a module of Python itself; choose another one"
+        )
+
+
+def _importable(path: Path) -> tuple[str, Path | None]:
+    """(the module's name, the folder to start in: None for the current one)."""
+    full, here = path.parent.resolve() / path.name, Path.cwd()
+    if full.is_relative_to(here):
+        parts = full.relative_to(here).with_suffix("").parts
+        names = all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
+        if names and parts[0] not in sys.stdlib_module_names:
+            return ".".join(parts), None
+    return full.stem, full.parent
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path))

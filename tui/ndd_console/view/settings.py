@@ -1,0 +1,120 @@
+"""The page of settings: what was asked for, what was applied, what took effect; and what a step computes."""
+
+from __future__ import annotations
+
+from ndd_engine.record.events import SettingEvent, WorkEvent
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import MISSING, number, size
+
+from .rows import cells, foreign, rule, shorten, wrap
+from .style import Row
+from .throughput import work_texts
+
+# in_effect: (order on the page, symbol, words, style).
+_STATES: dict[bool | None, tuple[int, str, str, str]] = {
+    False: (0, "✖", "not in effect", "bad"),
+    True: (1, "✔", "in effect", "good"),
+    None: (2, "·", "not verified", "dim"),
+}
+_STATE = 15  # the column of the words above
+_VALUE = 14
+_ONE_LINE = 100  # from this width on, how it was verified stands on the same line
+_LABEL = 16
+
+
+def settings_lines(snapshot: Snapshot, width: int) -> list[Row]:
+    """Settings that are not in effect first, those that were not verified last; then the work of a step."""
+    settings = sorted(snapshot.settings, key=lambda item: _STATES[item.in_effect][0])
+    if not settings:
+        lines: list[Row] = [(("no setting was applied yet", "dim"),)]
+    elif width >= _VALUE * 2 + _STATE + 24:
+        lines = _table(settings, width)
+    else:
+        lines = [line for setting in settings for line in _stacked(setting, width)]
+    if snapshot.work is not None:
+        lines += [(), rule("what a step computes", width), *_work(snapshot, snapshot.work, width)]
+    return lines
+
+
+def _table(settings: list[SettingEvent], width: int) -> list[Row]:
+    one_line = width >= _ONE_LINE
+    name = max(cells(foreign(setting.name)) for setting in settings) + 4
+    name = min(name, width - 2 * _VALUE - _STATE)
+    rest = width - name - 2 * _VALUE - _STATE
+    heading = "  setting".ljust(name) + "requested".ljust(_VALUE) + "applied".ljust(_VALUE)
+    heading += "in effect".ljust(_STATE) + ("verified" if one_line else "")
+    lines: list[Row] = [((heading.rstrip(), "dim"),)]
+    for setting in settings:
+        _, symbol, words, style = _STATES[setting.in_effect]
+        first: Row = (
+            (f"{symbol} ", style),
+            (shorten(foreign(setting.name), name - 3).ljust(name - 2), "text"),
+            (shorten(foreign(setting.requested), _VALUE - 2).ljust(_VALUE), "text"),
+            (shorten(foreign(setting.applied), _VALUE - 2).ljust(_VALUE), "text"),
+            (words.ljust(_STATE), style),
+        )
+        why = foreign(setting.verified)
+        if one_line:
+            wrapped = wrap(why, rest) or [""]
+            lines.append((*first, (wrapped[0], "dim")))
+            lines += [((" " * (width - rest) + line, "dim"),) for line in wrapped[1:]]
+        else:
+            lines.append(first)
+            lines += [(("    " + line, "dim"),) for line in wrap(why, width - 4)]
+    return lines
+
+
+def _stacked(setting: SettingEvent, width: int) -> list[Row]:
+    _, symbol, words, style = _STATES[setting.in_effect]
+    values = f"requested {foreign(setting.requested)}, applied {foreign(setting.applied)}"
+    why = f": {foreign(setting.verified)}" if setting.verified else ""
+    return [
+        ((f"{symbol} ", style), (shorten(foreign(setting.name), max(width - 2, 0)), "text")),
+        *((("  " + line, "text"),) for line in wrap(values, width - 2)),
+        *((("  " + line, style),) for line in wrap(words + why, width - 2)),
+    ]
+
+
+def _work(snapshot: Snapshot, work: WorkEvent, width: int) -> list[Row]:
+    """The counts behind FLOP/s and MFU, and how they came about."""
+    counted = work.flops_per_step
+    share = ""
+    if counted and work.flops_forward is not None:
+        share = f", {work.flops_forward / counted:.0%} of them forward"
+    types = ", ".join(
+        f"{foreign(name)} {value / total:.0%}" if (total := sum(work.dtypes.values())) else foreign(name)
+        for name, value in sorted(work.dtypes.items(), key=lambda item: -item[1])
+    )
+    pairs = [
+        ("operations", f"{_large(counted)} FLOP{share}"),
+        ("bytes", f"{size(work.bytes_per_step)} read and written without fusion, an upper bound"),
+        ("now", ", ".join(work_texts(snapshot)) or MISSING),
+        ("products in", types or MISSING),
+        ("attention", ", ".join(map(foreign, work.attention)) or "none seen"),
+        ("not counted", ", ".join(map(foreign, work.uncounted))),
+        ("peak", _peak(work)),
+        ("counted", foreign(work.method)),
+    ]
+    lines: list[Row] = []
+    for label, text in pairs:
+        for index, line in enumerate(wrap(text, max(width - _LABEL, 8))):
+            lines.append((((label if index == 0 else "").ljust(_LABEL), "accent"), (line, "text")))
+    return lines
+
+
+def _large(value: int | None) -> str:
+    """A count in tens of powers: "4.21 T"."""
+    if value is None:
+        return MISSING
+    for scale, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= scale:
+            return f"{number(value / scale)} {letter}"
+    return number(value) + " "
+
+
+def _peak(work: WorkEvent) -> str:
+    if work.peak_tflops is None:
+        return f"{MISSING}: {foreign(work.reason)}" if work.reason else MISSING
+    memory = f", memory {number(work.bandwidth_gb_s)} GB/s" if work.bandwidth_gb_s else ""
+    source = f"; {foreign(work.peak_source)}" if work.peak_source else ""
+    return f"{number(work.peak_tflops)} TFLOP/s ({foreign(work.peak_kind)} dense){memory}{source}"

@@ -1,0 +1,149 @@
+"""Speed in the units of the run: steps and micro-steps, items, tokens, epochs, FLOP/s and their share of the peak."""
+
+from __future__ import annotations
+
+from ndd_engine.record.snapshot import Snapshot, Throughput
+from ndd_engine.text import MISSING, duration, number, rate
+
+from .rows import cells, foreign, shorten
+from .style import Row
+
+_LABEL = 9
+_SCALES = ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"))
+
+
+def plural(word: str) -> str:
+    """More than one of a unit: "windows", "entries", "series"."""
+    if word.endswith("s"):
+        return word
+    if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
+        return word[:-1] + "ies"
+    return word + "s"
+
+
+def item_name(snapshot: Snapshot) -> str:
+    """What the workload calls its items, as more than one."""
+    return plural(foreign(snapshot.run.item)) if snapshot.run else "items"
+
+
+def steps_rate(snapshot: Snapshot) -> str:
+    """ "18.3 steps/s"; a step is an optimizer step."""
+    return rate(snapshot.steps_per_s, "steps")
+
+
+def items_rate(snapshot: Snapshot) -> str:
+    """ "4,687 windows/s"."""
+    return rate(snapshot.items_per_s, item_name(snapshot))
+
+
+def tokens_rate(snapshot: Snapshot) -> str:
+    """ "1,199,872 characters/s"; "" where the items are not made of anything."""
+    run = snapshot.run
+    if run is None or not run.token or not run.tokens_per_item:
+        return ""
+    return rate(snapshot.tokens_per_s, plural(foreign(run.token)))
+
+
+def rates(snapshot: Snapshot) -> list[str]:
+    """Every rate that makes sense for this run, and what an epoch takes."""
+    found = [steps_rate(snapshot), items_rate(snapshot), tokens_rate(snapshot)]
+    if snapshot.run is not None and snapshot.run.steps_per_epoch:
+        found.append(f"epoch {duration(snapshot.epoch_s)}")
+    return [text for text in found if text]
+
+
+def step_time(snapshot: Snapshot) -> str:
+    """ "step 54.6 ms (16 micro-steps of 3.41 ms)"; without accumulation a step is its one micro-step."""
+    if snapshot.step_ns is None:
+        return f"step {MISSING}"
+    text = f"step {duration(snapshot.step_ns * 1e-9)}"
+    micro = micro_steps(snapshot)
+    return f"{text} ({micro})" if micro else text
+
+
+def micro_steps(snapshot: Snapshot, short: bool = False) -> str:
+    """ "16 micro-steps of 3.41 ms", or "" where a step has only one."""
+    count = snapshot.micro_steps
+    if count is None or count <= 1 or snapshot.step_ns is None:
+        return ""
+    each = duration(snapshot.step_ns / count * 1e-9)
+    return f"{number(count)} micro of {each}" if short else f"{number(count)} micro-steps of {each}"
+
+
+def time_left(snapshot: Snapshot) -> str:
+    """ "1 h 12 m left"; with "+" where something that is to come was not measured yet."""
+    if snapshot.left.seconds is None:
+        return f"time left {MISSING}"
+    return f"{duration(snapshot.left.seconds)}{'+' if snapshot.left.without else ''} left"
+
+
+def time_left_in_words(snapshot: Snapshot) -> str:
+    """The same with what the "+" stands for: "1 h 12 m left without evaluations (none measured yet)"."""
+    text = time_left(snapshot)
+    missing = " and ".join(snapshot.left.without)
+    return f"{text} without {missing} (none measured yet)" if missing else text
+
+
+def flops(value: float | None) -> str:
+    """ "1.24 TFLOP/s"."""
+    if value is None:
+        return f"{MISSING} FLOP/s"
+    for scale, unit in _SCALES:
+        if value >= scale:
+            return f"{number(value / scale)} {unit}"
+    return f"{number(value)} FLOP/s"
+
+
+def share_of_peak(found: Throughput) -> str:
+    """ "MFU 34 % of 165 TFLOP/s (bf16 dense)", or why it is not known."""
+    if found.peak_flops_per_s is None:
+        return f"MFU {MISSING}: {foreign(found.reason)}"
+    return f"MFU {_percent(found.mfu)} of {flops(found.peak_flops_per_s)} ({foreign(found.peak_kind)} dense)"
+
+
+def _percent(share: float | None) -> str:
+    """A share of the peak; small ones with a digit more, for a tiny model is far below one percent."""
+    return MISSING if share is None else f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.2g} %"
+
+
+def roofline(found: Throughput) -> str:
+    """ "intensity 41 FLOP/B: bandwidth-bound side"; the side is not known without a peak."""
+    if found.intensity is None:
+        return f"intensity {MISSING}"
+    side = f": {found.side}-bound side" if found.side else ""
+    return f"intensity {number(found.intensity)} FLOP/B{side}"
+
+
+def work_texts(snapshot: Snapshot) -> list[str]:
+    """What the steps compute, its share of the peak, and the side of the roofline; [] before it was counted."""
+    if snapshot.work is None or snapshot.work.flops_per_step is None:
+        return []
+    found = snapshot.throughput
+    return [flops(found.flops_per_s), share_of_peak(found), roofline(found)]
+
+
+def work_short(snapshot: Snapshot) -> str:
+    """ "1.24 TFLOP/s, MFU 34 %"; without a peak the rate alone, "" before the work was counted."""
+    found = snapshot.throughput
+    if found.flops_per_s is None:
+        return ""
+    return flops(found.flops_per_s) + (f", MFU {_percent(found.mfu)}" if found.mfu is not None else "")
+
+
+def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
+    """At most `count` rows: the work before the rates, which the screen has elsewhere in fewer words."""
+    work = work_texts(snapshot)
+    speed = rates(snapshot) if snapshot.step_ns is not None else []
+    lines = [(label, texts) for label, texts in (("speed", speed), ("work", work)) if texts]
+    if len(lines) > count:
+        lines = lines[-count:] if count > 0 else []
+    return [_row(label, texts, width) for label, texts in lines]
+
+
+def _row(label: str, texts: list[str], width: int) -> Row:
+    room = width - _LABEL
+    shown = list(texts)
+    while len(shown) > 1 and sum(map(cells, shown)) + 3 * (len(shown) - 1) > room:
+        # The share of the peak may be a long reason: what is behind it is shorter.
+        shown.pop(1 if label == "work" and len(shown) == 3 and MISSING in shown[1] else -1)
+    return ((label.ljust(_LABEL), "dim"), (shorten("   ".join(shown), room), "text"))
