@@ -64,9 +64,9 @@ def main() -> int:
 def _carry_out(module: ModuleType, options: Options) -> str:
     environment = Environment(command_line())
     begin = time.perf_counter()
-    table = module.measure(options)
+    tables = module.measure(options)
     say(f"{module.__name__.rpartition('.')[2]}: took {time.perf_counter() - begin:.0f} s")
-    return report(table, environment)
+    return report(tables, environment)
 
 
 def _write(path: Path, texts: list[str]) -> None:

@@ -309,9 +309,13 @@ def statistics_cells(
     return cells + (target.cells(found.median, shown) if target is not None else ())
 
 
-def report(table: Table, environment: Environment) -> str:
-    """A whole table as it is printed: title, environment, rows, notes."""
-    return "\n".join([f"== {table.title}", *environment.lines(), "", *table.lines(), ""])
+def report(tables: Table | Sequence[Table], environment: Environment) -> str:
+    """Whole tables as they are printed: title, environment, rows, notes; further ones without the environment."""
+    first, *others = [tables] if isinstance(tables, Table) else tables
+    lines = [f"== {first.title}", *environment.lines(), "", *first.lines(), ""]
+    for table in others:
+        lines += [f"-- {table.title}", "", *table.lines(), ""]
+    return "\n".join(lines)
 
 
 def as_ratio(value: float) -> str:

@@ -52,12 +52,15 @@ class Guide:
     loads: bool = False
 
 
-_COMPILE = Step("compile", {"speed.compile": "default"}, ROUNDING, compiles=True)
-_CACHE = Step("each item encoded once", {"loader.cache": "true", **{
+_NO_WORKERS: Settings = {
     "loader.workers": "0", "loader.persistent": None, "loader.prefetch": None, "loader.pin_memory": None,
-}}, SAME)  # fmt: skip
+}  # fmt: skip
+_CACHE = Step("each item encoded once", {**_NO_WORKERS, "loader.cache": "true"}, SAME)
+_GATHER = Step("batches in one gather", {**_NO_WORKERS, "loader.fetch": "batch"}, SAME)
+_ON_DEVICE = Step("data on the device", {**_GATHER.sets, "loader.placement": "device"}, SAME)
 _FUSED = Step("fused optimizer", {"optimizer.implementation": "fused"}, ROUNDING)
 _BF16 = Step("bf16", {"precision.amp": HALF}, PRECISION)
+_COMPILE = Step("compile", {"speed.compile": "default"}, ROUNDING, compiles=True)
 _GRAPH = Step("CUDA graph", {"speed.cuda_graph": "true", "speed.compile": None}, SAME, card=True)
 _BENCHMARK = Step("cudnn_benchmark", {"speed.cudnn_benchmark": "true"}, ROUNDING, card=True)
 _TF32 = Step("TF32", {"precision.tf32": "true"}, PRECISION, card=True)
@@ -82,13 +85,6 @@ def guides(device: str) -> tuple[Guide, ...]:
         # What torch.optim takes when nobody says anything.
         "optimizer.implementation": "foreach" if card else "loop",
     }
-    gather = Step(
-        "batches in one gather",
-        {"loader.fetch": "batch", "loader.workers": "0", "loader.persistent": None, "loader.prefetch": None,
-         "loader.pin_memory": None},
-        SAME,
-    )  # fmt: skip
-    on_device = Step("data on the device", {**gather.sets, "loader.placement": "device"}, SAME)
     return (
         Guide(
             "antispoof",
@@ -103,7 +99,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             "chartext",
             ("workload.size=small", "workload.dropout=0.0"),
             {**plain, "speed.attention": "math", "batch.micro": "64"},
-            (gather, on_device, _FUSED, Step("scaled-dot-product attention as torch chooses",
+            (_GATHER, _ON_DEVICE, _FUSED, Step("scaled-dot-product attention as torch chooses",
                                              {"speed.attention": "auto"}, ROUNDING),
              _TF32, _BF16, _COMPILE,
              Step("half the batch (256 to 128 in the guide)", {"batch.micro": "32"}, OTHER_BATCH, compiles=True)),
@@ -114,7 +110,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             "finetune",
             ("workload.size=small", "workload.dropout=0.0"),
             {**plain, "batch.micro": "1"},
-            (_workers(2, cores, 4, card), _CACHE, on_device, _FUSED, _TF32, _BF16, _GRAPH,
+            (_workers(2, cores, 4, card), _CACHE, _ON_DEVICE, _FUSED, _TF32, _BF16, _GRAPH,
              Step("compile, for any length", {"speed.compile": "default", "speed.compile_dynamic": "true"},
                   ROUNDING, compiles=True)),
             (("4-5x by workers", 4.0), ("8-11x with bf16 and compile", 8.3)),
@@ -125,7 +121,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             "ndd",
             ("workload.dropout=0.0",),
             plain,
-            (_workers(3, cores, 8, card), gather, on_device, _FUSED, _TF32, _BF16, _GRAPH, _COMPILE),
+            (_workers(3, cores, 8, card), _GATHER, _ON_DEVICE, _FUSED, _TF32, _BF16, _GRAPH, _COMPILE),
             (('"79 % faster": 4.52 to 2.52 s', 1.79),),
             "pinned memory",
             loads=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from ndd_console.app import ConsoleApp
 from ndd_console.screens.base import CanvasScreen
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.live import STOPPING, LiveScreen
-from ndd_console.screens.pages import HelpScreen, LogScreen
+from ndd_console.screens.pages import HelpScreen, LogScreen, SettingsScreen
 from ndd_console.source import RunSource
 from ndd_engine.errors import UsageError
 
-from .fakes import T0, Clock, FakeHome, FakeSource, empty_snapshot, ended, mark, snapshot
+from .fakes import SETTINGS, T0, Clock, FakeHome, FakeSource, empty_snapshot, ended, mark, snapshot
 
 
 def make(source: RunSource | None = None, home: FakeHome | None = None, **options: Any) -> ConsoleApp:
@@ -212,17 +213,22 @@ async def test_help_and_log() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)
+        top = text_of(app)
+        await pilot.press("end")
         for word in (
             "micro-step",
             "optimizer step",
             "item",
             "window",
             "phases",
-            "n/a",
-            "host clock",
+            "idle",
             "Ctrl-C",
+            "left",
+            "i  ",
         ):
-            assert word in text_of(app)
+            assert word in top, word
+        for word in ("n/a", "host clock", "MFU", "intensity"):
+            assert word in text_of(app), word
         await pilot.press("escape", "l")
         screen = app.screen
         assert isinstance(screen, LogScreen)
@@ -243,6 +249,34 @@ async def test_help_and_log() -> None:
         await pilot.press("q")
         await tick(pilot)
         assert isinstance(app.screen, LiveScreen) and "4,300" in text_of(app)
+
+
+async def test_the_page_of_settings_follows_the_run() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "i settings" in text_of(app)
+        await pilot.press("i")
+        screen = app.screen
+        assert isinstance(screen, SettingsScreen)
+        lines = text_of(app).splitlines()
+        # What is not in effect comes first, what was not verified last.
+        order = [line.split()[1] for line in lines if line.strip()[:1] in ("✖", "✔", "·")]
+        assert order == [
+            "speed.attention", "loader.workers", "loader.pin_memory", "precision.amp", "optimizer.implementation",
+        ]  # fmt: skip
+        assert "not in effect" in lines[2] and "the mask needs another back end" in lines[3]
+        assert "MFU 34 % of 104 TFLOP/s (bf16 dense)" in text_of(app) and "bfloat16 98 %" in text_of(app)
+        fixed = replace(SETTINGS[-1], applied="flash", in_effect=True, verified="flash was seen")
+        source.value = snapshot(settings=(*SETTINGS[:-1], fixed))
+        screen.read_again()
+        assert "not in effect" not in text_of(app) and "flash was seen" in text_of(app)
+        await pilot.press("i")
+        assert isinstance(app.screen, LiveScreen)
+    app = make(FakeSource(empty_snapshot(), live=False))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("i")
+        assert "no setting was applied yet" in text_of(app)
 
 
 async def test_home_starts_a_run_in_a_thread() -> None:

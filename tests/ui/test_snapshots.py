@@ -68,6 +68,11 @@ def test_log(snap_compare: Any) -> None:
     assert snap_compare(live(), terminal_size=(80, 24), press=["l"])
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_settings(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(live(), terminal_size=size, press=["i"])
+
+
 def test_question(snap_compare: Any) -> None:
     assert snap_compare(live(), terminal_size=(80, 24), press=["q"])
 

@@ -17,11 +17,24 @@ from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.pager import help_lines, log_view, page_rows
 from ndd_console.view.question import box, over
 from ndd_console.view.rows import cells, cut, fit, shorten, width_of, wrap
+from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
+from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import PHASES
-from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot
+from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft
 
-from .fakes import MARKS, FakeHome, empty_snapshot, ended, mark, run_event, sample, snapshot
+from .fakes import (
+    MARKS,
+    SETTINGS,
+    FakeHome,
+    empty_snapshot,
+    ended,
+    mark,
+    run_event,
+    sample,
+    snapshot,
+    work_event,
+)
 
 KEYS = (("p", "pause"), ("c", "checkpoint"), ("e", "evaluate"), ("l", "log"), ("?", "help"), ("q", "quit"))
 
@@ -58,9 +71,9 @@ SNAPSHOTS = {
 }
 # Fields that a run may lack, each with what it is then.
 MISSING: dict[str, Any] = {
-    "run": None, "sample": None, "memory": None, "loss": None, "lr": None, "grad_norm": None, "eta_s": None,
+    "run": None, "sample": None, "memory": None, "loss": None, "lr": None, "grad_norm": None, "left": TimeLeft(),
     "steps_per_s": None, "items_per_s": None, "tokens_per_s": None, "step_ns": None, "phases": (),
-    "marks": (),
+    "marks": (), "settings": (), "work": None, "throughput": Throughput(), "micro_steps": None,
     "evaluations": (), "best": None, "checkpoint": None, "loss_trend": (), "rate_trend": (),
     "idle": Idle(None, "events", (), "no device clock and no NVML"),
     "headroom": Headroom(None, None, None, None, None, None, "card"),
@@ -104,12 +117,12 @@ def test_the_drawing() -> None:
     for part in (
         "charlm-001   RTX 4080 SUPER 16 GB   bf16 + compile", "● training", "epoch 16/25", "61 %",
         "step 4,218",
-        "18.3 step/s", "2 min 26 s left", "── step 54.6 ms", "data_wait", "31.2   57 %",
+        "18.3 steps/s", "2 min 26 s left", "── step 54.6 ms", "data_wait", "31.2   57 %",
         "GPU idle 62 % (events)",
         "waiting for data      57 %", "memory 16.0 GB", "7.9 GB free", "predicted: batch 288 fits",
         "busy 37 %",
         "61 °C, 212/320 W", "2,505 MHz", "not throttled", "cpu 53 %", "process 101 %", "RSS 2.1 GB",
-        "disk 180 GB free", "loss 1.482", "4,687 window/s", "lr 0.00073", "gradient norm 0.832",
+        "disk 180 GB free", "loss 1.482", "4,687 windows/s", "lr 0.00073", "gradient norm 0.832",
         "evaluation loss 1.520", "best 1.498 at step 3,800", "checkpoint saved", "p pause", "q quit",
     ):  # fmt: skip
         assert part in text, part
@@ -126,12 +139,12 @@ def test_a_processor_says_host_clock_and_host_memory() -> None:
 
 def test_missing_is_never_zero() -> None:
     value = snapshot(
-        lr=None, grad_norm=None, loss=None, eta_s=None, steps_per_s=None, items_per_s=None,
+        lr=None, grad_norm=None, loss=None, left=TimeLeft(), steps_per_s=None, items_per_s=None,
         sample=replace(sample(), card={"util_percent": None}, host={}), idle=MISSING["idle"],
         headroom=MISSING["headroom"],
     )  # fmt: skip
     text = screen(value, 120, 40)
-    for part in ("lr n/a", "gradient norm n/a", "loss n/a", "n/a step/s", "time left n/a",
+    for part in ("lr n/a", "gradient norm n/a", "loss n/a", "n/a steps/s", "time left n/a",
     "busy n/a", "cpu n/a",
                  "RSS n/a", "n/a available", "throttle n/a", "GPU idle n/a", "no device clock and no NVML",
                  "memory n/a", "n/a free"):  # fmt: skip
@@ -196,17 +209,94 @@ def test_wide_screens_show_more() -> None:
     assert "p95" in screen(snapshot(), 100, 30) and "device" in screen(snapshot(), 100, 30)
     text = screen(snapshot(), 120, 40)
     for part in ("p50", "p95", "max", "10,788,929 parameters", "micro 128 x accumulation 2",
-                 "torch 2.6.0", "cores", "1,199,872 character/s", "about batch 288 fits (predicted)",
+                 "torch 2.6.0", "cores", "1,199,872 characters/s", "about batch 288 fits (predicted)",
                  "warning: 2 losses"):  # fmt: skip
         assert part in text, part
     side = screen(snapshot(), 200, 50).splitlines()
     assert any("GPU idle" in line and "machine" in line for line in side)
 
 
+def test_the_work_is_shown_where_there_is_room() -> None:
+    assert "35.5 TFLOP/s, MFU 34 %" in screen(snapshot())
+    assert "MFU 34 % of 104 TFLOP/s (bf16 dense)" in screen(snapshot(), 100, 30)
+    wide = screen(snapshot(), 120, 40)
+    # 1.94 TFLOP in 54.6 ms; 62.6 FLOP/B is left of the ridge of 142.
+    assert (
+        "35.5 TFLOP/s   MFU 34 % of 104 TFLOP/s (bf16 dense)   intensity 62.6 FLOP/B: bandwidth-bound side"
+        in wide
+    )
+    assert "4,687 windows/s   1,199,872 characters/s   epoch 15.1 s" in wide
+
+
+def test_without_a_peak_the_share_is_missing_and_says_why() -> None:
+    text = screen(snapshot(False), 120, 40)
+    assert "35.5 TFLOP/s   MFU n/a: no published peak for this processor   intensity 62.6 FLOP/B" in text
+    assert "35.5 TFLOP/s" in screen(snapshot(False)) and "MFU" not in screen(snapshot(False))
+    # Where the reason leaves no room, the intensity stays.
+    assert "intensity 62.6 FLOP/B" in screen(snapshot(False), 80, 40)
+    early = snapshot(work=None, throughput=Throughput())
+    assert "FLOP" not in screen(early, 120, 40) and "MFU" not in screen(early, 120, 40)
+
+
+def test_small_work_keeps_its_digits() -> None:
+    little = replace(work_event(), flops_per_step=30_000_000, bytes_per_step=10**6)
+    text = screen(snapshot(work=little, throughput=throughput(little, 54.6e6)), 120, 40)
+    assert "549 MFLOP/s   MFU 0.00053 % of" in text
+
+
+def test_micro_steps_are_told_where_there_are_any() -> None:
+    for size, words in (
+        ((80, 24), "step 54.6 ms (2 micro 27.3)"),
+        ((120, 40), "(2 micro 27.3)"),
+        ((200, 50), "step 54.6 ms (2 micro-steps of 27.3 ms)"),
+    ):
+        assert words in screen(snapshot(), *size), size
+    assert "micro" not in screen(snapshot(micro_steps=1.0)) and "micro" not in screen(
+        snapshot(micro_steps=None)
+    )
+
+
+def test_time_left_marks_what_was_not_measured() -> None:
+    assert "1 min 30 s left" in screen(snapshot(left=TimeLeft(90.0, 2, 1.5, 1, 0.5)))
+    assert "1 min 30 s+ left" in screen(snapshot(left=TimeLeft(90.0, 2, None)))
+    assert "1 min 30 s left" in screen(snapshot(left=TimeLeft(90.0, 0, None)))
+
+
+def test_units_are_the_runs_own() -> None:
+    run = run_event(item="pair", token="entry", tokens_per_item=311.25)
+    text = screen(snapshot(run=run), 140, 45)
+    assert "4,687 pairs/s" in text and "entries/s" in text and "311 entries each on average" in text
+    none = screen(snapshot(run=run_event(token=None, tokens_per_item=0.0)), 140, 45)
+    assert "character" not in none.split("465,231 characters")[0]
+
+
+def test_compile_off_is_not_compiled() -> None:
+    for value, shown in (("off", False), ("default", True), (True, True), (False, False)):
+        run = run_event(config={"speed": {"compile": value}})
+        assert ("+ compile" in screen(snapshot(run=run))) is shown
+
+
+def test_recompiling_stands_out() -> None:
+    value = snapshot(marks=(mark(3, "compile", "compiled in 31 s"), mark(9, "recompile", "compiled again")))
+    text = screen(value, 120, 40)
+    assert "compiled in 31 s" in text and "compiled again" in text
+
+
+@pytest.mark.parametrize("width", [1, 8, 20, 40, 66, 67, 78, 99, 100, 118, 198])
+def test_settings_fit_at_every_width(width: int) -> None:
+    hostile = replace(SETTINGS[0], name="x" * 70, requested="数据" * 30, verified="\x1b[2J " * 20)
+    for value in (snapshot(), snapshot(False), snapshot(settings=(*SETTINGS, hostile)), empty_snapshot()):
+        rows = settings_lines(value, width)
+        assert_fits(page_rows(rows, 0, KEYS, "settings", width + 2, 50), width + 2, 50)
+        assert "\x1b" not in text_of(rows)
+        if width >= 40:
+            assert all(width_of(row) <= width for row in rows)
+
+
 def test_preparing() -> None:
     text = screen(empty_snapshot(), waited_s=12.0)
     assert "importing torch…" in text and "12 s" in text and "◐ preparing" in text
-    assert "0 step/s" not in text and "loss" not in text
+    assert "0 steps/s" not in text and "loss" not in text
 
 
 def test_ends() -> None:

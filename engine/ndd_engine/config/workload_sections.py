@@ -101,7 +101,8 @@ class AntispoofSection(Section):
     name: Literal["antispoof"]
     data: str = Field(
         "builtin",
-        description='"builtin" (synthesised voices and their Griffin-Lim copies), or a path to a folder of WAV files',
+        description='"builtin" (synthesised voices and their Griffin-Lim copies), or a path to a folder of WAV files: '
+        "real ones, of which copies are made, or subfolders bonafide and spoof",
     )
     size: str | None = Field(None, description="model size: a name from the workload's profile")
     blocks: list[Annotated[int, Field(ge=1, le=64)]] = Field(
@@ -119,8 +120,15 @@ class AntispoofSection(Section):
     class_weights: list[Annotated[float, Field(gt=0)]] = Field(
         default=[0.1, 0.9], min_length=2, max_length=2, description="loss weights of spoof and real speech"
     )
-    clips: int = Field(400, ge=8, le=100_000, description="clips of the builtin data, half of them spoofed")
-    eval_fraction: float = Field(0.2, gt=0, lt=0.5, description="share of the voices kept for evaluation")
+    clips: int = Field(
+        400, ge=8, le=100_000, multiple_of=2, description="clips of the builtin data, half of them spoofed"
+    )
+    eval_fraction: float = Field(
+        0.2,
+        gt=0,
+        lt=0.5,
+        description="share kept for evaluation: of the speakers, or of the files where these name no speaker",
+    )
 
     @model_validator(mode="after")
     def _reduction_divides(self) -> AntispoofSection:

@@ -119,3 +119,13 @@ def _tensors(batch: Batch) -> Iterator[Tensor]:
 def parameter_count(model: nn.Module) -> int:
     """Trainable parameters, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def overlapping(series: Tensor, span: int) -> Tensor:
+    """A view (N - span + 1, span, …) of all windows of a contiguous series (N, …): nothing is copied.
+
+    Each window is one stretch of memory, so index_select copies whole stretches, where indexing with a matrix of
+    places would copy row by row.
+    """
+    shape, strides = series.shape, series.stride()
+    return series.as_strided((len(series) - span + 1, span, *shape[1:]), (strides[0], *strides))

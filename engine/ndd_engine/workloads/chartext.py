@@ -16,7 +16,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
 from . import text_data
-from .base import Batch, Collate, MeanLoss, Parted
+from .base import Batch, Collate, MeanLoss, Parted, overlapping
 from .chartext_model import NextCharacterModel, ScoreModel
 from .text_data import TextData
 from .windows import Complaints, window_count
@@ -48,9 +48,10 @@ class TextWindows(Dataset[Any]):
 
     def batch(self, indices: Tensor) -> Any:
         """The items at `indices` (B,) int64 on the text's device, as a collated batch, by one gather."""
-        places = (indices * self.stride).unsqueeze(1) + torch.arange(self.sequence, device=indices.device)
-        windows = self.codes[places]
-        return windows if not self.shifted else (windows, self.codes[places + 1])
+        windows = overlapping(self.codes, self.sequence)
+        starts = indices * self.stride
+        inputs = windows.index_select(0, starts)
+        return inputs if not self.shifted else (inputs, windows.index_select(0, starts + 1))
 
     def to(self, device: torch.device) -> TextWindows:
         """The same windows of the text on another device."""

@@ -16,7 +16,7 @@ from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
 from . import eeg_data
-from .base import Batch, Collate, MeanLoss, Parted
+from .base import Batch, Collate, MeanLoss, Parted, overlapping
 from .eeg_data import EegData
 from .eeg_signals import OUTLIER_SIGMAS, clip_outliers, standardise, synthetic
 from .ndd_model import build_model
@@ -46,8 +46,10 @@ class SampleWindows(Dataset[Any]):
     def batch(self, indices: Tensor) -> tuple[Tensor, ...]:
         """The items at `indices` (B,) int64 on the signal's device, as a collated batch, by one gather."""
         ends = indices + self.sequence
-        places = indices.unsqueeze(1) + torch.arange(self.sequence, device=indices.device)
-        found = (self.signal[places], self.signal[ends].unsqueeze(1))
+        found = (
+            overlapping(self.signal, self.sequence).index_select(0, indices),
+            self.signal[ends].unsqueeze(1),
+        )
         return found if self.labels is None else (*found, self.labels[ends])
 
     def to(self, device: torch.device) -> SampleWindows:

@@ -26,7 +26,7 @@ from ndd_engine.errors import ConfigError
 from ndd_engine.text import printable
 
 from .base import Collate, Parted
-from .own_module import calling
+from .own_module import calling, kind
 from .windows import Complaints
 
 NEEDED = ("model", "train_data", "loss")
@@ -130,7 +130,7 @@ class _Reader:
             )
             advice = f"did you mean it by {printable(close[0])}?" if close else None
             self.complaints.add(
-                name, f"is missing from the {_kind(self.value)} that the factory gave", suggestion=advice
+                name, f"is missing from the {kind(self.value)} that the factory gave", suggestion=advice
             )
         return found
 
@@ -178,7 +178,7 @@ class _Reader:
         else:
             lacks = [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]
             if lacks:
-                self.complaints.add(name, f"{_kind(data)} has no {' and no '.join(lacks)}", allowed=MAP_STYLE)
+                self.complaints.add(name, f"{kind(data)} has no {' and no '.join(lacks)}", allowed=MAP_STYLE)
             else:
                 self._length(name, data)
         return taken
@@ -296,7 +296,7 @@ class _Reader:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]
 
     def _wrong(self, name: str, found: object, allowed: str) -> None:
-        self.complaints.add(name, f"is {_kind(found)}", allowed=allowed)
+        self.complaints.add(name, f"is {kind(found)}", allowed=allowed)
 
     def _length(self, name: str, data: Sized) -> None:
         with calling(f"len({name})", where=self.complaints.where):
@@ -358,10 +358,5 @@ def _not_an_object(value: object) -> str | None:
         value.close()
         return "a coroutine (it is an async function)"
     if isinstance(value, (list, str, bytes, int, float)) or type(value) is tuple:
-        return _kind(value)
+        return kind(value)
     return None
-
-
-def _kind(value: object) -> str:
-    name = printable(type(value).__name__)
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

@@ -76,9 +76,7 @@ def load(section: OwnSection) -> Callable[..., Any]:
     if found is None:
         raise ConfigError([_problem(section, f"{module_name} has no {factory}")])
     if not callable(found):
-        raise ConfigError(
-            [_problem(section, f"{factory} is a {type(found).__name__}, not a function or class")]
-        )
+        raise ConfigError([_problem(section, f"{factory} is {kind(found)}, not a function or class")])
     return found  # type: ignore[no-any-return]
 
 
@@ -133,6 +131,12 @@ def shown(file: str | Path) -> str:
     """A file as a user knows it: relative to the current folder when it lies in there."""
     path, here = Path(file), Path.cwd()
     return printable(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def kind(value: object) -> str:
+    """What a value is: "an int"."""
+    name = printable(type(value).__name__)
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _is_users(file: str) -> bool:

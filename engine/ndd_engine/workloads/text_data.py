@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,21 +94,26 @@ def manual_topics(complaints: Complaints) -> str | None:
 
 def library_source(complaints: Complaints) -> str | None:
     """The standard library's own Python source (PSF licence), about 12 MB, in the order of the file names."""
-    top = Path(sysconfig.get_path("stdlib"))
-    texts: list[str] = []
-    for folder, subfolders, names in os.walk(top):
+    texts = list(library_texts())
+    if not texts:
+        advice = 'give a path to a text file, or "builtin"'
+        top = sysconfig.get_path("stdlib")
+        complaints.add(KEY, f"there is no Python source in {top}", "stdlib", suggestion=advice)
+        return None
+    return "\n".join(texts)
+
+
+def library_texts() -> Iterator[str]:
+    """The source files of the standard library one by one; those that cannot be read are left out."""
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = sorted(set(subfolders) - _LEFT_OUT)
         for name in sorted(names):
             if name.endswith(".py"):
                 try:
-                    texts.append((Path(folder) / name).read_text("utf-8", errors="ignore"))
+                    text = (Path(folder) / name).read_text("utf-8", errors="ignore")
                 except OSError:
                     continue
-    if not texts:
-        advice = 'give a path to a text file, or "builtin"'
-        complaints.add(KEY, f"there is no Python source in {top}", "stdlib", suggestion=advice)
-        return None
-    return "\n".join(texts)
+                yield text
 
 
 def _notes(layout: Layout, vocabulary: int) -> list[str]:

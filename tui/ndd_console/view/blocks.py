@@ -135,9 +135,11 @@ class StepTable:
             widths = [_FIGURE, _SHARE] + [_FIGURE] * (len(names) - 2)
             labels = "".join(name.rjust(space) for name, space in zip(names, widths, strict=True))
         # How many micro-steps that is, in as many words as there is room for.
-        for micro in (micro_steps(self.snapshot), micro_steps(self.snapshot, short=True)):
-            if micro and cells(title) + cells(micro) + 7 + cells(labels) <= self.width:
-                title = f"{title} ({micro})"
+        whole = micro_steps(self.snapshot)
+        count, _, each = whole.partition(" micro-steps of ")
+        for words in (whole, f"{count} micro of {each}", f"{count} micro {each.removesuffix(' ms')}"):
+            if each and cells(title) + cells(words) + 7 + cells(labels) <= self.width:
+                title = f"{title} ({words})"
                 break
         return rule(title, self.width, "bold", labels)
 

@@ -131,16 +131,14 @@ def facts(snapshot: Snapshot) -> list[Row]:
     if run.token and run.tokens_per_item:
         each = "each" if run.tokens_per_item == int(run.tokens_per_item) else "each on average"
         tokens = f", {number(run.tokens_per_item)} {plural(foreign(run.token))} {each}"
-    epochs = (
-        f"{number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {item_name(snapshot)} an epoch"
+    epoch = (
+        f"; {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {item_name(snapshot)} an epoch"
     )
+    batch_text = f"{number(run.items_per_step)} {item_name(snapshot)} a step{parts}{tokens}{epoch}"
     versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())
     return [
         _labelled("model", ((f"{foreign(run.model)}   {number(run.parameters)} parameters", "text"),)),
-        _labelled(
-            "batch", ((f"{number(run.items_per_step)} {item_name(snapshot)} a step{parts}{tokens}", "text"),)
-        ),
-        _labelled("epoch", ((epochs, "text"),)),
+        _labelled("batch", ((batch_text, "text"),)),
         _labelled("data", ((foreign(run.data), "text"),)),
         _labelled("versions", ((versions, "dim"),)),
     ]

@@ -12,7 +12,7 @@ HELP_KEYS: tuple[tuple[str, str], ...] = (
     ("p", "pause, and go on"),
     ("c", "save a checkpoint now"),
     ("e", "evaluate now"),
-    ("i", "settings: requested, applied, in effect; and what a step computes"),
+    ("i", "settings, and whether they took effect; what a step computes"),
     ("l", "the captured output (print, warnings)"),
     ("s", "stop a run that is watched from here"),
     ("q", "leave: stop after a checkpoint, or leave it running"),
@@ -20,12 +20,9 @@ HELP_KEYS: tuple[tuple[str, str], ...] = (
 )
 HELP_WORDS: tuple[tuple[str, str], ...] = (
     ("item", "what a batch is made of, such as a window of text"),
-    ("micro-step", "one forward and backward pass over one micro-batch; its time is the step's divided"),
+    ("micro-step", "one forward and backward pass over one micro-batch"),
     ("optimizer step", "all its micro-steps and the update; what “step” means"),
-    (
-        "left",
-        "by this run's own times, evaluations and checkpoints included; “+”: none of those measured yet",
-    ),
+    ("left", "by this run's own times; “+”: and what was not measured yet"),
     ("window", "the stretch of steps that one measurement covers"),
     ("phases", "parts of a step by the host's clock; they add up to 100 %"),
     ("device", "the same phase by the card's own clock, where it runs"),
@@ -34,8 +31,8 @@ HELP_WORDS: tuple[tuple[str, str], ...] = (
     ("  events", "gaps between timed spans on the card: a lower bound"),
     ("  nvml", "what nvidia-smi says; it does not know causes"),
     ("  host clock", "a run on the processor: time outside the model"),
-    ("MFU", "counted FLOPs over measured time, as a share of the card's published dense peak"),
-    ("intensity", "FLOPs for each byte moved without fusion; says what limits: arithmetic or bandwidth"),
+    ("MFU", "counted FLOPs a second, as a share of the card's dense peak"),
+    ("intensity", "FLOPs for each byte that is moved, if nothing is fused"),
     ("predicted", "worked out, not measured"),
     ("n/a", "not measured here; never the same as 0"),
 )

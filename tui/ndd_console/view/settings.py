@@ -6,6 +6,7 @@ from ndd_engine.record.events import SettingEvent, WorkEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, number, size
 
+from .blocks import percent
 from .rows import cells, foreign, rule, shorten, wrap
 from .style import Row
 from .throughput import work_texts
@@ -80,9 +81,9 @@ def _work(snapshot: Snapshot, work: WorkEvent, width: int) -> list[Row]:
     counted = work.flops_per_step
     share = ""
     if counted and work.flops_forward is not None:
-        share = f", {work.flops_forward / counted:.0%} of them forward"
+        share = f", {percent(work.flops_forward / counted)} of them forward"
     types = ", ".join(
-        f"{foreign(name)} {value / total:.0%}" if (total := sum(work.dtypes.values())) else foreign(name)
+        f"{foreign(name)} {percent(value / total)}" if (total := sum(work.dtypes.values())) else foreign(name)
         for name, value in sorted(work.dtypes.items(), key=lambda item: -item[1])
     )
     pairs = [

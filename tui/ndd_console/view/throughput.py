@@ -61,13 +61,12 @@ def step_time(snapshot: Snapshot) -> str:
     return f"{text} ({micro})" if micro else text
 
 
-def micro_steps(snapshot: Snapshot, short: bool = False) -> str:
+def micro_steps(snapshot: Snapshot) -> str:
     """ "16 micro-steps of 3.41 ms", or "" where a step has only one."""
     count = snapshot.micro_steps
     if count is None or count <= 1 or snapshot.step_ns is None:
         return ""
-    each = duration(snapshot.step_ns / count * 1e-9)
-    return f"{number(count)} micro of {each}" if short else f"{number(count)} micro-steps of {each}"
+    return f"{number(count)} micro-steps of {duration(snapshot.step_ns / count * 1e-9)}"
 
 
 def time_left(snapshot: Snapshot) -> str:

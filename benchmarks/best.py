@@ -1,0 +1,298 @@
+"""The best settings the engine has against each guide's settings before, on the machine at hand, on every workload.
+
+Each setting is tried on top of those that were kept so far, in a few pairs of blocks; it is kept when the median of
+its ratios is above 1.02. Then what was kept is measured against the settings before, in new pairs: the ones that chose
+it would flatter it. Every candidate is a real run of the engine in a process of its own (see subject); compiling and
+warming up are outside the ratios, and told with the number of steps after which they have paid.
+
+Ratios are of items per second, so that another batch can be compared. Losses are those of the first steps.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from .common import (
+    Options,
+    Table,
+    Target,
+    as_count,
+    as_ms,
+    as_ratio,
+    as_seconds,
+    paired,
+    say,
+    summarise,
+    undisturbed,
+)
+from .engine import ONLY_STEPS
+from .guides import OTHER_BATCH, Guide, Settings, Step, as_sets, guides, merged
+from .parity import parity
+from .subject import Subject, SubjectError, compiler_cache, opened
+
+TITLE = (
+    "best: the engine's best settings / the guide's settings before (items per second, neighbouring blocks)"
+)
+STEPS_TITLE = "best, setting by setting: each on top of those kept before it"
+COLUMNS = (
+    "workload", "before, ms", "after, ms", "before, items/s", "after, items/s", "n", "min", "median", "max",
+    "95 % of the median", "the guide says", "by the median", "first losses",
+)  # fmt: skip
+STEP_COLUMNS = (
+    "workload: setting", "step, ms", "items/s", "n", "min", "median", "max", "kept", "first losses", "numbers",
+    "compiling, s", "pays after steps",
+)  # fmt: skip
+KEPT_FROM = 1.02
+LOSSES = 5
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. search_s: of one workload's settings, after which no further one is tried."""
+
+    block_s: float
+    trial_pairs: int
+    search_s: float
+    pairs: int
+    limit_s: float
+
+
+FULL = Effort(0.7, 3, 60.0, 10, 25.0)
+QUICK = Effort(0.25, 2, 4.0, 2, 3.0)
+
+
+@dataclass
+class Candidate:
+    """A run with its settings. steps: of a block."""
+
+    settings: dict[str, str]
+    subject: Subject
+    steps: int
+
+    def rate(self) -> float:
+        """Items per second of one block."""
+        return self.steps * self.subject.ready.items / self.subject.train(self.steps)
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        return self.subject.ready.losses
+
+
+def measure(options: Options) -> list[Table]:
+    """What came of it, and how it was found."""
+    result, steps = Table(TITLE, COLUMNS), Table(STEPS_TITLE, STEP_COLUMNS)
+    effort = QUICK if options.quick else FULL
+    if options.quick:
+        steps.note("--quick tries everything that needs no compiler at once, instead of one after the other")
+    with tempfile.TemporaryDirectory(prefix="ndd-bench-compiled-") as cache:
+        compiler_cache(cache)
+        for guide in guides(options.device):
+            if options.wants(guide.workload):
+                say(f"best: {guide.workload}")
+                Search(guide, options, effort, result, steps).carry_out()
+    return [result, steps]
+
+
+class Search:
+    """The settings of one guide."""
+
+    def __init__(self, guide: Guide, options: Options, effort: Effort, result: Table, steps: Table) -> None:
+        self.guide, self.options, self.effort = guide, options, effort
+        self.result, self.steps = result, steps
+        self._scaled = (*guide.scaled, *ONLY_STEPS, f"run.device={options.device}")
+        self._open: list[Candidate] = []
+
+    def carry_out(self) -> None:
+        """Search, then measure what was found."""
+        with ExitStack() as stack:
+            stack.callback(self._close_all)
+            try:
+                before = self._candidate(merged(self.guide.before))
+            except SubjectError as error:
+                self.result.add(self.guide.workload, f"cannot be measured: {error}")
+                return
+            best, kept = self._search(before)
+            self._conclude(before, best, kept)
+
+    def _search(self, before: Candidate) -> tuple[Candidate, list[Step]]:
+        best, kept = before, list[Step]()
+        deadline = time.perf_counter() + self.effort.search_s
+        for step in self._wanted():
+            name = f"{self.guide.workload}: {step.name}"
+            if time.perf_counter() > deadline:
+                self.steps.note(f"{name}: not tried, the time for this workload was up")
+                continue
+            say(f"best: {name}")
+            try:
+                candidate = self._candidate(merged(best.settings, step.sets))
+                found = paired(best.rate, candidate.rate, self.effort.trial_pairs, self.effort.search_s)
+            except SubjectError as error:
+                self.steps.add(name, "not possible")
+                self.steps.note(f"{name}: {error}")
+                continue
+            ratios = [ratio.value for ratio in found]
+            keep = statistics.median(ratios) > KEPT_FROM
+            self._row(name, step, before, best, candidate, ratios, keep)
+            if keep:
+                kept.append(step)
+                best, old = candidate, best
+                if old is not before:
+                    self._close(old)
+            else:
+                self._close(candidate)
+        return best, kept
+
+    def _wanted(self) -> list[Step]:
+        card = self.options.device.startswith("cuda")
+        fitting = [step for step in self.guide.steps if card or not step.card]
+        if not self.options.quick:
+            return fitting
+        plain = [step for step in fitting if not step.compiles]
+        together: Settings = {}
+        for step in plain:
+            together = {**together, **step.sets}
+        numbers = ", ".join(dict.fromkeys(step.numbers for step in plain))
+        return [Step("everything without a compiler", together, numbers)]
+
+    def _row(
+        self,
+        name: str,
+        step: Step,
+        before: Candidate,
+        best: Candidate,
+        candidate: Candidate,
+        ratios: list[float],
+        keep: bool,
+    ) -> None:
+        ready = candidate.subject.ready
+        compiling, pays = "", ""
+        if ready.compile_s is not None and best.subject.ready.compile_s is None:
+            compiling = as_seconds(ready.compile_s)
+            saved = best.subject.ready.step_s * (1 - 1 / statistics.median(ratios))
+            pays = as_count(math.ceil(ready.compile_s / saved)) if saved > 0 else "never"
+        self.steps.add(
+            name, as_ms(ready.step_s * 1e3), as_count(ready.items / ready.step_s), str(len(ratios)),
+            *(as_ratio(value) for value in (min(ratios), statistics.median(ratios), max(ratios))),
+            "yes" if keep else "no", self._same(before, candidate), step.numbers, compiling, pays,
+        )  # fmt: skip
+        for text in ready.not_in_effect:
+            self.steps.note(f"{name}: {text}")
+
+    def _same(self, before: Candidate, after: Candidate) -> str:
+        if before.subject.ready.items != after.subject.ready.items:
+            return "not comparable"
+        return parity(before.losses, after.losses)
+
+    def _conclude(self, before: Candidate, best: Candidate, kept: list[Step]) -> None:
+        guide, name = self.guide, self.guide.workload
+        self._note_settings(before, best, kept)
+        if not kept:
+            self.result.add(name, as_ms(before.subject.ready.step_s * 1e3), "nothing made it faster")
+            return
+        say(f"best: {name}: before and after")
+        taken: dict[str, list[float]] = {"before": [], "after": []}
+        values = self._ratios(
+            name, _kept_in(taken["before"], before.rate), _kept_in(taken["after"], best.rate)
+        )
+        old, new = (statistics.median(taken[side]) for side in ("before", "after"))
+        ready, after = before.subject.ready, best.subject.ready
+        figures = (
+            as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
+            *_spread(values),
+        )  # fmt: skip
+        for index, (says, ratio) in enumerate(guide.claims):
+            cells = Target(ratio, at_least=True).cells(statistics.median(values), lambda value: f"{value:g}x")
+            same = self._same(before, best)
+            row = (name, *figures, says, cells[1], same) if index == 0 else _further(name, says, cells[1])
+            self.result.add(*row)
+        if guide.loads:
+            self._loading(before, best)
+
+    def _loading(self, before: Candidate, best: Candidate) -> None:
+        """The data work alone: batches made and thrown away."""
+
+        def rate(candidate: Candidate) -> float:
+            return candidate.steps * candidate.subject.ready.items / candidate.subject.fetch(candidate.steps)
+
+        name = f"{self.guide.workload}: its data work alone"
+        taken: dict[str, list[float]] = {"before": [], "after": []}
+        # Made without training, batches take so little time after the change that a block needs more of them.
+        quick = Candidate(best.settings, best.subject, best.steps * 8)
+        values = self._ratios(
+            name,
+            _kept_in(taken["before"], lambda: rate(before)),
+            _kept_in(taken["after"], lambda: rate(quick)),
+        )
+        old, new = (statistics.median(taken[side]) for side in ("before", "after"))
+        ready, after = before.subject.ready, best.subject.ready
+        self.result.add(
+            name, as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
+            *_spread(values),
+        )  # fmt: skip
+        share = [each.items / rate / each.step_s for each, rate in ((ready, old), (after, new))]
+        self.result.note(f"{name}: {share[0]:.0%} of a step before, {share[1]:.0%} after")
+
+    def _ratios(self, name: str, old: Callable[[], float], new: Callable[[], float]) -> list[float]:
+        values, note = undisturbed(paired(old, new, self.effort.pairs, self.effort.limit_s))
+        if note:
+            self.result.note(f"{name}: {note}")
+        return values
+
+    def _note_settings(self, before: Candidate, best: Candidate, kept: list[Step]) -> None:
+        name, note = self.guide.workload, self.result.note
+        note(f"{name}, both: {' '.join(self.guide.scaled)}; {before.subject.ready.threads} threads")
+        note(f"{name}, before: {_words(before.settings)}")
+        changed = {key: value for key, value in best.settings.items() if before.settings.get(key) != value}
+        note(f"{name}, after, changed: {_words(changed) or 'nothing'}")
+        others = [step.name for step in kept if step.numbers == OTHER_BATCH]
+        if others:
+            note(f"{name}: {', '.join(others)} is another training: items are counted, not what they teach")
+        if not self.options.device.startswith("cuda") and self.guide.needs_card:
+            note(f"{name}: not measurable without a CUDA card: {self.guide.needs_card}")
+
+    # Runs.
+
+    def _candidate(self, settings: dict[str, str]) -> Candidate:
+        losses = 3 if self.options.quick else LOSSES
+        subject = opened(self.guide.workload, [*self._scaled, *as_sets(settings)], losses)
+        steps = max(round(self.effort.block_s / subject.ready.step_s), 2)
+        candidate = Candidate(settings, subject, steps)
+        self._open.append(candidate)
+        return candidate
+
+    def _close(self, candidate: Candidate) -> None:
+        self._open.remove(candidate)
+        candidate.subject.close()
+
+    def _close_all(self) -> None:
+        for candidate in list(self._open):
+            self._close(candidate)
+
+
+def _kept_in(values: list[float], measured: Callable[[], float]) -> Callable[[], float]:
+    def block() -> float:
+        values.append(measured())
+        return values[-1]
+
+    return block
+
+
+def _spread(values: list[float]) -> tuple[str, ...]:
+    found = summarise(values)
+    interval = "" if found.interval is None else " … ".join(map(as_ratio, found.interval))
+    return (str(found.n), as_ratio(found.low), as_ratio(found.median), as_ratio(found.high), interval)
+
+
+def _further(name: str, says: str, verdict: str) -> tuple[str, ...]:
+    """A row for another claim about the same figures."""
+    return (name, *("",) * (COLUMNS.index("the guide says") - 1), says, verdict)
+
+
+def _words(settings: Mapping[str, str]) -> str:
+    return " ".join(as_sets(settings))
