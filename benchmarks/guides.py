@@ -88,7 +88,7 @@ def guides(device: str) -> tuple[Guide, ...]:
     return (
         Guide(
             "antispoof",
-            ("workload.size=tiny", "workload.clips=80", "workload.dropout=0.0"),
+            ("workload.size=guide", "batch.micro=8", "workload.clips=40", "workload.dropout=0.0"),
             plain,
             (_workers(2, cores, 4, card), _CACHE, Step("channels last", {"speed.channels_last": "true"}, ROUNDING),
              _FUSED, _TF32, _BENCHMARK, _BF16, _COMPILE),
@@ -97,12 +97,12 @@ def guides(device: str) -> tuple[Guide, ...]:
         ),
         Guide(
             "chartext",
-            ("workload.size=small", "workload.dropout=0.0"),
-            {**plain, "speed.attention": "math", "batch.micro": "64"},
+            ("workload.size=guide", "workload.layers=2", "workload.dropout=0.0"),
+            {**plain, "speed.attention": "math", "batch.micro": "8"},
             (_GATHER, _ON_DEVICE, _FUSED, Step("scaled-dot-product attention as torch chooses",
                                              {"speed.attention": "auto"}, ROUNDING),
              _TF32, _BF16, _COMPILE,
-             Step("half the batch (256 to 128 in the guide)", {"batch.micro": "32"}, OTHER_BATCH, compiles=True)),
+             Step("half the batch (256 to 128 in the guide)", {"batch.micro": "4"}, OTHER_BATCH, compiles=True)),
             (("5.3x", 5.3),),
             "TF32, pinned memory, and the memory pressure that halving the batch was for",
         ),

@@ -56,7 +56,7 @@ CASES = (
     Case("antispoof", "tiny", ("workload.size=tiny", "workload.clips=80", _FP32)),
     Case("chartext", "mini", ("workload.size=mini", _FP32)),
     Case("chartext", "mini, bf16", ("workload.size=mini", _BF16), full_only=True),
-    Case("finetune", "small", ("workload.size=small", _FP32)),
+    Case("finetune", "tiny", ("workload.size=tiny", _FP32)),
     Case("ndd", "the guide's settings", (_FP32,)),
     Case("summarise", "tiny", ("workload.size=tiny", _FP32)),
 )

@@ -69,7 +69,7 @@ def test_broken_text_files(tmp_path: Path, content: bytes, expected: str) -> Non
         (["train", "missing.toml"], "missing.toml"),
         (["train", "--set", "batch.micro"], "section.key=value"),
         (["train", "--set", "workload.data=/nowhere/at/all.txt"], "/nowhere/at/all.txt"),
-        (["train", "--workload", "nope"], "allowed: chartext, ndd"),
+        (["train", "--workload", "nope"], "allowed: antispoof, chartext"),
         (["train", "--from-step", "3"], "--resume"),
         (["train", "--resume", "nope"], "there is no run nope"),
         (["attach", "nope"], "there is no run nope"),

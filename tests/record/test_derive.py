@@ -211,7 +211,7 @@ def test_figures_for_programs_name_their_units() -> None:
     [
         ({}, "loader.workers: requested 4, in effect: seen"),
         ({"applied": "2"}, "loader.workers: requested 4, applied 2, in effect: seen"),
-        ({"in_effect": None, "verified": ""}, "loader.workers: requested 4, not verified"),
+        ({"in_effect": None, "verified": ""}, "loader.workers: requested 4, default"),
         (
             {"in_effect": False, "applied": "0", "verified": "no fork here"},
             "loader.workers: requested 4, applied 0, not in effect: no fork here",

@@ -32,9 +32,15 @@ def close(result: Result) -> int:
 def test_a_run_is_done_and_everything_it_did_is_in_its_record(trainer: Trainer) -> None:
     result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.epochs=2")
     end = result.end
+    assert end is not None
+    figures = end.data["figures"]
     assert end == EndEvent(
-        "done", "all 44 steps are done", 44, 0, "step-00000044.pt", {"run": "ndd-001", "dropped_events": 0}
-    )
+        "done", "all 44 steps are done", 44, 0, "step-00000044.pt",
+        {"run": "ndd-001", "dropped_events": 0, "figures": figures},
+    )  # fmt: skip
+    assert figures["items_per_s"] == pytest.approx(16 * figures["steps_per_s"])
+    assert figures["flops_per_s"] > 0 and figures["evaluation_s"] > 0 and figures["checkpoint_s"] > 0
+    assert (figures["mfu"], figures["reason"]) == (None, "no published peak for this processor")
     assert result.events[-1] == end
     total = close(result)
     snapshot = result.snapshot

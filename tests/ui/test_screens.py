@@ -260,7 +260,7 @@ async def test_the_page_of_settings_follows_the_run() -> None:
         screen = app.screen
         assert isinstance(screen, SettingsScreen)
         lines = text_of(app).splitlines()
-        # What is not in effect comes first, what was not verified last.
+        # What is not in effect comes first, what was left at its default last.
         order = [line.split()[1] for line in lines if line.strip()[:1] in ("✖", "✔", "·")]
         assert order == [
             "speed.attention", "loader.workers", "loader.pin_memory", "precision.amp", "optimizer.implementation",

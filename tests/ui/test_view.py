@@ -232,6 +232,7 @@ def test_without_a_peak_the_share_is_missing_and_says_why() -> None:
     text = screen(snapshot(False), 120, 40)
     assert "35.5 TFLOP/s   MFU n/a: no published peak for this processor   intensity 62.6 FLOP/B" in text
     assert "35.5 TFLOP/s" in screen(snapshot(False)) and "MFU" not in screen(snapshot(False))
+    assert "35.5 TFLOP/s, MFU 34 %" in screen(snapshot(), 60, 20)
     # Where the reason leaves no room, the intensity stays.
     assert "intensity 62.6 FLOP/B" in screen(snapshot(False), 80, 40)
     early = snapshot(work=None, throughput=Throughput())
@@ -248,6 +249,7 @@ def test_micro_steps_are_told_where_there_are_any() -> None:
     for size, words in (
         ((80, 24), "step 54.6 ms (2 micro 27.3)"),
         ((120, 40), "(2 micro 27.3)"),
+        ((100, 30), "18.3 steps/s (2 micro-steps of 27.3 ms)"),
         ((200, 50), "step 54.6 ms (2 micro-steps of 27.3 ms)"),
     ):
         assert words in screen(snapshot(), *size), size

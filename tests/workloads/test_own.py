@@ -17,7 +17,7 @@ from ndd_engine.config import read, to_toml
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, TrainingError
 from ndd_engine.record.rundir import new_run_dir
-from ndd_engine.workloads.base import MeanLoss
+from ndd_engine.workloads.base import MeanLoss, batch_size
 from ndd_engine.workloads.facts import problems
 from ndd_engine.workloads.own import Own
 from ndd_engine.workloads.registry import prepare
@@ -250,6 +250,7 @@ def test_what_the_mean_loss_weighs_batches_by(own: Prepare) -> None:
         batch = default_collate([workload.train_data[0]] * count)
         metric.update(None, batch, torch.tensor(value))
     assert metric.result() == {"loss": 2.0}
+    assert batch_size({"scale": torch.tensor(2.0), "x": (torch.ones(4, 3), torch.ones(5))}) == 4
 
 
 def test_weights_depend_on_the_seed_alone(own: Prepare) -> None:
@@ -286,9 +287,16 @@ def test_options_reach_the_factory_and_unused_ones_are_told(own: Prepare) -> Non
 
 @pytest.mark.parametrize(
     ("default", "value", "allowed"),
-    [("4", "wide", "a whole number"), ("4", 2.5, "a whole number"), ("4", True, "a whole number"), ("0.5", "x", "a number"),
-     ("'a'", 3, "text"), ("False", 1, "true or false"), ("(1,)", 5, "a list")],
-)  # fmt: skip
+    [
+        ("4", "wide", "a whole number"),
+        ("4", 2.5, "a whole number"),
+        ("4", True, "a whole number"),
+        ("0.5", "x", "a number"),
+        ("'a'", 3, "text"),
+        ("False", 1, "true or false"),
+        ("(1,)", 5, "a list"),
+    ],
+)
 def test_an_option_of_another_kind_is_refused(own: Prepare, default: str, value: Any, allowed: str) -> None:
     (text,) = mistakes(
         own, giving(item=f"str(settings.option('width', {default}))"), options={"width": value}
@@ -480,9 +488,11 @@ def test_a_name_that_nothing_reads_is_told(own: Prepare) -> None:
     [
         ("import no_such_package\n" + PLAIN, "import no_such_package", "No module named 'no_such_package'"),
         ("def factory(settings):\n    return {}['x']\n", "    return {}['x']", "KeyError: 'x'"),
-        ("def factory(settings):\n    Net(2)(torch.ones(5))\n", "        return self.head(self.encoder(x).relu())", "RuntimeError"),
+        ("def factory(settings):\n    Net(2)(torch.ones(5))\n", "        return self.head(self.encoder(x).relu())",
+         "the factory failed: RuntimeError"),
         ("raise SystemExit(2)\n" + PLAIN, "raise SystemExit(2)", 'if __name__ == "__main__"'),
-        ("class Bad(Pairs):\n    def __getitem__(self, index):\n        return open('nowhere')\n" + giving(train_data="Bad()"),
+        ("class Bad(Pairs):\n    def __getitem__(self, index):\n        return open('nowhere')\n"
+         + giving(train_data="Bad()"),
          "        return open('nowhere')", "train_data[0] failed: FileNotFoundError"),
     ],
 )  # fmt: skip

@@ -104,7 +104,7 @@ def introduction(snapshot: Snapshot) -> list[str]:
     """What runs, on what, and what a step and an epoch are."""
     run = snapshot.run
     assert run is not None
-    threads = f", {run.threads} threads" if run.device == "cpu" else ""
+    threads = f", {run.threads} thread{'' if run.threads == 1 else 's'}" if run.device == "cpu" else ""
     items = item_name(snapshot)
     batch = run.config.get("batch", {})
     accumulation = batch.get("accumulation", 1)

@@ -29,7 +29,6 @@ def to_toml(config: Config, heading: str = "", reasons: Mapping[str, str] | None
 
 def _table(section: str, model: BaseModel, reasons: Mapping[str, str]) -> Table:
     table = tomlkit.table()
-    below = []  # in TOML a key after a table would belong to that table
     for key, info in type(model).model_fields.items():
         value = getattr(model, key)
         comment = reasons.get(f"{section}.{key}", info.description or "")
@@ -42,10 +41,5 @@ def _table(section: str, model: BaseModel, reasons: Mapping[str, str]) -> Table:
         item = tomlkit.item(value)
         if comment:
             item.comment(comment)
-        if isinstance(item, Table):
-            below.append((key, item))
-        else:
-            table.add(key, item)
-    for key, item in below:
         table.add(key, item)
     return table

@@ -145,7 +145,7 @@ def setting_text(setting: SettingEvent) -> str:
     asked = f"{setting.name}: requested {setting.requested}"
     if setting.applied != setting.requested:
         asked += f", applied {setting.applied}"
-    states = {True: ", in effect", False: ", not in effect", None: ", not verified"}
+    states = {True: ", in effect", False: ", not in effect", None: ", default"}
     return asked + states[setting.in_effect] + (f": {setting.verified}" if setting.verified else "")
 
 

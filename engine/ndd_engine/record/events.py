@@ -184,8 +184,8 @@ class SettingEvent(Event):
     """One setting of the configuration, and whether it took effect; the newest of a name counts.
 
     name: as in the configuration ("loader.workers"). requested, applied: values in words ("4", "auto", "bf16").
-    in_effect: null when there was nothing to verify (not requested). verified: how it was verified, or why it is
-    not in effect. A setting that is not in effect counts as a warning.
+    in_effect: null when there was nothing to verify (left at its default). verified: how it was verified, or why
+    it is not in effect. A setting that is not in effect counts as a warning.
     """
 
     type: ClassVar[str] = "setting"

@@ -10,6 +10,7 @@ import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.text import duration, printable, size
+from ndd_engine.workloads import own_module
 
 from .step import Stepper
 
@@ -58,8 +59,14 @@ def explain(
     if isinstance(error, OSError) and error.filename:
         first = f"{printable(str(error.filename))}: {error.strerror}"
     return Failure(
-        "error", f"{type(error).__name__} {place}: {first} (the whole traceback is in console.log)"
+        "error",
+        f"{type(error).__name__} {place}: {first} ({users_line(error)}the whole traceback is in console.log)",
     )
+
+
+def users_line(error: BaseException) -> str:
+    """Where in the code of a user's own workload it happened: "my_workload.py:12; ", or "" when in none."""
+    return f"{found}; " if (found := own_module.place(error)) else ""
 
 
 def out_of_memory(

@@ -165,14 +165,15 @@ class Run:
         """An error inside training: told in one message, with a checkpoint first if the state is whole."""
         append(self.directory.console_log, "".join(traceback.format_exception(error)))
         prepared = self._prepared
-        from .failures import explain, is_out_of_memory
+        from .failures import explain, is_out_of_memory, users_line
 
         if prepared is None:
             what = "out of memory" if is_out_of_memory(error) else type(error).__name__
             first = printable((str(error).splitlines() or ["no message"])[0])
             stage = self.recorder.snapshot().stage or "preparing"
             return self._ended(
-                "failed", f"{what} while {stage}: {first} (the whole traceback is in console.log)"
+                "failed",
+                f"{what} while {stage}: {first} ({users_line(error)}the whole traceback is in console.log)",
             )
 
         loop = prepared.loop

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from wave import Error as WaveError
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -16,7 +15,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import AntispoofSection
 
 from . import antispoof_data
-from .antispoof_data import SAMPLE_RATE, Recording, SpeechData, reason
+from .antispoof_data import SAMPLE_RATE, Recording, SpeechData
 from .antispoof_model import SeResNet
 from .base import Batch, Collate, MeanLoss, Parted
 from .files import KEY
@@ -31,6 +30,7 @@ from .speech_signals import (
     to_int16,
     utterance,
 )
+from .wav_files import UNREADABLE, read_samples, reason
 from .windows import Complaints
 
 SPOOF, REAL = 0, 1  # labels, and places of the logits
@@ -259,7 +259,7 @@ def make_clips(
             tell(f"{what} {position:,} of {len(data.recordings):,}")
         try:
             made = _wave(recording, seed, data.samples / SAMPLE_RATE)
-        except (OSError, EOFError, WaveError, ValueError) as error:
+        except UNREADABLE as error:
             # It could be read when its header was looked at.
             complaints.add(KEY, f"{recording.path}: {reason(error)}", source)
             return None
@@ -274,13 +274,13 @@ def make_clips(
 def _wave(recording: Recording, seed: int, seconds: float) -> Tensor:
     """At most `seconds` of a recording at its own rate: (samples,) float32.
 
-    Raises OSError, EOFError, WaveError and ValueError for a file.
+    Raises UNREADABLE for a file.
     """
     if recording.path is None:
         voice = Voice.draw(seeded("voice", seed, recording.speaker))
         made = utterance(voice, seeded("utterance", seed, recording.number))
         return made[: round(seconds * SAMPLE_RATE)]
-    found = decode_pcm(*antispoof_data.read_samples(recording.path, seconds))
+    found = decode_pcm(*read_samples(recording.path, seconds))
     if not len(found):
         raise ValueError("it holds no samples, whatever its header says")
     return found

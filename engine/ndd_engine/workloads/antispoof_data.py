@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import wave
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +14,12 @@ from ndd_engine.config.schema import BatchSection, Config
 from ndd_engine.config.workload_sections import AntispoofSection
 from ndd_engine.text import size
 
-from .files import KEY
+from .files import KEY, alike
+from .wav_files import SHORTEST_S, UNREADABLE, read_header, reason, wav_files
 from .windows import Complaints, DataFacts
 
 SAMPLE_RATE = 16_000  # Hz, of everything that is trained on
 HOP = 160  # samples from one frame of a spectrogram to the next
-SHORTEST_S = 0.1  # of a recording, and of the clips made of them
-RATES = (4_000, 192_000)  # Hz
 MAX_BYTES = 4 << 30  # all clips are held in memory, two bytes a sample
 SHOWN_FILES = 5  # bad files told one by one; the rest is counted
 
@@ -201,44 +198,19 @@ def held_out(groups: Mapping[str, Counter[bool]], share: float) -> frozenset[str
     return frozenset(chosen) if all(0 < have[kind] < totals[kind] for kind in totals) else None
 
 
-def read_samples(path: Path, seconds: float) -> tuple[bytes, int, int]:
-    """(PCM bytes of at most the first `seconds`, bytes a sample, channels) of a WAV file.
-
-    Raises OSError, EOFError and wave.Error.
-    """
-    with wave.open(os.fspath(path), "rb") as file:
-        frames = min(file.getnframes(), round(seconds * file.getframerate()))
-        return file.readframes(frames), file.getsampwidth(), file.getnchannels()
-
-
-def reason(error: Exception) -> str:
-    """Why a file is no WAV file that can be read, for people."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    text = str(error)
-    if text.startswith("unknown format"):
-        number = text.rpartition(" ")[2]
-        kinds = {"3": "floating-point samples", "65534": "the extensible format"}
-        return f"it holds {kinds.get(number, f'format {number}')}, not plain PCM"
-    if not text:
-        return "it ends early"
-    return {"file does not start with RIFF id": "it does not begin as a WAV file does"}.get(text, text)
-
-
 def _wav_files(folder: Path, data: str, complaints: Complaints) -> list[Path] | None:
     """Every .wav file in the folder and below it, in the order of their names."""
     try:
         if not folder.exists():
             allowed = '"builtin", a path to a folder of WAV files'
-            complaints.add(KEY, "there is no such folder", data, allowed, _alike(folder, data))
+            complaints.add(KEY, "there is no such folder", data, allowed, alike(folder, data, ("builtin",)))
             return None
         if not folder.is_dir():
             complaints.add(
                 KEY, "this is a file", data, "a folder of WAV files", f"its folder is {folder.parent}"
             )
             return None
-        next(folder.iterdir(), None)  # os.walk would keep silent about a folder that may not be read
-        files = sorted(_walk(folder))
+        files = sorted(wav_files(folder))
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: "~nobody"; ValueError: a NUL
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         complaints.add(KEY, f"the folder cannot be read: {why}", data)
@@ -247,25 +219,6 @@ def _wav_files(folder: Path, data: str, complaints: Complaints) -> list[Path] | 
         complaints.add(KEY, "there are no WAV files in this folder or below it", data, CLASS_FOLDERS)
         return None
     return files
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for place, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if not name.startswith((".", "__"))]
-        for name in names:
-            if name.lower().endswith(".wav") and not name.startswith("."):
-                yield Path(place) / name
-
-
-def _alike(folder: Path, data: str) -> str | None:
-    if difflib.get_close_matches(data, ["builtin"]):
-        return 'did you mean "builtin"?'
-    parent = folder.parent
-    if not parent.is_dir():
-        return f"there is no directory {parent} either"
-    folders = [child.name for child in parent.iterdir() if child.is_dir()]
-    close = difflib.get_close_matches(folder.name, folders, n=1, cutoff=0.75)
-    return f"did you mean {parent / close[0]}?" if close else None
 
 
 def _recordings(
@@ -280,8 +233,8 @@ def _recordings(
     bad: list[str] = []
     for number, path in enumerate(files):
         try:
-            rate, seconds = _header(path)
-        except (OSError, EOFError, wave.Error, ValueError) as error:
+            rate, seconds = read_header(path)
+        except UNREADABLE as error:
             bad.append(f"{path.relative_to(folder)}: {reason(error)}")
             continue
         # Where there is one kind, all of it is real.
@@ -293,24 +246,6 @@ def _recordings(
     if len(bad) > SHOWN_FILES:
         complaints.add(KEY, f"{len(bad) - SHOWN_FILES:,} more files like these", data)
     return None if bad else found
-
-
-def _header(path: Path) -> tuple[int, float]:
-    """(sample rate, seconds) of a WAV file. Raises ValueError for what is never used, and as read_samples."""
-    if not path.is_file():
-        raise ValueError("it is no regular file")
-    with wave.open(os.fspath(path), "rb") as file:
-        width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-        claimed = file.getnframes()
-    if width not in (1, 2, 3, 4):
-        raise ValueError(f"its samples have {8 * width} bits")
-    if not RATES[0] <= rate <= RATES[1]:
-        raise ValueError(f"its sample rate of {rate:,} Hz is not from {RATES[0]:,} to {RATES[1]:,}")
-    # A file that was cut off, or written to a pipe, claims more than it holds.
-    seconds = min(claimed, path.stat().st_size // (width * channels)) / rate
-    if seconds < SHORTEST_S:
-        raise ValueError(f"it lasts {seconds:.3f} s, and {SHORTEST_S:g} s are the least")
-    return rate, seconds
 
 
 def _divide(

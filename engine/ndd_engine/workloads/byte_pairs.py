@@ -136,24 +136,42 @@ class _Lesson:
         return None
 
     def merge(self, pair: Pair, token: int) -> None:
-        """Replace the pair in every word and correct the counts of its neighbours."""
-        changed: set[Pair] = set()
+        """Replace the pair in every word; only the counts of its neighbours change."""
+        left, right = pair
+        counts, changed = self.counts, {pair}
         for place in self.places.pop(pair):
-            before, weight = self.tokens[place], self.weights[place]
-            after = merge(before, pair, token)
-            if len(after) == len(before):
-                continue
-            self.tokens[place] = after
-            for old in pairwise(before):
-                self.counts[old] -= weight
-                changed.add(old)
-            for new in pairwise(after):
-                self.counts[new] += weight
-                self.places[new].add(place)
-                changed.add(new)
+            tokens, weight = self.tokens[place], self.weights[place]
+            at = 0
+            while (at := _find(tokens, left, right, at)) >= 0:
+                tokens[at : at + 2] = [token]
+                gone, new = [pair], []
+                if at:
+                    gone.append((tokens[at - 1], left))
+                    new.append((tokens[at - 1], token))
+                at += 1
+                if at < len(tokens):
+                    gone.append((right, tokens[at]))
+                    new.append((token, tokens[at]))
+                for old in gone:
+                    counts[old] -= weight
+                for made in new:
+                    counts[made] += weight
+                    self.places[made].add(place)
+                changed.update(gone, new)
         for other in changed:
-            if self.counts[other]:
-                heapq.heappush(self.heap, (-self.counts[other], other))
+            if counts[other]:
+                heapq.heappush(self.heap, (-counts[other], other))
             else:
-                del self.counts[other]
+                del counts[other]
                 self.places.pop(other, None)
+
+
+def _find(tokens: list[int], left: int, right: int, start: int) -> int:
+    """Where the pair stands next, at `start` or later; -1 where it does not."""
+    last = len(tokens) - 1
+    try:
+        while tokens[(start := tokens.index(left, start, last)) + 1] != right:
+            start += 1
+    except ValueError:
+        return -1
+    return start

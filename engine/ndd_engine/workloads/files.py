@@ -27,7 +27,7 @@ def read_text(
     try:
         path = Path(data).expanduser()
         if not path.exists():
-            complaints.add(KEY, "there is no such file", data, _allowed(words), _alike(path, data, words))
+            complaints.add(KEY, "there is no such file", data, _allowed(words), alike(path, data, words))
             return None
         if path.is_dir():
             inside = sorted(child.name for child in path.iterdir() if child.suffix.lower() in suffixes)
@@ -85,7 +85,8 @@ def _allowed(words: tuple[str, ...]) -> str:
     return ", ".join((*(f'"{word}"' for word in words), "a path to a file"))
 
 
-def _alike(path: Path, data: str, words: tuple[str, ...]) -> str | None:
+def alike(path: Path, data: str, words: tuple[str, ...]) -> str | None:
+    """What was probably meant by the path `data` that does not exist: a word, or a neighbour of that name."""
     close = difflib.get_close_matches(data, words, n=1)
     if close:
         return f'did you mean "{close[0]}"?'

@@ -197,7 +197,7 @@ def count_tokens(text: str, encoder: BytePairs, lengths: Mapping[str, int]) -> i
 
     A word that is not in there stands where two documents were joined.
     """
-    return sum(lengths.get(word, 1) for word in words(text))
+    return sum(lengths.get(word) or len(encoder.encode_word(word)) for word in words(text))
 
 
 def build_model(section: FinetuneSection, vocabulary: int, context: int) -> NextCharacterModel:

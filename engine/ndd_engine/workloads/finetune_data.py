@@ -194,9 +194,9 @@ def _own_documents(section: FinetuneSection, complaints: Complaints) -> _Found |
     usable = [text for text in texts if len(text) >= SHORTEST and not text.isspace()]
     once = list(dict.fromkeys(usable))
     if len(usable) < len(texts):
-        notes.append(f"Left out: {len(texts) - len(usable):,} documents of fewer than {SHORTEST} characters.")
+        notes.append(f"Documents left out: {len(texts) - len(usable):,} of fewer than {SHORTEST} characters.")
     if len(once) < len(usable):
-        notes.append(f"Left out: {len(usable) - len(once):,} documents that are the same as another one.")
+        notes.append(f"Documents left out: {len(usable) - len(once):,} that are the same as another one.")
     return _Found(sorted(once, key=len, reverse=True), notes)
 
 

@@ -260,6 +260,7 @@ def prepare(
         complaints.add(f"workload.options.{name}", "has the wrong type", settings.options[name], allowed)
     if complaints.problems:
         return None
+    tell(f"looking at the data of {section.name}")
     own = Own(section, settings, take(value, where, config), where)
     own_items.check_count(own.train_data, config, complaints)
     own_items.check_workers(own.train_data, own.eval_data, own.collate, config, complaints)

@@ -6,6 +6,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
@@ -26,6 +27,8 @@ from .windows import Complaints
 KEY = "workload.name"
 _STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
 _ENGINE = Path(ndd_engine.__file__).resolve().parent
+# A loader's worker sends its traceback as text.
+_OF_A_WORKER = re.compile(r'^ *File "(.+?)", line (\d+)', re.MULTILINE)
 
 
 def check(section: OwnSection, complaints: Complaints) -> None:
@@ -118,13 +121,14 @@ def said(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str | None:
-    """The innermost place of an error in the user's own files: "my_workload.py:12"."""
-    if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):
-        return f"{shown(error.filename)}:{error.lineno}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_users(frame.filename):
-            return f"{shown(frame.filename)}:{frame.lineno}"
-    return None
+    """The innermost place of an error in the user's own files: "my_workload.py:12"; None when it is in none."""
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    # The user's code is called by the engine; whoever called the engine is not meant.
+    first = next((index for index, (file, _) in enumerate(frames) if _is_engines(file)), 0)
+    found = [(file, int(line)) for file, line in _OF_A_WORKER.findall(str(error))] or frames[first:]
+    if isinstance(error, SyntaxError) and error.filename:
+        found.append((error.filename, error.lineno or 0))
+    return next((f"{shown(file)}:{line}" for file, line in reversed(found) if _is_users(file)), None)
 
 
 def shown(file: str | Path) -> str:
@@ -145,7 +149,11 @@ def _is_users(file: str) -> bool:
     path = Path(file).resolve()
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    return not path.is_relative_to(_STANDARD) and not path.is_relative_to(_ENGINE)
+    return not path.is_relative_to(_STANDARD) and not _is_engines(file)
+
+
+def _is_engines(file: str) -> bool:
+    return Path(file).resolve().is_relative_to(_ENGINE)
 
 
 def _same(one: str, other: str) -> bool:

@@ -139,8 +139,8 @@ def read(
     pairs = _library(section, complaints, tell) if builtin else _file(section, complaints)
     if pairs is None or len(complaints.problems) > before:
         return None
-    if len(pairs) < 2:
-        message = f"there is one pair of text and summary: {pairs[0].reference[:60]}" if pairs else "no pair"
+    if len(pairs) == 1:
+        message = f"there is one pair of text and summary: {pairs[0].reference[:60]}"
         complaints.add(KEY, message, section.data, "at least 2, one to train on and one to evaluate")
         return None
     sequence = config.batch.sequence
@@ -197,7 +197,7 @@ def _cuts(pairs: Sequence[Pair], sequence: int, target: int, builtin: bool) -> l
         )
     elif cut := sum(len(pair.source) > sequence for pair in pairs):
         notes.append(f"{cut:,} of {len(pairs):,} sources are cut to batch.sequence, {sequence:,} tokens.")
-    if cut := sum(len(pair.summary) >= target for pair in pairs):
+    if cut := sum(len(pair.summary) > target for pair in pairs):
         notes.append(f"{cut:,} of {len(pairs):,} summaries are cut to workload.target, {target:,} tokens.")
     return notes
 

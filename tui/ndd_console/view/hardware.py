@@ -9,7 +9,7 @@ from ndd_engine.text import MISSING, number, size
 
 from .bars import levels
 from .blocks import on_card
-from .rows import fields, foreign
+from .rows import cells, fields, foreign
 from .style import Row, Span
 from .throughput import item_name, plural
 
@@ -116,7 +116,7 @@ def _memory(host: dict[str, Any]) -> list[Span]:
     ]
 
 
-def facts(snapshot: Snapshot) -> list[Row]:
+def facts(snapshot: Snapshot, width: int) -> list[Row]:
     """What is trained: model, batch and data, and the versions."""
     run = snapshot.run
     if run is None:
@@ -134,7 +134,9 @@ def facts(snapshot: Snapshot) -> list[Row]:
     epoch = (
         f"; {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {item_name(snapshot)} an epoch"
     )
-    batch_text = f"{number(run.items_per_step)} {item_name(snapshot)} a step{parts}{tokens}{epoch}"
+    batch_text = f"{number(run.items_per_step)} {item_name(snapshot)} a step{parts}{tokens}"
+    if cells(batch_text + epoch) + _LABEL <= width:
+        batch_text += epoch
     versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())
     return [
         _labelled("model", ((f"{foreign(run.model)}   {number(run.parameters)} parameters", "text"),)),

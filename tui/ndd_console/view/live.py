@@ -98,7 +98,7 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     left -= len(speed)
     cores = core_row(snapshot, width) if below and left >= 2 else None
     left -= 1 if cores else 0
-    about = facts(snapshot) if left >= 9 else []
+    about = facts(snapshot, width) if left >= 9 else []
     left -= len(about) + 1 if about else 0
     if snapshot.phases and left > 0:
         more = min(left // 2, max(_wanted(snapshot, width) - main, 0))

@@ -15,16 +15,17 @@ from .throughput import work_texts
 _STATES: dict[bool | None, tuple[int, str, str, str]] = {
     False: (0, "✖", "not in effect", "bad"),
     True: (1, "✔", "in effect", "good"),
-    None: (2, "·", "not verified", "dim"),
+    None: (2, "·", "default", "dim"),
 }
 _STATE = 15  # the column of the words above
 _VALUE = 14
 _ONE_LINE = 100  # from this width on, how it was verified stands on the same line
+_WHY = 24  # at least so much for how it was verified
 _LABEL = 16
 
 
 def settings_lines(snapshot: Snapshot, width: int) -> list[Row]:
-    """Settings that are not in effect first, those that were not verified last; then the work of a step."""
+    """Settings that are not in effect first, those left at their default last; then the work of a step."""
     settings = sorted(snapshot.settings, key=lambda item: _STATES[item.in_effect][0])
     if not settings:
         lines: list[Row] = [(("no setting was applied yet", "dim"),)]
@@ -40,7 +41,7 @@ def settings_lines(snapshot: Snapshot, width: int) -> list[Row]:
 def _table(settings: list[SettingEvent], width: int) -> list[Row]:
     one_line = width >= _ONE_LINE
     name = max(cells(foreign(setting.name)) for setting in settings) + 4
-    name = min(name, width - 2 * _VALUE - _STATE)
+    name = min(name, width - 2 * _VALUE - _STATE - (_WHY if one_line else 0))
     rest = width - name - 2 * _VALUE - _STATE
     heading = "  setting".ljust(name) + "requested".ljust(_VALUE) + "applied".ljust(_VALUE)
     heading += "in effect".ljust(_STATE) + ("verified" if one_line else "")
@@ -49,9 +50,9 @@ def _table(settings: list[SettingEvent], width: int) -> list[Row]:
         _, symbol, words, style = _STATES[setting.in_effect]
         first: Row = (
             (f"{symbol} ", style),
-            (shorten(foreign(setting.name), name - 3).ljust(name - 2), "text"),
-            (shorten(foreign(setting.requested), _VALUE - 2).ljust(_VALUE), "text"),
-            (shorten(foreign(setting.applied), _VALUE - 2).ljust(_VALUE), "text"),
+            (_column(setting.name, name - 2), "text"),
+            (_column(setting.requested, _VALUE), "text"),
+            (_column(setting.applied, _VALUE), "text"),
             (words.ljust(_STATE), style),
         )
         why = foreign(setting.verified)
@@ -63,6 +64,12 @@ def _table(settings: list[SettingEvent], width: int) -> list[Row]:
             lines.append(first)
             lines += [(("    " + line, "dim"),) for line in wrap(why, width - 4)]
     return lines
+
+
+def _column(text: str, width: int) -> str:
+    """Foreign text in exactly `width` cells, blank at the end."""
+    shown = shorten(foreign(text), max(width - 1, 0))
+    return shown + " " * (width - cells(shown))
 
 
 def _stacked(setting: SettingEvent, width: int) -> list[Row]:

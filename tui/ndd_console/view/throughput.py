@@ -131,18 +131,34 @@ def work_short(snapshot: Snapshot) -> str:
 
 def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     """At most `count` rows: the work before the rates, which the screen has elsewhere in fewer words."""
-    work = work_texts(snapshot)
-    speed = rates(snapshot) if snapshot.step_ns is not None else []
-    lines = [(label, texts) for label, texts in (("speed", speed), ("work", work)) if texts]
-    if len(lines) > count:
-        lines = lines[-count:] if count > 0 else []
-    return [_row(label, texts, width) for label, texts in lines]
-
-
-def _row(label: str, texts: list[str], width: int) -> Row:
     room = width - _LABEL
-    shown = list(texts)
-    while len(shown) > 1 and sum(map(cells, shown)) + 3 * (len(shown) - 1) > room:
-        # The share of the peak may be a long reason: what is behind it is shorter.
-        shown.pop(1 if label == "work" and len(shown) == 3 and MISSING in shown[1] else -1)
-    return ((label.ljust(_LABEL), "dim"), (shorten("   ".join(shown), room), "text"))
+    lines = [("speed", _speed(snapshot, room)), ("work", _work(snapshot, room))]
+    lines = [(label, text) for label, text in lines if text]
+    shown = lines[-count:] if count > 0 else []
+    return [((label.ljust(_LABEL), "dim"), (shorten(text, room), "text")) for label, text in shown]
+
+
+def _speed(snapshot: Snapshot, room: int) -> str:
+    if snapshot.step_ns is None:
+        return ""
+    found = rates(snapshot)
+    choices = [found, found[:-1]]
+    if micro := micro_steps(snapshot):
+        full = [f"{found[0]} ({micro})", *found[1:]]
+        choices = [full, full[:-1], *choices]
+    return _first_that_fits(choices, room)
+
+
+def _work(snapshot: Snapshot, room: int) -> str:
+    texts = work_texts(snapshot)
+    if not texts:
+        return ""
+    short, line = work_short(snapshot), texts[2]
+    # The reason for a missing share may be long: what is behind it matters more.
+    fewer = texts[:2] if snapshot.throughput.mfu is not None else [texts[0], line]
+    return _first_that_fits([texts, fewer, [short, line], [short or texts[0]]], room)
+
+
+def _first_that_fits(choices: list[list[str]], room: int) -> str:
+    joined = ["   ".join(texts) for texts in choices]
+    return next((text for text in joined if cells(text) <= room), joined[-1])

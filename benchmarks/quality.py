@@ -1,0 +1,152 @@
+"""Whether mixed precision costs quality: the workload's metric after the same steps, over several seeds.
+
+For each seed the same training (data, order, weights at the beginning) is run in fp32 and in each mixed precision, by
+real runs with their evaluation at the end. The mean of the differences between runs of the same seed stands beside the
+standard deviation of the fp32 runs over seeds: a difference below it is smaller than what another seed would do.
+That is a verdict about these few steps of a small model, not about a whole training.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ndd_engine.config import read
+from ndd_engine.errors import NddError
+from ndd_engine.record.events import MarkEvent, parse
+from ndd_engine.train.run import Run, RunRequest
+
+from .common import Options, Table, say
+
+TITLE = "quality: metric in mixed precision - metric in fp32, beside the spread over seeds"
+COLUMNS = (
+    "workload: metric", "precision", "seeds", "fp32, mean", "fp32, sd over seeds", "difference, mean", "min", "max",
+    "verdict",
+)  # fmt: skip
+WITHIN, OUTSIDE = "within the spread", "outside the spread"
+_ONLY_THE_END = (
+    "evaluate.every_epochs=0", "checkpoint.every_epochs=0", "checkpoint.every_minutes=0.0",
+    "checkpoint.at_end=false",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small training that learns something within its steps."""
+
+    workload: str
+    steps: int
+    sets: tuple[str, ...]
+    note: str = ""
+
+
+CASES = (
+    Case(
+        "antispoof", 60, ("workload.size=tiny", "workload.clips=80", "workload.eval_fraction=0.4"),
+        "the guide claims an EER within 0.1 points; few clips make steps of the EER that are larger than that",
+    ),
+    Case("chartext", 300, ("workload.size=tiny", "evaluate.batches=20")),
+    Case("finetune", 100, ("workload.size=tiny", "loader.cache=true")),
+    Case("ndd", 200, ("workload.samples=20000", "batch.micro=256")),
+    Case("summarise", 40, ("workload.size=tiny", "schedule.warmup_steps=10", "evaluate.batches=10")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """difference: mean over seeds of (mixed - plain). spread: standard deviation of plain over seeds."""
+
+    difference: float
+    spread: float
+    within: bool
+
+
+def judge(plain: Sequence[float], mixed: Sequence[float]) -> Verdict:
+    """Of a metric by seed, in the same order. Raises ValueError with fewer than two seeds or unequal numbers."""
+    if len(plain) < 2:
+        raise ValueError("a spread needs two seeds")
+    difference = statistics.mean(b - a for a, b in zip(plain, mixed, strict=True))
+    spread = statistics.stdev(plain)
+    return Verdict(difference, spread, abs(difference) <= spread)
+
+
+def measure(options: Options) -> Table:
+    """All workloads in one table."""
+    table = Table(TITLE, COLUMNS)
+    seeds = range(1, 4 if options.quick else 6)
+    for case in CASES:
+        if not options.wants(case.workload):
+            continue
+        # A rough answer has less time; the steps are in the table's notes.
+        steps = max(case.steps // 4, 10) if options.quick else case.steps
+        table.note(
+            f"{case.workload}: {steps} steps, seeds {', '.join(map(str, seeds))}, {' '.join(case.sets)}"
+        )
+        table.note(f"{case.workload}: {case.note}" if case.note else "")
+        plain = _by_seed(case, "off", steps, seeds, options)
+        if isinstance(plain, str):
+            table.add(case.workload, f"cannot be measured: {plain}")
+            continue
+        for amp in ("bf16", "fp16"):
+            mixed = _by_seed(case, amp, steps, seeds, options)
+            if isinstance(mixed, str):
+                table.add(f"{case.workload}", amp, "n/a")
+                table.note(f"{case.workload} in {amp}: {mixed}")
+                continue
+            _rows(table, case.workload, amp, plain, mixed)
+    return table
+
+
+Metrics = dict[str, float]
+
+
+def _rows(table: Table, workload: str, amp: str, plain: Sequence[Metrics], mixed: Sequence[Metrics]) -> None:
+    # The headline, and the loss where that is another figure.
+    names = dict.fromkeys([next(iter(plain[0])), "loss"])
+    for name in names:
+        left, right = [each[name] for each in plain], [each[name] for each in mixed]
+        differences = [b - a for a, b in zip(left, right, strict=True)]
+        found = judge(left, right)
+        table.add(
+            f"{workload}: {name}", amp, str(len(left)), f"{statistics.mean(left):.4g}", f"{found.spread:.2g}",
+            f"{found.difference:+.2g}", f"{min(differences):+.2g}", f"{max(differences):+.2g}",
+            WITHIN if found.within else OUTSIDE,
+        )  # fmt: skip
+
+
+def _by_seed(case: Case, amp: str, steps: int, seeds: range, options: Options) -> list[Metrics] | str:
+    """The metrics of each seed, or why there are none."""
+    say(f"quality: {case.workload}, {'fp32' if amp == 'off' else amp}")
+    sets = (
+        *_ONLY_THE_END, *case.sets, f"precision.amp={amp}", f"run.max_steps={steps}", f"run.device={options.device}",
+        # The guides' fp32 is fp32.
+        "precision.tf32=false",
+    )  # fmt: skip
+    try:
+        return [metrics_at_end(case.workload, (*sets, f"run.seed={seed}")) for seed in seeds]
+    except NddError as error:
+        return str(error)
+
+
+def metrics_at_end(workload: str, sets: Sequence[str]) -> Metrics:
+    """What the evaluation at the end of a run found, the headline first. Raises NddError when the run failed."""
+    with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
+        run = Run.open(RunRequest(read(sets=sets, workload=workload), Path(folder)))
+        try:
+            end = run.execute()
+        finally:
+            run.close()
+            # A run freezes what lives while it trains; many runs in one process would keep it all.
+            gc.unfreeze()
+        if end.status != "done":
+            raise NddError(end.reason)
+        for line in reversed(run.directory.events.read_bytes().splitlines()):
+            item = parse(line)
+            event = item[1] if item is not None else None
+            if isinstance(event, MarkEvent) and event.kind == "evaluation":
+                return dict(event.data["metrics"])
+    raise NddError("the run ended without an evaluation")

@@ -1,0 +1,106 @@
+"""Writes summaries with a pointer-generator: the likeliest word each time, or a beam. Many sources at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .summarise_data import END, PADDING, START
+from .summarise_model import Memory, State
+
+
+class Writer(Protocol):
+    """What a search needs of a model; see PointerGenerator."""
+
+    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[Memory, State]: ...
+
+    def step(self, words: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]: ...
+
+
+class Written(NamedTuple):
+    """A summary as extended words, without its end. score: mean log-probability of its words and its end."""
+
+    words: list[int]
+    score: float
+
+
+@torch.no_grad()
+def greedy(model: Writer, source: Tensor, extended: Tensor, limit: int) -> list[Written]:
+    """The likeliest next word each time: sources (B, S) -> B summaries of at most `limit` words."""
+    memory, state = model.read(source, extended, True)
+    words = torch.full_like(source[:, 0], START)
+    done = torch.zeros_like(words, dtype=torch.bool)
+    written: list[Tensor] = []
+    total = torch.zeros(len(source), dtype=torch.float64, device=words.device)
+    length = torch.zeros_like(words)
+    while len(written) < limit and not bool(done.all()):
+        likely, state = model.step(words, memory, state)
+        best = likely.max(1)
+        words = best.indices.masked_fill(done, PADDING)
+        total += best.values.masked_fill(done, 0.0)
+        length += ~done
+        written.append(words)
+        done = done | (words == END)
+    return _written(torch.stack(written, 1), total / length)
+
+
+@torch.no_grad()
+def beam(model: Writer, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
+    """The best of `width` summaries that are written side by side: sources (B, S) -> B summaries.
+
+    Each step keeps the `width` likeliest beginnings; one that has ended stays as it is and competes with the
+    others. The best is that of the highest mean, as a sum would favour short ones. With width 1 it is `greedy`.
+    """
+    batch = len(source)
+    memory, state = model.read(source, extended, True)
+    keys = None if memory.keys is None else memory.keys.repeat_interleave(width, 0)
+    states, barred, extended = (
+        tensor.repeat_interleave(width, 0) for tensor in (memory.states, memory.barred, memory.extended)
+    )
+    memory = Memory(states, keys, barred, extended)
+    state = State(*(tensor.repeat_interleave(width, _rows(name)) for name, tensor in state._asdict().items()))
+    first = torch.arange(batch, device=source.device).unsqueeze(1) * width  # of each source's rows
+    words = torch.full((batch, width), START, device=source.device)
+    done = torch.zeros_like(words, dtype=torch.bool)
+    length = torch.zeros_like(words)
+    # All rows of a source begin alike: only one of them may go on at first.
+    total = torch.full(words.shape, -torch.inf, dtype=torch.float64, device=words.device)
+    total[:, 0] = 0.0
+    written = words.new_zeros(batch, width, 0)
+    while written.shape[2] < limit and not bool(done.all()):
+        likely, state = model.step(words.flatten(), memory, state)
+        likely = likely.view(batch, width, -1).double()
+        # What has ended goes on with padding alone, at no cost.
+        ended = torch.full_like(likely[0, 0], -torch.inf)
+        ended[PADDING] = 0.0
+        likely = torch.where(done.unsqueeze(2), ended, likely)
+        best = (total.unsqueeze(2) + likely).flatten(1).topk(width, dim=1)
+        parent, words = best.indices // likely.shape[2], best.indices % likely.shape[2]
+        total = best.values
+        was_done = done.gather(1, parent)
+        length = length.gather(1, parent) + ~was_done
+        done = was_done | (words == END)
+        written = written.gather(1, parent.unsqueeze(2).expand(-1, -1, written.shape[2]))
+        written = torch.cat((written, words.unsqueeze(2)), dim=2)
+        rows = (first + parent).flatten()
+        state = State(*(tensor.index_select(_rows(name), rows) for name, tensor in state._asdict().items()))
+    score = total / length
+    chosen = score.argmax(1, keepdim=True)
+    best_words = written.gather(1, chosen.unsqueeze(2).expand(-1, -1, written.shape[2])).squeeze(1)
+    return _written(best_words, score.gather(1, chosen).squeeze(1))
+
+
+def _rows(name: str) -> int:
+    """Where a part of State counts the batch: the LSTM's parts count layers first."""
+    return 0 if name == "context" else 1
+
+
+def _written(words: Tensor, scores: Tensor) -> list[Written]:
+    """Rows of words (B, T), an END and anything after it left out."""
+    found = []
+    for row, score in zip(words.tolist(), scores.tolist(), strict=True):
+        end = row.index(END) if END in row else len(row)
+        found.append(Written(row[:end], score))
+    return found

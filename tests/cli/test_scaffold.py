@@ -1,0 +1,322 @@
+"""A user's own model from the command line: the example, the README's, resume, workers, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndd_engine.record.rundir import all_runs
+
+from ..terminal.screen import START_S, Terminal
+from .program import environment, run
+
+pytestmark = pytest.mark.timeout(150)
+README = Path(__file__).parents[2] / "README.md"
+QUICK = ("--set", "run.threads=1", "--set", "log.every_steps=1", "--set", "log.window_s=0")
+OWN = ("--workload", "my_workload:factory", *QUICK)
+SMALL = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+class Doubles(Dataset):
+    def __len__(self):
+        return 80
+    def __getitem__(self, index):
+        x = torch.rand(4, generator=torch.Generator().manual_seed(index))
+        return x, 2 * x
+
+def loss(output, batch):
+    return nn.functional.mse_loss(output, batch[1])
+
+def factory(settings):
+    return dict(model=nn.Linear(4, 4), train_data=Doubles(), loss=loss)
+"""
+
+
+def write(folder: Path, source: str = SMALL) -> None:
+    (folder / "my_workload.py").write_text(source, "utf-8")
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def losses(found: list[dict[str, Any]]) -> dict[int, float]:
+    windows = [event for event in found if event["type"] == "window" and event["last_loss"]]
+    return {event["last_loss"][0]: event["last_loss"][1] for event in windows}
+
+
+def test_the_example_trains_with_the_command_that_is_printed(tmp_path: Path) -> None:
+    made = run("scaffold", folder=tmp_path)
+    assert made.returncode == 0 and "wrote my_workload.py" in made.stderr
+    program, *arguments = shlex.split(made.stdout)
+    assert program == "ndd-console"
+    # The installed program: unlike python -m, it does not have the current folder on its path.
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name(program)), *arguments, "--json", *QUICK],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = events(done.stdout)
+    identity = next(event for event in found if event["type"] == "run")
+    assert identity["item"] == "wave" and identity["model"] == "convolutions of width 32"
+    assert sum(event["steps"] for event in found if event["type"] == "window") == 20
+    assert [entry.name for entry in all_runs(tmp_path / "runs")] == ["my_workload-001"]
+    table = run("runs", folder=tmp_path).stdout
+    assert "my_workload:factory" in table and "accuracy" in table
+
+
+def test_the_example_learns_with_loader_workers(tmp_path: Path) -> None:
+    assert run("scaffold", "waves.py", folder=tmp_path).returncode == 0
+    done = run(
+        "train", "--json", "--workload", "waves:factory", "--max-steps", "60", *QUICK,
+        "--set", "loader.workers=2", "--set", "loader.eval_workers=1", "--set", "optimizer.lr=0.01",
+        "--set", "workload.options.noise=0.1", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = events(done.stdout)
+    curve = losses(found)
+    assert curve[60] < 0.8 * curve[1]
+    result = next(event for event in found if event.get("kind") == "evaluation")
+    assert result["data"]["metrics"]["accuracy"] > 0.5  # by chance it would be a third
+
+
+def test_the_readme_example_trains(tmp_path: Path) -> None:
+    section = README.read_text("utf-8").split("## Your own model")[1].split("\n## ")[0]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    command = re.search(r"^    ndd-console (train .*my_workload:factory.*)$", section, re.MULTILINE)
+    assert block and command
+    assert len(block[1].splitlines()) < 20
+    write(tmp_path, block[1])
+    done = run(*shlex.split(command[1]), "--json", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = events(done.stdout)
+    curve = losses(found)
+    assert curve[max(curve)] < 0.2 * curve[1]
+    identity = next(event for event in found if event["type"] == "run")
+    assert identity["parameters"] == 8 * 128 + 128 + 128 + 1
+    assert any("are kept for evaluation" in event.get("text", "") for event in found)
+
+
+def test_nothing_is_overwritten_unless_asked_to(tmp_path: Path) -> None:
+    write(tmp_path)
+    kept = run("scaffold", folder=tmp_path)
+    assert (
+        kept.returncode == 2 and "my_workload.py exists already" in kept.stderr and "--force" in kept.stderr
+    )
+    assert kept.stdout == "" and (tmp_path / "my_workload.py").read_text() == SMALL
+    assert run("scaffold", "--force", folder=tmp_path).returncode == 0
+    assert "class Waves" in (tmp_path / "my_workload.py").read_text()
+
+
+def test_the_example_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    made = run("scaffold", "models/net.py", folder=tmp_path)
+    assert made.returncode == 0 and "--workload models.net:factory" in made.stdout
+    assert "--workload models.net:factory" in (tmp_path / "models" / "net.py").read_text()
+    checked = run("check", "--workload", "models.net:factory", "--set", "run.epochs=1", folder=tmp_path)
+    assert checked.returncode == 0 and "convolutions of width 32" in checked.stdout, checked.stderr
+    (tmp_path / "a folder").mkdir()
+    made = run("scaffold", str(tmp_path / "a folder" / "net.py"), folder=tmp_path / "models")
+    assert (
+        made.stdout
+        == f"cd '{tmp_path}/a folder' && ndd-console train --workload net:factory --max-steps 20\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("my-model.py", "letters, digits and _"),
+        ("class.py", "letters, digits and _"),
+        ("model", "ends in .py: model.py"),
+        ("random.py", "a module of Python itself"),
+        ("nowhere/net.py", "No such file or directory"),
+        (".", "is a folder"),
+        ("\x1b[2J.py", "\\x1b"),
+    ],
+)
+def test_names_that_cannot_be_imported(tmp_path: Path, path: str, expected: str) -> None:
+    made = run("scaffold", path, folder=tmp_path)
+    assert made.returncode == 2 and expected in made.stderr and "\x1b" not in made.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_file_that_the_example_shows_can_be_used(tmp_path: Path) -> None:
+    assert run("scaffold", folder=tmp_path).returncode == 0
+    lines = (tmp_path / "my_workload.py").read_text().splitlines()
+    start, end = lines.index("    [workload]"), lines.index("    sequence = 128")
+    (tmp_path / "my_workload.toml").write_text("\n".join(lines[start : end + 1]))
+    done = run("train", "my_workload.toml", "--json", "--max-steps", "2", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    identity = next(event for event in events(done.stdout) if event["type"] == "run")
+    assert identity["model"] == "convolutions of width 64" and identity["items_per_step"] == 64
+
+
+def test_help_and_completion_know_it(tmp_path: Path) -> None:
+    assert "scaffold" in run("--help", folder=tmp_path).stdout
+    assert "--force" in run("scaffold", "--help", folder=tmp_path).stdout
+    assert "module:factory" in run("train", "--help", folder=tmp_path).stdout
+    done = run(
+        folder=tmp_path, _NDD_CONSOLE_COMPLETE="bash_complete", COMP_WORDS="ndd-console sca", COMP_CWORD="1"
+    )
+    assert "scaffold" in done.stdout
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    write(tmp_path)
+    whole = run("train", "--json", "--run", "whole", "--max-steps", "14", *OWN, folder=tmp_path)
+    half = run("train", "--json", "--run", "half", "--max-steps", "6", *OWN, folder=tmp_path)
+    assert whole.returncode == half.returncode == 0, whole.stderr + half.stderr
+    # From elsewhere: the run's configuration says where its module lies.
+    (tmp_path / "elsewhere").mkdir()
+    command = [sys.executable, "-m", "ndd_console", "--runs", str(tmp_path / "runs"), "train", "--json"]
+    rest = subprocess.run(
+        [*command, "--resume", "half", "--max-steps", "14"], cwd=tmp_path / "elsewhere", env=environment(),
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert rest.returncode == 0, rest.stderr
+    expected, found = losses(events(whole.stdout)), losses(events(rest.stdout))
+    assert found == {step: expected[step] for step in range(7, 15)}
+    other = run(
+        "train", "--resume", "half", "--max-steps", "20", "--set", "workload.options.a=1", folder=tmp_path
+    )
+    assert other.returncode == 2 and "workload.options was {}" in other.stderr
+
+
+def test_a_project_that_moved_is_found_once_it_is_said_where(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert run("train", "--run", "half", "--max-steps", "4", *OWN, folder=tmp_path).returncode == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "my_workload.py").rename(tmp_path / "elsewhere" / "my_workload.py")
+    further = ("train", "--resume", "half", "--max-steps", "8")
+    lost = run(*further, folder=tmp_path)
+    assert lost.returncode == 2 and "there is no module my_workload" in lost.stderr
+    assert run(*further, "--set", 'workload.path=["elsewhere"]', folder=tmp_path).returncode == 0
+
+
+def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    write(tmp_path / "project")
+    (tmp_path / "project" / "run.toml").write_text(
+        '[workload]\nname = "my_workload:factory"\n[workload.options]\nunknown = 3\n[run]\nmax_steps = 3\n'
+    )
+    done = run("train", "project/run.toml", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Option unknown was not used by the factory" in done.stderr
+    assert "my_workload:factory is project/my_workload.py:" in done.stderr
+
+
+def test_an_error_in_the_factory_is_one_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
+    write(tmp_path, SMALL.replace("    return dict(", "    settings.no_such_thing\n    return dict("))
+    line = 1 + (tmp_path / "my_workload.py").read_text().splitlines().index("    settings.no_such_thing")
+    done = run("train", "--max-steps", "3", *OWN, folder=tmp_path)
+    assert done.returncode == 2
+    told = done.stdout + done.stderr
+    assert f"my_workload.py:{line}: the factory failed: AttributeError" in told and "Traceback" not in told
+    log = (tmp_path / "runs" / "my_workload-001" / "console.log").read_text()
+    assert "Traceback" in log and "settings.no_such_thing" in log
+    checked = run("check", "--json", "--set", "run.epochs=1", *OWN, folder=tmp_path)
+    assert checked.returncode == 2 and "Traceback" not in checked.stderr
+    (problem,) = json.loads(checked.stdout)["problems"]
+    assert problem["where"] == f"my_workload.py:{line}"
+
+
+def test_a_mistake_in_a_name_writes_nothing(tmp_path: Path) -> None:
+    write(tmp_path)
+    for name, expected in (
+        ("my_workload:factroy", "did you mean factory?"),
+        ("my_worklod:factory", "did you mean my_workload?"),
+        ("my_workload.py:factory", "write it without .py: my_workload:factory"),
+    ):
+        done = run("train", "--workload", name, "--max-steps", "3", folder=tmp_path)
+        assert done.returncode == 2 and expected in done.stderr and "--set: workload.name" in done.stderr
+    (tmp_path / "my_workload.py").write_text("def factory(settings:\n")
+    done = run("train", "--max-steps", "3", *OWN, folder=tmp_path)
+    assert done.returncode == 2 and "my_workload.py:1 is not valid Python" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_that_is_no_scalar_ends_the_run_with_its_place(tmp_path: Path) -> None:
+    write(
+        tmp_path, SMALL.replace("mse_loss(output, batch[1])", "mse_loss(output, batch[1], reduction='none')")
+    )
+    done = run("train", "--max-steps", "3", *OWN, folder=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert (
+        "loss must give a scalar, and gave a tensor of shape (32, 4): take its mean()"
+        in done.stdout + done.stderr
+    )
+
+
+def test_a_model_that_fails_is_one_line_with_its_place(tmp_path: Path) -> None:
+    net = "class Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x)\n\ndef factory"
+    write(tmp_path, SMALL.replace("def factory", net).replace("model=nn.Linear(4, 4)", "model=Net(3, 4)"))
+    line = 1 + (tmp_path / "my_workload.py").read_text().splitlines().index(
+        "        return super().forward(x)"
+    )
+    for command in ("check", "train"):
+        done = run(command, "--set", "run.epochs=1", *OWN, folder=tmp_path)
+        told = done.stdout + done.stderr
+        assert done.returncode == 1 and "Traceback" not in told
+        assert "RuntimeError" in told and f"my_workload.py:{line}" in told
+    # A model that is torch's own has no place in the user's files, and none is made up.
+    write(tmp_path, SMALL.replace("model=nn.Linear(4, 4)", "model=nn.Linear(3, 4)"))
+    done = run("check", "--set", "run.epochs=1", *OWN, folder=tmp_path)
+    assert "ndd-console: my_workload:factory: a step failed: RuntimeError" in done.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_item_that_fails_is_named_with_its_place(tmp_path: Path, workers: int) -> None:
+    lost = (
+        "    def __getitem__(self, index):\n        if index == 33:\n            raise ValueError('lost')\n"
+    )
+    write(tmp_path, SMALL.replace("    def __getitem__(self, index):\n", lost))
+    line = 1 + (tmp_path / "my_workload.py").read_text().splitlines().index(
+        "            raise ValueError('lost')"
+    )
+    options = ("--set", "run.epochs=1", "--set", f"loader.workers={workers}", "--set", "batch.micro=8")
+    done = run("train", *options, *OWN, folder=tmp_path)
+    told = done.stdout + done.stderr
+    assert done.returncode == 1 and "Traceback (most" not in told
+    assert "ValueError at step" in told and "in data_wait" in told and f"my_workload.py:{line}" in told
+
+
+def test_what_the_module_prints_does_not_get_between_the_data(tmp_path: Path) -> None:
+    write(tmp_path, SMALL.replace("    return dict(", "    print('from the factory')\n    return dict("))
+    done = run("train", "--json", "--max-steps", "3", *OWN, folder=tmp_path)
+    assert done.returncode == 0 and events(done.stdout)[-1]["type"] == "end"
+    assert "from the factory" in done.stderr
+    assert "from the factory" in (tmp_path / "runs" / "my_workload-001" / "console.log").read_text()
+    checked = run("check", "--json", "--set", "run.epochs=2", *OWN, folder=tmp_path)
+    report = json.loads(checked.stdout)
+    assert (report["train_items"], report["eval_items"], report["parameters"]) == (72, 8, 20)
+    assert any("my_workload.py:" in note for note in report["notes"])
+
+
+def test_the_live_screen_shows_it_and_attach_reads_it(tmp_path: Path) -> None:
+    write(tmp_path)
+    endless = (
+        "--set",
+        "run.epochs=100000",
+        "--set",
+        f'workload.path=["{tmp_path}"]',
+        "--set",
+        "run.threads=1",
+    )
+    runs = tmp_path / "runs"
+    with Terminal("train", "--workload", "my_workload:factory", *endless, runs=runs) as terminal:
+        screen = terminal.until("● training", START_S)
+        assert "my_workload-001" in screen
+        terminal.press("\x03")
+        assert terminal.wait() == 130
+    attached = run("attach", "my_workload-001", folder=tmp_path)
+    assert attached.returncode == 130 and "interrupted" in attached.stdout

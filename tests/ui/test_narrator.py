@@ -1,0 +1,101 @@
+"""A run in lines: units by their names, settings once, what is left in words, and the last words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ndd_console.narrator import Narrator, introduction, progress_line, summary
+from ndd_engine.record.snapshot import Throughput, TimeLeft
+
+from .fakes import SETTINGS, ended, mark, run_event, snapshot
+
+
+def teller(lines: list[str]) -> Narrator:
+    return Narrator(lines.append, every_s=1e9, since=0.0)
+
+
+def test_a_line_names_its_units() -> None:
+    line = progress_line(snapshot())
+    for part in (
+        "step 4,218/6,900", "18.3 steps/s", "4,687 windows/s", "1,199,872 characters/s",
+        "2 micro-steps of 27.3 ms", "35.5 TFLOP/s, MFU 34 %", "2 min 26 s left",
+    ):  # fmt: skip
+        assert part in line, part
+    assert "micro" not in progress_line(snapshot(micro_steps=1.0))
+    plain = progress_line(snapshot(run=run_event(token=None), work=None, throughput=Throughput()))
+    assert "character" not in plain and "FLOP" not in plain
+
+
+def test_what_is_left_says_what_it_is_without() -> None:
+    unknown = snapshot(left=TimeLeft(90.0, evaluations=3, checkpoints=2))
+    assert progress_line(unknown).endswith(
+        "1 min 30 s+ left without evaluations and checkpoints (none measured yet)"
+    )
+    assert progress_line(snapshot(left=TimeLeft(90.0, 3, 2.0, 2, None))).endswith(
+        "left without checkpoints (none measured yet)"
+    )
+    assert progress_line(snapshot(left=TimeLeft(90.0, 3, 2.0))).endswith("1 min 30 s left")
+    assert progress_line(snapshot(left=TimeLeft())).endswith("time left n/a")
+
+
+def test_the_introduction_says_what_a_step_and_an_epoch_are() -> None:
+    text = "\n".join(introduction(snapshot()))
+    assert "6,900 optimizer steps of 256 windows (2 micro-steps of 128);" in text
+    assert "an epoch is 276 steps, 70,656 windows, 18,087,936 characters" in text
+    single = run_event(config={"batch": {"micro": 256, "accumulation": 1}}, item="clip", token=None)
+    text = "\n".join(introduction(snapshot(run=single)))
+    assert "optimizer steps of 256 clips;" in text and text.endswith("70,656 clips")
+
+
+def test_settings_are_told_once_and_again_when_they_change() -> None:
+    lines: list[str] = []
+    narrator = teller(lines)
+    value = snapshot(marks=())
+    narrator.look(value)
+    told = [line for line in lines if line.startswith(("setting ", "warning: speed."))]
+    assert told == [
+        "setting loader.workers: requested 4, in effect: 4 worker processes answered the first batch",
+        "setting loader.pin_memory: requested true, in effect: the first batch lay in page-locked memory",
+        "setting precision.amp: requested bf16, in effect: 98 % of the products were computed in bfloat16",
+        "warning: speed.attention: requested flash, applied efficient, not in effect: the mask needs another back end",
+    ]
+    lines.clear()
+    narrator.look(replace(value, step=4_219))
+    assert not [line for line in lines if "setting" in line or "speed." in line]
+    found = replace(SETTINGS[1], in_effect=True, verified="fused is set")
+    narrator.look(replace(value, settings=(SETTINGS[0], found, *SETTINGS[2:])))
+    assert (
+        lines[-1]
+        == "setting optimizer.implementation: requested auto, applied fused, in effect: fused is set"
+    )
+
+
+def test_a_setting_that_is_not_in_effect_is_told_once_though_it_is_a_mark_too() -> None:
+    lines: list[str] = []
+    lost = mark(0, "warning", "speed.attention: requested flash", setting="speed.attention")
+    teller(lines).look(snapshot(marks=(lost,)))
+    assert len([line for line in lines if "speed.attention" in line]) == 1
+
+
+def test_compiling_is_told() -> None:
+    lines: list[str] = []
+    marks = (
+        mark(0, "compile", "compiled in 31 s (default)", seconds=31.0, mode="default"),
+        mark(9, "recompile", "compiled again: another shape"),
+    )
+    teller(lines).look(snapshot(marks=marks, settings=()))
+    assert "compiled in 31 s (default)" in lines and "compiled again: another shape" in lines
+
+
+def test_the_last_words_hold_the_rates_and_the_work() -> None:
+    value = ended("done", "all steps done")
+    text = "\n".join(summary(value, value.end, "runs/x"))
+    for part in (
+        "4,218 optimizer steps, 1,079,808 windows in 3 min 51 s",
+        "step 54.6 ms (2 micro-steps of 27.3 ms): 18.3 steps/s, 4,687 windows/s, 1,199,872 characters/s, epoch 15.1 s",
+        "35.5 TFLOP/s, MFU 34 % of 104 TFLOP/s (bf16 dense), intensity 62.6 FLOP/B: bandwidth-bound side",
+        "not in effect, though requested: speed.attention",
+    ):
+        assert part in text, part
+    host = "\n".join(summary(snapshot(False), None, "runs/x"))
+    assert "MFU n/a: no published peak for this processor" in host

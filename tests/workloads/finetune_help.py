@@ -1,0 +1,63 @@
+"""Configurations of the fine-tuning workload for its tests, and what it says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ndd_engine.config import read
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import ConfigError
+from ndd_engine.workloads import finetune_data
+from ndd_engine.workloads.facts import facts, problems
+from ndd_engine.workloads.finetune import Finetune
+from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.windows import Complaints
+
+TINY = (
+    "workload.size=tiny", "workload.layers=1", "workload.width=16", "workload.document_chars=600",
+    "batch.sequence=64",
+)  # fmt: skip
+
+
+def configured(*sets: str) -> Config:
+    """The tiny size, and `sets` on top of it."""
+    return read(None, ["workload.name=finetune", *TINY, *sets]).resolve()
+
+
+def prepared(*sets: str) -> Finetune:
+    """The same, prepared, with weights of a fixed seed."""
+    torch.manual_seed(1)
+    workload = prepare(configured(*sets))
+    assert isinstance(workload, Finetune)
+    return workload
+
+
+def documents(*sets: str) -> finetune_data.DocumentData:
+    """The data alone."""
+    config = configured(*sets)
+    complaints = Complaints("x")
+    data = finetune_data.read(config, config.workload, complaints)  # type: ignore[arg-type]
+    assert data is not None and not complaints.problems, complaints.problems
+    return data
+
+
+def told(*sets: str) -> str:
+    """The problems of a configuration, which building the workload must refuse too."""
+    config = configured(*sets)
+    found = problems(config, "run.toml")
+    assert found and all(problem.where == "run.toml" and problem.key for problem in found)
+    for refuse in (facts, prepare):
+        with pytest.raises(ConfigError) as caught:
+            refuse(config)
+        assert [problem.message for problem in caught.value.problems] == [
+            problem.message for problem in found
+        ]
+    return "\n".join(map(str, found))
+
+
+def own(path: Path, *sets: str) -> tuple[str, ...]:
+    """Settings for a user's data of which two documents train and one evaluates."""
+    return (f"workload.data={path}", "workload.examples=2", "workload.eval_examples=1", *sets)

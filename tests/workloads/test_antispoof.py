@@ -1,0 +1,364 @@
+"""The anti-spoofing workload: exact sizes, the equal error rate, clips and their changes, and that it learns."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ndd_engine.config.schema import Config
+from ndd_engine.train.clock import PhaseClock
+from ndd_engine.train.loader import Batches
+from ndd_engine.train.step import Stepper
+from ndd_engine.workloads import antispoof_data
+from ndd_engine.workloads.antispoof import (
+    REAL,
+    SPOOF,
+    Antispoof,
+    AugmentedClips,
+    SpeechClips,
+    equal_error_rate,
+    make_clips,
+)
+from ndd_engine.workloads.antispoof_model import AttentivePooling, SeResNet
+from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.windows import Complaints
+
+MakeConfig = Callable[..., Config]
+
+GUIDE = ([64, 128, 256, 512], 16, 0.5)  # channels, reduction, dropout
+TINY: dict[str, Any] = {
+    "name": "antispoof", "blocks": [1, 1, 1, 1], "channels": [16, 16, 32, 64], "dropout": 0.0, "clips": 24,
+}  # fmt: skip
+
+
+def prepared(config: Config) -> Antispoof:
+    workload = prepare(config)
+    assert isinstance(workload, Antispoof)
+    return workload
+
+
+def clips_of(workload: Antispoof) -> SpeechClips:
+    assert isinstance(workload.train_data, SpeechClips)
+    return workload.train_data
+
+
+def tiny_model(seed: int = 0) -> SeResNet:
+    torch.manual_seed(seed)
+    return SeResNet([1, 1, 1, 1], [16, 16, 32, 64], 16, 0.0)
+
+
+def test_parameters_of_the_guide() -> None:
+    with torch.device("meta"):
+        assert parameter_count(SeResNet([2, 2, 2, 2], *GUIDE)) == 11_981_251
+        deep = parameter_count(SeResNet([3, 4, 6, 3], *GUIDE))
+    assert deep == 22_159_555 and f"{deep / 1e6:.2f}" == "22.16"
+
+
+def test_stages_halve_the_map_and_have_the_channels_of_the_guide() -> None:
+    with torch.device("meta"):
+        model = SeResNet([2, 2, 2, 2], *GUIDE)
+        x = model.stem(torch.empty(2, 1, 128, 404))
+        shapes = [tuple(x.shape)] + [tuple((x := stage(x)).shape) for stage in model.stages]
+        assert shapes == [
+            (2, 64, 32, 101), (2, 64, 32, 101), (2, 128, 16, 51), (2, 256, 8, 26), (2, 512, 4, 13),
+        ]  # fmt: skip
+        assert model.pooling(x).shape == (2, 1024)
+        assert model(torch.empty(2, 128, 404)).shape == (2, 2)
+
+
+def test_parts_are_the_whole_forward(make_config: MakeConfig) -> None:
+    workload = prepared(make_config(TINY, micro=2, sequence=1600))
+    assert list(workload.parts) == ["stem", "stage1", "stage2", "stage3", "stage4", "pooling", "head"]
+    called: list[str] = []
+    for name, part in workload.parts.items():
+        assert isinstance(part, torch.nn.Module)
+        part.register_forward_hook(lambda *_, name=name: called.append(name))
+    workload.forward(workload.model, clips_of(workload).batch(torch.arange(2)))
+    assert called == list(workload.parts)
+    parts = [part for part in workload.parts.values() if isinstance(part, torch.nn.Module)]
+    assert sum(map(parameter_count, parts)) == parameter_count(workload.model)
+
+
+def test_pooling_is_the_weighted_mean_and_deviation_over_time() -> None:
+    torch.manual_seed(0)
+    pooling = AttentivePooling(4)
+    x = torch.randn(3, 4, 5, 7)
+    frames = x.mean(dim=2)
+    weights = pooling.attention(frames).softmax(-1)
+    mean = (weights * frames).sum(-1)
+    deviation = ((weights * frames.square()).sum(-1) - mean.square()).sqrt()
+    assert torch.allclose(pooling(x), torch.cat((mean, deviation), dim=1), atol=1e-4)
+
+
+def test_gradient_reaches_every_parameter(make_config: MakeConfig) -> None:
+    # With more than one hidden unit in its squeeze, so that none has to be dead at the start.
+    section = {**TINY, "channels": [32, 32, 32, 32], "reduction": 2}
+    workload = prepared(make_config(section, micro=8, sequence=16_000))
+    batch = clips_of(workload).batch(torch.arange(8))
+    workload.loss(workload.forward(workload.model, batch), batch).backward()  # type: ignore[no-untyped-call]
+    without = {
+        name
+        for name, parameter in workload.model.named_parameters()
+        if parameter.grad is None or not parameter.grad.abs().max() > 1e-9
+    }
+    # The softmax over time does not see what is added to every frame.
+    assert without <= {"pooling.attention.2.bias"}
+
+
+@pytest.mark.parametrize("amp", [None, torch.bfloat16])
+def test_channels_last_and_mixed_precision_give_the_same_loss(amp: torch.dtype | None) -> None:
+    x = torch.randn(4, 128, 51, generator=torch.Generator().manual_seed(1))
+    model = tiny_model()
+    expected = model(x)
+    model = tiny_model().to(memory_format=torch.channels_last)
+    with torch.autocast("cpu", dtype=amp or torch.bfloat16, enabled=amp is not None):
+        output = model(x)
+    assert torch.allclose(output.float(), expected, atol=0.1 if amp else 1e-4)
+
+
+def test_loss_weighs_clips_by_class(make_config: MakeConfig) -> None:
+    workload = prepared(make_config({**TINY, "class_weights": [0.1, 0.9]}, micro=2, sequence=1600))
+    logits, labels = torch.randn(6, 2), torch.tensor([0, 1, 1, 0, 0, 0])
+    expected = torch.nn.functional.cross_entropy(logits, labels, weight=torch.tensor([0.1, 0.9]))
+    assert torch.allclose(workload.loss(logits, (None, labels)), expected)
+    assert workload.loss(logits.half(), (None, labels)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("real", "spoof", "expected"),
+    [
+        ([3.0, 4.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.0], [3.0, 4.0], 100.0),
+        ([1.0, 3.0], [2.0, 0.0], 50.0),
+        ([1.0, 3.0, 4.0, 5.0], [0.0, 0.0, 0.0, 2.0], 25.0),
+        ([5.0, 5.0, 5.0], [5.0], 50.0),  # a model that says the same of every clip
+        ([5.0, 6.0], [5.0, 4.0], 25.0),  # equal scores: midway between rejecting and accepting them
+        ([7.0, 8.0, 9.0], [8.5], 66.667),  # the one spoofed clip is accepted until two of three are rejected
+        ([0.0] * 9 + [1.0], [0.0] * 9 + [-1.0], 45.0),
+    ],
+)
+def test_equal_error_rate(real: list[float], spoof: list[float], expected: float) -> None:
+    scores = torch.tensor(real + spoof)
+    labels = torch.tensor([REAL] * len(real) + [SPOOF] * len(spoof))
+    rate = equal_error_rate(scores, labels)
+    assert rate == pytest.approx(expected, abs=1e-3)
+    shuffled = torch.randperm(len(scores), generator=torch.Generator().manual_seed(0))
+    assert equal_error_rate(3 * scores[shuffled] - 1, labels[shuffled]) == rate
+    mirrored = equal_error_rate(-scores, labels)
+    assert mirrored is not None and rate is not None and mirrored == pytest.approx(100 - rate, abs=1e-3)
+
+
+def test_metric_without_both_kinds_has_no_equal_error_rate(make_config: MakeConfig) -> None:
+    workload = prepared(make_config(TINY, micro=2, sequence=1600))
+    assert workload.better == "lower"
+    logits = torch.tensor([[0.0, 2.0], [0.0, 1.0]])
+    for labels, names in (([1, 1], ["loss"]), ([1, 0], ["eer_percent", "loss"])):
+        metric = workload.metric()
+        for score, label in zip(logits, labels, strict=True):
+            batch = (torch.empty(1, 128, 11), torch.tensor([label]))
+            metric.update(score[None], batch, workload.loss(score[None], batch))
+        result = metric.result()
+        assert list(result) == names and all(value == value for value in result.values())
+    assert equal_error_rate(torch.tensor([float("nan"), 1.0]), torch.tensor([0, 1])) is None
+
+
+def test_prepared_workload(make_config: MakeConfig) -> None:
+    config = make_config({**TINY, "clips": 40}, micro=4, sequence=64_600)
+    told: list[str] = []
+    workload = prepare(config, told.append)
+    assert told == ["making voices and spoofed copies 0 of 20", "building the model"]
+    assert (workload.item, workload.token, workload.tokens_per_item) == ("clip", "frame", 404)
+    known = facts(config)
+    assert (known.train_items, known.eval_items) == (20, 20)
+    assert (len(workload.train_data), len(workload.eval_data)) == (20, 20)  # type: ignore[arg-type]
+    assert workload.describe_data() == (
+        "40 clips of 2 speakers, half of them Griffin-Lim copies: 20 of 404 frames a pass, 20 to evaluate"
+    )
+    assert workload.describe_model() == "SE-ResNet [1, 1, 1, 1], channels 16-16-32-64, reduction 16"
+    spectrogram, label = workload.train_data[0]
+    assert (spectrogram.shape, spectrogram.dtype) == ((128, 404), torch.float32)
+    assert (label.shape, label.dtype) == ((), torch.int64)
+    assert spectrogram.isfinite().all()
+
+
+def test_builtin_voices_repeat_and_evaluation_hears_others(make_config: MakeConfig) -> None:
+    config = make_config({**TINY, "clips": 60}, micro=4, sequence=4800)
+    first, again = (prepared(config) for _ in range(2))
+    assert torch.equal(clips_of(first).samples, clips_of(again).samples)
+    other = prepared(make_config({**TINY, "clips": 60}, seed=1, micro=4, sequence=4800))
+    assert not torch.equal(clips_of(first).samples[:2000], clips_of(other).samples[:2000])
+    section = config.workload
+    assert section.name == "antispoof"
+    recordings = antispoof_data.made_up(section, 4800).recordings  # type: ignore[arg-type]
+    heard = [{r.speaker for r in recordings if r.held_out is part} for part in (False, True)]
+    assert [len(voices) for voices in heard] == [2, 1] and not heard[0] & heard[1]
+    assert sorted(clips_of(first).labels.tolist()) == [SPOOF] * 20 + [REAL] * 20
+
+
+def test_short_recordings_are_repeated_and_long_ones_cut() -> None:
+    short, long = (torch.arange(size, dtype=torch.int16) for size in (7, 5000))
+    clips = SpeechClips.of([(long, REAL), (short, SPOOF)], 1600)
+    waves = (clips.waves(torch.tensor([1, 0])) * 32768).round()
+    assert torch.equal(waves[0], (torch.arange(1600) % 7).float())
+    assert torch.equal(waves[1], torch.arange(1600).float())
+    assert [int(clips[index][1]) for index in range(2)] == [REAL, SPOOF]
+    for index in (-1, 2):
+        with pytest.raises(IndexError):
+            clips[index]
+
+
+def test_gathered_batch_is_the_collated_batch(make_config: MakeConfig) -> None:
+    clips = clips_of(prepared(make_config(TINY, micro=4, sequence=6000)))
+    indices = torch.tensor([5, 0, 3, 5])
+    collated = torch.utils.data.default_collate([clips[index] for index in indices.tolist()])
+    gathered = clips.batch(indices)
+    assert all(torch.equal(left, right) for left, right in zip(collated, gathered, strict=True))
+    # The form that a card takes, which transforms all at once.
+    assert torch.allclose(clips.log_mel(clips.waves(indices)), collated[0], atol=1e-4)
+    moved = pickle.loads(pickle.dumps(clips)).to(torch.device("cpu"))
+    assert torch.equal(moved.batch(indices)[0], gathered[0])
+    assert clips.nbytes >= 2 * len(clips.samples) and clips.samples.dtype == torch.int16
+
+
+def test_augmentation_differs_by_epoch_and_item_and_repeats(make_config: MakeConfig) -> None:
+    section = {**TINY, "augment": True}
+    workload = prepared(make_config(section, micro=4, sequence=6000))
+    data = workload.train_data
+    assert workload.epochs_differ and isinstance(data, AugmentedClips)
+    assert not hasattr(data, "batch")  # nothing that would be gathered or kept
+    assert (
+        isinstance(workload.eval_data, SpeechClips)
+        and not prepared(make_config(TINY, micro=4, sequence=6000)).epochs_differ
+    )
+    items = len(data)
+    plain = data.clips[3][0]
+    changed = [data[3 + epoch * items] for epoch in range(3)]
+    assert all(int(label) == int(data.clips.labels[3]) for _, label in changed)
+    seen = [plain, *(spectrogram for spectrogram, _ in changed)]
+    assert all(float((a - b).abs().mean()) > 0.05 for n, a in enumerate(seen) for b in seen[:n])
+    torch.manual_seed(5)  # a resumed run has another global state
+    again = prepared(make_config(section, micro=4, sequence=6000)).train_data
+    assert torch.equal(again[3 + items][0], changed[1][0])
+    other = prepared(make_config(section, seed=2, micro=4, sequence=6000)).train_data
+    assert not torch.equal(other[3 + items][0], changed[1][0])
+    order = Batches(data, make_config(section, micro=4, sequence=6000), None, True)
+    epochs = [torch.cat([batch[1] for batch in order.epoch(epoch)]) for epoch in range(2)]
+    assert all(len(labels) == items for labels in epochs)
+
+
+def train(config: Config, workload: Antispoof) -> None:
+    """All steps of the configuration, by the parts that a run is made of."""
+    assert config.run.max_steps is not None
+    stepper = Stepper(workload, config, torch.device("cpu"), config.run.max_steps)
+    batches, clock = Batches(workload.train_data, config), PhaseClock()
+    step, epoch = 0, 0
+    iterator = batches.epoch(epoch)
+    while step < config.run.max_steps:
+        if stepper.step(iterator, clock, step) is None:
+            epoch += 1
+            iterator = batches.epoch(epoch)
+            continue
+        clock.end_step()
+        step += 1
+
+
+@torch.no_grad()
+def error(workload: Antispoof, score: Callable[[Tensor], Tensor] | None = None) -> float:
+    """The metric's headline in percent, of the model or of a score of the spectrograms in its place."""
+    data = workload.eval_data
+    assert isinstance(data, SpeechClips)
+    workload.model.eval()
+    metric = workload.metric()
+    for indices in torch.arange(len(data)).split(32):
+        batch = data.batch(indices)
+        if score is None:
+            output = workload.forward(workload.model, batch)
+        else:
+            value = score(batch[0])
+            output = torch.stack((-value, value), dim=1)
+        metric.update(output, batch, workload.loss(output, batch))
+    workload.model.train()
+    name, value = next(iter(metric.result().items()))
+    assert name == "eer_percent"
+    return value
+
+
+def either_way(workload: Antispoof, score: Callable[[Tensor], Tensor]) -> float:
+    """The error of a threshold that may reject what is above it or what is below it."""
+    rate = error(workload, score)
+    return min(rate, 100 - rate)
+
+
+def level_above_4_khz(spectrograms: Tensor) -> Tensor:
+    return spectrograms[:, 97:].mean(dim=(1, 2))
+
+
+def roughness_over_frequency(spectrograms: Tensor) -> Tensor:
+    return spectrograms.diff(dim=1).abs().mean(dim=(1, 2))
+
+
+def learning_config(steps: int, sequence: int, **section: Any) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"max_steps": steps},
+            "workload": {**TINY, "dropout": 0.1, **section},
+            "batch": {"micro": 16, "sequence": sequence},
+            "precision": {"amp": "off"},
+            "optimizer": {"name": "adam", "lr": 3e-3, "weight_decay": 1e-4},
+            "schedule": {"kind": "cosine", "min_lr": 1e-5},
+            "clip": {"max_norm": 5.0},
+        }
+    )
+
+
+def test_learns_to_tell_copies_of_voices_it_never_heard() -> None:
+    config = learning_config(160, 9_600, clips=240)
+    torch.manual_seed(1)
+    workload = prepared(config)
+    assert error(workload) > 40
+    # Nothing as simple as loudness tells a copy: what is learned is the harm to the harmonics.
+    assert either_way(workload, level_above_4_khz) > 40
+    train(config, workload)
+    assert error(workload) < 30
+
+
+def test_same_seed_gives_the_same_bits() -> None:
+    weights = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        config = learning_config(3, 3_200, clips=40)
+        workload = prepared(config)
+        train(config, workload)
+        weights.append(torch.nn.utils.parameters_to_vector(workload.model.parameters()))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.slow
+def test_real_digits_beat_chance_and_thresholds(real_data: Path) -> None:
+    """Of a speaker who was never heard, where loudness tells nothing and roughness errs in more than 20 %."""
+    config = learning_config(800, 16_000, data=str(real_data / "spoken-digits"))
+    torch.manual_seed(1)
+    workload = prepared(config)
+    assert either_way(workload, level_above_4_khz) > 40
+    rough = either_way(workload, roughness_over_frequency)
+    assert 20 < rough < 35
+    train(config, workload)
+    assert error(workload) < 12
+
+
+def test_files_that_vanish_are_told(make_config: MakeConfig, tmp_path: Path) -> None:
+    section = make_config({**TINY, "clips": 8}, micro=2, sequence=1600).workload
+    made = antispoof_data.made_up(section, 1600)  # type: ignore[arg-type]
+    gone = antispoof_data.Recording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
+    complaints = Complaints("x")
+    data = antispoof_data.SpeechData((gone, *made.recordings), True, 1600, None)
+    assert make_clips(data, 1, str(tmp_path), complaints, lambda _: None) is None
+    assert "gone.wav: No such file or directory" in str(complaints.problems[0])

@@ -1,0 +1,210 @@
+"""The documents of the fine-tuning workload: the manual's topics, a user's own, and every mistake in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finetune_help import configured, documents, own, prepared, told
+
+from ndd_engine.errors import ConfigError
+from ndd_engine.workloads.facts import problems
+
+
+def test_facts_are_found_without_torch() -> None:
+    code = (
+        "import sys; from ndd_engine.config import read; from ndd_engine.workloads.facts import facts; "
+        "print(facts(read(None, ['workload.name=finetune']).resolve()).text); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("25 examples of 48,000 characters, 5 to evaluate; at most 256 tokens")
+
+
+# The builtin documents.
+
+
+def test_builtin_examples_are_the_longest_topics() -> None:
+    from pydoc_data.topics import topics
+
+    data = documents("workload.document_chars=0")
+    assert sorted(data.train, key=len) == sorted(topics.values(), key=len)[-25:]
+    assert len(data.evaluation) == 5
+
+
+@pytest.mark.parametrize("examples", [2, 25, 40])
+def test_nothing_evaluated_on_was_trained_on(examples: int) -> None:
+    data = documents(f"workload.examples={examples}", "workload.document_chars=0")
+    trained = {line for text in data.train for line in paragraphs(text)}
+    for text in data.evaluation:
+        assert text not in data.train and trained.isdisjoint(paragraphs(text))
+    joined = documents(f"workload.examples={examples}", "workload.document_chars=30000")
+    assert joined.evaluation == tuple(text[:30000] for text in data.evaluation)
+    assert not any(text in example for text in joined.evaluation for example in joined.train)
+
+
+def paragraphs(text: str) -> set[str]:
+    """Of some length, whatever their indentation."""
+    plain = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return {paragraph for paragraph in plain if len(paragraph) >= 40}
+
+
+@pytest.mark.parametrize("chars", [64, 3_000, 60_000])
+def test_document_chars_sets_the_length_of_examples(chars: int) -> None:
+    whole = documents("workload.document_chars=0")
+    data = documents(f"workload.document_chars={chars}")
+    assert {len(text) for text in data.train} == {chars}
+    for example, document in zip(data.train, whole.train, strict=True):
+        assert example.startswith(document[:chars])
+    note = "go on with the documents after them"
+    assert any(note in each for each in data.notes) == (chars == 60_000)
+
+
+def test_joining_uses_each_document_once() -> None:
+    sets = ("workload.examples=3", "workload.eval_examples=1")
+    data = documents(*sets, "workload.document_chars=1000000")
+    one, two, three = documents(*sets, "workload.document_chars=0").train
+    orders = ((one, two, three), (two, three, one), (three, one, two))
+    assert data.train == tuple("\n\n".join(order) for order in orders)
+
+
+def test_too_many_examples_of_the_manual() -> None:
+    assert "workload.examples = 5000: the manual has " in told("workload.examples=5000")
+    text = told("workload.eval_examples=70", "batch.micro=32")
+    assert "manual topics are no part of the 25 that are trained on; allowed: at most " in text
+    assert "one optimizer step takes 32 examples" in text and "at most 25" in text
+    with pytest.raises(ConfigError, match="document_chars 63 is too short"):
+        configured("workload.document_chars=63")
+
+
+# A user's own documents.
+
+
+TEXTS = ["short answer, " * 6, "a longer one, " * 8, "the longest of all, " * 9]
+
+
+def test_json_lines_of_both_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    lines = [
+        json.dumps({"prompt": TEXTS[0][:20], "completion": TEXTS[0][20:], "id": 1}), "",
+        json.dumps({"text": TEXTS[2]}), json.dumps({"text": TEXTS[1]}),
+        json.dumps({"text": TEXTS[1]}), json.dumps({"text": "\u00e9" * 10}),
+    ]  # fmt: skip
+    path.write_text("\r\n".join(lines), "utf-8")
+    data = documents(*own(path))
+    assert data.train == (TEXTS[2], TEXTS[1]) and data.evaluation == (TEXTS[0],)
+    assert data.notes == (
+        "Documents left out: 1 of fewer than 64 characters.",
+        "Documents left out: 1 that are the same as another one.",
+    )
+
+
+def test_odd_characters_of_json_survive(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    odd = ["\ud83d lone \udc00 surrogates, zero \0 and 😀 " * 3 + str(number) for number in range(3)]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in odd))
+    workload = prepared(*own(path))
+    data: Any = workload.train_data
+    assert [workload.encoder.decode(workload.encoder.encode(text)) for text in data.texts] == odd[:2]
+
+
+def test_text_with_separators_and_without(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_bytes("\n--- \n".join([*TEXTS, ""]).replace("\n", "\r\n").encode())
+    data = documents(*own(path))
+    assert data.train == (TEXTS[2], TEXTS[1]) and data.evaluation == (TEXTS[0],)
+    text = "".join(f"line {number} --- of a text\n" for number in range(100))
+    path.write_text(text)
+    third = len(text) // 3
+    data = documents(*own(path, "workload.document_chars=0"))
+    assert data.train + data.evaluation == tuple(text[n * third : (n + 1) * third] for n in range(3))
+    data = documents(*own(path, "workload.document_chars=100"))
+    assert data.train + data.evaluation == (text[:100], text[100:200], text[200:300])
+    share = 300 / len(text)
+    assert f"3 pieces of 100 characters, which are {share:.0%} of it" in data.notes[0]
+
+
+def test_folder_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.txt").write_text(TEXTS[0] + "\n")
+    (tmp_path / "inner" / "b.md").write_text("---\n" + TEXTS[1])  # front matter separates nothing
+    (tmp_path / "inner" / "c.text").write_text(TEXTS[2])
+    (tmp_path / "d.bin").write_bytes(b"\0\1")
+    (tmp_path / ".hidden.txt").write_bytes(b"\0\1")
+    data = documents(*own(tmp_path))
+    assert data.train == (TEXTS[2], "---\n" + TEXTS[1]) and data.evaluation == (TEXTS[0],)
+
+
+def test_own_documents_are_cut_and_never_joined(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("\n---\n".join(TEXTS))
+    data = documents(*own(path, "workload.document_chars=100"))
+    assert data.train == (TEXTS[2][:100], TEXTS[1][:100]) and data.evaluation == (TEXTS[0],)
+
+
+def test_unused_documents_and_a_small_vocabulary_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("\n---\n".join([*TEXTS, "z" * 64, "y" * 64]))
+    workload = prepared(*own(path))
+    notes = workload.notes()
+    assert any(note.startswith("Documents that are not used: 2 ") for note in notes)
+    assert len(workload.encoder) < 1024
+    assert any(f"give {len(workload.encoder):,} tokens instead of 1,024" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{", "line 2: this is not JSON: Expecting property name enclosed in double quotes at column 2"),
+        ("[" * 100_000, "line 2: this is not JSON"),
+        ("[1]", "line 2: this is a list, not an object"),
+        ("3", "line 2: this is a number, not an object"),
+        ('{"txt": "x"}', 'line 2: there is no "text"'),
+        ('{"prompt": "x"}', 'line 2: there is no "completion"'),
+        ('{"text": null}', 'line 2: "text" is null, not a text'),
+        ('{"prompt": "x", "completion": ["y"]}', 'line 2: "completion" is a list, not a text'),
+    ],
+)
+def test_mistakes_in_json_lines(tmp_path: Path, line: str, expected: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"text": TEXTS[0]}) + "\n" + line + "\n")
+    assert expected in told(*own(path))
+
+
+def test_every_mistake_is_told_and_the_many_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("[]\n" * 9)
+    text = told(*own(path, "batch.accumulation=3"))
+    assert "line 5:" in text and "line 6:" not in text and "4 more lines like these" in text
+    assert "batch.accumulation = 3: one optimizer step takes 3 examples" in text
+    path.write_text("\n \n")
+    assert "there are no examples in this file" in told(*own(path))
+
+
+def test_mistakes_in_a_folder(tmp_path: Path) -> None:
+    assert "there are no text files in this folder" in told(*own(tmp_path))
+    for number in range(7):
+        (tmp_path / f"{number}.txt").write_bytes(b"\xff" if number else b"")
+    os.mkfifo(tmp_path / "pipe.md")
+    text = told(*own(tmp_path))
+    assert "the file is empty" in text and "byte 0xff at offset 0" in text and "3 more mistakes" in text
+
+
+def test_missing_and_short_data(tmp_path: Path) -> None:
+    assert 'did you mean "builtin"?' in told("workload.data=bultin")
+    assert "there is no such file" in told(f"workload.data={tmp_path / 'no.jsonl'}")
+    assert "File name too long" in told(f"workload.data={'x' * 5000}")
+    path = tmp_path / "data.txt"
+    path.write_text("\n---\n".join(TEXTS))
+    text = told(f"workload.data={path}")
+    assert "25 examples to train on and 5 to evaluate on are wanted, and the data holds 3 usable" in text
+    assert "set workload.examples to 2 and workload.eval_examples to 1" in text
+    assert problems(configured(*own(path)), "x") == []
+    path.write_text("too short")
+    text = told(*own(path))
+    assert "the data holds 0 usable documents" in text and "fewer than 64 characters" in text

@@ -1,0 +1,262 @@
+"""The pointer-generator: its size, both of its forms, padding, copying, and half precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ndd_engine.config.workload_sections import SummariseSection
+from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.summarise import Padder, Pairs, build_model
+from ndd_engine.workloads.summarise_data import END, PADDING, START, UNKNOWN
+from ndd_engine.workloads.summarise_model import (
+    Encoder,
+    Memory,
+    Pointer,
+    PointerGenerator,
+    Steps,
+    StepwisePointer,
+    negative_log_likelihood,
+)
+
+VOCABULARY = 40
+
+
+def make(hoisted: bool, layers: int = 2, dropout: float = 0.0) -> PointerGenerator:
+    torch.manual_seed(3)
+    return PointerGenerator(VOCABULARY, 6, 5, layers, dropout, hoisted)
+
+
+def draw_pair(draw: torch.Generator, source: int, target: int) -> Pairs:
+    """A pair with words that the vocabulary lacks, some of them in the summary."""
+    extended = torch.randint(4, VOCABULARY + 3, (source,), generator=draw)
+    extended[1] = VOCABULARY
+    words = torch.where(extended < VOCABULARY, extended, UNKNOWN)
+    out = torch.randint(4, VOCABULARY, (target,), generator=draw)
+    out[0], out[1], out[-1] = VOCABULARY, extended[0], END
+    known = torch.where(out < VOCABULARY, out, UNKNOWN)
+    return Pairs(words, extended, torch.cat((torch.tensor([START]), known[:-1])), out)
+
+
+def items(*lengths: tuple[int, int]) -> list[Pairs]:
+    draw = torch.Generator().manual_seed(0)
+    return [draw_pair(draw, *length) for length in lengths]
+
+
+def loss_of(model: nn.Module, batch: Pairs) -> Tensor:
+    return negative_log_likelihood(model(*batch), batch.target_out)
+
+
+def gradients(model: nn.Module, batch: Pairs) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    found = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad.clone()
+    return loss.detach(), found
+
+
+@pytest.mark.parametrize(
+    ("embedding", "hidden", "expected"),
+    [(128, 256, 22_459_137), (112, 224, 19_216_497), (96, 192, 16_098_785)],
+)
+@pytest.mark.parametrize("decoder", ["hoisted", "stepwise"])
+def test_parameter_counts(decoder: str, embedding: int, hidden: int, expected: int) -> None:
+    section = SummariseSection.model_validate(
+        {"name": "summarise", "embedding": embedding, "hidden": hidden, "decoder": decoder}
+    )
+    with torch.device("meta"):
+        assert parameter_count(build_model(section)) == expected
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_both_forms_have_the_same_loss_and_gradients(
+    layers: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    hoisted, stepwise = make(True, layers).to(dtype), make(False, layers).to(dtype)
+    # A checkpoint of one form is one of the other.
+    stepwise.load_state_dict(hoisted.state_dict())
+    batch = Padder(None)(items((9, 6), (5, 3), (12, 4)))
+    (left, ours), (right, theirs) = gradients(hoisted, batch), gradients(stepwise, batch)
+    assert left.dtype == dtype and float(left) == pytest.approx(float(right), rel=tolerance)
+    for name, gradient in ours.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(gradient, theirs[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("hoisted", [True, False])
+def test_padding_changes_nothing(hoisted: bool) -> None:
+    """A pair has the loss and the gradient of its own in any company, and with any padding."""
+    model = make(hoisted).double()
+    pairs = items((9, 6), (5, 3), (12, 8))
+    alone = [gradients(model, Padder(None)([pair])) for pair in pairs]
+    full = [gradients(model, Padder((20, 11))([pair])) for pair in pairs]
+    together = gradients(model, Padder(None)(pairs))
+    for (loss, own), (padded_loss, padded) in zip(alone, full, strict=True):
+        assert float(padded_loss) == pytest.approx(float(loss), rel=1e-12)
+        for name, gradient in own.items():
+            torch.testing.assert_close(padded[name], gradient, rtol=1e-10, atol=1e-14, msg=name)
+    assert float(together[0]) == pytest.approx(sum(float(loss) for loss, _ in alone) / 3, rel=1e-12)
+    for name, gradient in together[1].items():
+        mean = torch.stack([own[name] for _, own in alone]).mean(0)
+        torch.testing.assert_close(gradient, mean, rtol=1e-10, atol=1e-14, msg=name)
+
+
+def test_encoder_is_torch_s_bidirectional_lstm() -> None:
+    """On packed sequences, which leave padding out."""
+    torch.manual_seed(0)
+    encoder = Encoder(6, 5, 2, 0.0).double()
+    reference = nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True).double()
+    for index in range(2):
+        for name, parameter in encoder.layers[index].named_parameters():
+            getattr(reference, name.replace("l0", f"l{index}")).data.copy_(parameter)
+    lengths = torch.tensor([7, 3, 1])
+    embedded = torch.randn(3, 9, 6, dtype=torch.float64)
+    real = torch.arange(9) < lengths.unsqueeze(1)
+    states, hidden, cell = encoder(embedded, real)
+    packed = nn.utils.rnn.pack_padded_sequence(embedded, lengths, batch_first=True)
+    expected, (ends, cells) = reference(packed)
+    expected, _ = nn.utils.rnn.pad_packed_sequence(expected, batch_first=True, total_length=9)
+    torch.testing.assert_close(states * real.unsqueeze(2), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(hidden, ends[[0, 2]])
+    torch.testing.assert_close(cell, cells[[0, 2]])
+
+
+@pytest.mark.parametrize("kind", [Pointer, StepwisePointer])
+def test_probability_is_that_of_generating_or_copying(kind: type[Pointer]) -> None:
+    """By hand: p_gen p_vocab(word) + (1 - p_gen) (attention on its places in the source)."""
+    torch.manual_seed(0)
+    pointer = kind(10, 2, 3).double()
+    steps = Steps(
+        torch.randn(1, 2, 3).double(),
+        torch.randn(1, 2, 6).double(),
+        torch.tensor([[[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.2, 0.0]]]).double(),
+    )
+    embedded = torch.randn(1, 2, 2).double()
+    # Word 5, an unknown one (10), word 5 again, another unknown one (11).
+    extended = torch.tensor([[5, 10, 5, 11]])
+    memory = Memory(torch.empty(0), None, torch.empty(0), extended)
+    features = torch.cat((steps.hidden, steps.context, embedded), 2)
+    generated = torch.softmax(features @ pointer.words.weight.T + pointer.words.bias, 2)[0]
+    gate = torch.sigmoid(features @ pointer.gate.weight.T + pointer.gate.bias)[0, :, 0]
+    for target, first, second in ((5, 0.4, 0.9), (10, 0.2, 0.1), (11, 0.4, 0.0), (7, 0.0, 0.0)):
+        found = pointer(steps, embedded, memory, torch.full((1, 2), target))[0]
+        expected = (1 - gate) * torch.tensor([first, second]).double()
+        if target < 10:
+            expected = expected + gate * generated[:, target]
+        torch.testing.assert_close(found, expected)
+    whole = pointer.distribution(steps, embedded, memory)
+    assert whole.shape == (1, 2, 14)
+    torch.testing.assert_close(whole.sum(2), torch.ones(1, 2).double())
+
+
+def test_learns_to_copy_words_that_the_vocabulary_lacks() -> None:
+    """Summaries that are a word no row of the vocabulary stands for: only the pointer can say it."""
+    torch.manual_seed(0)
+    model = PointerGenerator(16, 12, 16, 1, 0.0, True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    draw = torch.Generator().manual_seed(1)
+
+    def batch(count: int) -> Pairs:
+        """Six words, the unknown one somewhere after the word 4."""
+        extended = torch.randint(5, 16, (count, 6), generator=draw)
+        place = torch.randint(0, 5, (count, 1), generator=draw)
+        extended.scatter_(1, place, 4).scatter_(1, place + 1, 16)
+        source = torch.where(extended < 16, extended, UNKNOWN)
+        target_in = torch.tensor([START, UNKNOWN]).expand(count, -1)
+        return Pairs(source, extended, target_in, torch.tensor([16, END]).expand(count, -1))
+
+    for _ in range(120):
+        loss = loss_of(model, batch(32))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    fresh = batch(64)
+    with torch.no_grad():
+        chosen = model(*fresh)
+        memory, state = model.read(fresh.source, fresh.extended, True)
+        likely, _ = model.step(torch.full((64,), START), memory, state)
+    assert chosen[:, 0].min() > 0.9
+    assert (likely.argmax(1) == 16).all()
+
+
+@pytest.mark.parametrize("hoisted", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_close_and_finite(hoisted: bool, dtype: torch.dtype) -> None:
+    model = make(hoisted)
+    batch = Padder((14, 9))(items((9, 6), (5, 3), (12, 8)))
+    expected, exact = gradients(model, batch)
+    with torch.autocast("cpu", dtype=dtype):
+        loss, found = gradients(model, batch)
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(expected), rel=0.02)
+    for name, gradient in found.items():
+        assert torch.isfinite(gradient).all(), name
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact[name]).norm() < 0.1 * exact[name].norm() + 1e-3, name
+
+
+@pytest.mark.parametrize("hoisted", [True, False])
+def test_an_impossible_word_has_a_finite_loss_and_gradient(hoisted: bool) -> None:
+    """A vocabulary that is sure of another word, and a target that is not in the source: probability 0 in fp32."""
+    model = make(hoisted)
+    with torch.no_grad():
+        model.pointer.words.bias[7] = 1e4
+        model.pointer.gate.bias.fill_(1e4)
+    batch = Pairs(
+        torch.tensor([[7, 8]]), torch.tensor([[7, 8]]), torch.tensor([[START]]), torch.tensor([[9]])
+    )
+    loss, found = gradients(model, batch)
+    assert 20 < float(loss) < 30
+    assert all(torch.isfinite(gradient).all() for gradient in found.values())
+
+
+@pytest.mark.parametrize("hoisted", [True, False])
+def test_dropout_acts_in_training_alone(hoisted: bool) -> None:
+    model = make(hoisted, dropout=0.5)
+    batch = Padder(None)(items((9, 6)))
+    assert float(loss_of(model, batch).detach()) != float(loss_of(model, batch).detach())
+    model.eval()
+    assert float(loss_of(model, batch).detach()) == float(loss_of(model, batch).detach())
+
+
+@pytest.mark.parametrize("hoisted", [True, False])
+def test_sub_phases_cover_the_work(hoisted: bool) -> None:
+    """Every module with parameters works inside a call of a part, and attention once a word inside the decoder."""
+    model = make(hoisted)
+    inside: list[str] = []
+    calls: list[tuple[str, ...]] = []
+    for name, part in model.parts().items():
+        for module in [part] if isinstance(part, nn.Module) else part:
+
+            def enter(_module: nn.Module, _inputs: Any, name: str = name) -> None:
+                inside.append(name)
+                calls.append(tuple(inside))
+
+            module.register_forward_pre_hook(enter)
+            module.register_forward_hook(lambda *_: (inside.pop(), None)[1])
+    model(*Padder(None)(items((9, 6))))
+    assert {call[0] for call in calls} >= {"embedding", "encoder", "decoder", "pointer"}
+    assert calls.count(("decoder", "attention")) == 6
+    assert calls.count(("pointer",)) == calls.count(("decoder",)) == (1 if hoisted else 6)
+    covered = {
+        parameter
+        for part in model.parts().values()
+        for module in ([part] if isinstance(part, nn.Module) else part)
+        for parameter in module.parameters()
+    }
+    assert covered == set(model.parameters())
+
+
+def test_padding_is_index_three_and_has_no_embedding() -> None:
+    model = make(True)
+    assert PADDING == 3
+    for table in (model.source_words, model.target_words):
+        assert table.padding_idx == 3 and table.num_embeddings == VOCABULARY
+        assert not table.weight[3].any()
