@@ -99,3 +99,23 @@ def test_the_last_words_hold_the_rates_and_the_work() -> None:
         assert part in text, part
     host = "\n".join(summary(snapshot(False), None, "runs/x"))
     assert "MFU n/a: no published peak for this processor" in host
+
+
+def test_a_stage_that_counts_is_said_now_and_then() -> None:
+    lines: list[str] = []
+    now = [0.0]
+    narrator = Narrator(lines.append, every_s=5.0, since=0.0, clock=lambda: now[0])
+    for done in range(0, 1000, 100):
+        now[0] += 1.0
+        narrator.look(snapshot(status="preparing", stage=f"encoding items once: {done:,} of 1,000", run=None, marks=(),
+                               settings=(), steps_per_s=None))  # fmt: skip
+    narrator.look(
+        snapshot(
+            status="preparing", stage="building the model", run=None, marks=(), settings=(), steps_per_s=None
+        )
+    )
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "0 of 1,000",
+        "500 of 1,000",
+        "building the model",
+    ]

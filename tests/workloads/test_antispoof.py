@@ -23,6 +23,7 @@ from ndd_engine.workloads.antispoof import (
     AugmentedClips,
     SpeechClips,
     equal_error_rate,
+    evaluation_notes,
     make_clips,
 )
 from ndd_engine.workloads.antispoof_model import AttentivePooling, SeResNet
@@ -213,6 +214,16 @@ def test_short_recordings_are_repeated_and_long_ones_cut() -> None:
     for index in (-1, 2):
         with pytest.raises(IndexError):
             clips[index]
+
+
+def test_an_evaluation_of_one_kind_is_told(make_config: MakeConfig) -> None:
+    clips = SpeechClips.of([(torch.zeros(9, dtype=torch.int16), label) for label in (1, 1, 1, 1, 0)], 1600)
+    config = make_config(TINY, micro=2, sequence=1600)
+    short = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"batches": 2})})
+    assert evaluation_notes(config, clips) == []
+    assert evaluation_notes(short, clips) == [
+        "The evaluation looks at clips of one kind, so there is no eer_percent: raise evaluate.batches."
+    ]
 
 
 def test_gathered_batch_is_the_collated_batch(make_config: MakeConfig) -> None:

@@ -127,8 +127,8 @@ def test_plain_folder_gets_copies_and_is_split_by_speaker(make_config: MakeConfi
         "18 clips of 3 speakers, half of them Griffin-Lim copies: 12 of 26 frames a pass, 6 to evaluate"
     )
     assert workload.notes() == [
-        "9 recordings of 8,000 Hz are resampled to 16,000 Hz.",
-        "9 recordings are longer than batch.sequence; only their beginning is used.",
+        "Resampled from 8,000 Hz to 16,000 Hz: 9 of 9 recordings.",
+        "Longer than batch.sequence, only the beginning is used: 9 of 9 recordings.",
     ]
     clips = workload.train_data
     assert isinstance(clips, SpeechClips)
@@ -157,7 +157,10 @@ def test_folders_of_both_kinds(make_config: MakeConfig, tmp_path: Path, names: t
         write_wav(tmp_path / names[1] / f"{number}.wav", [tone(900, 0.2, 16_000)], 16_000)
     write_wav(tmp_path / "other" / "stray.wav")
     data = folder_data(tmp_path)
-    assert not data.copied and data.notes[0] == "1 recordings in neither kind of folder are left out."
+    assert (
+        not data.copied
+        and data.notes[0] == "Left out, since they lie in neither kind of folder: 1 of 17 recordings."
+    )
     stems = [
         {r.path.stem for r in data.recordings if r.path and r.held_out is part} for part in (True, False)
     ]
@@ -202,8 +205,11 @@ def test_missing_empty_and_odd_folders(make_config: MakeConfig, tmp_path: Path) 
     path = write_wav(tmp_path / "voices" / "a.wav")
     text = told(make_config, path)
     assert "this is a file" in text and f"its folder is {tmp_path / 'voices'}" in text
-    assert "1 recordings cannot be parted" in told(make_config, tmp_path / "voices")
+    assert "too few recordings to part into training and evaluation: 1" in told(
+        make_config, tmp_path / "voices"
+    )
     assert "cannot be read" in told(make_config, "a\0b") or "no such folder" in told(make_config, "a\0b")
+    assert "the folder cannot be read: " in told(make_config, "~nobody-of-this-name/voices")
     assert "cannot be read: File name too long" in told(make_config, "x" * 5000)
 
 

@@ -64,7 +64,7 @@ def train(workload: Summarise, steps: int, lr: float, micro: int = 8) -> list[fl
         for batch in loader:
             loss = workload.loss(workload.forward(workload.model, batch), batch)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(workload.model.parameters(), 1.0)
             optimizer.step()
             losses.append(float(loss.detach()))
@@ -131,7 +131,7 @@ def test_metric_writes_the_first_summaries_and_compares_them(make_config: MakeCo
     # "ocelot ocelot ocelot ocelot" against "ocelot cat ocelot": 2 of 4 and 2 of 3 words.
     expected = rouge("ocelot " * 4, "ocelot cat ocelot")
     assert expected["rouge_1"] == pytest.approx(4 / 7)
-    assert list(found)[0] == "rouge_l"
+    assert next(iter(found)) == "rouge_l"
     for name, value in expected.items():
         assert found[name] == found[f"greedy_{name}"] == pytest.approx(value)
     assert set(found) == {*expected, *(f"greedy_{name}" for name in expected), "loss"}
@@ -160,7 +160,6 @@ def test_same_seed_gives_the_same_bits(make_config: MakeConfig, decoder: str) ->
 
 
 def test_both_forms_train_alike(make_config: MakeConfig) -> None:
-    """Losses of the first steps with torch 2.13. A change of these needs a reason."""
     hoisted, stepwise = (
         train(make(make_config, decoder=decoder, pairs=80), 6, 3e-3) for decoder in ("hoisted", "stepwise")
     )

@@ -137,7 +137,8 @@ def test_functions_are_joined_to_the_length_of_a_source(make_config: MakeConfig)
     assert max(lengths) == 200 and all(length == 200 for length in lengths[:-1])
     assert len(data.train) < 114 and data.notes
     # The first item holds the first functions from the beginning, with all of their summaries.
-    taken, count = (), 0
+    taken: tuple[str, ...] = ()
+    count = 0
     while len(taken) < 200:
         taken, count = taken + raw[count].source, count + 1
     assert data.train[0].source == taken[:200]

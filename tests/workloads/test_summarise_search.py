@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ndd_engine.workloads.summarise_data import END, PADDING, START, UNKNOWN
 from ndd_engine.workloads.summarise_model import Memory, PointerGenerator, State
-from ndd_engine.workloads.summarise_search import Written, beam, greedy
+from ndd_engine.workloads.summarise_search import beam, greedy
 
 A, B, C = 4, 5, 6
 
@@ -43,20 +44,21 @@ ONE = torch.tensor([[A]])
 def score(table: Table, words: list[int]) -> float:
     """Mean log-probability of words and END, added up here."""
     path = [START, *words, END]
-    return sum(float(table.likely[a, b]) for a, b in zip(path, path[1:], strict=False)) / (len(path) - 1)
+    return sum(float(table.likely[a, b]) for a, b in pairwise(path)) / (len(path) - 1)
 
 
 def test_beam_finds_what_greedy_misses() -> None:
     (first,) = greedy(GARDEN_PATH, ONE, ONE, 8)
     (best,) = beam(GARDEN_PATH, ONE, ONE, 3, 8)
     assert first.words[0] == A
-    assert best == Written([B], pytest.approx(score(GARDEN_PATH, [B])))
+    assert best.words == [B] and best.score == pytest.approx(score(GARDEN_PATH, [B]))
     assert best.score > first.score
 
 
 def test_greedy_takes_the_likeliest_word_each_time_until_the_end() -> None:
     table = Table({START: {A: 0.6, B: 0.4}, A: {B: 0.7, END: 0.3}, B: {END: 0.8, A: 0.2}})
-    assert greedy(table, ONE, ONE, 8) == [Written([A, B], pytest.approx(score(table, [A, B])))]
+    (found,) = greedy(table, ONE, ONE, 8)
+    assert found.words == [A, B] and found.score == pytest.approx(score(table, [A, B]))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -78,7 +80,8 @@ def test_beam_does_not_prefer_short_summaries_for_their_length() -> None:
 
 def test_an_end_at_once_is_an_empty_summary() -> None:
     table = Table({START: {END: 0.9, A: 0.1}, A: {END: 1.0}})
-    assert greedy(table, ONE, ONE, 4) == [Written([], pytest.approx(math.log(0.9)))]
+    (found,) = greedy(table, ONE, ONE, 4)
+    assert found.words == [] and found.score == pytest.approx(math.log(0.9))
 
 
 def random_model(hoisted: bool = True) -> tuple[PointerGenerator, Tensor, Tensor]:
@@ -86,7 +89,7 @@ def random_model(hoisted: bool = True) -> tuple[PointerGenerator, Tensor, Tensor
     model = PointerGenerator(20, 8, 8, 2, 0.0, hoisted).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter *= 4  # far from uniform, so that searches differ
+            parameter.mul_(4)  # far from uniform, so that searches differ
     extended = torch.randint(4, 24, (5, 7))
     extended[2, 4:] = PADDING
     return model, torch.where(extended < 20, extended, UNKNOWN), extended
@@ -122,7 +125,8 @@ def test_score_is_the_probability_that_training_sees() -> None:
         out = torch.tensor([[*written.words, END][:9]])
         known = torch.where(out < 20, out, UNKNOWN)
         target_in = torch.cat((torch.tensor([[START]]), known[:, :-1]), 1)
-        chosen = model(source[row : row + 1], extended[row : row + 1], target_in, out)
+        with torch.no_grad():
+            chosen = model(source[row : row + 1], extended[row : row + 1], target_in, out)
         assert written.score == pytest.approx(float(chosen.log().mean()), rel=1e-4)
 
 

@@ -50,6 +50,7 @@ class Narrator:
         self._clock = clock
         self._next = 0.0
         self._stage = ""
+        self._next_stage = 0.0
         self._since = time.time() if since is None else since  # what happened before is in the log already
         self._told: TimedMark | None = None
         self._introduced = known
@@ -59,7 +60,7 @@ class Narrator:
     def look(self, snapshot: Snapshot) -> None:
         """Say what came since the last look."""
         if snapshot.stage and snapshot.stage != self._stage and snapshot.status == "preparing":
-            self._say(snapshot.stage)
+            self._tell_stage(snapshot.stage)
         self._stage = snapshot.stage
         if snapshot.run is not None and snapshot.run is not self._introduced:
             self._introduced = snapshot.run
@@ -82,6 +83,14 @@ class Narrator:
             self._step = snapshot.step
             self._say(progress_line(snapshot))
 
+    def _tell_stage(self, stage: str) -> None:
+        """A stage that counts its progress is said every few seconds, like the progress of the training."""
+        now = self._clock()
+        counts = _words(stage) == _words(self._stage)
+        if not counts or now >= self._next_stage:
+            self._next_stage = now + self._every_s
+            self._say(stage)
+
     def _tell_settings(self, settings: tuple[SettingEvent, ...]) -> None:
         """Each setting that was requested or is not in effect once, and again when that changes."""
         for setting in settings:
@@ -98,6 +107,11 @@ class Narrator:
         if marks:
             self._told = marks[-1]
         return marks[seen + 1 :]
+
+
+def _words(stage: str) -> str:
+    """A stage without its numbers."""
+    return "".join(char for char in stage if not char.isdigit() and char != ",")
 
 
 def introduction(snapshot: Snapshot) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ndd_profiles
-from ndd_engine.config import WORKLOADS
+from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
 from ndd_engine.errors import UsageError
 from ndd_engine.record.channel import send
 from ndd_engine.record.reader import RunReader
@@ -130,7 +130,9 @@ class HomeFolder:
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
 
     def workloads(self) -> list[StartRow]:
-        return [StartRow(name, TITLES[name], _sizes(name)) for name in WORKLOADS]
+        # What `train` takes by itself comes first.
+        names = sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name))
+        return [StartRow(name, TITLES[name], _sizes(name)) for name in names]
 
 
 def run_row(directory: RunDir) -> RunRow:

@@ -83,6 +83,9 @@ def _largest(
     measured = work = 0.0
     for size in sizes:
         config = draft.resolve(size)
+        # Making or reading all of the data for each size would take longer than measuring it.
+        few = config.workload.model_copy(update=draft.auto.get("probe", {}))
+        config = config.model_copy(update={"workload": few})
         torch.manual_seed(config.run.seed)
         workload = prepare(config)
         batch = config.batch

@@ -185,7 +185,7 @@ class Antispoof:
         self.tokens_per_item: float = data.frames
         self.epochs_differ = section.augment
         self._section, self._data_line = section, data.line()
-        self._notes = [*data.notes, *_evaluation_notes(config, evaluation)]
+        self._notes = [*data.notes, *evaluation_notes(config, evaluation)]
         self.train_data: Dataset[Any] = AugmentedClips(train, config.run.seed) if section.augment else train
         self.eval_data: Dataset[Any] = evaluation
         model = SeResNet(section.blocks, section.channels, section.reduction, section.dropout)
@@ -286,16 +286,13 @@ def _wave(recording: Recording, seed: int, seconds: float) -> Tensor:
     return found
 
 
-def _evaluation_notes(config: Config, clips: SpeechClips) -> list[str]:
+def evaluation_notes(config: Config, clips: SpeechClips) -> list[str]:
     """Says so when the evaluation is cut so short that there is no equal error rate."""
     batches = config.evaluate.batches
     labels = clips.labels if batches is None else clips.labels[: batches * config.batch.micro]
     if 0 < int(labels.sum()) < len(labels):
         return []
-    return [
-        f"The first {len(labels):,} clips of the evaluation are of one kind, so there is no eer_percent: raise "
-        "evaluate.batches."
-    ]
+    return ["The evaluation looks at clips of one kind, so there is no eer_percent: raise evaluate.batches."]
 
 
 def equal_error_rate(scores: Tensor, labels: Tensor) -> float | None:

@@ -83,7 +83,9 @@ class SpeechData:
     def line(self) -> str:
         """The data in one line for people."""
         total = self.clips(False) + self.clips(True)
-        voices = "" if self.speakers is None else f" of {self.speakers} speakers"
+        voices = (
+            "" if self.speakers is None else f" of {self.speakers} speaker{'' if self.speakers == 1 else 's'}"
+        )
         spoofed = sum(not recording.real for recording in self.recordings)
         kinds = "half of them Griffin-Lim copies" if self.copied else f"{spoofed:,} of them spoofed"
         return (
@@ -134,17 +136,19 @@ def made_up(section: AntispoofSection, samples: int) -> SpeechData:
 
 def read_folder(data: str, eval_fraction: float, samples: int, complaints: Complaints) -> SpeechData | None:
     """A user's folder of WAV files: two subfolders of both kinds, or real recordings alone."""
-    folder = Path(data).expanduser()
-    files = _wav_files(folder, data, complaints)
-    if files is None:
+    found = _wav_files(data, complaints)
+    if found is None:
         return None
+    folder, files = found
     kinds = {file: kind_of(file.relative_to(folder)) for file in files}
     sorted_out = any(kind is not None for kind in kinds.values())
     notes = []
     if sorted_out:
         outside = sum(kind is None for kind in kinds.values())
         if outside:
-            notes.append(f"{outside:,} recordings in neither kind of folder are left out.")
+            notes.append(
+                f"Left out, since they lie in neither kind of folder: {outside:,} of {len(files):,} recordings."
+            )
         for kind, names in ((True, REAL_FOLDERS), (False, SPOOF_FOLDERS)):
             if kind not in kinds.values():
                 message = (
@@ -198,9 +202,10 @@ def held_out(groups: Mapping[str, Counter[bool]], share: float) -> frozenset[str
     return frozenset(chosen) if all(0 < have[kind] < totals[kind] for kind in totals) else None
 
 
-def _wav_files(folder: Path, data: str, complaints: Complaints) -> list[Path] | None:
-    """Every .wav file in the folder and below it, in the order of their names."""
+def _wav_files(data: str, complaints: Complaints) -> tuple[Path, list[Path]] | None:
+    """The folder, and every .wav file in and below it in the order of their names; None after complaining."""
     try:
+        folder = Path(data).expanduser()
         if not folder.exists():
             allowed = '"builtin", a path to a folder of WAV files'
             complaints.add(KEY, "there is no such folder", data, allowed, alike(folder, data, ("builtin",)))
@@ -218,7 +223,7 @@ def _wav_files(folder: Path, data: str, complaints: Complaints) -> list[Path] | 
     if not files:
         complaints.add(KEY, "there are no WAV files in this folder or below it", data, CLASS_FOLDERS)
         return None
-    return files
+    return folder, files
 
 
 def _recordings(
@@ -279,7 +284,7 @@ def _divide(
         )
     kept = kept if kept is not None else held_out(_counts(groups, recordings), share)
     if kept is None:
-        message = f"{len(recordings):,} recordings cannot be parted into training and evaluation"
+        message = f"too few recordings to part into training and evaluation: {len(recordings):,}"
         allowed = (
             "at least two recordings" if copied else "at least two recordings of each kind, under other names"
         )
@@ -305,10 +310,10 @@ def _notes(recordings: Sequence[Recording], samples: int) -> Iterator[str]:
     if rates:
         count = sum(recording.sample_rate != SAMPLE_RATE for recording in recordings)
         listed = ", ".join(f"{rate:,}" for rate in rates[:4]) + (", …" if len(rates) > 4 else "")
-        yield f"{count:,} recordings of {listed} Hz are resampled to {SAMPLE_RATE:,} Hz."
+        yield f"Resampled from {listed} Hz to {SAMPLE_RATE:,} Hz: {count:,} of {len(recordings):,} recordings."
     longer = sum(recording.seconds * SAMPLE_RATE > samples for recording in recordings)
     if longer:
-        yield f"{longer:,} recordings are longer than batch.sequence; only their beginning is used."
+        yield f"Longer than batch.sequence, only the beginning is used: {longer:,} of {len(recordings):,} recordings."
 
 
 def _check_size(
