@@ -6,7 +6,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+BENCH_VENV ?= $(VENV)-bench
+INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python $(INSTALL)
+PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 
 .PHONY: run test test-slow lint bench screenshots clean
 
@@ -25,8 +28,8 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(BENCH_VENV)/.bench
+	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python screenshots/take.py
@@ -42,5 +45,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
+# The rivals bring numpy and more: a venv of their own, so that the product and its tests are seen to need none of it.
+$(BENCH_VENV)/.bench: pyproject.toml constraints.txt
+	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	@echo "installing the benchmarks' own environment (torch is large; the first time takes a while)" >&2
+	@$(PIP_BENCH) --editable '.[bench]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

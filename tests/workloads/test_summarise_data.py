@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ndd_engine.config import read as load
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import SummariseSection
 from ndd_engine.errors import ConfigError
@@ -145,6 +146,19 @@ def test_functions_are_joined_to_the_length_of_a_source(make_config: MakeConfig)
     assert data.train[0].reference == "\n".join(pair.reference for pair in raw[:count])
     # Nothing that is trained on is evaluated with: the last 5 % of the pairs are kept apart before joining.
     assert data.evaluation[0].source[:30] == raw[114].source[:30]
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "narrow", "middle", "guide"])
+def test_library_feeds_every_size(size: str) -> None:
+    """Whole, and as the little of it that a size is tried with where none was named."""
+    draft = load(None, [f"workload.size={size}"], "summarise")
+    config = draft.resolve()
+    few = {"workload": config.workload.model_copy(update=draft.auto.get("probe", {}))}
+    for each in (config, config.model_copy(update=few)):
+        found = facts(each)
+        assert found is not None and found.train_items >= 16 and found.eval_items > 0
+        assert found.tokens_per_item > each.batch.sequence * 0.95
+    assert config.batch.items == (8 if size == "tiny" else 16)
 
 
 def test_both_kinds_of_file_give_the_same_pairs(make_config: MakeConfig, tmp_path: Path, jsonl: Path) -> None:

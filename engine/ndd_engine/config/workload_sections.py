@@ -194,8 +194,8 @@ class SummariseSection(Section):
     target: int = Field(192, ge=2, le=4096, description="longest summary in tokens")
     decoder: Literal["hoisted", "stepwise"] = Field(
         "hoisted",
-        description="project the vocabulary once for all steps (hoisted), or inside each step (stepwise): the same "
-        "loss and gradients",
+        description="project the encoder's states and the vocabulary once for all steps (hoisted), or inside each "
+        "step (stepwise): the same loss and gradients",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability")
     pad: Literal["longest", "full"] = Field(
@@ -208,7 +208,9 @@ class SummariseSection(Section):
         le=10_000,
         description="summaries written for ROUGE at an evaluation (greedy and beam); 0: none",
     )
-    pairs: int | None = Field(None, ge=2, description="use at most this many pairs of the data")
+    pairs: int | None = Field(
+        None, ge=2, description="use at most this many pairs of the data, counted before functions are joined"
+    )
     eval_fraction: float = Field(0.05, gt=0, lt=0.5, description="share of the pairs kept for evaluation")
 
 

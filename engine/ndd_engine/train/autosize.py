@@ -87,7 +87,7 @@ def _largest(
         few = config.workload.model_copy(update=draft.auto.get("probe", {}))
         config = config.model_copy(update={"workload": few})
         torch.manual_seed(config.run.seed)
-        workload = prepare(config)
+        workload = prepare(config, progress)
         batch = config.batch
         size_work = float(parameter_count(workload.model) * batch.micro * batch.sequence)
         # A size that is far too slow by its multiplications is not worth the seconds of trying it.

@@ -78,7 +78,8 @@ class SpeechClips(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(f"clip {index} of {len(self)}")
-        return self.log_mel(self.waves(torch.tensor([index])))[0], self.labels[index]
+        indices = torch.tensor([index], device=self.samples.device)
+        return self.log_mel(self.waves(indices))[0], self.labels[index]
 
     def waves(self, indices: Tensor) -> Tensor:
         """The clips at `indices` (B,) int64 on the samples' device: (B, sequence) float32 in -1..1."""
@@ -111,15 +112,8 @@ class SpeechClips(Dataset[Any]):
     @property
     def nbytes(self) -> int:
         """What `to` takes on the device."""
-        parts = (
-            self.samples,
-            self.starts,
-            self.lengths,
-            self.labels,
-            self.log_mel.window,
-            self.log_mel.filters,
-        )
-        return sum(part.nbytes for part in parts)
+        places = (self.starts, self.lengths, self.labels)
+        return sum(part.nbytes for part in (self.samples, *places, self.log_mel.window, self.log_mel.filters))
 
 
 class AugmentedClips(Dataset[Any]):

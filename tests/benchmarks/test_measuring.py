@@ -1,0 +1,165 @@
+"""The benchmarks' own arithmetic: a wrong ratio would be believed."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+from benchmarks.common import FOREIGN_LIMIT, Ratio, Table, paired, report, summarise, undisturbed
+from benchmarks.engine import ONLY_STEPS, engine
+from benchmarks.guides import guides, merged
+from benchmarks.parity import difference, parity
+from benchmarks.quality import judge
+from benchmarks.rival_loops import Bare, EngineSide, InOrder, Witness, first_losses, seconds
+
+from ndd_engine.train.prepare import seed
+from ndd_engine.workloads.registry import prepare
+
+TINY = (
+    "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8", "batch.micro=16",
+    "batch.accumulation=3", "clip.max_norm=1.0", "run.threads=1", "run.device=cpu", "precision.amp=off",
+)  # fmt: skip
+
+
+def test_a_drift_of_the_machine_does_not_look_like_a_gain() -> None:
+    speed = 100.0
+    order: list[str] = []
+
+    def block(name: str) -> float:
+        nonlocal speed
+        order.append(name)
+        speed *= 0.97  # the machine gets slower and slower; both sides are equally fast
+        return speed
+
+    found = paired(lambda: block("A"), lambda: block("B"), 4, 60.0)
+    assert order == ["A", "B", "B", "A", "A", "B", "B", "A"]
+    product = torch.tensor([ratio.value for ratio in found]).log().sum()
+    assert float(product) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_disturbed_pairs_are_left_out_while_enough_are_left() -> None:
+    quiet, busy = Ratio(1.0, 0.0), Ratio(5.0, FOREIGN_LIMIT * 2)
+    values, note = undisturbed([quiet] * 6 + [busy])
+    assert values == [1.0] * 6
+    assert "1 of 7" in note
+    values, note = undisturbed([quiet, busy])
+    assert values == [1.0, 5.0]
+    assert "quiet machine" in note
+
+
+def test_an_interval_holds_the_median_and_needs_five_values() -> None:
+    assert summarise([1.0, 2.0, 3.0, 4.0]).interval is None
+    found = summarise([0.9, 0.95, 1.0, 1.05, 2.0])
+    assert found.interval is not None
+    assert found.interval[0] <= found.median <= found.interval[1]
+
+
+def test_further_tables_are_printed_with_their_rows_and_notes() -> None:
+    first, second = Table("one", ("what", "n")), Table("two", ("what", "n"))
+    second.add("row", "7")
+    second.note("said once")
+
+    class Nowhere:
+        def lines(self) -> list[str]:
+            return ["machine   none"]
+
+    text = report([first, second], Nowhere())  # type: ignore[arg-type]
+    assert text.count("machine   none") == 1
+    assert "-- two" in text
+    assert "* said once" in text
+
+
+def test_quality_is_judged_by_the_spread_over_seeds() -> None:
+    plain = [1.0, 1.2, 1.4]
+    assert judge(plain, [value + 0.1 for value in plain]).within
+    assert not judge(plain, [value - 0.5 for value in plain]).within
+    # Differences that cancel are no loss of quality, however large each is.
+    assert judge(plain, [0.5, 1.2, 1.9]).difference == pytest.approx(0.0)
+    with pytest.raises(ValueError, match="two seeds"):
+        judge([1.0], [1.0])
+    with pytest.raises(ValueError, match="shorter"):
+        judge([1.0, 2.0], [1.0])
+
+
+def test_parity_says_identical_only_when_it_is() -> None:
+    assert parity([1.0, 2.0], [1.0, 2.0]) == "identical"
+    assert parity([1.0, 2.0], [1.0, 2.0 + 1e-9]) != "identical"
+    assert difference([2.0, -4.0], [2.0, -5.0]) == pytest.approx(0.25)
+    with pytest.raises(ValueError, match="shorter"):
+        difference([1.0, 2.0], [1.0])
+
+
+def test_settings_are_laid_on_top_of_each_other_and_taken_away() -> None:
+    assert merged({"a": "1", "b": "2"}, {"b": "3", "c": "4"}, {"c": None}) == {"a": "1", "b": "3"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_setting_of_the_guides_can_be_configured(device: str) -> None:
+    from ndd_engine.config import read
+
+    for guide in guides(device):
+        settings = dict(guide.before)
+        for step in guide.steps:
+            if step.card and device == "cpu":
+                continue
+            sets = [f"{key}={value}" for key, value in merged(settings, step.sets).items()]
+            config = read(sets=[*guide.scaled, *sets], workload=guide.workload).resolve()
+            assert config.workload.name == guide.workload
+            settings = merged(settings, step.sets)  # type: ignore[assignment]
+
+
+def test_the_rivals_meet_the_engines_epochs_in_whole_steps() -> None:
+    with engine("ndd", (*TINY, *ONLY_STEPS)) as subject:
+        config, batches = subject.prepared.config, subject.loop.batches
+        workload = prepare(config)
+        order = InOrder(config, workload)
+        assert len(order) == subject.loop.steps_per_epoch * 3
+        iter(order)  # looked for and let go: takes nothing
+        for epoch in (0, 1):
+            batches.sampler.set(epoch)
+            expected = list(islice(batches.sampler, len(order)))
+            assert list(order) == expected
+        order.set(0)
+        batches.sampler.set(0)
+        assert next(iter(order)) == next(iter(batches.sampler))
+
+
+def test_the_bare_loop_and_the_engine_do_the_same_work() -> None:
+    with engine("ndd", (*TINY, *ONLY_STEPS, "loader.fetch=item")) as subject:
+        config = subject.prepared.config
+        seed(config.run.seed)
+        workload = prepare(config)
+        sides = (EngineSide(subject), Bare(config, workload, subject.prepared.device))
+        losses = []
+        for side in sides:
+            seed(config.run.seed)
+            losses.append(first_losses(side, 10))
+            assert 0 < seconds(side, 1, 5) < 60
+        assert len(losses[0]) == 10
+        assert losses[0] == losses[1]
+
+
+def test_a_witness_times_the_steps_it_was_told_to_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("benchmarks.rival_loops.time.perf_counter", lambda: now)
+
+    class Work:
+        def forward(self, _model: object, batch: float) -> float:
+            return batch
+
+        def loss(self, output: float, _batch: float) -> torch.Tensor:
+            return torch.tensor(output)
+
+    witness = Witness(Work(), 2, torch.device("cpu"))  # type: ignore[arg-type]
+    steps = witness.expect(1, 3, note=True)
+    now = 1000.0  # setting up takes long
+    for micro in range(steps * 2):
+        witness.loss(witness.forward(torch.nn.Identity(), float(micro)), float(micro))
+        now += 100.0 if micro < 2 else 1.0  # and so does the first step
+    assert witness.seconds == 6.0  # three steps of two micro-batches
+    assert witness.losses == [0.5, 2.5, 4.5, 6.5, 8.5]
+    witness.expect(1, 30)
+    witness.forward(torch.nn.Identity(), 0.0)
+    with pytest.raises(RuntimeError, match="before its last step"):
+        _ = witness.seconds
