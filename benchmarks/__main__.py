@@ -33,6 +33,10 @@ def main() -> int:
         help="only this one in rivals, best and quality; may be given several times",
     )  # fmt: skip
     parser.add_argument(
+        "--pairs", type=int, metavar="N",
+        help="pairs of blocks for each ratio of rivals and best, for narrower intervals (default: by time)",
+    )  # fmt: skip
+    parser.add_argument(
         "-o", nargs="?", const="", metavar="FILE", dest="output",
         help="also write the tables to FILE, or without FILE to benchmarks/results/<date>-<machine>-<name>.txt",
     )  # fmt: skip
@@ -40,7 +44,9 @@ def main() -> int:
     unknown = [name for name in given.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    options = Options(given.quick, given.device, tuple(given.workload))
+    if given.pairs is not None and given.pairs < 2:
+        parser.error("--pairs needs 2 or more: a pair in each order")
+    options = Options(given.quick, given.device, tuple(given.workload), given.pairs)
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .common import (
     Options,
@@ -58,13 +58,14 @@ class Effort:
 
     block_s: float
     trial_pairs: int
+    trial_s: float
     search_s: float
     pairs: int
     limit_s: float
 
 
-FULL = Effort(0.7, 3, 60.0, 10, 25.0)
-QUICK = Effort(0.25, 2, 4.0, 2, 3.0)
+FULL = Effort(0.6, 3, 8.0, 60.0, 10, 25.0)
+QUICK = Effort(0.25, 2, 2.0, 4.0, 2, 3.0)
 
 
 @dataclass
@@ -88,6 +89,8 @@ def measure(options: Options) -> list[Table]:
     """What came of it, and how it was found."""
     result, steps = Table(TITLE, COLUMNS), Table(STEPS_TITLE, STEP_COLUMNS)
     effort = QUICK if options.quick else FULL
+    if options.pairs is not None:
+        effort = replace(effort, pairs=options.pairs, limit_s=math.inf, search_s=math.inf)
     if options.quick:
         steps.note("--quick tries everything that needs no compiler at once, instead of one after the other")
     with tempfile.TemporaryDirectory(prefix="ndd-bench-compiled-") as cache:
@@ -131,7 +134,7 @@ class Search:
             say(f"best: {name}")
             try:
                 candidate = self._candidate(merged(best.settings, step.sets))
-                found = paired(best.rate, candidate.rate, self.effort.trial_pairs, self.effort.search_s)
+                found = paired(best.rate, candidate.rate, self.effort.trial_pairs, self.effort.trial_s)
             except SubjectError as error:
                 self.steps.add(name, "not possible")
                 self.steps.note(f"{name}: {error}")

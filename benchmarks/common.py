@@ -28,12 +28,14 @@ _RESAMPLES = 4000
 class Options:
     """How to measure. quick: a rough answer within a minute. device: for torch, as in run.device.
 
-    workloads: only these, where a benchmark goes through them; () for all.
+    workloads: only these, where a benchmark goes through them; () for all. pairs: of blocks for each ratio of rivals
+    and best, however long they take; None for as many as their time allows.
     """
 
     quick: bool = False
     device: str = "cpu"
     workloads: tuple[str, ...] = ()
+    pairs: int | None = None
 
     def wants(self, workload: str) -> bool:
         """Whether this workload is to be measured."""

@@ -10,7 +10,7 @@ Dropout is 0 on both sides, so that their losses can be compared: a compiler and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ndd_engine.hardware.card import detect
 
@@ -57,7 +57,8 @@ _NO_WORKERS: Settings = {
 }  # fmt: skip
 _CACHE = Step("each item encoded once", {**_NO_WORKERS, "loader.cache": "true"}, SAME)
 _GATHER = Step("batches in one gather", {**_NO_WORKERS, "loader.fetch": "batch"}, SAME)
-_ON_DEVICE = Step("data on the device", {**_GATHER.sets, "loader.placement": "device"}, SAME)
+_ON_DEVICE = Step("data on the device", {**_NO_WORKERS, "loader.placement": "device"}, SAME)
+_ON_CARD = replace(_ON_DEVICE, card=True)  # without a card it is the step before it
 _FUSED = Step("fused optimizer", {"optimizer.implementation": "fused"}, ROUNDING)
 _BF16 = Step("bf16", {"precision.amp": HALF}, PRECISION)
 _COMPILE = Step("compile", {"speed.compile": "default"}, ROUNDING, compiles=True)
@@ -99,7 +100,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             "chartext",
             ("workload.size=guide", "workload.layers=2", "workload.dropout=0.0"),
             {**plain, "speed.attention": "math", "batch.micro": "8"},
-            (_GATHER, _ON_DEVICE, _FUSED, Step("scaled-dot-product attention as torch chooses",
+            (_GATHER, _ON_CARD, _FUSED, Step("scaled-dot-product attention as torch chooses",
                                              {"speed.attention": "auto"}, ROUNDING),
              _TF32, _BF16, _COMPILE,
              Step("half the batch (256 to 128 in the guide)", {"batch.micro": "4"}, OTHER_BATCH, compiles=True)),
@@ -110,7 +111,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             "finetune",
             ("workload.size=small", "workload.dropout=0.0"),
             {**plain, "batch.micro": "1"},
-            (_workers(2, cores, 4, card), _CACHE, _ON_DEVICE, _FUSED, _TF32, _BF16, _GRAPH,
+            (_workers(2, cores, 4, card), _CACHE, _ON_CARD, _FUSED, _TF32, _BF16, _GRAPH,
              Step("compile, for any length", {"speed.compile": "default", "speed.compile_dynamic": "true"},
                   ROUNDING, compiles=True)),
             (("4-5x by workers", 4.0), ("8-11x with bf16 and compile", 8.3)),
@@ -132,7 +133,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             {**plain, "workload.decoder": "stepwise", "batch.micro": "1"},
             (Step("vocabulary projected once (decoder hoisted)", {"workload.decoder": "hoisted"}, ROUNDING),
              Step("micro-batch 4, the same items a step", {"batch.micro": "4"}, ROUNDING),
-             _CACHE, _FUSED, _TF32, _BF16, _COMPILE),
+             _CACHE, _FUSED, _TF32, _BF16, replace(_COMPILE, card=True)),
             (("4-4.5x, the aggressive plan (smaller model and shorter texts included)", 4.0),),
             "launch overhead of small kernels; shorter sequences and the smaller model are other trainings",
         ),

@@ -88,4 +88,5 @@ class Barebones(Lightning):
     """Trainer(barebones=True): the documentation's mode for measuring the Trainer's own overhead."""
 
     name = "Lightning barebones"
+    extra = True
     barebones = True

@@ -158,9 +158,13 @@ class InOrder(EpochBatches):
 
 
 class Rival:
-    """What the other loops have in common: a copy of the model, the same optimizer and the same loader."""
+    """What the other loops have in common: a copy of the model, the same optimizer and the same loader.
+
+    extra: a second form of another one.
+    """
 
     name: str
+    extra = False
 
     def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
         self.config, self.device = config, device

@@ -17,7 +17,8 @@ A B B A; see rival_loops for what is inside the time of a block.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from ndd_engine.config import Config
@@ -44,20 +45,24 @@ _FP32, _BF16 = "precision.amp=off", "precision.amp=bf16"
 
 @dataclass(frozen=True)
 class Case:
-    """name: beside the workload's. sets: the guide's settings, scaled so that a step takes a fraction of a second."""
+    """name: beside the workload's. sets: the guide's settings, scaled so that a step takes a fraction of a second.
+
+    overhead: a short step, so the Trainer without everything and the engine's own fetch are measured too.
+    """
 
     workload: str
     name: str
     sets: tuple[str, ...]
-    full_only: bool = False
+    overhead: bool = False
+    only_full: bool = False
 
 
 CASES = (
     Case("antispoof", "tiny", ("workload.size=tiny", "workload.clips=80", _FP32)),
-    Case("chartext", "mini", ("workload.size=mini", _FP32)),
-    Case("chartext", "mini, bf16", ("workload.size=mini", _BF16), full_only=True),
+    Case("chartext", "mini", ("workload.size=mini", _FP32), overhead=True),
+    Case("chartext", "mini, bf16", ("workload.size=mini", _BF16), only_full=True),
     Case("finetune", "tiny", ("workload.size=tiny", _FP32)),
-    Case("ndd", "the guide's settings", (_FP32,)),
+    Case("ndd", "the guide's settings", (_FP32,), overhead=True),
     Case("summarise", "tiny", ("workload.size=tiny", _FP32)),
 )
 
@@ -79,10 +84,12 @@ def measure(options: Options) -> Table:
         table.note(
             "the allocator cannot be told to keep its memory here: ratios of the larger steps are rough"
         )
-    effort = Effort(0.25, 2, 3.0, 3) if options.quick else Effort(0.6, 14, 22.0, 8)
-    makers = _makers(table, options.quick)
+    effort = Effort(0.25, 2, 3.0, 3) if options.quick else Effort(0.4, 14, 16.0, 8)
+    if options.pairs is not None:
+        effort = replace(effort, pairs=options.pairs, limit_s=math.inf)
+    makers = _makers(table)
     for case in CASES:
-        if (case.full_only and options.quick) or not options.wants(case.workload):
+        if (case.only_full and options.quick) or not options.wants(case.workload):
             continue
         say(f"rivals: {case.workload}, {case.name}")
         table.note(f"{case.workload}, {case.name}: {' '.join(case.sets)} {' '.join(_SETTINGS[-3:])}")
@@ -93,7 +100,7 @@ def measure(options: Options) -> Table:
     return table
 
 
-def _makers(table: Table, quick: bool) -> list[type[Rival]]:
+def _makers(table: Table) -> list[type[Rival]]:
     """The rivals that are installed, the bare loop first."""
     found: list[type[Rival]] = [Bare]
     for name, classes in (
@@ -109,7 +116,7 @@ def _makers(table: Table, quick: bool) -> list[type[Rival]]:
             )
             continue
         made = [vars(module)[each] for each in classes]
-        found += made[:1] if quick else made
+        found += made
         table.note(f"{made[0].name} {module.VERSION}: {module.SETTINGS}")
     return found
 
@@ -131,7 +138,8 @@ def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options,
         seed(config.run.seed)
         workload = prepare(config)
         side = EngineSide(subject)
-        rivals = [maker(config, workload, device) for maker in makers]
+        extras = case.overhead and not options.quick
+        rivals = [maker(config, workload, device) for maker in makers if extras or not maker.extra]
         # Before anything else has trained, so that all begin with the same weights and random numbers.
         sides: list[Side] = [side, *rivals]
         losses = {each.name: _losses(each, config, effort) for each in sides}
@@ -141,12 +149,12 @@ def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options,
             target = BARE_TARGET if isinstance(rival, Bare) else AHEAD
             same = parity(losses[side.name], losses[rival.name])
             _row(table, name, blocks, steps, side, rival, target, same)
-        if not options.quick and all(hasattr(workload.train_data, each) for each in ("batch", "to")):
+        if extras:
             with engine(case.workload, sets) as own:
                 faster = EngineSide(own)
                 steps = blocks.steps(faster)
                 for rival in rivals:
-                    if rival.name in ("Lightning", "Accelerate"):
+                    if not isinstance(rival, Bare) and not rival.extra:
                         _row(table, f"{name}, engine's own fetch", blocks, steps, faster, rival, AHEAD, "")
 
 

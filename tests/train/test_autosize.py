@@ -77,4 +77,4 @@ def test_a_size_is_really_measured() -> None:
     draft = read(None, ["run.threads=1"])
     choice = choose_size(draft, CPU, told.append)
     assert choice.size in draft.auto["candidates"]
-    assert told[0] == "measuring model size tiny on this processor"
+    assert "measuring model size tiny on this processor" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,26 +12,33 @@ from ndd_engine.workloads.base import Parted
 
 from .clock import PhaseClock
 
-# What the two hooks of one call cost on a slow core, and the share of a step that they may take.
+# What the two hooks of one call cost on a slow core, and the share of a micro-batch that they may take.
 CALL_NS = 6_000
 ALLOWED_SHARE = 0.003
 
 
 class PartTimer:
-    """While `clock` is set, time inside a part's modules belongs to "forward/<part>"; an inner part's to itself."""
+    """While `clock` is set, time inside a part's modules belongs to "forward/<part>"; an inner part's to itself.
+
+    calls: of each part's modules so far.
+    """
 
     def __init__(self, parts: Mapping[str, Parted]) -> None:
         self.clock: PhaseClock | None = None
-        self.calls = 0
+        self.calls: Counter[str] = Counter()
         self._outer: list[int] = []
-        self._handles: list[Any] = []
-        for name, part in parts.items():
-            for module in (part,) if isinstance(part, nn.Module) else part:
-                self._handles += self._watch(name, module)
+        self._handles = {
+            name: [
+                handle
+                for module in ((part,) if isinstance(part, nn.Module) else part)
+                for handle in self._watch(name, module)
+            ]
+            for name, part in parts.items()
+        }
 
     def _watch(self, name: str, module: nn.Module) -> tuple[Any, Any]:
         def enter(_module: nn.Module, _inputs: Any) -> None:
-            self.calls += 1
+            self.calls[name] += 1
             if (clock := self.clock) is not None:
                 self._outer.append(clock.enter_part(name))
 
@@ -41,15 +49,18 @@ class PartTimer:
         # Called even when the module raised: the phases must not be left inside it.
         return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
 
-    def keep_if_cheap(self, calls: int, micro_step_ns: float) -> bool:
-        """Take the hooks off where `calls` of them would cost a noticeable share of a micro-step; false then."""
-        cheap = calls * CALL_NS <= micro_step_ns * ALLOWED_SHARE
-        if not cheap:
-            self.remove()
-        return cheap
+    def keep_cheap(self, calls: Counter[str], micro_ns: float) -> list[str]:
+        """Stop timing the parts that are called most until the rest costs little; returns which.
 
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        calls: of each part in one micro-batch, which takes micro_ns. What a dropped part takes counts for the part
+        around it, or for forward itself.
+        """
+        dropped = []
+        allowed = micro_ns * ALLOWED_SHARE / CALL_NS
+        for name, _ in calls.most_common():
+            if sum(calls[kept] for kept in self._handles) <= allowed:
+                break
+            for handle in self._handles.pop(name, []):
+                handle.remove()
+            dropped.append(name)
+        return dropped

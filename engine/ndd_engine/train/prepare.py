@@ -152,9 +152,10 @@ def _rehearse(stepper: Stepper, batches: Batches, config: Config) -> Rehearsal:
             text = out_of_memory(error, "in a trial step", config, stepper.device, stepper)
             raise TrainingError(text) from None
         raise
-    if found.part_calls and not stepper.parts.keep_if_cheap(found.part_calls, found.micro_ns):
+    if dropped := stepper.parts.keep_cheap(found.part_calls, found.micro_ns):
         found.notes.append(
-            f"The parts of forward are not timed: that would slow down a micro-batch of {found.micro_ns / 1e6:.2g} ms."
+            f"Not timed by itself: {', '.join(dropped)} of forward, since that would slow down a micro-batch of "
+            f"{found.micro_ns / 1e6:.2g} ms."
         )
     return found
 

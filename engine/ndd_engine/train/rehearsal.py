@@ -28,7 +28,7 @@ class Rehearsal:
 
     counter: FLOPs, bytes and operations, None where counting failed. channels_last: whether a convolution's output
     had that format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why
-    it is not used after all. part_calls: of hooked modules. micro_ns: host time of a micro-batch, run plainly.
+    it is not used after all. part_calls: of each part's modules. micro_ns: host time of a micro-batch, run plainly.
     """
 
     counter: WorkCounter | None = None
@@ -37,7 +37,7 @@ class Rehearsal:
     compile_error: str | None = None
     graphs: int = 0
     breaks: int = 0
-    part_calls: int = 0
+    part_calls: Counter[str] = field(default_factory=Counter)
     micro_ns: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ def rehearse(stepper: Stepper, batch: Batch) -> Rehearsal:
         stepper.compute = plain
         watches.enter_context(_watch_format(plain, found))
         try:
-            calls = stepper.parts.calls
+            calls = stepper.parts.calls.copy()
             _count(stepper, batch, found)
             found.part_calls = stepper.parts.calls - calls
             watches.close()
