@@ -266,8 +266,8 @@ def test_an_error_in_the_model_is_told_with_step_and_phase(
     assert result.end is not None
     assert (result.end.status, result.end.exit_status, result.end.step) == ("failed", 1, 6)
     assert re.fullmatch(
-        r"RuntimeError at step 7 in loss: shapes \\x1b\[31mdo not match \(\S*test_run\.py:\d+; the whole traceback is in "
-        r"console\.log\); the last checkpoint is step 4; go on with: ndd-console train --resume ndd-001",
+        r"RuntimeError at step 7 in loss: shapes \\x1b\[31mdo not match \(\S*test_run\.py:\d+; the whole traceback "
+        r"is in console\.log\); the last checkpoint is step 4; go on with: ndd-console train --resume ndd-001",
         result.end.reason,
     ), result.end.reason
     assert "second line" in result.directory.console_log.read_text()
