@@ -134,14 +134,17 @@ class Search:
             say(f"best: {name}")
             try:
                 candidate = self._candidate(merged(best.settings, step.sets))
-                found = paired(best.rate, candidate.rate, self.effort.trial_pairs, self.effort.trial_s)
+                tried: list[float] = []
+                found = paired(
+                    best.rate, _kept_in(tried, candidate.rate), self.effort.trial_pairs, self.effort.trial_s
+                )
             except SubjectError as error:
                 self.steps.add(name, "not possible")
                 self.steps.note(f"{name}: {error}")
                 continue
             ratios = [ratio.value for ratio in found]
             keep = statistics.median(ratios) > KEPT_FROM
-            self._row(name, step, before, best, candidate, ratios, keep)
+            self._row(name, step, before, best, candidate, statistics.median(tried), ratios, keep)
             if keep:
                 kept.append(step)
                 best, old = candidate, best
@@ -170,6 +173,7 @@ class Search:
         before: Candidate,
         best: Candidate,
         candidate: Candidate,
+        rate: float,
         ratios: list[float],
         keep: bool,
     ) -> None:
@@ -177,10 +181,10 @@ class Search:
         compiling, pays = "", ""
         if ready.compile_s is not None and best.subject.ready.compile_s is None:
             compiling = as_seconds(ready.compile_s)
-            saved = best.subject.ready.step_s * (1 - 1 / statistics.median(ratios))
+            saved = ready.items / rate * (statistics.median(ratios) - 1)
             pays = as_count(math.ceil(ready.compile_s / saved)) if saved > 0 else "never"
         self.steps.add(
-            name, as_ms(ready.step_s * 1e3), as_count(ready.items / ready.step_s), str(len(ratios)),
+            name, as_ms(ready.items / rate * 1e3), as_count(rate), str(len(ratios)),
             *(as_ratio(value) for value in (min(ratios), statistics.median(ratios), max(ratios))),
             "yes" if keep else "no", self._same(before, candidate), step.numbers, compiling, pays,
         )  # fmt: skip
@@ -196,7 +200,8 @@ class Search:
         guide, name = self.guide, self.guide.workload
         self._note_settings(before, best, kept)
         if not kept:
-            self.result.add(name, as_ms(before.subject.ready.step_s * 1e3), "nothing made it faster")
+            items = before.subject.ready.items
+            self.result.add(name, as_ms(items / before.rate() * 1e3), "nothing made it faster")
             return
         say(f"best: {name}: before and after")
         taken: dict[str, list[float]] = {"before": [], "after": []}
@@ -215,10 +220,10 @@ class Search:
             row = (name, *figures, says, cells[1], same) if index == 0 else _further(name, says, cells[1])
             self.result.add(*row)
         if guide.loads:
-            self._loading(before, best)
+            self._loading(before, best, (old, new))
 
-    def _loading(self, before: Candidate, best: Candidate) -> None:
-        """The data work alone: batches made and thrown away."""
+    def _loading(self, before: Candidate, best: Candidate, training: tuple[float, float]) -> None:
+        """The data work alone: batches made and thrown away. training: items per second of whole steps."""
 
         def rate(candidate: Candidate) -> float:
             return candidate.steps * candidate.subject.ready.items / candidate.subject.fetch(candidate.steps)
@@ -238,8 +243,7 @@ class Search:
             name, as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
             *_spread(values),
         )  # fmt: skip
-        share = [each.items / rate / each.step_s for each, rate in ((ready, old), (after, new))]
-        self.result.note(f"{name}: {share[0]:.0%} of a step before, {share[1]:.0%} after")
+        self.result.note(f"{name}: {training[0] / old:.0%} of a step before, {training[1] / new:.0%} after")
 
     def _ratios(self, name: str, old: Callable[[], float], new: Callable[[], float]) -> list[float]:
         values, note = undisturbed(paired(old, new, self.effort.pairs, self.effort.limit_s))

@@ -89,7 +89,7 @@ def guides(device: str) -> tuple[Guide, ...]:
     return (
         Guide(
             "antispoof",
-            ("workload.size=guide", "batch.micro=8", "workload.clips=40", "workload.dropout=0.0"),
+            ("workload.size=guide", "batch.micro=4", "workload.clips=40", "workload.dropout=0.0"),
             plain,
             (_workers(2, cores, 4, card), _CACHE, Step("channels last", {"speed.channels_last": "true"}, ROUNDING),
              _FUSED, _TF32, _BENCHMARK, _BF16, _COMPILE),
@@ -129,7 +129,8 @@ def guides(device: str) -> tuple[Guide, ...]:
         ),
         Guide(
             "summarise",
-            ("workload.size=tiny", "workload.dropout=0.0", "batch.effective=8"),
+            ("workload.size=guide", "workload.target=32", "workload.pairs=600", "workload.dropout=0.0",
+             "batch.sequence=256", "batch.effective=4"),
             {**plain, "workload.decoder": "stepwise", "batch.micro": "1"},
             (Step("vocabulary projected once (decoder hoisted)", {"workload.decoder": "hoisted"}, ROUNDING),
              Step("micro-batch 4, the same items a step", {"batch.micro": "4"}, ROUNDING),

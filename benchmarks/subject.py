@@ -31,15 +31,13 @@ class SubjectError(Exception):
 class Ready:
     """What a run is like once it trains.
 
-    items: of one optimizer step. losses: of the first steps. step_s: of the steps right after them. prepare_s: from
-    opening the run to its first step, of which compile_s the compiler. not_in_effect: settings that were asked for
-    and are not.
+    items: of one optimizer step. losses: of the first steps. step_s: their mean without the first, roughly what a
+    step takes. compile_s: of the compiler. not_in_effect: settings that were asked for and are not.
     """
 
     items: int
     losses: tuple[float, ...]
     step_s: float
-    prepare_s: float
     compile_s: float | None
     not_in_effect: tuple[str, ...]
     threads: int
@@ -121,13 +119,11 @@ def _serve(pipe: Connection, workload: str, sets: Sequence[str], losses: int) ->
     from .loop import keep_memory
 
     keep_memory()
-    begin = time.perf_counter()
     try:
         with engine(workload, sets) as subject:
             run = _Run(subject)
             run.sampler.stop()
-            prepare_s = time.perf_counter() - begin
-            pipe.send(run.ready(losses, prepare_s))
+            pipe.send(run.ready(losses))
             for what, count in _commands(pipe):
                 pipe.send(run.train(count) if what == "train" else run.fetch(count))
     except NddError as error:
@@ -160,17 +156,15 @@ class _Run:
         # Workers start to load when an iteration begins: the timed steps begin when they have caught up.
         self.warm_up = 1 + loader.workers * (loader.prefetch or 2)
 
-    def ready(self, count: int, prepare_s: float) -> Ready:
-        """Train the first steps and look at what became of the settings."""
+    def ready(self, count: int) -> Ready:
+        """Train the first steps (2 or more) and look at what became of the settings."""
         import torch
 
-        self.steps.expect(0, count, note=True)
-        self.subject.train(count)
-        losses = self.steps.losses
-        step_s = min(self.train(1) for _ in range(3))
+        self.subject.train(self.steps.expect(1, count - 1, note=True))
+        losses, step_s = self.steps.losses[:count], self.steps.seconds / (count - 1)
         compile_s, missing = _told(self.subject)
         items = self.subject.loop.config.batch.items
-        return Ready(items, losses, step_s, prepare_s, compile_s, missing, torch.get_num_threads())
+        return Ready(items, losses, step_s, compile_s, missing, torch.get_num_threads())
 
     def train(self, steps: int) -> float:
         """Seconds of that many steps."""

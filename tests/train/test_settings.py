@@ -104,6 +104,19 @@ def test_what_cannot_be_had_is_a_warning_and_trains_all_the_same(trainer: Traine
     assert set(warned) >= {"loader.pin_memory", "speed.cuda_graph", "speed.channels_last", "speed.attention"}
 
 
+def test_the_evaluation_has_settings_of_its_own(trainer: Trainer) -> None:
+    result = trainer.train(
+        *trainer.ndd, "run.max_steps=6", "evaluate.every_steps=2", "loader.eval_workers=1", "loader.eval_prefetch=3",
+        "loader.eval_persistent=true", "evaluate.inference_mode=false", "optimizer.set_to_none=false",
+    )  # fmt: skip
+    found = settings(result)
+    asked = ("loader.eval_workers", "loader.eval_prefetch", "loader.eval_persistent", "evaluate.inference_mode",
+             "optimizer.set_to_none")  # fmt: skip
+    assert {name: found[name].in_effect for name in asked} == dict.fromkeys(asked, True)
+    assert found["loader.eval_persistent"].verified == "the second evaluation had the same processes"
+    assert found["optimizer.set_to_none"].verified.endswith("kept, filled with zeros")
+
+
 def test_a_setting_left_alone_is_not_judged(trainer: Trainer) -> None:
     found = settings(trainer.train(*trainer.ndd, "run.max_steps=2"))
     assert all(event.in_effect is None for event in found.values())

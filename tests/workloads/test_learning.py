@@ -141,6 +141,20 @@ def test_forecast_beats_the_last_sample_and_the_mean(make_config: MakeConfig) ->
     assert learned["auroc"] > max(last["auroc"], mean["auroc"])
 
 
+def test_shakespeare_beats_the_frequency_of_its_characters(make_config: MakeConfig, real_data: Path) -> None:
+    path = real_data / "text" / "tinyshakespeare.txt"
+    section = {
+        "name": "chartext", "data": str(path), "layers": 2, "heads": 2, "width": 64, "dropout": 0.0,
+        "max_characters": 200_000,
+    }  # fmt: skip
+    config = make_config(section, micro=32, sequence=64)
+    torch.manual_seed(config.run.seed)
+    workload = prepare(config)
+    train(workload, 150, 3e-3, 32)
+    baseline = unigram_entropy(path.read_text("utf-8")[:200_000])
+    assert evaluate(workload)["bits_per_char"] < baseline - 0.8
+
+
 def test_real_recording_beats_the_mean(make_config: MakeConfig, real_data: Path) -> None:
     """Only the mean: real EEG drifts slowly, and repeating the last sample beats a short training."""
     torch.manual_seed(1)

@@ -17,11 +17,12 @@ from .optim import Precision
 
 @dataclass(frozen=True)
 class Result:
-    """Metrics by name, the headline first; batches that were looked at; seconds."""
+    """Metrics by name, the headline first; batches that were looked at; seconds; whether in inference mode."""
 
     metrics: dict[str, float]
     batches: int
     seconds: float
+    inference_mode: bool
 
     @property
     def headline(self) -> tuple[str, float]:
@@ -54,6 +55,7 @@ def evaluate(
         quiet = torch.inference_mode() if inference_mode else torch.no_grad()
         with torch.random.fork_rng(devices=cards), quiet:
             torch.manual_seed(seed)
+            inference = torch.is_inference_mode_enabled()
             for batch in loader:
                 batch = to_device(batch, device)
                 with precision.autocast or nullcontext():
@@ -67,4 +69,4 @@ def evaluate(
             metrics = metric.result()
     finally:
         model.train()
-    return Result(metrics, count, time.perf_counter() - begin)
+    return Result(metrics, count, time.perf_counter() - begin, inference)

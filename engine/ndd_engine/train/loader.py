@@ -68,6 +68,19 @@ class Seen:
     device: str
 
 
+def begun(iterator: Iterator[Batch]) -> tuple[Seen | None, Iterator[Batch]]:
+    """(what the first batch shows, the same batches from the first one on)."""
+    first = next(iterator, None)
+    if first is None:
+        return None, iter(())
+    tensor = next(tensors(first), None)
+    seen = None
+    if tensor is not None:
+        pinned = tensor.device.type == "cpu" and tensor.is_pinned()
+        seen = Seen(worker_pids(iterator), pinned, str(tensor.device))
+    return seen, chain((first,), iterator)
+
+
 def _silent(_: str) -> None:
     return
 
@@ -126,15 +139,8 @@ class Batches:
             iterator = gathered(self.source, self.sampler.tensors(), self._pin)
         else:
             iterator = iter(self.loader)
-        first = next(iterator, None)
-        if first is None:
-            return iter(())
-        tensor = next(tensors(first), None)
-        if tensor is not None:
-            self.seen = Seen(
-                worker_pids(iterator), tensor.device.type == "cpu" and tensor.is_pinned(), str(tensor.device)
-            )
-        return chain((first,), iterator)
+        self.seen, iterator = begun(iterator)
+        return iterator
 
 
 class EvalBatches:
@@ -152,6 +158,7 @@ class EvalBatches:
         self.source = make_source(data, collate, loader, device, False, tell)
         self._items, self._micro = len(data), config.batch.micro  # type: ignore[arg-type]
         self._pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
+        self.seen: Seen | None = None
         self.loader: DataLoader[Any] | None = None
         if not _direct(self.source, loader.eval_workers, loader.placement):
             self.loader = WatchedLoader(
@@ -170,8 +177,12 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         if self.loader is not None:
-            return iter(self.loader)
-        return gathered(self.source, iter(torch.split(torch.arange(self._items), self._micro)), self._pin)
+            iterator: Iterator[Batch] = iter(self.loader)
+        else:
+            lists = iter(torch.split(torch.arange(self._items), self._micro))
+            iterator = gathered(self.source, lists, self._pin)
+        self.seen, iterator = begun(iterator)
+        return iterator
 
 
 def _direct(source: Source, workers: int, placement: str) -> bool:

@@ -214,6 +214,9 @@ class Loop:
         )  # fmt: skip
         self.clock.enter(phase.OTHER)
         self._last_result = (self.step, result)
+        if self._settings is not None:
+            for event in self._settings.of_evaluation(result.inference_mode):
+                self.put(event)
         text = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
         data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
                 "better": self.stepper.workload.better}  # fmt: skip

@@ -170,6 +170,7 @@ class Run:
         if prepared is None:
             what = "out of memory" if is_out_of_memory(error) else type(error).__name__
             first = printable((str(error).splitlines() or ["no message"])[0])
+            self.recorder.flush()  # the stage that it failed in has to be in the snapshot
             stage = self.recorder.snapshot().stage or "preparing"
             return self._ended(
                 "failed",

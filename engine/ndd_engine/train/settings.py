@@ -28,6 +28,7 @@ class Settings:
         self.config, self.stepper, self.batches, self.evaluation = config, stepper, batches, evaluation
         self._told: dict[str, SettingEvent] = {}
         self._first_workers: tuple[int, ...] = ()
+        self._first_eval_workers: tuple[int, ...] = ()
 
     def of_model(self, rehearsal: Rehearsal) -> list[SettingEvent]:
         """Precision, speed and optimizer, after the trial micro-batch."""
@@ -41,6 +42,13 @@ class Settings:
     def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
         """The loader, after the first batch of an epoch; `epochs_begun` of this process."""
         return self._new([*self._workers(epochs_begun), *self._items()])
+
+    def of_evaluation(self, inference_mode: bool) -> list[SettingEvent]:
+        """The evaluation and its loader, after one; and what only shows between two steps."""
+        wanted = self.config.evaluate.inference_mode
+        how = "asked of torch during the evaluation"
+        mode = self._event("evaluate.inference_mode", _text(inference_mode), inference_mode == wanted, how)
+        return self._new([*mode, *self._eval_workers(), *self._gradients()])
 
     def _new(self, events: list[SettingEvent]) -> list[SettingEvent]:
         fresh = [event for event in events if self._told.get(event.name) != event]
@@ -151,6 +159,9 @@ class Settings:
             if seen.device != "cpu":
                 how = "the data lies on the device: nothing is copied"
             yield from self._event("loader.pin_memory", _text(seen.pinned), seen.pinned, how)
+        if not loader.non_blocking:
+            how = "copies wait" if self.stepper.device.type == "cuda" else NO_CARD
+            yield from self._event("loader.non_blocking", "false", self.stepper.device.type == "cuda", how)
         if epochs_begun == 1:
             self._first_workers = seen.workers
         elif loader.workers:
@@ -158,6 +169,36 @@ class Settings:
             how = f"the second epoch had {'the same' if kept else 'other'} processes"
             wanted = True if loader.persistent is None else loader.persistent
             yield from self._event("loader.persistent", _text(kept), kept == wanted, how)
+
+    def _eval_workers(self) -> Iterator[SettingEvent]:
+        loader, seen = self.config.loader, self.evaluation.seen
+        if seen is None:
+            return
+        alive = len(seen.workers)
+        how = f"{alive} worker processes were alive at the first batch"
+        yield from self._event("loader.eval_workers", str(alive), alive == loader.eval_workers, how)
+        if loader.eval_prefetch is not None and self.evaluation.loader is not None:
+            ahead = self.evaluation.loader.prefetch_factor
+            right = ahead == loader.eval_prefetch
+            yield from self._event("loader.eval_prefetch", str(ahead), right, "read back from the loader")
+        if loader.eval_pin_memory is not None:
+            how = "the first batch was looked at" if self.stepper.device.type == "cuda" else NO_CARD
+            right = seen.pinned == loader.eval_pin_memory
+            yield from self._event("loader.eval_pin_memory", _text(seen.pinned), right, how)
+        if loader.eval_persistent and self._first_eval_workers:
+            kept = set(seen.workers) == set(self._first_eval_workers)
+            how = f"the second evaluation had {'the same' if kept else 'other'} processes"
+            yield from self._event("loader.eval_persistent", _text(kept), kept, how)
+        self._first_eval_workers = self._first_eval_workers or seen.workers
+
+    def _gradients(self) -> Iterator[SettingEvent]:
+        """Between two steps gradients are gone or filled with zeros; a recorded graph keeps them in its own memory."""
+        if self.stepper.graph is not None:
+            return
+        dropped = all(parameter.grad is None for parameter in self.stepper.parameters)
+        wanted = self.config.optimizer.set_to_none
+        how = f"between two steps the gradients were {'dropped' if dropped else 'kept, filled with zeros'}"
+        yield from self._event("optimizer.set_to_none", _text(dropped), dropped == wanted, how)
 
     def _items(self) -> Iterator[SettingEvent]:
         loader, source, seen = self.config.loader, self.batches.source, self.batches.seen

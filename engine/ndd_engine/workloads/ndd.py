@@ -112,7 +112,6 @@ class Ndd:
     better = "lower"
     collate: Collate | None = None
     epochs_differ = False
-    parts: Mapping[str, Parted] = {}  # a few small layers: nothing to tell apart
 
     def __init__(self, section: NddSection, data: EegData, prepared: Prepared) -> None:
         layout = data.layout
@@ -125,7 +124,9 @@ class Ndd:
         self.eval_data: Dataset[Any] = SampleWindows(
             signal[train:], layout.sequence, None if labels is None else labels[train:]
         )
-        self.model: nn.Module = build_model(section, data.channels, layout.sequence)
+        model = build_model(section, data.channels, layout.sequence)
+        self.model: nn.Module = model
+        self.parts: Mapping[str, Parted] = {"hidden": model.hidden, "head": model.head}
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Predicted next sample (B, 1, channels)."""

@@ -19,11 +19,11 @@ class Mlp(nn.Module):
         for size in hidden:
             layers += [nn.Linear(width, size), nn.BatchNorm1d(size), nn.ReLU(), nn.Dropout(dropout)]
             width = size
-        layers.append(nn.Linear(width, channels))
-        self.layers = nn.Sequential(*layers)
+        self.hidden = nn.Sequential(*layers)
+        self.head = nn.Linear(width, channels)
 
     def forward(self, window: Tensor) -> Tensor:
-        prediction: Tensor = self.layers(window)
+        prediction: Tensor = self.head(self.hidden(window))
         return prediction.unsqueeze(1)
 
 
@@ -32,16 +32,16 @@ class Recurrent(nn.Module):
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], channels: int, hidden: int) -> None:
         super().__init__()
-        self.cell = kind(channels, hidden, batch_first=True)
+        self.hidden = kind(channels, hidden, batch_first=True)
         self.head = nn.Linear(hidden, channels)
 
     def forward(self, window: Tensor) -> Tensor:
-        states, _ = self.cell(window)
+        states, _ = self.hidden(window)
         prediction: Tensor = self.head(states[:, -1:])
         return prediction
 
 
-def build_model(section: NddSection, channels: int, sequence: int) -> nn.Module:
+def build_model(section: NddSection, channels: int, sequence: int) -> Mlp | Recurrent:
     """The configured forecaster, with weights from torch's global generator."""
     if section.model == "mlp":
         return Mlp(channels, sequence, section.hidden, section.dropout)
