@@ -1,7 +1,7 @@
 """The best settings the engine has against each guide's settings before, on the machine at hand, on every workload.
 
 Each setting is tried on top of those that were kept so far, in a few pairs of blocks; it is kept when the median of
-its ratios is above 1.02. Then what was kept is measured against the settings before, in new pairs: the ones that chose
+its ratios is above 1.03. Then what was kept is measured against the settings before, in new pairs: the ones that chose
 it would flatter it. Every candidate is a real run of the engine in a process of its own (see subject); compiling and
 warming up are outside the ratios, and told with the number of steps after which they have paid.
 
@@ -15,7 +15,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from .common import (
@@ -33,7 +32,7 @@ from .common import (
 )
 from .engine import ONLY_STEPS
 from .guides import OTHER_BATCH, Guide, Settings, Step, as_sets, guides, merged
-from .parity import parity
+from .parity import WHY, parity
 from .subject import Subject, SubjectError, compiler_cache, opened
 
 TITLE = (
@@ -48,7 +47,7 @@ STEP_COLUMNS = (
     "workload: setting", "step, ms", "items/s", "n", "min", "median", "max", "kept", "first losses", "numbers",
     "compiling, s", "pays after steps",
 )  # fmt: skip
-KEPT_FROM = 1.02
+KEPT_FROM = 1.03
 LOSSES = 5
 
 
@@ -64,7 +63,7 @@ class Effort:
     limit_s: float
 
 
-FULL = Effort(0.6, 3, 8.0, 60.0, 10, 25.0)
+FULL = Effort(0.6, 3, 8.0, 75.0, 10, 25.0)
 QUICK = Effort(0.25, 2, 2.0, 4.0, 2, 3.0)
 
 
@@ -91,6 +90,7 @@ def measure(options: Options) -> list[Table]:
     effort = QUICK if options.quick else FULL
     if options.pairs is not None:
         effort = replace(effort, pairs=options.pairs, limit_s=math.inf, search_s=math.inf)
+    steps.note(WHY)
     if options.quick:
         steps.note("--quick tries everything that needs no compiler at once, instead of one after the other")
     with tempfile.TemporaryDirectory(prefix="ndd-bench-compiled-") as cache:
@@ -113,15 +113,15 @@ class Search:
 
     def carry_out(self) -> None:
         """Search, then measure what was found."""
-        with ExitStack() as stack:
-            stack.callback(self._close_all)
-            try:
-                before = self._candidate(merged(self.guide.before))
-            except SubjectError as error:
-                self.result.add(self.guide.workload, f"cannot be measured: {error}")
-                return
+        try:
+            before = self._candidate(merged(self.guide.before))
             best, kept = self._search(before)
             self._conclude(before, best, kept)
+        except SubjectError as error:
+            self.result.add(self.guide.workload, "cannot be measured")
+            self.result.note(f"{self.guide.workload}: {error}")
+        finally:
+            self._close_all()
 
     def _search(self, before: Candidate) -> tuple[Candidate, list[Step]]:
         best, kept = before, list[Step]()

@@ -9,7 +9,7 @@ import torch
 from benchmarks.common import FOREIGN_LIMIT, Ratio, Table, paired, report, summarise, undisturbed
 from benchmarks.engine import ONLY_STEPS, engine
 from benchmarks.guides import guides, merged
-from benchmarks.parity import difference, parity
+from benchmarks.parity import differences, parity
 from benchmarks.quality import judge
 from benchmarks.rival_loops import Bare, EngineSide, InOrder, Witness, first_losses, seconds
 
@@ -85,9 +85,12 @@ def test_quality_is_judged_by_the_spread_over_seeds() -> None:
 def test_parity_says_identical_only_when_it_is() -> None:
     assert parity([1.0, 2.0], [1.0, 2.0]) == "identical"
     assert parity([1.0, 2.0], [1.0, 2.0 + 1e-9]) != "identical"
-    assert difference([2.0, -4.0], [2.0, -5.0]) == pytest.approx(0.25)
+    assert parity([2.0, 4.0], [2.0, 5.0]) == "first 0e+00, all 2e-01"
+    assert differences([2.0, -4.0], [2.0, -5.0]) == pytest.approx([0.0, 0.25])
     with pytest.raises(ValueError, match="shorter"):
-        difference([1.0, 2.0], [1.0])
+        differences([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="no losses"):
+        parity([], [])
 
 
 def test_settings_are_laid_on_top_of_each_other_and_taken_away() -> None:
