@@ -63,7 +63,7 @@ class Effort:
     limit_s: float
 
 
-FULL = Effort(0.6, 3, 8.0, 75.0, 10, 25.0)
+FULL = Effort(0.6, 3, 8.0, 60.0, 10, 25.0)
 QUICK = Effort(0.25, 2, 2.0, 4.0, 2, 3.0)
 
 
@@ -92,7 +92,9 @@ def measure(options: Options) -> list[Table]:
         effort = replace(effort, pairs=options.pairs, limit_s=math.inf, search_s=math.inf)
     steps.note(WHY)
     if options.quick:
-        steps.note("--quick tries everything that needs no compiler at once, instead of one after the other")
+        steps.note(
+            "--quick tries all at once, but compiling and other batches, instead of one after the other"
+        )
     with tempfile.TemporaryDirectory(prefix="ndd-bench-compiled-") as cache:
         compiler_cache(cache)
         for guide in guides(options.device):
@@ -159,12 +161,12 @@ class Search:
         fitting = [step for step in self.guide.steps if card or not step.card]
         if not self.options.quick:
             return fitting
-        plain = [step for step in fitting if not step.compiles]
+        plain = [step for step in fitting if not step.apart]
         together: Settings = {}
         for step in plain:
             together = {**together, **step.sets}
         numbers = ", ".join(dict.fromkeys(step.numbers for step in plain))
-        return [Step("everything without a compiler", together, numbers)]
+        return [Step("all at once", together, numbers)]
 
     def _row(
         self,

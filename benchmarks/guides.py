@@ -27,13 +27,13 @@ HALF = "bf16"
 
 @dataclass(frozen=True)
 class Step:
-    """One change. card: needs a CUDA card. compiles: takes a compiler, so --quick leaves it out."""
+    """One change. card: needs a CUDA card. apart: not part of what --quick tries at once."""
 
     name: str
     sets: Settings
     numbers: str
     card: bool = False
-    compiles: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ _ON_DEVICE = Step("data on the device", {**_NO_WORKERS, "loader.placement": "dev
 _ON_CARD = replace(_ON_DEVICE, card=True)  # without a card it is the step before it
 _FUSED = Step("fused optimizer", {"optimizer.implementation": "fused"}, ROUNDING)
 _BF16 = Step("bf16", {"precision.amp": HALF}, PRECISION)
-_COMPILE = Step("compile", {"speed.compile": "default"}, ROUNDING, compiles=True)
+_COMPILE = Step("compile", {"speed.compile": "default"}, ROUNDING, apart=True)
 _GRAPH = Step("CUDA graph", {"speed.cuda_graph": "true", "speed.compile": None}, SAME, card=True)
 _BENCHMARK = Step("cudnn_benchmark", {"speed.cudnn_benchmark": "true"}, ROUNDING, card=True)
 _TF32 = Step("TF32", {"precision.tf32": "true"}, PRECISION, card=True)
@@ -102,8 +102,9 @@ def guides(device: str) -> tuple[Guide, ...]:
             {**plain, "speed.attention": "math", "batch.micro": "8"},
             (_GATHER, _ON_CARD, _FUSED, Step("scaled-dot-product attention as torch chooses",
                                              {"speed.attention": "auto"}, ROUNDING),
-             _TF32, _BF16, _COMPILE,
-             Step("half the batch (256 to 128 in the guide)", {"batch.micro": "4"}, OTHER_BATCH, compiles=True)),
+             _TF32, _BF16,
+             Step("half the batch (256 to 128 in the guide)", {"batch.micro": "4"}, OTHER_BATCH, apart=True),
+             _COMPILE),
             (("5.3x", 5.3),),
             "TF32, pinned memory, and the memory pressure that halving the batch was for",
         ),
@@ -113,7 +114,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             {**plain, "batch.micro": "1"},
             (_workers(2, cores, 4, card), _CACHE, _ON_CARD, _FUSED, _TF32, _BF16, _GRAPH,
              Step("compile, for any length", {"speed.compile": "default", "speed.compile_dynamic": "true"},
-                  ROUNDING, compiles=True)),
+                  ROUNDING, apart=True)),
             (("4-5x, 4 workers", 4.0), ("8-11x, with bf16 and compile", 8.3)),
             "pinned memory; bf16 and compile as the card has them",
             loads=True,

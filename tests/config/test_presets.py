@@ -119,5 +119,8 @@ def test_settings_that_cannot_be(key: str, part: str) -> None:
 
 def test_settings_that_exclude_each_other() -> None:
     assert "needs no workers" in message("loader.placement=device", "loader.workers=2")
+    assert "turn one of them off" in message(
+        "workload.name=antispoof", "workload.augment=true", "loader.cache=true"
+    )
     text = message("speed.cuda_graph=true", "speed.compile=reduce-overhead")
     assert "use compile default with cuda_graph" in text

@@ -238,9 +238,13 @@ class Config(Section):
     console: ConsoleSection = ConsoleSection()
 
     @model_validator(mode="after")
-    def _has_an_end_or_epochs(self) -> Config:
+    def _agrees_with_itself(self) -> Config:
         if self.run.epochs is None and self.run.max_steps is None:
             raise ValueError("a run needs run.epochs or run.max_steps")
+        if self.loader.cache and getattr(self.workload, "augment", False):
+            raise ValueError(
+                "loader.cache keeps items, and workload.augment changes them every epoch: turn one of them off"
+            )
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
                 f"schedule.min_lr {self.schedule.min_lr} is above optimizer.lr {self.optimizer.lr}"
