@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_help import module, own  # noqa: F401  fixtures of the tests of own workloads
 
 from ndd_engine.config.schema import Config
 

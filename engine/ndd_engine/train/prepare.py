@@ -69,7 +69,7 @@ def prepare_run(run: Run) -> Prepared:
 
     choice = None
     if draft.size == "auto":
-        choice = choose_size(draft, device, run.stage, _memory_gb(machine))
+        choice = choose_size(draft, device, run.stage, memory_gb(machine))
     config = draft.resolve(*(choice.size, choice.memory_gb) if choice else ())
     if choice is not None and choice.threads is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"threads": choice.threads})})
@@ -160,7 +160,8 @@ def _rehearse(stepper: Stepper, batches: Batches, config: Config) -> Rehearsal:
     return found
 
 
-def _memory_gb(machine: Machine) -> float | None:
+def memory_gb(machine: Machine) -> float | None:
+    """GiB of the chosen card, None without one: what the guides' batches go by."""
     card = machine.chosen
     return None if card is None or card.memory_total_bytes is None else card.memory_total_bytes / (1 << 30)
 

@@ -1,0 +1,246 @@
+"""A user's own workload: what is wrong with its module and what its factory gives, told at once and by place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from own_help import PLAIN, START, Prepare, giving, line_of, mistakes
+from torch.utils.data import default_collate
+
+from ndd_engine.config import read
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import ConfigError, TrainingError
+from ndd_engine.record.rundir import new_run_dir
+from ndd_engine.workloads.facts import problems
+from ndd_engine.workloads.registry import prepare
+
+# Mistakes that show without importing the module.
+
+
+def told(name: str) -> str:
+    config = read(None, ["run.epochs=1"], name).resolve()
+    return "\n".join(map(str, problems(config, "here")))
+
+
+def test_the_module_is_looked_through_and_not_imported(module: Callable[[str], str], tmp_path: Path) -> None:
+    name = module("raise RuntimeError('imported')\n" + PLAIN)
+    assert told(f"{name}:factory") == ""
+    assert name not in sys.modules
+    assert "did you mean factory?" in (text := told(f"{name}:factroy"))
+    assert f"{name}.py has no factroy" in text and "Net" in text
+    assert f"did you mean {name}?" in told(f"{name}x:factory")
+    assert f"write it without .py: {name}:factory" in told(f"{name}.py:factory")
+    missing = told("no_such_thing_at_all:factory")
+    assert str(tmp_path) in missing and "workload.path" in missing
+    assert "here: workload.name" in missing
+    assert "is the name of a module of Python itself" in told("random:factory")
+
+
+def test_packages_and_names_bound_in_every_way(module: Callable[[str], str], tmp_path: Path) -> None:
+    name = module("if True:\n    factory = None\nfrom os import path as second\n(third, *fourth) = 1, 2\n")
+    assert not any(told(f"{name}:{bound}") for bound in ("factory", "second", "third", "fourth", "Net"))
+    assert told(f"{module('from math import *')}:anything") == ""
+    (tmp_path / "pack" / "inner").mkdir(parents=True)
+    (tmp_path / "pack" / "inner" / "zoo.py").write_text("def make(settings): ...\n")
+    assert told("pack.inner.zoo:make") == ""
+    assert "did you mean pack.inner.zoo?" in told("pack.inner.zo:make")
+    assert "there is no module pack.outer" in told("pack.outer.zoo:make")
+    assert "is a folder, not a module" in told("pack.inner:make")
+
+
+@pytest.mark.parametrize("content", [b"x = 1\ndef factory(settings:\n", b"x = 1\n\xff\n", b"x\x00"])
+def test_source_that_is_not_python(module: Callable[[str], str], tmp_path: Path, content: bytes) -> None:
+    name = module("")
+    (tmp_path / f"{name}.py").write_bytes(content)
+    assert f"{name}.py" in (text := told(f"{name}:factory")) and "is not valid Python" in text
+
+
+# Mistakes in what the factory gives.
+
+
+def test_everything_that_is_missing_or_wrong_is_told_at_once(own: Prepare) -> None:
+    source = (
+        "def factory(settings):\n"
+        "    return SimpleNamespace(net=Net(), train_data=iter([]), eval_data={}, loss=3, better='up', metric=len,\n"
+        "        forward=lambda batch: batch, item=5, token='word', parts=[1], epochs_differ=1, notes=[2],\n"
+        "        eval_dat=1)\n"
+    )
+    found = mistakes(own, source)
+    line = line_of(source, "def factory(settings):")
+    assert all(f".py:{line}: " in text for text in found)
+    keys = [text.split(": ")[1] for text in found]
+    for key in ("model", "train_data", "eval_data", "loss", "better = \"up\"", "metric", "forward", "item",
+                "tokens_per_item", "parts", "epochs_differ", "notes"):  # fmt: skip
+        assert key in keys, (key, found)
+    text = "\n".join(found)
+    assert "model: is missing" in text
+    assert "no __len__ and no __getitem__" in text and "is an int; allowed: a function" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def factory(settings):\n    Net()\n", "nothing (is a return missing?)"),
+        ("def factory(settings):\n    return Net()\n", "the model alone"),
+        ("def factory(settings):\n    return Net(), Pairs(), loss\n", "gave a tuple"),
+        ("def factory(settings):\n    return Net\n", "the class Net"),
+        ("async def factory(settings):\n    return Net\n", "a coroutine"),
+        ("def factory():\n    return Net()\n", "takes 0 positional arguments"),
+        ("factory = 3\n", "is an int, not a function or class"),
+        (giving(model="nn.ReLU()"), "ReLU has no parameter that can be trained"),
+        (giving(model="nn.LazyLinear(3)"), "has no shape yet"),
+        (giving(loss="nn.MSELoss()"), "lambda output, batch: nn.MSELoss()(output, batch[1])"),
+        (giving(loss="lambda output: output"), "cannot be called as loss(output, batch)"),
+        (giving(train_data="[]"), "train_data: is empty"),
+        (giving(train_data="Pairs(1)"), "none can be kept for evaluation"),
+        (giving(train_data="Pairs(3)"), "one optimizer step takes 4 items"),
+        (giving(eval_dta="1", eval_data="3"), "an int has no __len__"),
+        (giving(parts="{'x': nn.Linear(1, 1)}"), "parts[x]: is not a part of the model"),
+        (giving(tokens_per_item="-1"), "a number above 0"),
+        (giving(train_data="[object()] * 9"), "give collate"),
+        (giving(train_data="[torch.ones(i + 1) for i in range(9)]"), "give collate"),
+        (giving(train_data="['a'] * 9"), "holds no tensor"),
+        (
+            giving(train_data="Pairs()", collate="lambda items: SimpleNamespace(x=1)"),
+            "holds a SimpleNamespace",
+        ),
+        (giving(epochs_differ="True"), "item 0 of the second epoch"),
+        (giving(eval_data="DataLoader(Pairs(), collate_fn=list)"), "collated in different ways"),
+    ],
+)
+def test_each_mistake_names_itself(own: Prepare, source: str, expected: str) -> None:
+    text = "\n".join(mistakes(own, source))
+    assert expected in text, text
+    assert ".py:" in text or "workload: " in text
+
+
+@pytest.mark.parametrize(
+    ("loader", "expected"),
+    [
+        ("DataLoader(Pairs(), sampler=WeightedRandomSampler([1.0] * 40, 40))", "WeightedRandomSampler"),
+        ("DataLoader(Pairs(), batch_sampler=[[0, 1], [2]])", "a batch_sampler of its own"),
+        ("DataLoader(Pairs(), batch_size=None)", "makes whole batches"),
+        ("DataLoader(Stream())", "Stream is an IterableDataset"),
+        ("Stream()", "Stream is an IterableDataset"),
+    ],
+)
+def test_an_order_that_cannot_be_resumed_is_refused(own: Prepare, loader: str, expected: str) -> None:
+    (text,) = mistakes(own, giving(train_data=loader))
+    assert expected in text and "train_data" in text and "a map-style dataset" in text
+
+
+def test_a_name_that_nothing_reads_is_told(own: Prepare) -> None:
+    notes = " ".join(own(giving(eval_datta="Pairs(8)")).notes())
+    assert "also gave eval_datta, which is not used (did you mean eval_data?)" in notes
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "expected"),
+    [
+        ("import no_such_package\n" + PLAIN, "import no_such_package", "No module named 'no_such_package'"),
+        ("def factory(settings):\n    return {}['x']\n", "    return {}['x']", "KeyError: 'x'"),
+        ("def factory(settings):\n    Net(2)(torch.ones(5))\n", "        return self.head(self.encoder(x).relu())",
+         "the factory failed: RuntimeError"),
+        ("raise SystemExit(2)\n" + PLAIN, "raise SystemExit(2)", 'if __name__ == "__main__"'),
+        ("class Bad(Pairs):\n    def __getitem__(self, index):\n        return open('nowhere')\n"
+         + giving(train_data="Bad()"),
+         "        return open('nowhere')", "train_data[0] failed: FileNotFoundError"),
+    ],
+)  # fmt: skip
+def test_what_the_users_code_raises_is_one_line_with_its_place(
+    own: Prepare, source: str, line: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        own(source)
+    text = str(caught.value)
+    assert "\n" not in text and f".py:{line_of(source, line)}: " in text and expected in text, text
+    assert caught.value.__cause__ is not None  # for the log
+    assert caught.value.exit_status == 2
+
+
+def test_control_characters_of_foreign_text_are_escaped(own: Prepare) -> None:
+    text = "\n".join(mistakes(own, "def factory(settings):\n    raise ValueError('a\\x1b[2J\\nb')\n"))
+    assert "\x1b" not in text and "\\x1b" in text
+
+
+def test_items_that_are_drawn_anew_each_time_are_told(own: Prepare) -> None:
+    source = "class Random(Pairs):\n    def __getitem__(self, index):\n        return torch.rand(3), torch.rand(())\n"
+    notes = " ".join(own(source + giving(train_data="Random()")).notes())
+    assert "another item each time" in notes
+    assert "another item" not in " ".join(own().notes())
+    nan = (
+        "class Nan(Pairs):\n    def __getitem__(self, index):\n        return torch.tensor([torch.nan]), 0\n"
+    )
+    assert "another item" not in " ".join(own(nan + giving(train_data="Nan()")).notes())
+
+
+def test_data_that_no_worker_can_have_is_refused_before_it_is_sent(own: Prepare) -> None:
+    local = (
+        "def factory(settings):\n    class Local(Pairs): pass\n"
+        "    return dict(model=Net(), train_data=Local(), loss=loss)\n"
+    )
+    (text,) = mistakes(own, local, loader={"workers": 2})
+    assert "loader.workers = 2" in text and "Local" in text and "top of the module" in text
+    assert own(local) is not None  # without workers it may be
+    (text,) = mistakes(own, giving(collate="lambda items: items[0]"), loader={"eval_workers": 1})
+    assert "loader.eval_workers = 1" in text and "lambda" in text
+    assert own(loader={"workers": 2}) is not None
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("lambda output, batch: output.squeeze(1) - batch[1]", "shape (2,): take its mean()"),
+        ("lambda output, batch: 3.0", "gave a float"),
+        ("lambda output, batch: output.detach().mean()", "does not depend on the model's parameters"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_on(own: Prepare, loss: str, expected: str) -> None:
+    workload = own(giving(loss=loss))
+    batch = default_collate([workload.train_data[0], workload.train_data[1]])
+    with pytest.raises(TrainingError) as caught:
+        workload.loss(workload.forward(workload.model, batch), batch)
+    assert expected in str(caught.value) and ".py:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [("list", "no update and no result"), ("lambda: Wrong()", "must give numbers by name")],
+)
+def test_a_metric_that_is_none(own: Prepare, metric: str, expected: str) -> None:
+    source = "class Wrong:\n    def update(self, *_): ...\n    def result(self):\n        return [1]\n"
+    workload = own(source + giving(metric=metric))
+    with pytest.raises(TrainingError) as caught:
+        workload.metric().result()
+    assert expected in str(caught.value)
+
+
+def test_another_module_of_that_name_is_not_taken_for_it(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    name = module(PLAIN)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / f"{name}.py").write_text(START + PLAIN)
+    config = {"run": {"epochs": 1}, "workload": {"name": f"{name}:factory"}, "batch": {"micro": 4}}
+    prepare(Config.model_validate(config))
+    config["workload"] = {"name": f"{name}:factory", "path": [str(other)]}
+    with pytest.raises(ConfigError, match="already the name of another module"):
+        prepare(Config.model_validate(config))
+
+
+@pytest.mark.parametrize(
+    ("workload", "name"),
+    [
+        ("my_workload:factory", "my_workload-001"),
+        ("a.b.net:make", "net-001"),
+        ("_über:f", "ber-001"),
+        ("ndd", "ndd-001"),
+    ],
+)
+def test_the_run_is_named_after_the_module(tmp_path: Path, workload: str, name: str) -> None:
+    assert new_run_dir(tmp_path, None, workload).name == name
+    assert new_run_dir(tmp_path, None, workload).name == name.replace("001", "002")
