@@ -1,4 +1,4 @@
-"""A user's own workload: what a factory may give, what is decided for it, and every mistake in one message."""
+"""A user's own workload: what a factory may give, what is decided for it, and its options."""
 
 from __future__ import annotations
 
