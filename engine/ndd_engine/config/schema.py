@@ -35,6 +35,12 @@ class RunSection(Section):
         description="intra-op threads on the processor; default: the cores this process may use",
     )
 
+    gc_every_steps: int = Field(
+        0,
+        ge=0,
+        description="collect Python's garbage only every N optimizer steps; 0: when Python itself wants to",
+    )
+
 
 class BatchSection(Section):
     micro: int = Field(32, ge=1, description="items in one forward and backward pass (micro-batch)")
@@ -211,6 +217,20 @@ class LogSection(Section):
         1.0, ge=0, le=60, description="seconds of one window of the record; 0 records every step by itself"
     )
     headless_s: float = Field(5.0, gt=0, description="seconds between lines of a headless run")
+    kernels_every: int = Field(
+        0, ge=0, description="record a short profiler burst every N optimizer steps; 0: only when asked for"
+    )
+    kernels_steps: int = Field(3, ge=1, le=20, description="optimizer steps of one burst")
+    trace: str | None = Field(
+        None, description="write each burst to this file, as a Chrome trace; the newest stays"
+    )
+    stacks_hz: float = Field(
+        10.0, ge=0, le=100, description="looks a second at where in the code the training thread is; 0: none"
+    )
+    tensorboard: bool = Field(
+        False,
+        description="also write scalars for TensorBoard into the run's folder; needs the extra tensorboard",
+    )
 
 
 class ConsoleSection(Section):

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean, stdev
 
-from .events import PHASES, Json, MemoryEvent, RunEvent, SampleEvent, SettingEvent, WindowEvent, WorkEvent
-from .snapshot import Headroom, Idle, PhaseShare, Snapshot, Throughput
+from .events import (
+    PHASES,
+    Json,
+    KernelsEvent,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    SettingEvent,
+    WindowEvent,
+    WorkEvent,
+)
+from .snapshot import CoreUse, Headroom, Idle, PhaseShare, Snapshot, Throughput
 
 # Phases in which the host computes nothing for the model. Their cause, as the screen says it.
 HOST_IDLE = {
@@ -57,8 +69,52 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
             p95_ns=newest.get(name, {}).get("p95_ns"),
             max_ns=newest.get(name, {}).get("max_ns"),
             device_ns=device[name] / device_steps if name in device and device_steps else None,
+            share_error=_share_error(name, windows),
         )
         for name in ordered
+    )
+
+
+def _share_error(name: str, windows: Sequence[WindowEvent]) -> float | None:
+    """Standard error of a phase's share of wall time, from how much it differs between windows with steps."""
+    values = [
+        window.phases[name]["host_ns"] / window.wall_ns if name in window.phases else 0.0
+        for window in windows
+        if window.steps and window.wall_ns
+    ]
+    return stdev(values) / sqrt(len(values)) if len(values) >= 3 else None
+
+
+def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
+    """What a sample says of the memory of a run on the processor; a run on a card has its allocator's events."""
+    if run is None or run.device.startswith("cuda"):
+        return None
+    value = sample.host.get("rss_bytes")
+    return int(value) if value is not None else None
+
+
+def core_use(run: RunEvent | None, samples: Sequence[SampleEvent]) -> CoreUse | None:
+    """Means over the samples that know both what is used and what of it is ours; None without any."""
+    usable = run.usable_cores if run is not None else None
+    known = [
+        sample.host
+        for sample in samples
+        if sample.host.get("cpu_percent") is not None and sample.host.get("process_cpu_percent") is not None
+    ]
+    if not usable or not known:
+        return None
+    used = fmean(host["cpu_percent"] for host in known) / 100 * usable
+    own = fmean(host["process_cpu_percent"] for host in known) / 100
+    throttled = [host["cpu_throttled"] for host in known if host.get("cpu_throttled") is not None]
+    newest = next((host["neighbours"] for host in reversed(known) if host.get("neighbours")), ())
+    return CoreUse(
+        used=used,
+        own=own,
+        others=max(used - own, 0.0),
+        usable=usable,
+        samples=len(known),
+        neighbours=tuple((item["pid"], item["name"], item["cores"]) for item in newest),
+        throttled=fmean(throttled) if throttled else None,
     )
 
 
@@ -67,6 +123,7 @@ def idle(
     windows: Sequence[WindowEvent],
     shares: Sequence[PhaseShare],
     sample: SampleEvent | None,
+    kernels: KernelsEvent | None = None,
 ) -> Idle:
     """Idle share by the best method there is: the device clock, NVML, or the host clock without a card."""
     if run is None or not shares:

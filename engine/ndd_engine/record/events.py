@@ -10,6 +10,12 @@ not be measured is `null`. Readers ignore fields and types they do not know, and
     memory   the torch allocator's counters (CUDA only)
     setting  one setting: what was asked for, what was applied, and whether it took effect
     work     what one optimizer step computes and moves, and what the card could do at most
+    loader   what making a micro-batch costs, measured before training
+    baseline one micro-batch by itself, measured before training
+    kernels  a short profiler burst: exactly when something was computed or copied
+    stacks   where in the code the training thread was seen
+    finding  what holds the run back was found, or is gone
+    trial    a change was measured against the present
     mark     something that happened: epoch, evaluation, checkpoint, compile, pause, warning, choice
     fold     the folded state, written now and then so that a long log opens at once
     end      how it ended
@@ -82,7 +88,8 @@ class RunEvent(Event):
 
     steps_per_epoch and items_per_epoch are of the training set; total_steps is where the run will end.
     item and token name the units of the workload ("window", "character"); tokens_per_item may be 0 (none).
-    card: see hardware.card.Card.to_dict; null without a card.
+    card: see hardware.card.Card.to_dict; null without a card. usable_cores: what this process may use of the host,
+    by its affinity and its control group's quota.
     """
 
     type: ClassVar[str] = "run"
@@ -108,6 +115,7 @@ class RunEvent(Event):
     model: str
     data: str
     threads: int | None = None
+    usable_cores: float | None = None
     resumed_step: int | None = None
     resumed_from: str | None = None
 
@@ -130,6 +138,8 @@ class WindowEvent(Event):
     phases: {phase: {"host_ns": total in this window, "p50_ns", "p95_ns", "max_ns": per step,
     "device_ns": mean per step on the device, or null}}; a key "forward/encoder" is a part of "forward".
     loss: mean of the losses read back in this window, null if none was. last_loss: [step, loss].
+    gc_ns, gc_count: Python's garbage collections in it, which lie inside the phases; gc_max_ns: the longest.
+    profiled: a profiler burst ran, so its times say nothing about the other steps.
     """
 
     type: ClassVar[str] = "window"
@@ -151,6 +161,10 @@ class WindowEvent(Event):
     grad_norm: float | None = None
     loss_scale: float | None = None
     device_steps: int = 0
+    gc_ns: int | None = None
+    gc_count: int | None = None
+    gc_max_ns: int | None = None
+    profiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +243,138 @@ class WorkEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LoaderEvent(Event):
+    """What the training data is, and what one micro-batch of it costs to make in the training process.
+
+    in_memory: batches can be made in one gather from tensors that lie in memory. encoded: items that were encoded
+    once and are kept, or null. epochs_differ: items change every epoch and cannot be kept. batch_bytes: of one
+    micro-batch. item_ns, item_cpu_ns: wall and processor time of making one item (mean of `probed`; the rest it
+    waited, for storage or a network). collate_ns: joining a micro-batch's items. gather_ns: a micro-batch in one
+    gather, null where that is not possible. Nanoseconds; null where nothing was measured.
+    """
+
+    type: ClassVar[str] = "loader"
+    items: int
+    micro: int
+    in_memory: bool
+    encoded: int | None
+    epochs_differ: bool
+    batch_bytes: int | None = None
+    item_ns: float | None = None
+    item_cpu_ns: float | None = None
+    collate_ns: float | None = None
+    gather_ns: float | None = None
+    probed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineEvent(Event):
+    """Forward and backward of one micro-batch by itself, before any loader process runs: the fastest of `runs`.
+
+    other_micro, other_ns: the same for another size of the micro-batch, which shows what does not grow with it.
+    threads: of the run; by_threads: [[threads, nanoseconds], …] of the same micro-batch with other thread counts
+    (processor only). operations: operators of one forward and backward pass.
+    """
+
+    type: ClassVar[str] = "baseline"
+    micro: int
+    micro_ns: float
+    runs: int
+    other_micro: int | None = None
+    other_ns: float | None = None
+    threads: int | None = None
+    by_threads: list[list[float]] = field(default_factory=list)
+    operations: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelsEvent(Event):
+    """A burst of the profiler over a few whole steps, with the exact union of what was computed and copied.
+
+    method: "kernels" (kernels and copies on the card) or "operators" (operators on the host, without a card).
+    step: optimizer steps done at its end. busy_ns, copy_ns: union of kernels and copies; of copies alone.
+    idle_ns: the rest of wall_ns by cause, adding up to it. top: the longest kernels or operators, [name, total
+    nanoseconds, count] each. launches: kernels or top-level operators in the burst. trace: the file that was exported.
+    """
+
+    type: ClassVar[str] = "kernels"
+    method: str
+    step: int
+    steps: int
+    wall_ns: int
+    busy_ns: int
+    copy_ns: int
+    idle_ns: dict[str, int]
+    launches: int
+    top: list[list[Any]] = field(default_factory=list)
+    trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StacksEvent(Event):
+    """Where the training thread was seen since the last such event, at a few looks a second.
+
+    looks: how many. frames: [phase, file, line, function, looks, own], the most seen first: the innermost frame
+    that is not torch's, Python's or the console's own machinery. own: 1 where the user's code or a workload is in
+    it, 0 where only the innermost frame of a library is known.
+    """
+
+    type: ClassVar[str] = "stacks"
+    step: int
+    looks: int
+    frames: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingEvent(Event):
+    """A finding came (gone false) or went. finding: see diagnose.finding.Finding.to_dict."""
+
+    type: ClassVar[str] = "finding"
+    step: int
+    cause: str
+    text: str
+    gone: bool = False
+    finding: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEvent(Event):
+    """A change measured against the present, in paired blocks on this machine.
+
+    sets: the change, "key=value" each. against: what it was compared with, in words. verdict: gain, no gain, loss,
+    undecided, out of memory, failed or stopped. ratio: speed (items a second) with the change over without it, with
+    its interval low..high at `confidence`; null where nothing was compared. quads: blocks A B B A that were measured.
+    base, change: each side's figures (see trial.side.SideFacts). in_effect: whether the change took effect, null
+    where that cannot be told; not_in_effect: why not. loss: "same", "close", "differs" or "not comparable";
+    loss_text says how it was compared. break_even_steps: optimizer steps after which the time that the change costs
+    before training is repaid, null without a gain. text: the result in one sentence. seconds: the trial took.
+    device: what it was measured on.
+    """
+
+    type: ClassVar[str] = "trial"
+    sets: list[str]
+    against: str
+    verdict: str
+    text: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    confidence: float = 0.95
+    quads: int = 0
+    seconds: float = 0.0
+    budget_s: float = 0.0
+    device: str = ""
+    in_effect: bool | None = None
+    not_in_effect: str = ""
+    loss: str = "not comparable"
+    loss_text: str = ""
+    break_even_steps: int | None = None
+    base: Json = field(default_factory=dict)
+    change: Json = field(default_factory=dict)
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MarkEvent(Event):
     """Something that happened.
 
@@ -268,8 +414,8 @@ class EndEvent(Event):
 EVENT_TYPES: dict[str, type[Event]] = {
     kind.type: kind
     for kind in (
-        RunEvent, StageEvent, WindowEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent, MarkEvent, FoldEvent,
-        EndEvent,
+        RunEvent, StageEvent, WindowEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent, LoaderEvent,
+        BaselineEvent, KernelsEvent, StacksEvent, FindingEvent, TrialEvent, MarkEvent, FoldEvent, EndEvent,
     )
 }  # fmt: skip
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from .events import EndEvent, MarkEvent, MemoryEvent, RunEvent, SampleEvent, SettingEvent, WorkEvent
+from .events import (
+    BaselineEvent,
+    EndEvent,
+    KernelsEvent,
+    LoaderEvent,
+    MarkEvent,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    SettingEvent,
+    StacksEvent,
+    TrialEvent,
+    WorkEvent,
+)
 
 # "lost": the process is gone and no end was recorded (kill -9, power).
 STATUSES = (
@@ -20,6 +34,7 @@ class PhaseShare:
     """One phase over the recent windows: nanoseconds per optimizer step, and the share of wall time (0..1).
 
     p50/p95/max are per step in the newest window that had steps. device_ns is null where no device clock ran.
+    share_error: standard error of the share over these windows, null below three of them.
     """
 
     name: str
@@ -29,19 +44,63 @@ class PhaseShare:
     p95_ns: int | None
     max_ns: int | None
     device_ns: float | None
+    share_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums since the run began or was resumed, pauses and profiler bursts left out; nanoseconds by the host clock.
+
+    phases: by name, sub-phases too. gc_ns: None where collections are not watched; gc_max_ns: the longest pause.
+    evaluations, checkpoints: done, with their time in phases "evaluate" and "checkpoint". epochs: begun.
+    """
+
+    wall_ns: int = 0
+    steps: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
+    gc_ns: int | None = None
+    gc_count: int = 0
+    gc_max_ns: int = 0
+    evaluations: int = 0
+    checkpoints: int = 0
+    recompiles: int = 0
+
+    def share(self, phase: str) -> float:
+        """Of wall time, 0..1."""
+        return self.phases.get(phase, 0) / self.wall_ns if self.wall_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoreUse:
+    """Processor time over the newest samples, in cores: of all processes, of this run with its loader processes, of
+    others (never below 0); usable: what this run may use. samples: how many it is the mean of. neighbours: the
+    busiest other processes, (pid, name, cores) each, the busiest first; () where none was looked for.
+    throttled: share of time in which the control group's quota held this run up, None where that is not known.
+    """
+
+    used: float
+    own: float
+    others: float
+    usable: float
+    samples: int
+    neighbours: tuple[tuple[int, str, float], ...] = ()
+    throttled: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """How much of wall time nothing was computed. method: "events", "nvml" or "host". share in 0..1.
+    """How much of wall time nothing was computed. share in 0..1.
 
+    method: "kernels" (a profiler burst: exact), "events", "nvml", and without a card "operators" (a burst) or "host".
     causes: (cause, share) in order of the screen; they add up to `share` except with method "nvml" (no causes).
+    step: the optimizer step at which a burst was taken, None for what is measured all the time.
     """
 
     share: float | None
     method: str
     causes: tuple[tuple[str, float], ...]
     reason: str = ""
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +187,7 @@ class Snapshot:
     """The newest state of a run. Rates are per second of training time (pauses excluded); None = not known yet.
 
     step means optimizer step; micro_steps: forward and backward passes in one, step_ns: nanoseconds of one.
+    memory_trend: (step, bytes) allocated on the card, or resident in this process without one.
     """
 
     run: RunEvent | None
@@ -170,6 +230,14 @@ class Snapshot:
     work: WorkEvent | None = None
     throughput: Throughput = Throughput()
     micro_steps: float | None = None
+    totals: Totals = Totals()
+    loader: LoaderEvent | None = None
+    baseline: BaselineEvent | None = None
+    kernels: KernelsEvent | None = None
+    stacks: StacksEvent | None = None
+    cores: CoreUse | None = None
+    memory_trend: tuple[tuple[int, float], ...] = ()
+    trials: tuple[TrialEvent, ...] = ()
 
     @property
     def final(self) -> bool:

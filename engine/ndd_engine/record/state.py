@@ -11,23 +11,28 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from .derive import headroom, idle, phase_shares, setting_text, throughput
+from .derive import core_use, headroom, idle, memory_bytes, phase_shares, setting_text, throughput
 from .events import (
+    BaselineEvent,
     EndEvent,
     Event,
     FoldEvent,
     Json,
+    KernelsEvent,
+    LoaderEvent,
     MarkEvent,
     MemoryEvent,
     RunEvent,
     SampleEvent,
     SettingEvent,
+    StacksEvent,
     StageEvent,
+    TrialEvent,
     WindowEvent,
     WorkEvent,
     finite,
 )
-from .snapshot import Evaluation, Snapshot, TimedMark, TimeLeft
+from .snapshot import Evaluation, Snapshot, TimedMark, TimeLeft, Totals
 from .timeleft import Aside, time_left
 from .trend import Trend
 
@@ -36,6 +41,13 @@ RECENT_WINDOWS = 12
 KEPT_MARKS = 60
 KEPT_EVALUATIONS = 60
 KEPT_SETTINGS = 80
+KEPT_TRIALS = 20
+RECENT_SAMPLES = 12
+# Events of which the newest is kept as it is: field of the state and of the snapshot -> type.
+_NEWEST: dict[str, type[Event]] = {
+    "run": RunEvent, "end": EndEvent, "sample": SampleEvent, "memory": MemoryEvent, "work": WorkEvent,
+    "loader": LoaderEvent, "baseline": BaselineEvent, "kernels": KernelsEvent, "stacks": StacksEvent,
+}  # fmt: skip
 # What a fold event holds as it is; everything else needs rebuilding.
 _PLAIN = (
     "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
@@ -71,8 +83,16 @@ class RunState:
         self.memory: MemoryEvent | None = None
         self.settings: dict[str, SettingEvent] = {}
         self.work: WorkEvent | None = None
+        self.loader: LoaderEvent | None = None
+        self.baseline: BaselineEvent | None = None
+        self.kernels: KernelsEvent | None = None
+        self.stacks: StacksEvent | None = None
+        self.samples: deque[SampleEvent] = deque(maxlen=RECENT_SAMPLES)
+        self.totals = _no_totals()
+        self.trials: deque[TrialEvent] = deque(maxlen=KEPT_TRIALS)
         self.losses = Trend()
         self.rates = Trend()
+        self.memories = Trend()
         self.marks: deque[TimedMark] = deque(maxlen=KEPT_MARKS)
         self.warnings = 0
 
@@ -83,14 +103,19 @@ class RunState:
             self._window(event)
         elif isinstance(event, SampleEvent):
             self.sample = event
+            self.samples.append(event)
+            self._memory(memory_bytes(self.run, event))
         elif isinstance(event, MemoryEvent):
             self.memory = event
+            self._memory(event.allocated_bytes)
         elif isinstance(event, MarkEvent):
             self._mark(t, event)
         elif isinstance(event, SettingEvent):
             self._setting(t, event)
-        elif isinstance(event, WorkEvent):
-            self.work = event
+        elif isinstance(event, (WorkEvent, LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent)):
+            setattr(self, event.type, event)
+        elif isinstance(event, TrialEvent):
+            self.trials.append(event)
         elif isinstance(event, StageEvent):
             self.stage = event.text
             if self.preparing_t is None or event.name == "resume":
@@ -101,7 +126,9 @@ class RunState:
                 self.recent.clear()
                 # The new process applies and verifies its own.
                 self.settings.clear()
-                self.work = None
+                self.work = self.loader = self.baseline = self.kernels = self.stacks = None
+                self.totals = _no_totals()
+                self.samples.clear()
         elif isinstance(event, RunEvent):
             self._run(t, event)
         elif isinstance(event, EndEvent):
@@ -123,6 +150,7 @@ class RunState:
             self.recent.clear()
             self.losses.cut(step)
             self.rates.cut(step)
+            self.memories.cut(step)
             self.evaluating.resume(step)
             self.saving.resume(step)
             while self.evaluations and self.evaluations[-1].step > step:
@@ -144,7 +172,10 @@ class RunState:
         self.evaluating.window(evaluate)
         self.saving.window(checkpoint)
         overhead = evaluate + checkpoint
-        if self.recent and not event.steps and not self.recent[-1].steps:
+        self._total(event)
+        if event.profiled:
+            pass  # the profiler made these steps slow
+        elif self.recent and not event.steps and not self.recent[-1].steps:
             # A long evaluation is one window here: the steps before it must stay in sight, or the rates would go.
             self.recent.append(_joined(self.recent.pop(), event))
         else:
@@ -158,8 +189,27 @@ class RunState:
             self.grad_norm = event.grad_norm
         if _known(event.loss_scale):
             self.loss_scale = event.loss_scale
-        if event.steps and event.wall_ns > overhead:
+        if event.steps and event.wall_ns > overhead and not event.profiled:
             self.rates.add(event.step, event.items / ((event.wall_ns - overhead) * 1e-9))
+
+    def _total(self, event: WindowEvent) -> None:
+        if event.profiled:
+            return
+        totals = self.totals
+        totals["wall_ns"] += event.wall_ns
+        totals["steps"] += event.steps
+        phases = totals["phases"]
+        for name, figures in event.phases.items():
+            phases[name] = phases.get(name, 0) + figures["host_ns"]
+        if event.gc_ns is not None:
+            totals["gc_ns"] = (totals["gc_ns"] or 0) + event.gc_ns
+            totals["gc_count"] += event.gc_count or 0
+            totals["gc_max_ns"] = max(totals["gc_max_ns"], event.gc_max_ns or 0)
+
+    def _memory(self, used: int | None) -> None:
+        # What is allocated while things are prepared says nothing about growth.
+        if used is not None and self.step > 0 and self.end is None:
+            self.memories.add(self.step, float(used))
 
     def _setting(self, t: float, event: SettingEvent) -> None:
         before = self.settings.get(event.name)
@@ -183,6 +233,9 @@ class RunState:
         elif mark.kind == "checkpoint":
             self.checkpoint = timed
             self.saving.mark(mark.step)
+            self.totals["checkpoints"] += 1
+        elif mark.kind == "recompile":
+            self.totals["recompiles"] += 1
         elif mark.kind == "evaluation":
             self._evaluation(mark)
 
@@ -191,6 +244,7 @@ class RunState:
         evaluation = Evaluation(mark.step, metrics, mark.data.get("seconds"))
         self.evaluations.append(evaluation)
         self.evaluating.mark(mark.step)
+        self.totals["evaluations"] += 1
         self.lower_is_better = mark.data.get("better", "lower") == "lower"
         self._judge(evaluation)
 
@@ -242,7 +296,7 @@ class RunState:
             left=left,
             elapsed_s=self.wall_ns * 1e-9,
             phases=shares,
-            idle=idle(run, self.recent, shares, self.sample),
+            idle=idle(run, self.recent, shares, self.sample, self.kernels),
             headroom=headroom(run, self.sample, self.memory),
             loss=self.loss,
             lr=self.lr,
@@ -261,22 +315,34 @@ class RunState:
             work=self.work,
             throughput=throughput(self.work, step_ns),
             micro_steps=micro / steps if steps else None,
+            totals=Totals(**{**self.totals, "phases": dict(self.totals["phases"])}),
+            loader=self.loader,
+            baseline=self.baseline,
+            kernels=self.kernels,
+            stacks=self.stacks,
+            cores=core_use(run, self.samples),
+            memory_trend=self.memories.view(),
+            trials=tuple(self.trials),
             dropped_events=dropped_events,
         )
 
     def to_event(self) -> FoldEvent:
         """The state as an event, from which `from_event` rebuilds an equal one."""
         state: Json = {name: getattr(self, name) for name in _PLAIN}
-        for name in ("run", "end", "sample", "memory", "work"):
+        for name in _NEWEST:
             state[name] = _body(getattr(self, name))
         state["recent"] = [_body(window) for window in self.recent]
+        state["samples"] = [_body(sample) for sample in self.samples]
+        state["trials"] = [_body(trial) for trial in self.trials]
+        state["totals"] = {**self.totals, "phases": dict(self.totals["phases"])}
         state["asides"] = [self.evaluating.to_list(), self.saving.to_list()]
         state["settings"] = [_body(setting) for setting in self.settings.values()]
         state["evaluations"] = [_plain_evaluation(item) for item in self.evaluations]
         state["best"] = _plain_evaluation(self.best) if self.best else None
         state["checkpoint"] = [self.checkpoint.t, _body(self.checkpoint.mark)] if self.checkpoint else None
         state["marks"] = [[item.t, _body(item.mark)] for item in self.marks]
-        state["losses"], state["rates"] = self.losses.to_dict(), self.rates.to_dict()
+        for name in ("losses", "rates", "memories"):
+            state[name] = getattr(self, name).to_dict()
         return FoldEvent(state)
 
     @classmethod
@@ -284,16 +350,13 @@ class RunState:
         """Rebuild. Raises KeyError or TypeError when the event was written by an incompatible version."""
         body = dict(event.state)
         state = cls()
-        for name, kind in (
-            ("run", RunEvent),
-            ("end", EndEvent),
-            ("sample", SampleEvent),
-            ("memory", MemoryEvent),
-            ("work", WorkEvent),
-        ):
+        for name, kind in _NEWEST.items():
             value = body.pop(name)
             setattr(state, name, kind.from_dict(value) if value is not None else None)
         state.recent.extend(WindowEvent.from_dict(item) for item in body.pop("recent"))
+        state.samples.extend(SampleEvent.from_dict(item) for item in body.pop("samples"))
+        state.trials.extend(TrialEvent.from_dict(item) for item in body.pop("trials"))
+        state.totals = body.pop("totals")
         state.evaluating, state.saving = map(Aside.from_list, body.pop("asides"))
         for item in body.pop("settings"):
             setting = SettingEvent.from_dict(item)
@@ -304,12 +367,21 @@ class RunState:
         saved = body.pop("checkpoint")
         state.checkpoint = TimedMark(saved[0], MarkEvent.from_dict(saved[1])) if saved else None
         state.marks.extend(TimedMark(t, MarkEvent.from_dict(mark)) for t, mark in body.pop("marks"))
-        state.losses, state.rates = Trend.from_dict(body.pop("losses")), Trend.from_dict(body.pop("rates"))
+        for name in ("losses", "rates", "memories"):
+            setattr(state, name, Trend.from_dict(body.pop(name)))
         if body.keys() != set(_PLAIN):
             raise KeyError(*body.keys() ^ set(_PLAIN))
         for name, value in body.items():
             setattr(state, name, value)
         return state
+
+
+def _no_totals() -> Json:
+    """See snapshot.Totals."""
+    return {
+        "wall_ns": 0, "steps": 0, "phases": {}, "gc_ns": None, "gc_count": 0, "gc_max_ns": 0, "evaluations": 0,
+        "checkpoints": 0, "recompiles": 0,
+    }  # fmt: skip
 
 
 def _known(value: float | None) -> TypeGuard[float]:

@@ -1,0 +1,7 @@
+"""Names what holds a run back: pure rules, a Snapshot in and Findings out. Imports no torch."""
+
+from __future__ import annotations
+
+from .finding import CAUSES, Change, Evidence, Finding
+
+__all__ = ["CAUSES", "Change", "Evidence", "Finding"]

@@ -1,0 +1,1 @@
+"""Measures a change against the present: paired blocks in processes of their own, the ladder, the claims."""
