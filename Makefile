@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine with Python 3.11 to 3.13 and make:
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts and tests
-# `make test-slow` runs the tests that take over a minute each.
+# `make test-slow` runs the tests that take over a minute each; `make faults` plants faults and looks whether they are
+# named and cured (about 40 minutes).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +12,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --constraint const
 PIP := $(BIN)/python $(INSTALL)
 PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 
-.PHONY: run test test-slow lint bench screenshots clean
+.PHONY: run test test-slow lint bench faults screenshots clean
 
 run: $(VENV)/.run
 	@$(BIN)/ndd-console train $(ARGS)
@@ -30,6 +31,9 @@ lint: $(VENV)/.dev
 
 bench: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
+
+faults: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python screenshots/take.py

@@ -101,11 +101,25 @@ def test_a_workload_on_the_command_line_beats_the_file(toml: Path) -> None:
         ("workload.data=a=b.txt", "a=b.txt"),
         ("loader.pin_memory=true", True),
         ("optimizer.betas=[0.8, 0.9]", [0.8, 0.9]),
+        ('run.name="none"', "none"),
+        ("loader.prefetch=none", None),
     ],
 )
 def test_set_reads_toml_values_and_bare_words(text: str, found: object) -> None:
     section, key = (part.strip() for part in text.partition("=")[0].split("."))
     assert getattr(getattr(read(None, [text]).resolve(), section), key) == found
+
+
+def test_none_takes_back_what_the_file_sets(toml: Path) -> None:
+    toml.write_text("[loader]\nworkers = 2\nprefetch = 4\n")
+    loader = read(toml, ["loader.workers=0", "loader.prefetch=none"]).resolve().loader
+    assert (loader.workers, loader.prefetch) == (0, None)
+
+
+def test_none_is_no_value_where_there_has_to_be_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(None, ["optimizer.name=none"]).resolve()
+    assert "optimizer.name" in str(caught.value)
 
 
 def test_the_last_of_two_sets_of_one_key_counts() -> None:

@@ -22,7 +22,7 @@ class Server:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.asked: list[str] = []
-        self.server = ControlServer(path, self.asked.append)
+        self.server = ControlServer(path, lambda action, _: self.asked.append(action))
         self.server.start()
 
 

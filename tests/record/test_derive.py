@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_help import GIB, folded, phase, run_event, setting, window, work
 
-from ndd_engine.record.derive import SAFE_SHARE, figures, setting_text, throughput
-from ndd_engine.record.events import PHASES, Event, MemoryEvent, SampleEvent
+from ndd_engine.record.derive import LOWER_BOUND, SAFE_SHARE, burst_text, figures, setting_text, throughput
+from ndd_engine.record.events import PHASES, Event, KernelsEvent, MemoryEvent, SampleEvent
 from ndd_engine.record.snapshot import Snapshot
 
 
@@ -81,6 +81,110 @@ def test_idle_of_a_card_comes_from_the_device_clock() -> None:
     assert shot.idle.method == "events"
     assert dict(shot.idle.causes) == pytest.approx({"waiting for data": 0.6, "other": 0.05})
     assert shot.idle.share == pytest.approx(0.65)
+
+
+def test_what_the_device_waits_for_by_its_clock() -> None:
+    phases = {
+        "data_wait": phase(10, 100),
+        "forward": phase(50, 800),
+        "log": phase(10, 60),
+        "other": phase(10, 40),
+        "evaluate": phase(150),
+        "checkpoint": phase(50),
+    }
+    shot = snapshot(window(1, 1, 280, phases=phases, device_steps=1), device="cuda:0")
+    stepping = 80 / 280
+    assert shot.idle.causes == (
+        ("waiting for data", pytest.approx(0.1 * stepping)),
+        ("synchronising", pytest.approx(0.06 * stepping)),
+        ("checkpoint", pytest.approx(50 / 280)),  # an evaluation computes
+        ("other", pytest.approx(0.04 * stepping)),
+    )
+    assert shot.idle.reason == ""  # the device lags behind the host: no gaps inside its spans
+
+
+def test_a_device_that_keeps_pace_with_the_host_gives_a_lower_bound() -> None:
+    phases = {"forward": phase(40, 41), "backward": phase(50, 49), "data_wait": phase(10, 10)}
+    shot = snapshot(window(1, 1, 100, phases=phases, device_steps=1), device="cuda:0")
+    assert (shot.idle.method, shot.idle.reason) == ("events", LOWER_BOUND)
+    assert shot.idle.share == pytest.approx(0.1)
+
+
+def test_with_a_cuda_graph_the_device_clock_abstains() -> None:
+    phases = {"data_wait": phase(10, 10), "forward": phase(90, 90), "forward/graph": phase(90, 90)}
+    graphed = window(1, 1, 100, phases=phases, device_steps=1)
+    shot = snapshot(graphed, device="cuda:0")
+    assert (shot.idle.share, shot.idle.causes) == (None, ())
+    assert shot.idle.reason == "a CUDA graph replays the step as one: press k"
+    shot = snapshot(graphed, SampleEvent({"util_percent": 80}, {}), device="cuda:0")
+    assert (shot.idle.method, shot.idle.share) == ("nvml", pytest.approx(0.2))
+    shot = snapshot(graphed, burst(1), device="cuda:0")
+    assert (shot.idle.method, shot.idle.share) == ("kernels", pytest.approx(0.4))
+
+
+def test_the_hosts_clock_takes_a_checkpoint_for_idle_and_an_evaluation_not() -> None:
+    phases = {
+        "forward": phase(50),
+        "log": phase(2),
+        "other": phase(8),
+        "evaluate": phase(30),
+        "checkpoint": phase(10),
+    }
+    shot = snapshot(window(1, 1, 100, phases=phases))
+    assert shot.idle.causes == (("checkpoint", pytest.approx(0.1)), ("other", pytest.approx(0.1)))
+
+
+def burst(step: int, method: str = "kernels", **idle_ns: int) -> KernelsEvent:
+    causes = idle_ns or {"waiting for data": 300, "launch gaps": 100}
+    return KernelsEvent(method, step, 3, 1000, 1000 - sum(causes.values()), 50, causes, 40)
+
+
+def test_a_burst_takes_the_place_of_the_estimate() -> None:
+    for device, method in (("cuda:0", "kernels"), ("cpu", "operators")):
+        phases = {
+            "forward": phase(60, 90),
+            "data_wait": phase(20, 10),
+            "evaluate": phase(15),
+            "checkpoint": phase(5),
+        }
+        windows = [window(step, 1, 100, phases=phases, device_steps=1) for step in (1, 2)]
+        shot = snapshot(windows[0], burst(1, method), windows[1], device=device)
+        assert (shot.idle.method, shot.idle.step) == (method, 1)
+        # It says nothing of evaluations and checkpoints; how long those were is known by the host's clock.
+        assert dict(shot.idle.causes) == pytest.approx(
+            {"waiting for data": 0.3 * 0.8, "launch gaps": 0.1 * 0.8, "checkpoint": 0.05}
+        )
+        assert shot.idle.share == pytest.approx(sum(share for _, share in shot.idle.causes))
+
+
+def test_a_burst_before_the_first_window_counts() -> None:
+    idle = snapshot(burst(4, "operators")).idle
+    assert (idle.share, idle.step) == (pytest.approx(0.4), 4)
+
+
+def test_a_burst_grows_old() -> None:
+    # Steps of 10 s: it stands for the run for 30 of them.
+    windows = [window(10 + index, 1, 10_000_000_000) for index in range(40)]
+    for count, method in ((1, "operators"), (31, "operators"), (32, "host")):
+        assert snapshot(burst(10, "operators"), *windows[:count]).idle.method == method
+
+
+def test_a_burst_in_words() -> None:
+    event = KernelsEvent(
+        "operators",
+        14,
+        3,
+        1000,
+        500,
+        0,
+        {"waiting for data": 496, "other": 4},
+        40,
+        [["aten::mm", 300, 6]],
+        "t.json",
+    )
+    assert burst_text(event) == (
+        "compute idle 50% (operators) over 3 steps: waiting for data 50%; longest: aten::mm 30%; trace in t.json"
+    )
 
 
 def test_device_times_are_weighted_by_the_steps_that_carried_events() -> None:

@@ -149,6 +149,14 @@ class Trainer:
         )  # fmt: skip
 
 
+def in_step() -> bool:
+    """Whether the caller is called by an optimizer step, and not by what is tried and timed before the first one."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_name != "eager_step":
+        frame = frame.f_back
+    return frame.f_back is not None
+
+
 def stop_at(step: int) -> Callable[[Run, Event], None]:
     """Steers a run to stop soon after a step."""
 

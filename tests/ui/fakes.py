@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ndd_console.source import Action, RunRow, StartRow
+from ndd_engine.diagnose import Change, Evidence, Finding
+from ndd_engine.errors import UsageError
 from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import (
+    BaselineEvent,
     EndEvent,
+    KernelsEvent,
+    LoaderEvent,
     MarkEvent,
     MemoryEvent,
     RunEvent,
     SampleEvent,
     SettingEvent,
+    StacksEvent,
+    TrialEvent,
     WorkEvent,
 )
 from ndd_engine.record.snapshot import Evaluation, Headroom, Idle, PhaseShare, Snapshot, TimedMark, TimeLeft
+from ndd_engine.trial.ladder import LadderState
+from ndd_engine.trial.ladder import Row as LadderRow
+from ndd_engine.trial.request import Progress
+from ndd_engine.trial.rungs import Rung
 
 GB = 1024**3
 T0 = 1_750_000_000.0
@@ -156,12 +169,11 @@ def snapshot(cuda: bool = True, **changes: Any) -> Snapshot:
     """A run in the middle of training, with every figure known."""
     step_ns = sum(host for host, _ in MILLISECONDS.values()) * 1e6
     shares = phases(cuda)
-    causes = (("waiting for data", 0.571), ("reading losses", 0.004), ("checkpoint", 0.0), ("other", 0.043))
+    causes = (("waiting for data", 0.571), ("synchronising", 0.004), ("checkpoint", 0.0), ("other", 0.043))
     host_causes = (
         ("waiting for data", 0.571),
         ("copying", 0.016),
-        ("reading losses", 0.004),
-        ("other", 0.004),
+        ("other", 0.008),
     )
     head = (
         Headroom(int(7.9 * GB), 16 * GB, int(6.9 * GB), int(1.2 * GB), int(7.4 * GB), 288, "card")
@@ -211,6 +223,73 @@ def ended(
     return snapshot(status=status, reason=reason, end=end, **changes)
 
 
+FINDING = Finding(
+    "few-workers",
+    "input-bound: the GPU waits 57 % of each step for the loader",
+    (
+        Evidence(
+            "the loader runs in this process (loader.workers 0) and one item takes 29 ms", "loader probe"
+        ),
+        Evidence("waiting for data takes 57 % of wall time", "host clock"),
+    ),
+    "certain",
+    0.57,
+    2.33,
+    (
+        Change("set loader.workers to 4 and pin the memory", ("loader.workers=4", "loader.pin_memory=true")),
+        Change("encode each item once", ("loader.cache=true",)),
+        Change("decode less in __getitem__", (), "clips.py:41 in load"),
+    ),
+)
+SECOND = Finding(
+    "optimizer",
+    "the optimizer's step takes 4 % of each step",
+    (Evidence("2.1 ms of 54.6 ms", "host clock"),),
+    "likely",
+    0.04,
+    1.04,
+    (Change("use the fused implementation", ("optimizer.implementation=fused",)),),
+    "the run ends in 2 min 26 s, before a change would pay back",
+)
+HEALTHY = Finding("healthy", "nothing holds it back: 97 % of the time is computing", (), "certain")
+
+
+def found(*findings: Finding) -> Any:
+    """Rules that always say this."""
+    return lambda _snapshot: findings
+
+
+def trial_event(verdict: str = "gain", **changes: Any) -> TrialEvent:
+    """Two workers against none, measured."""
+    event = TrialEvent(
+        sets=["loader.workers=4", "loader.pin_memory=true"],
+        against="run charlm-001",
+        verdict=verdict,
+        text="a gain: 1.42 times as many windows a second with the change",
+        ratio=1.42, low=1.35, high=1.49, quads=7, seconds=24.2, budget_s=60.0, device="RTX 4080 SUPER",
+        in_effect=True, loss="same", loss_text="20 steps, bit for bit", break_even_steps=310,
+        cause="few-workers",
+        base={"peak_bytes": 2.1 * GB, "step_s": 0.0546, "prepare_s": 6.1},
+        change={"peak_bytes": 2.4 * GB, "step_s": 0.0385, "prepare_s": 8.9},
+    )  # fmt: skip
+    return replace(event, **changes)
+
+
+MEASURED = {
+    "loader": LoaderEvent(1_723, 128, False, None, False, 262_144, 29e6, 4.1e6, 1.2e6, None, 16),
+    "baseline": BaselineEvent(128, 23.1e6, 5, 64, 12.4e6, 16, [[8, 24.0e6], [16, 23.1e6]], 842),
+    "kernels": KernelsEvent(
+        "kernels", 4_200, 3, 163_800_000, 64_000_000, 2_100_000,
+        {"waiting for data": 93_000_000, "launch gaps": 6_800_000}, 2_526,
+        [["ampere_bf16_gemm_128x128", 31_000_000, 216], ["flash_fwd_kernel", 12_000_000, 36]], "trace.json",
+    ),
+    "stacks": StacksEvent(
+        4_210, 1_204,
+        [["data_wait", "/home/me/clips.py", 41, "load", 690, 1], ["backward", "loop.py", 9, "step", 300, 0]],
+    ),
+}  # fmt: skip
+
+
 class Clock:
     """Time that passes when a test says so."""
 
@@ -219,6 +298,55 @@ class Clock:
 
     def __call__(self) -> float:
         return self.t
+
+
+@dataclass
+class FakeJob:
+    """A trial that is as far as a test says."""
+
+    sets: tuple[str, ...] = ()
+    progress: Progress | None = None
+    result: TrialEvent | None = None
+    problem: str = ""
+    done: bool = False
+    stopped: int = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@dataclass
+class FakeTrials:
+    """Where trials are made that a test moves on by hand."""
+
+    base: str = "run charlm-001"
+    budgets: list[float] = field(default_factory=list)
+    paused: str = "charlm-001"
+    refused: str = ""
+    jobs: list[FakeJob] = field(default_factory=list)
+    causes: list[str | None] = field(default_factory=list)
+    full_disk: bool = False
+
+    def pauses(self) -> str:
+        return self.paused
+
+    def refusal(self) -> str:
+        return self.refused
+
+    def check(self, sets: Sequence[str]) -> str:
+        bad = [item for item in sets if "workers" not in item and "cache" not in item and "pin" not in item]
+        return "\n".join(f"--set: {item}: unknown key; allowed: workers, cache" for item in bad)
+
+    def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> FakeJob:
+        self.budgets.append(budget_s)
+        self.jobs.append(FakeJob(tuple(sets)))
+        self.causes.append(cause)
+        return self.jobs[-1]
+
+    def write(self, trial: TrialEvent) -> Path:
+        if self.full_disk:
+            raise UsageError("charlm-001-changed.toml cannot be written: No space left on device")
+        return Path("charlm-001-changed.toml")
 
 
 @dataclass
@@ -234,6 +362,7 @@ class FakeSource:
     commands: list[str] = field(default_factory=list)
     closed: bool = False
     asked: int = 0
+    tries: FakeTrials | None = None
 
     def snapshot(self) -> Snapshot:
         self.asked += 1
@@ -247,6 +376,9 @@ class FakeSource:
 
     def log_lines(self, count: int) -> list[str]:
         return self.log[-count:]
+
+    def trials(self) -> FakeTrials | None:
+        return self.tries
 
     def close(self) -> None:
         self.closed = True
@@ -276,3 +408,43 @@ class FakeHome:
             StartRow("chartext", "character-level text model", "sizes tiny, mini, small, medium, guide"),
             StartRow("ndd", "EEG forecasters", "sizes guide, large, lstm, gru"),
         ]
+
+
+def _rung(name: str, title: str, state: Any, **rest: Any) -> LadderRow:
+    sets = rest.pop("sets", (f"loader.{name}=true",))
+    return LadderRow(Rung(name, title, sets, missing=rest.pop("missing", "")), state, **rest)
+
+
+MEASURING = LadderState(
+    (
+        _rung(
+            "cache", "each item encoded once", "kept", reason="a gain; pays back after 310 steps",
+            trial=trial_event(sets=["loader.cache=true"], ratio=1.62, low=1.55, high=1.7, cause=None),
+            to_start=trial_event(sets=["loader.cache=true"], ratio=1.6, low=1.52, high=1.69, cause=None),
+        ),
+        _rung("workers-2", "2 loader workers", "measuring", sets=("loader.workers=2",)),
+        _rung("compile", "torch.compile", "waiting", sets=("speed.compile=default",)),
+        _rung("pin-memory", "page-locked batches", "skipped", reason="there is no CUDA card"),
+    ),
+    "measuring 2 loader workers",
+    Progress("measuring", 12.0, 60.0, 3, 1.1, 0.96, 1.26),
+    95.0,
+)  # fmt: skip
+DONE = replace(
+    MEASURING,
+    rows=(
+        MEASURING.rows[0],
+        _rung(
+            "workers-2", "2 loader workers", "dropped", reason="no gain worth having", sets=("loader.workers=2",),
+            trial=trial_event("no gain", sets=["loader.workers=2"], ratio=1.0, low=0.98, high=1.02, loss="close"),
+        ),
+        _rung(
+            "compile", "torch.compile", "dropped", reason="out of memory", sets=("speed.compile=default",),
+            trial=trial_event("out of memory", ratio=None, low=None, high=None, loss="not comparable", change={}),
+        ),
+        MEASURING.rows[3],
+    ),
+    stage="done", progress=None, done=True, elapsed_s=312.0, toml="[loader]\ncache = true\n",
+    text="1 of 3 settings that were measured help; all together 1.6x (1.52 to 1.69) the speed of the start, "
+    "measured directly",
+)  # fmt: skip

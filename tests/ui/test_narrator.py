@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ndd_console.narrator import Narrator, introduction, progress_line, summary
+from ndd_engine.diagnose import Change, Finding
+from ndd_engine.record.events import FindingEvent, parse
 from ndd_engine.record.snapshot import Throughput, TimeLeft
 
-from .fakes import SETTINGS, ended, mark, run_event, snapshot
+from .fakes import FINDING, SECOND, SETTINGS, ended, mark, run_event, snapshot, trial_event
 
 
 def teller(lines: list[str]) -> Narrator:
@@ -118,4 +120,35 @@ def test_a_stage_that_counts_is_said_now_and_then() -> None:
         "0 of 1,000",
         "500 of 1,000",
         "building the model",
+    ]
+
+
+def test_findings_and_trials_are_told_as_they_come() -> None:
+    lines: list[str] = []
+    narrator = Narrator(lines.append, since=100.0)
+    event = FindingEvent(40, FINDING.cause, FINDING.title, False, FINDING.to_dict())
+    narrator.hear(99.0, event)  # before this narrator's time
+    assert lines == []
+    narrator.hear(101.0, event)
+    # Read back from the record, where tuples have become lists.
+    line = FindingEvent(50, SECOND.cause, SECOND.title, False, SECOND.to_dict()).to_json(102.0)
+    again = parse(line)
+    assert again is not None
+    narrator.hear(*again)
+    change = Change("hoist it", (), "m.py:3 in f")
+    code = Finding("user-code", "host code in forward", (), "likely", None, None, (change,))
+    narrator.hear(103.0, FindingEvent(60, code.cause, code.title, False, code.to_dict()))
+    narrator.hear(103.0, FindingEvent(60, "too-short", "too short to judge", False, {}))
+    narrator.hear(104.0, FindingEvent(70, FINDING.cause, FINDING.title, True))
+    narrator.hear(105.0, trial_event())
+    narrator.hear(105.0, snapshot().settings[0])
+    assert lines == [
+        "finding: input-bound: the GPU waits 57 % of each step for the loader, at most 2.3x; "
+        "try loader.workers=4 loader.pin_memory=true",
+        "finding: the optimizer's step takes 4 % of each step, at most 1.04x; "
+        "leave it: the run ends in 2 min 26 s, before a change would pay back",
+        "finding: host code in forward; hoist it (m.py:3 in f)",
+        "finding gone: input-bound: the GPU waits 57 % of each step for the loader",
+        "trial of loader.workers=4, loader.pin_memory=true against run charlm-001: "
+        "a gain: 1.42 times as many windows a second with the change",
     ]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp
@@ -19,11 +20,23 @@ from ndd_console.screens.pages import HelpScreen, LogScreen, SettingsScreen
 from ndd_console.source import RunSource
 from ndd_engine.errors import UsageError
 
-from .fakes import SETTINGS, T0, Clock, FakeHome, FakeSource, empty_snapshot, ended, mark, snapshot
+from .fakes import (
+    SETTINGS,
+    T0,
+    Clock,
+    FakeHome,
+    FakeSource,
+    FakeTrials,
+    empty_snapshot,
+    ended,
+    found,
+    mark,
+    snapshot,
+)
 
 
 def make(source: RunSource | None = None, home: FakeHome | None = None, **options: Any) -> ConsoleApp:
-    return ConsoleApp(source, home, refresh_hz=10.0, clock=Clock(T0 + 12), **options)
+    return ConsoleApp(source, home, refresh_hz=10.0, clock=Clock(T0 + 12), rules=found(), **options)
 
 
 def text_of(app: ConsoleApp) -> str:
@@ -78,6 +91,28 @@ async def test_keys_that_do_not_work_are_not_shown() -> None:
             assert source.commands == []
             footer = text_of(app).splitlines()[-1]
             assert "pause" not in footer and "l log" in footer and "q quit" in footer
+
+
+async def test_where_the_footer_is_narrow_the_most_useful_keys_stay() -> None:
+    app = make(FakeSource(tries=FakeTrials()))
+    async with app.run_test(size=(80, 24)) as pilot:
+        keys = "t try   d diagnosis   p pause   c checkpoint   l log   ? help   q quit"
+        assert text_of(app).splitlines()[-1].strip() == keys
+        await pilot.resize_terminal(120, 24)
+        await pilot.pause()
+        footer = text_of(app).splitlines()[-1]
+        assert "e evaluate" in footer and "i settings" in footer and footer.rstrip().endswith("q quit")
+
+
+async def test_escape_twice_in_one_go_leaves_one_page() -> None:
+    app = make(FakeSource())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("i")
+        page = app.screen
+        for _ in range(2):
+            page.post_message(events.Key("escape", None))
+        await pilot.pause()
+        assert isinstance(app.screen, LiveScreen) and app.is_running
 
 
 async def test_q_asks_and_stops_after_a_checkpoint() -> None:
@@ -213,8 +248,11 @@ async def test_help_and_log() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)
-        top = text_of(app)
+        text = text_of(app)
+        await pilot.press("space")
+        text += text_of(app)
         await pilot.press("end")
+        text += text_of(app)
         for word in (
             "micro-step",
             "optimizer step",
@@ -225,10 +263,20 @@ async def test_help_and_log() -> None:
             "Ctrl-C",
             "left",
             "i  ",
+            "t  ",
+            "d  ",
+            "finding",
+            "ceiling",
+            "quad",
+            "interval",
+            "undecided",
+            "ladder",
+            "n/a",
+            "host clock",
+            "MFU",
+            "intensity",
         ):
-            assert word in top, word
-        for word in ("n/a", "host clock", "MFU", "intensity"):
-            assert word in text_of(app), word
+            assert word in text, word
         await pilot.press("escape", "l")
         screen = app.screen
         assert isinstance(screen, LogScreen)
@@ -255,7 +303,6 @@ async def test_the_page_of_settings_follows_the_run() -> None:
     source = FakeSource()
     app = make(source)
     async with app.run_test(size=(80, 24)) as pilot:
-        assert "i settings" in text_of(app)
         await pilot.press("i")
         screen = app.screen
         assert isinstance(screen, SettingsScreen)

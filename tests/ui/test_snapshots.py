@@ -8,17 +8,49 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from ndd_console.app import ConsoleApp
+from ndd_console.app import ConsoleApp, LadderApp
 from ndd_console.screens.home import HomeScreen
+from ndd_console.screens.ladder import LadderScreen
+from ndd_console.screens.trial import TrialScreen
+from ndd_engine.trial.ladder import LadderState
+from ndd_engine.trial.request import Progress
 
-from .fakes import T0, Clock, FakeHome, FakeSource, empty_snapshot, ended, run_event, sample, snapshot
+from .fakes import (
+    DONE,
+    FINDING,
+    HEALTHY,
+    MEASURED,
+    MEASURING,
+    SECOND,
+    T0,
+    Clock,
+    FakeHome,
+    FakeSource,
+    FakeTrials,
+    empty_snapshot,
+    ended,
+    found,
+    run_event,
+    sample,
+    snapshot,
+    trial_event,
+)
 
 SIZES = ((80, 24), (100, 30), (120, 40), (200, 50))
 
 
 def live(**options: Any) -> ConsoleApp:
     source = options.pop("source", None) or FakeSource()
-    return ConsoleApp(source, None, refresh_hz=1.0, clock=Clock(T0 + 12), **options)
+    rules = options.pop("rules", found())
+    return ConsoleApp(source, None, refresh_hz=1.0, clock=Clock(T0 + 12), rules=rules, **options)
+
+
+def diagnosed(**options: Any) -> ConsoleApp:
+    """A run that the rules have something to say about, and from which changes can be tried."""
+    before = trial_event("no gain", sets=["loader.workers=1"], ratio=1.0, low=0.98, high=1.02)
+    value = snapshot(**MEASURED, trials=(before,))
+    source = FakeSource(value, tries=FakeTrials())
+    return live(source=source, rules=found(FINDING, SECOND), **options)
 
 
 async def loaded(pilot: Pilot[Any]) -> None:
@@ -94,3 +126,117 @@ def test_preparing(snap_compare: Any) -> None:
 
 def test_narrow(snap_compare: Any) -> None:
     assert snap_compare(live(), terminal_size=(60, 20))
+
+
+BOTH = ((80, 24), (120, 40))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_live_with_a_finding(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(diagnosed(), terminal_size=size)
+
+
+def test_live_with_a_finding_in_ascii_without_colour(snap_compare: Any) -> None:
+    assert snap_compare(diagnosed(ascii_only=True, monochrome=True), terminal_size=(80, 24))
+
+
+def test_live_that_is_healthy(snap_compare: Any) -> None:
+    assert snap_compare(live(rules=found(HEALTHY)), terminal_size=(80, 24))
+
+
+@pytest.mark.parametrize("size", BOTH)
+def test_diagnosis(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(diagnosed(), terminal_size=size, press=["d"])
+
+
+def test_diagnosis_at_its_end(snap_compare: Any) -> None:
+    assert snap_compare(diagnosed(), terminal_size=(80, 24), press=["d", "end"])
+
+
+@pytest.mark.parametrize("size", BOTH)
+def test_trial_choosing(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(diagnosed(), terminal_size=size, press=["t"])
+
+
+def test_trial_with_a_mistake(snap_compare: Any) -> None:
+    keys = ["t", *["down"] * 3, *"batch.mikro=8", "enter"]
+    assert snap_compare(diagnosed(), terminal_size=(80, 24), press=keys)
+
+
+async def measuring(pilot: Pilot[Any]) -> None:
+    screen = pilot.app.screen
+    assert isinstance(screen, TrialScreen)
+    trials = screen._trials
+    assert isinstance(trials, FakeTrials)
+    trials.jobs[0].progress = Progress("measuring with the change", 18.0, 60.0, 3, 1.4, 1.2, 1.61)
+    screen.look_again()
+    await pilot.pause()
+
+
+async def measured(pilot: Pilot[Any]) -> None:
+    await pilot.press("t", "enter")
+    screen = pilot.app.screen
+    assert isinstance(screen, TrialScreen)
+    trials = screen._trials
+    assert isinstance(trials, FakeTrials)
+    trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
+    screen.look_again()
+    await pilot.press("w")
+
+
+async def under_way(pilot: Pilot[Any]) -> None:
+    await pilot.press("t", "enter")
+    await measuring(pilot)
+
+
+@pytest.mark.parametrize("size", BOTH)
+def test_trial_measuring(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(diagnosed(), terminal_size=size, run_before=under_way)
+
+
+@pytest.mark.parametrize("size", BOTH)
+def test_trial_result(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(diagnosed(), terminal_size=size, run_before=measured)
+
+
+def test_trial_result_in_ascii_without_colour(snap_compare: Any) -> None:
+    app = diagnosed(ascii_only=True, monochrome=True)
+    assert snap_compare(app, terminal_size=(80, 24), run_before=measured)
+
+
+class Climbed:
+    """A ladder that stands still."""
+
+    name = "chartext.toml"
+    problem = saved = ""
+
+    def __init__(self, state: LadderState) -> None:
+        self.state = state
+
+    def save(self) -> str:
+        return ""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+async def looked(pilot: Pilot[Any]) -> None:
+    screen = pilot.app.screen
+    assert isinstance(screen, LadderScreen)
+    screen.look_again()
+    await pilot.pause()
+
+
+@pytest.mark.parametrize("size", [*BOTH, (140, 30)])
+def test_ladder_measuring(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(LadderApp(Climbed(MEASURING)), terminal_size=size, run_before=looked)
+
+
+@pytest.mark.parametrize("size", BOTH)
+def test_ladder_done(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(LadderApp(Climbed(DONE)), terminal_size=size, run_before=looked)
+
+
+def test_ladder_in_ascii_without_colour(snap_compare: Any) -> None:
+    app = LadderApp(Climbed(DONE), ascii_only=True, monochrome=True)
+    assert snap_compare(app, terminal_size=(80, 24), run_before=looked)

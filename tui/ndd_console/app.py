@@ -12,27 +12,90 @@ from textual.filter import NoColor
 from textual.message import Message
 from textual.screen import Screen
 
+from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import NddError
 
+from .diagnosis import Diagnosis, Rules
 from .screens.base import Look, post_from_thread
 from .screens.home import HomeScreen
+from .screens.ladder import LadderScreen, LadderSource
 from .screens.live import LiveScreen, Result
 from .source import HomeSource, RunRow, RunSource, StartRow
 
 Opener = Callable[[str], RunSource]
 
 
-class ConsoleApp(App[str], inherit_bindings=False):
+class CanvasApp(App[str], inherit_bindings=False):
+    """What every app of canvases shares: no colours but the terminal's own, and ways out from any thread."""
+
+    TITLE = "ndd-console"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+
+    def __init__(self, *, ascii_only: bool, monochrome: bool) -> None:
+        super().__init__(ansi_color=True)
+        self.animation_level = "none"
+        self._look = Look(ascii_only, monochrome or self.no_color)
+        if monochrome and not self.no_color:
+            self.no_color = True
+            self._filters.append(NoColor())
+        self._gone = False
+        self._console_loop: asyncio.AbstractEventLoop | None = None
+        self._leaving = ""
+
+    def on_mount(self) -> None:
+        self._console_loop = asyncio.get_running_loop()
+        if self._leaving:
+            self._finish(self._leaving)
+
+    def leave(self) -> None:
+        """Make `run()` return "quit". From a signal handler or any thread, at any time."""
+        self._leave_soon("quit")
+
+    def _leave_soon(self, result: str) -> None:
+        self._leaving = self._leaving or result
+        self._soon(lambda: self._finish(result))
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        loop = self._console_loop
+        if loop is not None and not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(callback)
+            except RuntimeError:
+                return  # the loop was closed in this moment: the app has ended
+
+    def _finish(self, result: str) -> None:
+        if not self._gone:
+            self._gone = True
+            self.exit(result)
+
+
+class LadderApp(CanvasApp):
+    """The ladder screen. `run()` returns "quit" once it is over and closed, or when the app was made to leave."""
+
+    def __init__(
+        self,
+        climb: LadderSource,
+        *,
+        ascii_only: bool = False,
+        monochrome: bool = False,
+        on_first_paint: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(ascii_only=ascii_only, monochrome=monochrome)
+        self._climb = climb
+        self._on_first_paint = on_first_paint
+
+    def get_default_screen(self) -> Screen[None]:
+        return LadderScreen(self._look, self._climb, lambda: self._finish("quit"), self._on_first_paint)
+
+
+class ConsoleApp(CanvasApp):
     """With a source the live screen, without one the home screen.
 
     `run()` returns "quit" (nothing is running here, or a viewer was closed), "stop" (it was asked to
     stop and has ended), "detach" (leave the run going), "kill" (second Ctrl-C) or "hangup". `source` is the
     run that was on the screen last; closing it is left to the caller.
     """
-
-    TITLE = "ndd-console"
-    ENABLE_COMMAND_PALETTE = False
-    CSS = "Screen { background: ansi_default; color: ansi_default; }"
 
     class Opened(Message):
         """A run was started or attached in a thread."""
@@ -61,11 +124,11 @@ class ConsoleApp(App[str], inherit_bindings=False):
         attach: Opener | None = None,
         on_first_paint: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.time,
+        rules: Rules = diagnose,
     ) -> None:
         if source is None and home is None:
             raise ValueError("ConsoleApp needs a source or a home")
-        super().__init__(ansi_color=True)
-        self.animation_level = "none"
+        super().__init__(ascii_only=ascii_only, monochrome=monochrome)
         self.source = source
         self.home = home
         self._start_run = start
@@ -73,15 +136,9 @@ class ConsoleApp(App[str], inherit_bindings=False):
         self._refresh_hz = refresh_hz
         self._ssh = ssh
         self._clock = clock
+        self._rules = rules
         self._on_first_paint = on_first_paint
-        self._look = Look(ascii_only, monochrome or self.no_color)
-        if monochrome and not self.no_color:
-            self.no_color = True
-            self._filters.append(NoColor())
-        self._opening = False
-        self._gone = False
-        self._console_loop: asyncio.AbstractEventLoop | None = None
-        self._hung_up = self._ending = False
+        self._opening = self._ending = False
 
     def get_default_screen(self) -> Screen[None]:
         if self.source is not None:
@@ -90,16 +147,13 @@ class ConsoleApp(App[str], inherit_bindings=False):
         return HomeScreen(self.home, self._look, self._choose, self._quit, self._on_first_paint)
 
     def on_mount(self) -> None:
-        self._console_loop = asyncio.get_running_loop()
-        if self._hung_up:
-            self._finish("hangup")
-        elif self._ending:
+        # The base class's handler runs as well.
+        if self._ending:
             self._end_live()
 
     def hang_up(self) -> None:
         """Make `run()` return "hangup". From a signal handler or any thread, at any time."""
-        self._hung_up = True
-        self._soon(lambda: self._finish("hangup"))
+        self._leave_soon("hangup")
 
     def leave_when_final(self) -> None:
         """Leave with "stop" once the run has ended. From a signal handler or any thread."""
@@ -111,14 +165,6 @@ class ConsoleApp(App[str], inherit_bindings=False):
             if isinstance(screen, LiveScreen):
                 screen.leave_when_final()
 
-    def _soon(self, callback: Callable[[], None]) -> None:
-        loop = self._console_loop
-        if loop is not None and not loop.is_closed():
-            try:
-                loop.call_soon_threadsafe(callback)
-            except RuntimeError:
-                return  # the loop was closed in this moment: the app has ended
-
     def _live_screen(self, source: RunSource, on_painted: Callable[[], None] | None = None) -> LiveScreen:
         return LiveScreen(
             source,
@@ -127,6 +173,7 @@ class ConsoleApp(App[str], inherit_bindings=False):
             refresh_hz=self._refresh_hz,
             ssh=self._ssh,
             clock=self._clock,
+            diagnosis=Diagnosis(self._rules),
             on_painted=on_painted,
         )
 
@@ -147,15 +194,6 @@ class ConsoleApp(App[str], inherit_bindings=False):
         # A run that is being opened must not be left behind without a screen; it takes a moment.
         if not self._opening:
             self._finish("quit")
-
-    def leave(self) -> None:
-        """Make `run()` return "quit". From a signal handler or any thread."""
-        self._soon(lambda: self._finish("quit"))
-
-    def _finish(self, result: Result) -> None:
-        if not self._gone:
-            self._gone = True
-            self.exit(result)
 
     def _choose(self, entry: StartRow | RunRow) -> None:
         """Start or attach in a thread: it may take seconds, and the screen stays alive meanwhile."""

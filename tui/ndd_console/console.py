@@ -131,6 +131,8 @@ class Console:
             hangup.start()
             # Nothing here is clicked, and with the mouse taken nobody could select text.
             result = app.run(mouse=False)
+            if app.source is not None:
+                app.source.close()  # a trial that still measures holds the run up
             hangup.stop()
             self._captured = None
             lost = captured.terminal.lost

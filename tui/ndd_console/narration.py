@@ -125,4 +125,5 @@ class Narration:
                 continue
             if self._tap is not None:
                 self._tap(*item)
+            self._narrator.hear(*item)
             self._narrator.look(self.run.recorder.snapshot())

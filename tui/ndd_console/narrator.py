@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 
 from ndd_engine.record.derive import setting_text
-from ndd_engine.record.events import EndEvent, RunEvent, SettingEvent
+from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
 from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import MISSING, duration, number, printable
 
+from .view.findings import at_most
 from .view.throughput import (
     item_name,
     items_rate,
@@ -56,6 +57,18 @@ class Narrator:
         self._introduced = known
         self._settings: dict[str, SettingEvent] = {}
         self._step = -1
+
+    def hear(self, t: float, event: Event) -> None:
+        """Say an event that a snapshot does not hold: a finding that came or went, and the result of a trial."""
+        if t < self._since:
+            return
+        line = ""
+        if isinstance(event, FindingEvent):
+            line = finding_line(event)
+        elif isinstance(event, TrialEvent):
+            line = f"trial of {', '.join(event.sets)} against {event.against}: {event.text}"
+        if line:
+            self._say(printable(line))
 
     def look(self, snapshot: Snapshot) -> None:
         """Say what came since the last look."""
@@ -112,6 +125,29 @@ class Narrator:
 def _words(stage: str) -> str:
     """A stage without its numbers."""
     return "".join(char for char in stage if not char.isdigit() and char != ",")
+
+
+def finding_line(event: FindingEvent) -> str:
+    """ "finding: …, at most 1.42x; try loader.workers=4", or that it is gone; "" while there is too little to judge."""
+    if event.gone:
+        return f"finding gone: {event.text}"
+    if event.cause == "too-short":
+        return ""
+    body = event.finding
+    ceiling, leave = body.get("ceiling"), body.get("leave")
+    line = f"finding: {event.text}"
+    if isinstance(ceiling, (int, float)):
+        line += f", {at_most(ceiling)}"
+    changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
+    sets = next((change["sets"] for change in changes if change.get("sets")), None)
+    if leave:
+        line += f"; leave it: {leave}"
+    elif sets:
+        line += f"; try {' '.join(map(str, sets))}"
+    elif changes:
+        line += f"; {changes[0].get('text', '')}"
+        line += f" ({changes[0]['where']})" if changes[0].get("where") else ""
+    return line
 
 
 def introduction(snapshot: Snapshot) -> list[str]:

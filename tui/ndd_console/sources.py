@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,14 @@ import ndd_profiles
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
 from ndd_engine.errors import UsageError
 from ndd_engine.record.channel import send
+from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import printable
 
 from .source import Action, RunRow, StartRow
+from .trials import RunTrials, attached_still, own_still
 
 if TYPE_CHECKING:
     from ndd_engine.train.run import Run
@@ -38,6 +40,7 @@ class EngineSource:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.name = run.directory.name
+        self._trials = RunTrials(run.directory, own_still(run), lambda: self.live, run.put)
 
     @property
     def live(self) -> bool:
@@ -60,23 +63,36 @@ class EngineSource:
     def log_lines(self, count: int) -> list[str]:
         return tail(self.run.directory.console_log, count)
 
+    def trials(self) -> RunTrials:
+        return self._trials
+
     def close(self) -> None:
-        """The run is closed by whoever opened it."""
+        """The run is closed by whoever opened it; a trial that goes on is ended, and the run goes on."""
+        self._trials.close()
 
 
 class AttachedSource:
-    """A run of another process, or a finished one, followed by its record in a thread of its own."""
+    """A run of another process, or a finished one, followed by its record in a thread of its own.
+
+    listener: called in that thread with each event that came.
+    """
 
     owned = False
 
-    def __init__(self, directory: RunDir, period_s: float = 0.25) -> None:
+    def __init__(
+        self,
+        directory: RunDir,
+        period_s: float = 0.25,
+        listener: Callable[[float, Event], None] | None = None,
+    ) -> None:
         self.directory = directory
         self.name = directory.name
-        self._reader = RunReader(directory)
+        self._reader = RunReader(directory, listener)
         self._reader.poll()
         self._notice: str | None = None
         self._stop = threading.Event()
         self._period_s = period_s
+        self._trials = RunTrials(directory, attached_still(directory), lambda: self.live, self._keep)
         self._thread = threading.Thread(target=self._follow, name="ndd-follow", daemon=True)
         self._thread.start()
 
@@ -97,8 +113,17 @@ class AttachedSource:
     def log_lines(self, count: int) -> list[str]:
         return tail(self.directory.console_log, count)
 
+    def trials(self) -> RunTrials:
+        return self._trials
+
     def close(self) -> None:
+        self._trials.close()
         self._stop.set()
+
+    def _keep(self, trial: TrialEvent) -> None:
+        from ndd_engine.trial.keeping import record_trial
+
+        record_trial(self.directory, trial)
 
     def _send(self, action: Action) -> None:
         try:

@@ -264,7 +264,8 @@ def _set(target: Table, item: str, problems: list[Problem]) -> None:
     try:
         parsed = tomli.loads(f"value = {value}")["value"]
     except tomli.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is text
+        word = value.strip()
+        parsed = None if word == "none" else word  # a bare word is text; TOML has none for "not set"
     table = target
     for part in path[:-1]:
         table = table.setdefault(part, {})

@@ -222,7 +222,9 @@ class LogSection(Section):
     )
     kernels_steps: int = Field(3, ge=1, le=20, description="optimizer steps of one burst")
     trace: str | None = Field(
-        None, description="write each burst to this file, as a Chrome trace; the newest stays"
+        None,
+        description="write each burst to this file, as a Chrome trace; the newest stays. Without kernels_every one "
+        "burst is taken soon after the start",
     )
     stacks_hz: float = Field(
         10.0, ge=0, le=100, description="looks a second at where in the code the training thread is; 0: none"

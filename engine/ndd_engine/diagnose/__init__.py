@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .finding import CAUSES, Change, Evidence, Finding
+from .rules import diagnose
 
-__all__ = ["CAUSES", "Change", "Evidence", "Finding"]
+__all__ = ["CAUSES", "Change", "Evidence", "Finding", "diagnose"]

@@ -15,13 +15,15 @@ class Limits:
     """The tightest limits from the group of this process up to the root.
 
     cpu_quota: cores (1.5 = one and a half), None without a quota. cpu_usage: the file that counts the
-    processor time under that quota. memory: (group folder, limit in bytes) for each group that has a limit.
+    processor time under that quota; cpu_stat: the one that counts how long it held the group up. memory: (group
+    folder, limit in bytes) for each group that has a limit.
     """
 
     version: int | None
     cpu_quota: float | None = None
     cpu_usage: Path | None = None
     memory: tuple[tuple[Path, int], ...] = ()
+    cpu_stat: Path | None = None
 
     @property
     def memory_limit_bytes(self) -> int | None:
@@ -36,9 +38,9 @@ def read_limits(root: Path = Path("/")) -> Limits:
     groups = list(_chain(root, memberships, mounts, "cpu"))
     quotas = [(quota, depth) for depth, group in enumerate(groups) if (quota := _quota(group)) is not None]
     tightest = min(quotas, default=None)
-    usage = None
+    usage = stat = None
     if tightest is not None:
-        usage = groups[tightest[1]] / "cpu.stat"
+        usage = stat = groups[tightest[1]] / "cpu.stat"
         if (groups[tightest[1]] / "cpu.cfs_quota_us").exists():  # version 1 counts in a controller of its own
             counting = list(_chain(root, memberships, mounts, "cpuacct"))
             usage = counting[tightest[1]] / "cpuacct.usage" if len(counting) == len(groups) else None
@@ -48,7 +50,7 @@ def read_limits(root: Path = Path("/")) -> Limits:
         if limit is not None:
             memory.append((group, limit))
     version = None if not memberships else 1 if set(memberships) & {"cpu", "memory"} else 2
-    return Limits(version, tightest[0] if tightest else None, usage, tuple(memory))
+    return Limits(version, tightest[0] if tightest else None, usage, tuple(memory), stat)
 
 
 def _memberships(root: Path) -> dict[str, str]:

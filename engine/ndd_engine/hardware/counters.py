@@ -16,6 +16,7 @@ from typing import Any
 
 from .cgroup import read_limits
 from .host import Host
+from .neighbours import Neighbours
 
 Json = dict[str, Any]
 
@@ -31,6 +32,8 @@ HOST_KEYS = (
     "disk_free_bytes",
     "disk_read_bytes_s",
     "disk_write_bytes_s",
+    "neighbours",
+    "cpu_throttled",
 )
 
 # Rates over less than this are noise: the kernel counts processor time in ticks of 10 ms.
@@ -66,6 +69,7 @@ class LinuxCounters:
         self._next_search = 0.0
         self._inactive: dict[Path, int] = {}
         self._disk_free: int | None = None
+        self._neighbours = Neighbours(root, self._cores)
 
     @property
     def children(self) -> tuple[int, ...]:
@@ -83,6 +87,8 @@ class LinuxCounters:
             ("memory_available_bytes", lambda: self._read_memory(slow)),
             ("disk_free_bytes", lambda: self._read_space(slow)),
             ("disk_read_bytes_s", self._read_io),
+            ("neighbours", lambda: self._read_neighbours(body)),
+            ("cpu_throttled", self._read_throttled),
         )
         for signal, part in parts:
             try:
@@ -257,6 +263,44 @@ class LinuxCounters:
             "disk_read_bytes_s": round((now[0] - read) / seconds),
             "disk_write_bytes_s": round((now[1] - written) / seconds),
         }
+
+    def _read_neighbours(self, body: Json) -> Json:
+        """Who else computes, when others use a noticeable part of the cores."""
+        used, own = body["cpu_percent"], body["process_cpu_percent"]
+        known = used is not None and own is not None
+        others = used / 100 * self._host.usable_cpus - own / 100 if known else None
+        return {"neighbours": self._neighbours.read(others)}
+
+    def _read_throttled(self) -> Json:
+        """Share of time in which the quota held the control group up, 0..1; null without a quota.
+
+        The kernel adds up the time over all cores. Of what the group would have used, that much was withheld; where
+        it wanted less than a core, it is a share of the time itself.
+        """
+        stat, usage = self._limits.cpu_stat, self._limits.cpu_usage
+        if stat is None or usage is None:
+            return {}
+        held = _counted(self._bytes(stat), (b"throttled_usec", 1e-6), (b"throttled_time", 1e-9))
+        if held is None:
+            return {}
+        text = self._bytes(usage)
+        spent = _counted(text, (b"usage_usec", 1e-6))
+        if spent is None:
+            spent = int(text) * 1e-9
+        earlier = self._since("throttled", (held, spent))
+        if earlier is None:
+            return {}
+        (held_before, spent_before), seconds = earlier
+        withheld = max(held - held_before, 0.0)
+        wanted = withheld + max(spent - spent_before, 0.0)
+        share = min(withheld / wanted, withheld / seconds) if withheld else 0.0
+        return {"cpu_throttled": round(share, 4)}
+
+
+def _counted(text: bytes, *names: tuple[bytes, float]) -> float | None:
+    """The first of the named counters in a file of "name number" lines, in its unit; None without any."""
+    counters = dict(line.split(b" ", 1) for line in text.splitlines() if b" " in line)
+    return next((int(counters[name]) * unit for name, unit in names if name in counters), None)
 
 
 def server_pids() -> set[int]:

@@ -51,7 +51,8 @@ class Sampler:
     card. PCIe, the limits and the disk's free space are read at every fifth sample and kept in between. The
     host's are in counters.HOST_KEYS: cpu_percent is of what this process may use (the quota, or the cores
     of its affinity, which cpu_per_core lists), process_cpu_percent is of one core, with the children;
-    resident memory counts pages that processes share in each of them.
+    resident memory counts pages that processes share in each of them. neighbours: the busiest other processes (see
+    hardware.neighbours); cpu_throttled: share of time in which the control group's quota held its processes up.
     """
 
     def __init__(

@@ -13,7 +13,13 @@ from pathlib import Path
 
 from ndd_engine.errors import UsageError
 
-ACTIONS = ("pause", "resume", "checkpoint", "evaluate", "stop", "kill", "ping")
+from .events import Event, Json, TrialEvent, parse
+
+ACTIONS = ("pause", "resume", "checkpoint", "evaluate", "kernels", "stop", "kill", "ping")
+# Beside these: {"action": "record", "event": {…}} puts the result of a trial into the run's record.
+RECORD = "record"
+# Bytes of one line; a trial's result has about two thousand.
+MAX_LINE = 32_768
 # A path in sockaddr_un has 108 bytes on Linux and 104 on macOS, its end included.
 _MAX_PATH = 100
 
@@ -21,12 +27,20 @@ _MAX_PATH = 100
 class ControlServer:
     """Answers requests {"action": …} with {"ok": true} or {"ok": false, "error": …}, in a thread of its own.
 
-    handler: called with each known action; must not block. The socket is readable by its owner only.
+    handler: called with each known action and the holder of a pause, a process number or None; must not block, and
+    may raise UsageError. record: called with a trial's result; None refuses it. The socket is readable by its owner
+    only.
     """
 
-    def __init__(self, path: Path, handler: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        handler: Callable[[str, int | None], None],
+        record: Callable[[Event], None] | None = None,
+    ) -> None:
         self.path = path
         self._handler = handler
+        self._record = record
         self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name="ndd-control", daemon=True)
 
@@ -71,24 +85,50 @@ class ControlServer:
 
     def _answer(self, line: bytes) -> dict[str, object]:
         try:
-            action = json.loads(line)["action"]
-        except (ValueError, TypeError, KeyError, RecursionError):
+            body = json.loads(line)
+            action = body["action"]
+            holder = body.get("holder")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return {"ok": False, "error": 'not understood; expected {"action": "…"}'}
+        if action == RECORD and self._record is not None:
+            return self._answer_record(body)
         if action not in ACTIONS:
             return {"ok": False, "error": f"unknown action {action!r}; there are {', '.join(ACTIONS)}"}
+        if holder is not None and type(holder) is not int:
+            return {"ok": False, "error": f"holder {holder!r} is not the number of a process"}
         if action != "ping":
-            self._handler(action)
+            try:
+                self._handler(action, holder)
+            except UsageError as error:
+                return {"ok": False, "error": str(error)}
+        return {"ok": True}
+
+    def _answer_record(self, body: Json) -> dict[str, object]:
+        assert self._record is not None
+        try:
+            item = parse(json.dumps(body["event"]))
+        except (KeyError, RecursionError):
+            item = None
+        if item is None or not isinstance(item[1], TrialEvent):
+            return {"ok": False, "error": "only the result of a trial can be recorded"}
+        self._record(item[1])
         return {"ok": True}
 
 
-def send(path: Path, action: str, timeout_s: float = 3.0) -> None:
-    """Ask the run that owns this socket. Raises UsageError that says why when it cannot be done."""
+def send(path: Path, action: str, timeout_s: float = 3.0, **more: object) -> None:
+    """Ask the run that owns this socket. Raises UsageError that says why when it cannot be done.
+
+    more: holder with a pause or a resume, event with a record.
+    """
+    data = json.dumps({"action": action, **more}).encode() + b"\n"
+    if len(data) > MAX_LINE:
+        raise UsageError(f"what is asked of the run has {len(data):,} bytes; allowed: at most {MAX_LINE:,}")
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
             with _reachable(path) as address:
                 connection.connect(address)
-            connection.sendall(json.dumps({"action": action}).encode() + b"\n")
+            connection.sendall(data)
             answer = json.loads(_line(connection))
     except (FileNotFoundError, ConnectionRefusedError):
         raise UsageError("the run is not listening: it has ended, or its folder has no sockets") from None
@@ -102,7 +142,7 @@ def send(path: Path, action: str, timeout_s: float = 3.0) -> None:
 
 def _line(connection: socket.socket) -> bytes:
     data = b""
-    while not data.endswith(b"\n") and len(data) < 4096:
+    while not data.endswith(b"\n") and len(data) < MAX_LINE:
         part = connection.recv(4096)
         if not part:
             break

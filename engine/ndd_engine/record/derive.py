@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 
 from .events import (
     PHASES,
@@ -19,21 +20,42 @@ from .events import (
 )
 from .snapshot import CoreUse, Headroom, Idle, PhaseShare, Snapshot, Throughput
 
-# Phases in which the host computes nothing for the model. Their cause, as the screen says it.
+# Why nothing is computed, in the order of the screen.
+IDLE_CAUSES = (
+    WAITING_FOR_DATA := "waiting for data",
+    COPYING := "copying",
+    LAUNCH_GAPS := "launch gaps",
+    SYNCHRONISING := "synchronising",
+    EVALUATION_OR_CHECKPOINT := "evaluation or checkpoint",
+    OTHER_CAUSE := "other",
+)
+# What the clocks know of these: an evaluation computes, so only the checkpoint's time is idle for certain.
+CHECKPOINT = "checkpoint"
+# Phases in which the host computes nothing for the model. Reading losses waits for nothing there.
 HOST_IDLE = {
-    "data_wait": "waiting for data",
-    "to_device": "copying",
-    "log": "reading losses",
-    "checkpoint": "checkpoint",
-    "other": "other",
+    "data_wait": WAITING_FOR_DATA,
+    "to_device": COPYING,
+    "checkpoint": CHECKPOINT,
+    "log": OTHER_CAUSE,
+    "other": OTHER_CAUSE,
 }
-# Phases in which no kernel of the step is launched: on the device clock they are gaps. Copies are not idle.
+# Phases in which no kernel of the step is launched: on the device clock they are gaps. Copies are not idle. The
+# log reads losses back, for which the host waits.
 DEVICE_IDLE = {
-    "data_wait": "waiting for data",
-    "log": "reading losses",
-    "checkpoint": "checkpoint",
-    "other": "other",
+    "data_wait": WAITING_FOR_DATA,
+    "log": SYNCHRONISING,
+    "other": OTHER_CAUSE,
 }
+# Phases that launch kernels: where the device keeps pace with the host in them, gaps hide between the marks.
+LAUNCHING = frozenset({"forward", "loss", "backward", "clip", "optimizer", "zero_grad"})
+# Device time of these phases, of the host's time in them, from which on the device may be waiting for launches.
+KEEPS_PACE = 0.95
+# A burst stands for the run that goes on for this long, by the run's own times.
+BURST_VALID_NS = 300e9
+NOTHING_YET = "nothing measured yet"
+PRESS_K = ": press k"
+GRAPH_REASON = "a CUDA graph replays the step as one" + PRESS_K
+LOWER_BOUND = "a lower bound, without the gaps between launches" + PRESS_K
 # Of the memory that is free, the share that a predicted micro-batch may take: fragmentation needs the rest.
 SAFE_SHARE = 0.9
 
@@ -76,13 +98,25 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
 
 
 def _share_error(name: str, windows: Sequence[WindowEvent]) -> float | None:
-    """Standard error of a phase's share of wall time, from how much it differs between windows with steps."""
-    values = [
-        window.phases[name]["host_ns"] / window.wall_ns if name in window.phases else 0.0
+    """Standard error of a phase's share of wall time, from how much it differs between windows with steps.
+
+    Of a ratio of sums, and at least what a single window makes of it: one long window (the first one, with its
+    workers to start) is no evidence of a habit.
+    """
+    pairs = [
+        (float(window.phases[name]["host_ns"]) if name in window.phases else 0.0, float(window.wall_ns))
         for window in windows
         if window.steps and window.wall_ns
     ]
-    return stdev(values) / sqrt(len(values)) if len(values) >= 3 else None
+    if len(pairs) < 3:
+        return None
+    count, wall = len(pairs), sum(whole for _, whole in pairs)
+    share = sum(part for part, _ in pairs) / wall
+    beyond = [part - share * whole for part, whole in pairs]
+    spread = sqrt(count / (count - 1) * sum(value * value for value in beyond)) / wall
+    # Without a window the share is off by so much.
+    alone = max(abs(value) / (wall - whole) for value, (_, whole) in zip(beyond, pairs, strict=True))
+    return max(spread, alone)
 
 
 def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
@@ -125,30 +159,92 @@ def idle(
     sample: SampleEvent | None,
     kernels: KernelsEvent | None = None,
 ) -> Idle:
-    """Idle share by the best method there is: the device clock, NVML, or the host clock without a card."""
-    if run is None or not shares:
-        return Idle(None, "host", (), "nothing measured yet")
+    """Idle share by the best method there is: a recent burst, the device clock, NVML, or the host clock.
+
+    With a CUDA graph the device clock abstains: its marks lie around the replay of a whole step.
+    """
+    if run is None:
+        return Idle(None, "host", (), NOTHING_YET)
+    aside = {share.name: share.share for share in shares if share.name in ("evaluate", "checkpoint")}
+    if kernels is not None and _still_valid(kernels, windows):
+        return _of_burst(kernels, aside)
+    if not shares:
+        return Idle(None, "host", (), NOTHING_YET)
     if not run.device.startswith("cuda"):
-        causes = tuple((HOST_IDLE[share.name], share.share) for share in shares if share.name in HOST_IDLE)
-        return Idle(sum(value for _, value in causes), "host", causes)
-    timed = [share for share in shares if share.device_ns is not None and "/" not in share.name]
-    total = sum(share.device_ns or 0.0 for share in timed)
-    if total > 0:
-        # Evaluation and checkpoints lie outside the steps that carry events: the host clock says how long they were.
-        aside = {share.name: share.share for share in shares if share.name in ("evaluate", "checkpoint")}
-        stepping = max(1 - sum(aside.values()), 0.0)
-        causes = tuple(
-            (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total * stepping)
-            for share in timed
-            if share.name in DEVICE_IDLE and share.name not in aside
+        return _summed(
+            "host", [(HOST_IDLE[each.name], each.share) for each in shares if each.name in HOST_IDLE]
         )
-        if "checkpoint" in aside:
-            causes += ((DEVICE_IDLE["checkpoint"], aside["checkpoint"]),)
-        return Idle(sum(value for _, value in causes), "events", causes)
+    graphed = any(share.name == "forward/graph" for share in shares)
+    if not graphed and any(share.device_ns for share in shares):
+        return _by_events(shares, aside)
     util = sample.card.get("util_percent") if sample and sample.card else None
     if util is not None:
         return Idle(1 - util / 100, "nvml", ())
-    return Idle(None, "events", (), "no device clock and no NVML")
+    return Idle(None, "events", (), GRAPH_REASON if graphed else "no device clock and no NVML")
+
+
+def burst_text(kernels: KernelsEvent) -> str:
+    """A burst in one line: "GPU idle 63 % (kernels) over 3 steps: waiting for data 57 %, …; longest: …"."""
+    what = "GPU" if kernels.method == "kernels" else "compute"
+    steps = f"{kernels.steps} step{'' if kernels.steps == 1 else 's'}"
+    wall = max(kernels.wall_ns, 1)
+    text = f"{what} idle {1 - kernels.busy_ns / wall:.0%} ({kernels.method}) over {steps}"
+    causes = [f"{cause} {ns / wall:.0%}" for cause, ns in kernels.idle_ns.items() if ns / wall >= 0.005]
+    text += f": {', '.join(causes)}" if causes else ""
+    if kernels.top:
+        name, ns, _ = kernels.top[0]
+        text += f"; longest: {name[:60]} {ns / wall:.0%}"
+    return text + (f"; trace in {kernels.trace}" if kernels.trace else "")
+
+
+def _still_valid(kernels: KernelsEvent, windows: Sequence[WindowEvent]) -> bool:
+    """Whether the run has not gone on for too long since."""
+    steps = sum(window.steps for window in windows)
+    if not steps or kernels.wall_ns <= 0:
+        return kernels.wall_ns > 0
+    since = max(windows[-1].step - kernels.step, 0)
+    return since * sum(window.wall_ns for window in windows) / steps <= BURST_VALID_NS
+
+
+def _of_burst(kernels: KernelsEvent, aside: Mapping[str, float]) -> Idle:
+    """What a burst saw, for the part of the time that is spent in steps; bursts keep out of the rest."""
+    stepping = max(1 - sum(aside.values()), 0.0)
+    found = [(cause, ns / kernels.wall_ns * stepping) for cause, ns in kernels.idle_ns.items()]
+    if aside.get("checkpoint"):
+        found.append((CHECKPOINT, aside["checkpoint"]))
+    method = kernels.method if kernels.method in ("kernels", "operators") else "kernels"
+    return replace(_summed(method, found), step=kernels.step)
+
+
+def _by_events(shares: Sequence[PhaseShare], aside: Mapping[str, float]) -> Idle:
+    timed = [share for share in shares if share.device_ns is not None and "/" not in share.name]
+    total = sum(share.device_ns or 0.0 for share in timed)
+    if total <= 0:
+        return Idle(None, "events", (), NOTHING_YET)
+    # Evaluation and checkpoints lie outside the steps that carry events: the host clock says how long they were.
+    stepping = max(1 - sum(aside.values()), 0.0)
+    found = [
+        (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total * stepping)
+        for share in timed
+        if share.name in DEVICE_IDLE
+    ]
+    if "checkpoint" in aside:
+        found.append((CHECKPOINT, aside["checkpoint"]))
+    launching = [share for share in timed if share.name in LAUNCHING]
+    host, device = sum(each.host_ns for each in launching), sum(each.device_ns or 0.0 for each in launching)
+    # A device that is busy throughout lags behind the host, which then waits somewhere else for it.
+    paced = host > 0 and KEEPS_PACE <= device / host <= 1 / KEEPS_PACE
+    return replace(_summed("events", found), reason=LOWER_BOUND if paced else "")
+
+
+def _summed(method: str, found: Sequence[tuple[str, float]]) -> Idle:
+    """One entry a cause, in the order of the screen."""
+    order = (*IDLE_CAUSES[:-1], CHECKPOINT, IDLE_CAUSES[-1])
+    sums: dict[str, float] = {}
+    for cause, share in found:
+        sums[cause] = sums.get(cause, 0.0) + share
+    causes = sorted(sums.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+    return Idle(sum(sums.values()), method, tuple(causes))
 
 
 def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEvent | None) -> Headroom:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,14 @@ _FOLD_MARK = b'"type":"fold"'
 
 
 class RunReader:
-    """Follows one run's log. `poll` folds what is new and is cheap when nothing is; `snapshot` is the result."""
+    """Follows one run's log. `poll` folds what is new and is cheap when nothing is; `snapshot` is the result.
 
-    def __init__(self, run: RunDir) -> None:
+    listener: called with each event after it was folded; on opening, only with those since the newest fold event.
+    """
+
+    def __init__(self, run: RunDir, listener: Callable[[float, Event], None] | None = None) -> None:
         self.run = run
+        self._listener = listener
         self.state = RunState()
         self._offset = 0
         self.skipped = 0
@@ -59,6 +63,9 @@ class RunReader:
                 self.state.fold(t, event)
             except (KeyError, TypeError, ValueError, AttributeError):
                 self.skipped += 1
+                continue
+            if self._listener is not None:
+                self._listener(t, event)
         return found
 
     def _open(self) -> None:

@@ -11,10 +11,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from .events import Event, MarkEvent
+from .events import EndEvent, Event, MarkEvent
 from .reader import truncate_torn_line
 from .snapshot import Snapshot
 from .state import RunState
@@ -22,7 +22,12 @@ from .state import RunState
 # A fold event every so many bytes of log: opening a log reads at most about this much.
 FOLD_EVERY_BYTES = 512 * 1024
 
+# Seconds from one derivation to the next.
+DERIVE_EVERY_S = 2.0
+
 Listener = Callable[[float, Event], None]
+# Events that follow from the state: called with the Snapshot, and whether it is the last one.
+Derive = Callable[[Snapshot, bool], Iterable[Event]]
 
 
 class Recorder:
@@ -30,14 +35,24 @@ class Recorder:
 
     state: where folding begins (a resumed run goes on from its own log).
     listener: called in the recorder's thread after each event was folded (the headless printer).
+    derive: called in the recorder's thread every `derive_every_s` at most, while events come, and before the end;
+    what it returns is recorded like any other event.
     """
 
     def __init__(
-        self, path: Path | None, state: RunState | None = None, listener: Listener | None = None
+        self,
+        path: Path | None,
+        state: RunState | None = None,
+        listener: Listener | None = None,
+        derive: Derive | None = None,
+        derive_every_s: float = DERIVE_EVERY_S,
     ) -> None:
         self._path = path
         self._state = state or RunState()
         self._listener = listener
+        self._derive = derive
+        self._derive_every_s = derive_every_s
+        self._next_derive = time.monotonic() + derive_every_s
         self._queue: queue.SimpleQueue[tuple[float, Event] | threading.Event | None] = queue.SimpleQueue()
         self._handle: int | None = None
         self._since_fold = 0
@@ -99,14 +114,39 @@ class Recorder:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            # One that fails does not keep the others from the event.
-            for part in (self._fold, self._append, self._tell):
-                try:
-                    part(*item)
-                except Exception as error:  # noqa: BLE001  the observer must outlive its own mistakes
-                    text = f"the record: {type(error).__name__}: {error}"
-                    if text not in self.errors:
-                        self._note(text)
+            # The end is the last event: what follows from the state is told before it.
+            last = isinstance(item[1], EndEvent)
+            if last:
+                self._derived(item[0], True)
+            self._take(*item)
+            if not last and time.monotonic() >= self._next_derive:
+                self._derived(item[0], False)
+        self._derived(_now(), True)
+
+    def _take(self, t: float, event: Event) -> None:
+        # One that fails does not keep the others from the event.
+        for part in (self._fold, self._append, self._tell):
+            self._guard(part, t, event)
+
+    def _derived(self, t: float, last: bool) -> None:
+        if self._derive is None:
+            return
+        self._guard(self._take_derived, self._derive, t, last)
+        self._next_derive = time.monotonic() + self._derive_every_s
+        if last:
+            self._derive = None
+
+    def _take_derived(self, derive: Derive, t: float, last: bool) -> None:
+        for event in derive(self.snapshot(), last):
+            self._take(t, event)
+
+    def _guard(self, part: Callable[..., None], *given: object) -> None:
+        try:
+            part(*given)
+        except Exception as error:  # noqa: BLE001  the observer must outlive its own mistakes
+            text = f"the record: {type(error).__name__}: {error}"
+            if text not in self.errors:
+                self._note(text)
 
     def _append(self, t: float, event: Event) -> None:
         self._write(event.to_json(t))

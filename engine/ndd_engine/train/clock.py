@@ -103,7 +103,9 @@ class PhaseClock:
     """The host clock. `now` returns nanoseconds of a monotonic clock; a test passes its own."""
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._now = now
+        self.now = now
+        # Told of every mark while it is set: (clock, index of the phase that begins). Must not raise.
+        self.listener: Callable[[int, int], None] | None = None
         self.names = list(PHASES)
         self._index = {name: index for index, name in enumerate(PHASES)}
         self._current = OTHER
@@ -113,10 +115,12 @@ class PhaseClock:
 
     def enter(self, phase: int) -> None:
         """From now on time belongs to `phase`."""
-        now = self._now()
+        now = self.now()
         self._row[self._current] += now - self._last
         self._last = now
         self._current = phase
+        if self.listener is not None:
+            self.listener(now, phase)
 
     def end_step(self) -> int:
         """A step ends here; time goes on under `other`. Returns the clock."""
@@ -167,7 +171,7 @@ class PhaseClock:
 
     def skip(self) -> None:
         """Time since the last mark belongs to nothing: the run was paused. Call with an empty window."""
-        self._start = self._last = self._now()
+        self._start = self._last = self.now()
 
 
 class TimingEvent(Protocol):
@@ -197,10 +201,12 @@ class DevicePhaseClock(PhaseClock):
         self._next_sample = 0
 
     def enter(self, phase: int) -> None:
-        now = self._now()
+        now = self.now()
         self._row[self._current] += now - self._last
         self._last = now
         self._current = phase
+        if self.listener is not None:
+            self.listener(now, phase)
         if self._marks is not None:
             if phase in (EVALUATE, CHECKPOINT):
                 # Not part of a step, and rare: in one of ten sampled steps they would pass for all of them.

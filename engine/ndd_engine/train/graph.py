@@ -83,6 +83,11 @@ class StepGraph:
         self._loss: Tensor | None = None
         self._replay: Replay | None = None
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is known how the steps run: a graph was recorded, or given up."""
+        return self.failed is not None or self._replay is not None
+
     def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
         """As Stepper.step. Time of the replay belongs to "forward/graph": it cannot be told apart."""
         stepper = self._stepper

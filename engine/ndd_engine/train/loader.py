@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class EpochBatches(Sampler[list[int]]):
         self.items, self.micro, self.seed = items, micro, seed
         self.epoch = 0
         self.start = 0
-        self._epochs_differ = epochs_differ
+        self.epochs_differ = epochs_differ
 
     def set(self, epoch: int, start: int = 0) -> None:
         """Epoch (0-based) and number of micro-batches to leave out at its beginning."""
@@ -48,7 +48,7 @@ class EpochBatches(Sampler[list[int]]):
         """The same lists as tensors (micro,) int64."""
         generator = torch.Generator().manual_seed(_mix(self.seed, self.epoch))
         order = torch.randperm(self.items, generator=generator)
-        if self._epochs_differ:
+        if self.epochs_differ:
             order += self.epoch * self.items
         whole = self.items // self.micro * self.micro
         yield from torch.split(order[self.start * self.micro : whole], self.micro) if len(self) > 0 else ()
@@ -121,10 +121,16 @@ class Batches:
                 **worker_options(loader.workers, loader.prefetch),
             )
 
-    def sample(self) -> Batch:
-        """The first micro-batch of the first epoch, made in this process. Raises what the data raises."""
+    def sample(self, items: int | None = None) -> Batch:
+        """The first micro-batch of the first epoch, or its first `items`, made in this process.
+
+        Raises what the data raises.
+        """
+        micro = self.sampler.micro
         self.sampler.set(0)
-        return next(gathered(self.source, self.sampler.tensors(), False))
+        lists = islice(self.sampler.tensors(), 1 if items is None else -(-items // micro))
+        first = torch.cat(list(lists))[:items]
+        return next(gathered(self.source, iter([first]), False))
 
     @property
     def per_epoch(self) -> int:

@@ -11,18 +11,18 @@ import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
-from ndd_engine.record.events import Event, MarkEvent, WindowEvent
+from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.text import duration, printable, size
 
 from . import clock as phase
-from .card_memory import memory_event
+from .bursts import Bursts
 from .checkpoint import CheckpointStore, Saved, finite, free_space, random_state
 from .clock import PhaseClock
 from .control import Control
 from .evaluate import Result, evaluate
 from .loader import Batches, EvalBatches
 from .losses import LossReader, first_bad
-from .rehearsal import compiled_graphs
+from .reporting import Reporter
 from .settings import Settings
 from .step import Stepper
 
@@ -61,15 +61,12 @@ class Loop:
         self.saved: Saved | None = None
         self.save_error: str | None = None
         self.boundary = True
-        self._arrived: list[tuple[int, float]] = []
         self._window_ns = int(config.log.window_s * 1e9)
-        self._window_steps = 0
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
-        self._settings = settings
-        self._epochs_begun = 0
-        self._graphs: int | None = None  # compiled so far; None: nothing is compiled
-        self._memory_seen = stepper.device.type == "cuda"
+        self.settings = settings
+        self.reporter = Reporter(config, stepper, self.steps_per_epoch, clock, self.losses, put, settings)
+        self.bursts = Bursts(config, stepper, clock, self.reporter, put)
         self._resting = "training"  # the status to return to after an evaluation or a checkpoint
 
     def run(self) -> str | None:
@@ -77,16 +74,24 @@ class Loop:
 
         Raises TrainingError (a loss that is not finite), StopNow, and whatever the model and the loader raise.
         """
+        try:
+            self.reporter.begin(lambda: self.step, lambda: self._resting == "paused")
+            self.bursts.begin(self.step, self.total_steps)
+            return self._train()
+        finally:
+            self.bursts.close()
+            self.reporter.end()
+
+    def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        window_ns = self._window_ns
-        if self.config.speed.compile != "off":
-            self._graphs = compiled_graphs()
-        clock.skip()
+        window_ns, collector, bursts = self._window_ns, self.reporter.collector, self.bursts
         while self.step < self.total_steps:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
             clock.enter(phase.DATA_WAIT)
-            iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
-            self._tell_settings()
+            # The first epoch begins with what is made once, such as worker processes that go on living.
+            with clock.part("first_batch") if self.reporter.epochs_begun else contextlib.nullcontext():
+                iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
+            self.reporter.loader_settings()
             end = min(self.total_steps, (epoch + 1) * self.steps_per_epoch)
             action = self._next_action()
             while self.step < end:
@@ -101,15 +106,20 @@ class Loop:
                 arrived = self.losses.add(self.step, loss, stepper.extras)
                 if arrived:
                     self._check(arrived)
+                collector.after_step(self.step, clock)
                 clock.end_step()
-                self._window_steps += 1
+                self.reporter.steps += 1
                 if clock.window_ns >= window_ns:
                     self._window()
                     self._save_if_long_ago()
+                if self.step >= bursts.next:
+                    bursts.look(self.step, action - self.step)
                 # What is due is done before a stop is obeyed: at the last step nothing could make up for it.
                 if self.step >= action:
                     self._act()
                     action = self._next_action()
+                    if self.step >= bursts.next:
+                        bursts.look(self.step, action - self.step)
                 if control.pending and self._obey():
                     return self._stop()
             del iterator
@@ -154,6 +164,10 @@ class Loop:
         while True:
             control.check_kill()
             once = control.take_once()
+            if once != {"kernels"} or control.paused or control.stopping:
+                self.bursts.finish(self.step)  # what is asked for is no part of a step
+            if "kernels" in once:
+                self.bursts.ask(self.step)
             if "evaluate" in once:
                 self.evaluate(again=True)
             if "checkpoint" in once:
@@ -168,11 +182,11 @@ class Loop:
                 paused_at = time.monotonic()
                 self._resting = "paused"
                 self._status("paused")
-                self.put(MarkEvent("pause", self.step, f"paused at step {self.step}"))
+                self.put(_pause_mark(self.step, control.holders))
             control.wait(0.5)
-            self.clock.skip()
+            self.reporter.skip()
         if paused_at is not None:
-            self.clock.skip()
+            self.reporter.skip()
             seconds = time.monotonic() - paused_at
             self._resting = "training"
             self._status("training")
@@ -214,8 +228,8 @@ class Loop:
         )  # fmt: skip
         self.clock.enter(phase.OTHER)
         self._last_result = (self.step, result)
-        if self._settings is not None:
-            for event in self._settings.of_evaluation(result.inference_mode):
+        if self.settings is not None:
+            for event in self.settings.of_evaluation(result.inference_mode):
                 self.put(event)
         text = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
         data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
@@ -301,36 +315,6 @@ class Loop:
         if self.clock.window_ns >= max(self._window_ns, 200_000_000):
             self._window()
 
-    def _tell_settings(self) -> None:
-        """After the first batch of an epoch; persistent workers only show in the second one."""
-        self._epochs_begun += 1
-        if self._settings is not None and self._epochs_begun <= 2:
-            self.clock.enter(phase.LOG)
-            for event in self._settings.of_loader(self._epochs_begun):
-                self.put(event)
-
-    def _tell_changes(self) -> None:
-        """What the stepper has to report, and whether the compiler was at work again."""
-        for event in self.stepper.reports:
-            self.put(event)
-        self.stepper.reports.clear()
-        if self._graphs is not None and (graphs := compiled_graphs()) > self._graphs:
-            more = graphs - self._graphs
-            text = f"recompiled: {more} more graph{'' if more == 1 else 's'} by step {self.step}"
-            self.put(MarkEvent("recompile", self.step, text, {"graphs": more}))
-            self._graphs = graphs
-
-    def _put_memory(self) -> None:
-        try:
-            self.put(memory_event(self.stepper.device))
-        except (RuntimeError, KeyError) as error:
-            self._memory_seen = False
-            self.put(
-                MarkEvent(
-                    "warning", self.step, f"the memory counters cannot be read: {printable(str(error))}"
-                )
-            )
-
     def _status(self, status: str) -> None:
         self.put(MarkEvent("status", self.step, "", {"status": status}))
 
@@ -338,7 +322,7 @@ class Loop:
         self._check(self.losses.drain())
 
     def _check(self, arrived: list[tuple[int, float]]) -> None:
-        self._arrived += arrived
+        self.reporter.arrived += arrived
         if (bad := first_bad(arrived)) is not None:
             self.boundary = False  # what is in memory is not worth keeping
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
@@ -358,39 +342,12 @@ class Loop:
         return -(-self.total_steps // self.steps_per_epoch)
 
     def _window(self) -> None:
-        clock, config = self.clock, self.config
-        window = clock.take()
-        if not window.wall_ns:
-            return
-        steps, self._window_steps = self._window_steps, 0
-        arrived, self._arrived = self._arrived, []
-        micro = steps * config.batch.accumulation
-        items = steps * config.batch.items
-        p50, p95, longest = window.steps()
-        epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
-        extras = self.losses.extras
-        self.put(
-            WindowEvent(
-                step=self.step,
-                epoch=epoch,
-                epoch_step=epoch_step,
-                steps=steps,
-                micro_steps=micro,
-                items=items,
-                tokens=round(items * self.stepper.workload.tokens_per_item),
-                wall_ns=window.wall_ns,
-                step_p50_ns=p50,
-                step_p95_ns=p95,
-                step_max_ns=longest,
-                phases=window.phases(),
-                loss=sum(value for _, value in arrived) / len(arrived) if arrived else None,
-                last_loss=arrived[-1] if arrived else None,
-                lr=self.stepper.lr,
-                grad_norm=extras.get("grad_norm"),
-                loss_scale=extras.get("loss_scale"),
-                device_steps=len(window.device),
-            )
-        )
-        self._tell_changes()
-        if self._memory_seen:
-            self._put_memory()
+        self.reporter.window(self.step)
+
+
+def _pause_mark(step: int, holders: tuple[int, ...]) -> MarkEvent:
+    """holders: the processes that it is paused for."""
+    if not holders:
+        return MarkEvent("pause", step, f"paused at step {step}")
+    who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"
+    return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": list(holders)})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
 from ndd_engine.hardware.card import detect
 from ndd_engine.record.state import RunState
+from ndd_engine.text import printable
 from ndd_engine.workloads.facts import problems
+
+from . import scalars
 
 # What a resume may change of a workload without becoming another model or other data.
 MAY_CHANGE = frozenset({"size", "data", "dropout", "path"})
@@ -29,6 +34,10 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
     if config is not None:
         for problem in problems(config, ""):
             found.append(replace(problem, where=draft.where(problem.key.split("."))))
+        if config.log.trace is not None and (why := trace_problem(config.log.trace)) is not None:
+            found.append(draft.problem(("log", "trace"), why, config.log.trace))
+        if config.log.tensorboard and not scalars.available():
+            found.append(draft.problem(("log", "tensorboard"), scalars.MISSING, True))
         if config.run.device.startswith("cuda"):
             try:
                 detect(config.run.device, use_torch=use_torch)
@@ -38,6 +47,20 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         raise ConfigError(found)
     assert config is not None
     return config
+
+
+def trace_problem(path: str) -> str | None:
+    """Why a trace cannot be written to this path; None when it can. Leaves nothing behind."""
+    target = Path(path).expanduser()
+    if target.is_dir():
+        return "is a folder; name a file in it"
+    if not target.parent.is_dir():
+        return f"cannot be written: there is no folder {printable(str(target.parent))}"
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            return None
+    except OSError as error:
+        return f"cannot be written: {error.strerror or error}"
 
 
 def check_resume(name: str, state: RunState, config: Config, from_step: int | None) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from ndd_engine.errors import NddError, TrainingError, UsageError
 from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.record.events import MarkEvent, RunEvent
+from ndd_engine.record.events import LoaderEvent, MarkEvent, RunEvent
 from ndd_engine.text import printable
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.registry import prepare
@@ -30,6 +31,7 @@ from .clock import DevicePhaseClock, PhaseClock, TimingEvent
 from .failures import is_out_of_memory, out_of_memory
 from .loader import Batches, EvalBatches
 from .loop import Loop
+from .probes import Baseline, probe_loader
 from .rehearsal import Rehearsal, rehearse
 from .settings import Settings
 from .step import Stepper
@@ -101,7 +103,8 @@ def prepare_run(run: Run) -> Prepared:
                 f"run {run.directory.name} has done all {total} steps; to go further, raise run.epochs"
             )
     run.stage("trying a step")
-    rehearsal = _rehearse(stepper, batches, config)
+    cores = usable_threads(machine.host) if run.request.probes else None
+    rehearsal, loader_cost = _rehearse(stepper, batches, config, cores)
     try:
         write_config(
             run.directory.config, config, f"Run {run.directory.name}, as resolved for {machine.device}."
@@ -119,6 +122,10 @@ def prepare_run(run: Run) -> Prepared:
         text = f"compiled in {rehearsal.compile_s:.1f} s ({config.speed.compile}), before the first step"
         data = {"seconds": rehearsal.compile_s, "mode": config.speed.compile}
         run.put(MarkEvent("compile", loop.step, text, data))
+    if loader_cost is not None:
+        run.put(loader_cost)
+    if rehearsal.baseline is not None:
+        run.put(rehearsal.baseline)
     for event in settings.of_model(rehearsal):
         run.put(event)
     if rehearsal.counter is not None:
@@ -143,10 +150,21 @@ def prepare_run(run: Run) -> Prepared:
     return Prepared(config, device, clock, loop, sampler)
 
 
-def _rehearse(stepper: Stepper, batches: Batches, config: Config) -> Rehearsal:
-    """The trial step, with what it showed of the sub-phases acted upon. Raises TrainingError when memory ran out."""
+def _rehearse(
+    stepper: Stepper, batches: Batches, config: Config, cores: int | None
+) -> tuple[Rehearsal, LoaderEvent | None]:
+    """The trial step, with what it showed of the sub-phases acted upon, and what its batch costs to make.
+
+    cores: of the probes; None leaves them out. Raises TrainingError when memory ran out.
+    """
     try:
-        found = rehearse(stepper, batches.sample())
+        begin = time.perf_counter_ns()
+        sample = batches.sample()
+        cost = baseline = None
+        if cores is not None:
+            cost = probe_loader(batches, sample, time.perf_counter_ns() - begin)
+            baseline = Baseline(batches.sample, cost.item_ns, cores)
+        found = rehearse(stepper, sample, baseline)
     except Exception as error:
         if is_out_of_memory(error):
             text = out_of_memory(error, "in a trial step", config, stepper.device, stepper)
@@ -157,7 +175,7 @@ def _rehearse(stepper: Stepper, batches: Batches, config: Config) -> Rehearsal:
             f"Not timed by itself: {', '.join(dropped)} of forward, since that would slow down a micro-batch of "
             f"{found.micro_ns / 1e6:.2g} ms."
         )
-    return found
+    return found, cost
 
 
 def memory_gb(machine: Machine) -> float | None:
@@ -181,7 +199,10 @@ def total_steps(config: Config, steps_per_epoch: int) -> int:
 
 
 def _absolute(config: Config) -> Config:
-    """With the data's path as it holds in any directory, for a resume from another one."""
+    """With the paths as they hold in any directory, for a resume from another one."""
+    if config.log.trace is not None:
+        trace = str(Path(config.log.trace).expanduser().absolute())
+        config = config.model_copy(update={"log": config.log.model_copy(update={"trace": trace})})
     path = Path(config.workload.data)
     if path.is_absolute() or not path.exists():
         return config
@@ -281,6 +302,7 @@ def _run_event(
         model=workload.describe_model(),
         data=workload.describe_data(),
         threads=threads,
+        usable_cores=machine.host.usable_cpus,
         resumed_step=loop.step if saved is not None else None,
         resumed_from=saved.path.name if saved is not None else None,
     )

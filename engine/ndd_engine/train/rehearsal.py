@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ndd_engine.record.events import BaselineEvent
 from ndd_engine.text import printable
 from ndd_engine.workloads.base import Batch
 
 from .failures import is_out_of_memory
+from .probes import Baseline
 from .step import Stepper
 from .work import WorkCounter
 
@@ -29,6 +31,7 @@ class Rehearsal:
     counter: FLOPs, bytes and operations, None where counting failed. channels_last: whether a convolution's output
     had that format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why
     it is not used after all. part_calls: of each part's modules. micro_ns: host time of a micro-batch, run plainly.
+    baseline: a micro-batch by itself, None where that was not asked for or failed.
     """
 
     counter: WorkCounter | None = None
@@ -39,11 +42,15 @@ class Rehearsal:
     breaks: int = 0
     part_calls: Counter[str] = field(default_factory=Counter)
     micro_ns: float = 0.0
+    baseline: BaselineEvent | None = None
     notes: list[str] = field(default_factory=list)
 
 
-def rehearse(stepper: Stepper, batch: Batch) -> Rehearsal:
-    """Run one micro-batch forward and backward, plainly and then as configured. Raises what the model raises."""
+def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -> Rehearsal:
+    """Run one micro-batch forward and backward, plainly and then as configured. Raises what the model raises.
+
+    baseline: measures it afterwards, as configured.
+    """
     found = Rehearsal()
     cards = [stepper.device] if stepper.device.type == "cuda" else []
     buffers = [(buffer, buffer.detach().clone()) for buffer in stepper.model.buffers()]
@@ -63,6 +70,9 @@ def rehearse(stepper: Stepper, batch: Batch) -> Rehearsal:
                 _compile(stepper, batch, found)
             elif found.part_calls:
                 found.micro_ns = _timed(stepper, batch)
+            if baseline is not None:
+                counted = found.counter.operations if found.counter is not None else None
+                found.baseline = baseline.measure(stepper, batch, counted)
         finally:
             stepper.optimizer.zero_grad(set_to_none=True)
             stepper.extras = extras

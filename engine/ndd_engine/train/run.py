@@ -34,7 +34,9 @@ from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
 from ndd_engine.text import printable
 
 from .control import Control, StopNow
+from .findings import FindingWatch
 from .preflight import check_resume, preflight
+from .scalars import FOLDER, Scalars, both
 
 if TYPE_CHECKING:
     from .prepare import Prepared
@@ -49,12 +51,16 @@ EXIT_OF = {
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run. resume: go on with this run; from_step: from that checkpoint instead of the newest."""
+    """What to run. resume: go on with this run; from_step: from that checkpoint instead of the newest.
+
+    probes: measure what a micro-batch costs before training, and look for findings; not where nobody looks at them.
+    """
 
     draft: Draft
     root: Path
     resume: RunDir | None = None
     from_step: int | None = None
+    probes: bool = True
 
 
 class Run:
@@ -68,8 +74,9 @@ class Run:
         self.finished = threading.Event()
         self.end: EndEvent | None = None
         self._lock = lock
-        self._server = ControlServer(directory.control_socket, self._asked)
+        self._server = ControlServer(directory.control_socket, self._asked, self.put)
         self._prepared: Prepared | None = None
+        self._scalars: Scalars | None = None
 
     @classmethod
     def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
@@ -88,7 +95,11 @@ class Run:
                 check_resume(directory.name, state, config, request.from_step)
                 # Whoever looks before the engine starts must not see the old end.
                 state.fold(time.time(), StageEvent("resume", "starting"))
-            recorder = Recorder(directory.events, state, listener)
+            watch = FindingWatch() if request.probes else None
+            scalars = None
+            if config.log.tensorboard and request.probes:
+                scalars = Scalars(directory.path / FOLDER, lambda event: recorder.put(event))
+            recorder = Recorder(directory.events, state, both(listener, scalars), watch)
             recorder.start()
         except UsageError:
             lock.release()
@@ -99,6 +110,7 @@ class Run:
                 f"{printable(str(directory.path))} cannot be written: {error.strerror}"
             ) from None
         run = cls(request, directory, lock, recorder)
+        run._scalars = scalars
         run._listen()
         return run
 
@@ -144,6 +156,10 @@ class Run:
     def _execute(self) -> EndEvent:
         self.stage("importing torch", "resume" if self.request.resume is not None else "prepare")
         from .prepare import prepare_run  # torch comes with it
+
+        if self._scalars is not None:
+            self.stage("importing tensorboard")
+            self._scalars.prepare()
 
         prepared = self._prepared = prepare_run(self)
         try:
@@ -216,9 +232,9 @@ class Run:
             },
         )
 
-    def _asked(self, action: str) -> None:
+    def _asked(self, action: str, holder: int | None) -> None:
         """From the control socket."""
-        self.control.request(action, "stopped from another terminal")
+        self.control.request(action, "stopped from another terminal", holder=holder)
 
     def _listen(self) -> None:
         try:

@@ -6,6 +6,7 @@ warning that people see.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +42,7 @@ class Settings:
 
     def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
         """The loader, after the first batch of an epoch; `epochs_begun` of this process."""
-        return self._new([*self._workers(epochs_begun), *self._items()])
+        return self._new([*self._workers(epochs_begun), *self._items(), *self._collections()])
 
     def of_evaluation(self, inference_mode: bool) -> list[SettingEvent]:
         """The evaluation and its loader, after one; and what only shows between two steps."""
@@ -199,6 +200,13 @@ class Settings:
         wanted = self.config.optimizer.set_to_none
         how = f"between two steps the gradients were {'dropped' if dropped else 'kept, filled with zeros'}"
         yield from self._event("optimizer.set_to_none", _text(dropped), dropped == wanted, how)
+
+    def _collections(self) -> Iterator[SettingEvent]:
+        every = self.config.run.gc_every_steps
+        if every:
+            ours = not gc.isenabled()
+            how = f"Python's own collecting {'is off' if ours else 'is still on'}, read back from gc"
+            yield from self._event("run.gc_every_steps", str(every) if ours else "0", ours, how)
 
     def _items(self) -> Iterator[SettingEvent]:
         loader, source, seen = self.config.loader, self.batches.source, self.batches.seen

@@ -84,6 +84,7 @@ class Source:
 
     gather: makes whole batches, or None (then `data` and `collate` make them item by item). encoded: items that
     were encoded once and are kept, or None. on: the device that the data lies on. nbytes: what is kept there.
+    possible: what could gather, also where the configuration wants items; None where nothing can.
     """
 
     data: Dataset[Any]
@@ -92,6 +93,7 @@ class Source:
     encoded: int | None
     on: torch.device
     nbytes: int | None
+    possible: GatherDataset | None = None
 
     def rest_of(self, what: str) -> str:
         """How the items are kept, for people."""
@@ -131,15 +133,14 @@ def make_source(
         if gather.nbytes > (limit := free_bytes(device)) * SHARE:
             raise MachineError(_does_not_fit('loader.placement "device"', gather.nbytes, limit, str(device)))
         gather = gather.to(device)
-        return Source(cast(Any, gather), None, gather, encoded, device, gather.nbytes)
+        return Source(cast(Any, gather), None, gather, encoded, device, gather.nbytes, gather)
     nbytes = None
     if encoded is not None:
         nbytes = (
             gather.nbytes if gather is not None else sum(item_bytes(item) for item in cast(Kept, data).items)
         )
-    if loader.fetch == "item":
-        gather = None
-    return Source(data, collate, gather, encoded, torch.device("cpu"), nbytes)
+    used = None if loader.fetch == "item" else gather
+    return Source(data, collate, used, encoded, torch.device("cpu"), nbytes, gather)
 
 
 def _on_device(data: Kept, collate: Collate | None, device: torch.device, encoded: int | None) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 from pathlib import Path
 
 import click
@@ -10,13 +11,18 @@ from click.shell_completion import CompletionItem
 
 from ndd_engine import __version__
 
-# Name of a command -> (its line in --help). Each lives in the module of the same name.
+# Name of a command -> (its line in --help). Each lives in the module of the same name; a keyword has a _ behind it.
 COMMANDS = {
     "train": "Train a model: in the live screen, or headless without a terminal.",
     "check": "Preflight: configuration, data, card, rough memory and time; every problem at once.",
     "card": "Show the card and the machine, with the reason for every detected value.",
     "attach": "Watch a run, live or finished, and steer a live one.",
     "runs": "List the runs here.",
+    "try": "Measure a change against the present: gain, no gain, loss or undecided.",
+    "ladder": "Try the settings one on top of the other, each measured here; keep what helps.",
+    "claims": "Measure the guides' claims on this machine.",
+    "compare": "Compare two recorded runs: what was changed, and what it did.",
+    "report": "Write a run as one HTML page with plots, or as text.",
     "scaffold": "Write an example of your own model and data, ready to run and to be changed.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
@@ -31,8 +37,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"{__name__}.{cmd_name}")
-        command = getattr(module, cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

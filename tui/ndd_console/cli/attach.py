@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 
 import click
@@ -10,6 +11,7 @@ from ndd_console.narrator import Narrator, summary
 from ndd_console.sources import AttachedSource
 from ndd_console.terminal import interactive
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
+from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import find_run, runs_root
 
 from .completion import run_names
@@ -22,17 +24,22 @@ from .completion import run_names
 def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     """Watch RUN (default: the newest, a live one first). Closing the screen leaves the run as it is."""
     directory = find_run(runs_root(ctx.obj["runs"]), run)
-    source = AttachedSource(directory)
     if not headless and interactive():
         from ndd_console.console import watch
 
-        return watch(source, ctx.obj["ascii"])
+        return watch(AttachedSource(directory), ctx.obj["ascii"])
+    heard: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
+    source = AttachedSource(directory, listener=lambda t, event: heard.put((t, event)))
     narrator = Narrator(lambda line: click.echo(line, err=True))
     try:
-        while not (snapshot := source.snapshot()).final:
+        while True:
+            snapshot = source.snapshot()
+            while not heard.empty():
+                narrator.hear(*heard.get())
             narrator.look(snapshot)
+            if snapshot.final:
+                break
             time.sleep(0.5)
-        narrator.look(snapshot)
     except KeyboardInterrupt:
         click.echo("left; the run goes on", err=True)
         return EXIT_DONE

@@ -31,6 +31,17 @@ from .options import configuration
     metavar="N",
     help="With --resume: from the checkpoint of step N.",
 )
+@click.option(
+    "--kernels-every",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Record a few steps with the profiler every N optimizer steps: exactly when nothing is computed.",
+)
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="Write what the profiler records to FILE, as a Chrome trace; compressed when it ends in .gz.",
+)
 @click.option("--headless", is_flag=True, help="No screen: lines to standard error, a summary at the end.")
 @click.option(
     "--json", "as_json", is_flag=True, help="With --headless: the events as lines of JSON on standard output."
@@ -45,6 +56,8 @@ def train(
     name: str | None,
     resume: str | None,
     from_step: int | None,
+    kernels_every: int | None,
+    trace: str | None,
     headless: bool,
     as_json: bool,
 ) -> int:
@@ -58,6 +71,10 @@ def train(
         overrides["run"]["max_steps"] = max_steps
     if name is not None:
         overrides["run"]["name"] = name
+    if kernels_every is not None:
+        overrides["log"] = {"kernels_every": kernels_every}
+    if trace is not None:
+        overrides.setdefault("log", {})["trace"] = trace
     resumed: RunDir | None = None
     if resume is not None:
         if config is not None or workload is not None or name is not None:

@@ -65,5 +65,10 @@ class CanvasScreen(Screen[None], inherit_bindings=False):
             painted, self._on_painted = self._on_painted, None
             self.call_after_refresh(painted)
 
+    def go_back(self) -> None:
+        """To the screen below. Keys that came in one go may ask for it twice; only the first counts."""
+        if self.is_current:
+            self.app.pop_screen()
+
     def on_canvas_resized(self) -> None:
         self.paint()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from textual import events
 
+from ndd_console.diagnosis import Diagnosis
 from ndd_console.source import Action, RunSource
 from ndd_console.view.live import Keys, LiveState, live_rows
 from ndd_console.view.question import box, over
@@ -15,7 +16,9 @@ from ndd_console.view.style import Row
 from ndd_engine.record.snapshot import Snapshot
 
 from .base import CanvasScreen, Look
+from .findings import DiagnosisScreen
 from .pages import HelpScreen, LogScreen, SettingsScreen
+from .trial import TrialScreen, choices
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
@@ -26,6 +29,7 @@ _ASKED: dict[Action, str] = {
     "resume": "going on…",
     "checkpoint": "saving a checkpoint after this step…",
     "evaluate": "evaluating after this step…",
+    "kernels": "recording a few steps with the profiler…",
 }
 _BLURRED_TICKS = 4  # over SSH, refresh this much slower while nobody looks
 
@@ -53,10 +57,13 @@ class LiveScreen(CanvasScreen):
         refresh_hz: float,
         ssh: bool,
         clock: Callable[[], float],
+        diagnosis: Diagnosis,
         on_painted: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
         self.source = source
+        self._diagnosis = diagnosis
+        self._trials = source.trials()
         self._leave = leave
         self._refresh_hz = min(refresh_hz, 4.0) if ssh else refresh_hz
         self._ssh = ssh
@@ -97,6 +104,8 @@ class LiveScreen(CanvasScreen):
             self._keys(snapshot),
             shown.notice or shown.message,
             shown.waited_s,
+            self._diagnosis.of(snapshot),
+            self._can_try(snapshot),
         )
         rows = live_rows(snapshot, state, width, height)
         if self._asking:
@@ -121,12 +130,17 @@ class LiveScreen(CanvasScreen):
     def _steerable(self, snapshot: Snapshot) -> bool:
         return self.source.live and not snapshot.final and not self.stopping
 
+    def _can_try(self, snapshot: Snapshot) -> bool:
+        """Whether a change can be measured: the run is known, and not on its way out."""
+        return self._trials is not None and snapshot.run is not None and not self.stopping
+
     def _keys(self, snapshot: Snapshot) -> Keys:
-        keys: list[tuple[str, str]] = []
+        keys: list[tuple[str, str]] = [("t", "try")] if self._can_try(snapshot) else []
+        keys.append(("d", "diagnosis"))
         if self._steerable(snapshot):
             if snapshot.status in _WORKING:
                 keys += [("p", "resume" if snapshot.status == "paused" else "pause")]
-                keys += [("c", "checkpoint"), ("e", "evaluate")]
+                keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "kernels")]
             if not self.source.owned:
                 keys.append(("s", "stop"))
         leaving = "quit" if self.source.owned else "close"
@@ -153,6 +167,11 @@ class LiveScreen(CanvasScreen):
             self._answer(key)
         elif key in ("q", "ctrl+q"):
             self._ask_to_leave()
+        elif key == "d":
+            try_it = self._try if self._can_try(self._snapshot) else None
+            self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
+        elif key == "t" and self._can_try(self._snapshot):
+            self._try()
         elif key == "i":
             self.app.push_screen(SettingsScreen(self.look, self.source))
         elif key == "l":
@@ -180,11 +199,20 @@ class LiveScreen(CanvasScreen):
             "p": "resume" if status == "paused" else "pause",
             "c": "checkpoint",
             "e": "evaluate",
+            "k": "kernels",
         }
         if key in actions:
             action = actions[key]
             self._message = (_ASKED[action], _progress_of(self._snapshot))
             self.source.command(action)
+
+    def _try(self) -> None:
+        """Choose a change and measure it."""
+        assert self._trials is not None
+        offered = choices(self._diagnosis.of(self._snapshot).findings)
+        self.app.push_screen(
+            TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
+        )
 
     def _ask_to_leave(self) -> None:
         if self.source.owned and not self.source.snapshot().final:

@@ -12,15 +12,15 @@ from ndd_console.view.style import Row
 from .base import CanvasScreen, Look
 
 _LOG_LINES = 2000  # how far back the log page goes
-_REFRESH_S = 1.0
-_LEAVE = frozenset({"escape", "q", "ctrl+q", "ctrl+c"})
+REFRESH_S = 1.0
+LEAVE = frozenset({"escape", "q", "ctrl+q", "ctrl+c"})
 
 
 class PageScreen(CanvasScreen):
     """Lines with a place in them. `follow`: stay at the end while lines are added."""
 
     title_text = ""
-    leave_keys = _LEAVE
+    leave_keys = LEAVE
 
     def __init__(self, look: Look, follow: bool = False) -> None:
         super().__init__(look)
@@ -41,7 +41,7 @@ class PageScreen(CanvasScreen):
     def on_key(self, event: events.Key) -> None:
         if event.key in self.leave_keys:
             event.stop()
-            self.app.pop_screen()
+            self.go_back()
             return
         page = page_room(self.canvas.size.height) - 1
         moves = {
@@ -65,7 +65,7 @@ class HelpScreen(PageScreen):
     """Keys and words."""
 
     title_text = "keys, and the words on the screen"
-    leave_keys = _LEAVE | {"question_mark", "h"}
+    leave_keys = LEAVE | {"question_mark", "h"}
 
     def lines(self, width: int) -> list[Row]:
         return help_lines(width)
@@ -75,7 +75,7 @@ class SettingsScreen(PageScreen):
     """What was requested, what was applied and whether it took effect; looked at again every second."""
 
     title_text = "settings"
-    leave_keys = _LEAVE | {"i"}
+    leave_keys = LEAVE | {"i"}
 
     def __init__(self, look: Look, source: RunSource) -> None:
         super().__init__(look)
@@ -83,7 +83,7 @@ class SettingsScreen(PageScreen):
         self._snapshot = source.snapshot()
 
     def on_mount(self) -> None:
-        self.set_interval(_REFRESH_S, self.read_again)
+        self.set_interval(REFRESH_S, self.read_again)
 
     def read_again(self) -> None:
         """Take up what changed."""
@@ -99,7 +99,7 @@ class LogScreen(PageScreen):
     """The tail of what the run printed, read again every second."""
 
     title_text = "captured output"
-    leave_keys = _LEAVE | {"l"}
+    leave_keys = LEAVE | {"l"}
     is_log = True
 
     def __init__(self, look: Look, source: RunSource) -> None:
@@ -110,7 +110,7 @@ class LogScreen(PageScreen):
 
     def on_mount(self) -> None:
         self._text = self._source.log_lines(_LOG_LINES)
-        self.set_interval(_REFRESH_S, self.read_again)
+        self.set_interval(REFRESH_S, self.read_again)
 
     def read_again(self) -> None:
         """Take up new lines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, duration, number, size
@@ -16,7 +17,9 @@ from .throughput import micro_steps, steps_rate, time_left
 _WAIT = frozenset({"data_wait"})
 _OVERHEAD = frozenset({"to_device", "log", "evaluate", "checkpoint", "other"})
 _CAUSE_STYLE = {"waiting for data": "wait"}
-_METHODS = {"events": "events", "nvml": "nvml", "host": "host clock", "kernels": "kernels"}
+_METHODS = {
+    "events": "events", "nvml": "nvml", "host": "host clock", "kernels": "kernels", "operators": "operators",
+}  # fmt: skip
 _NAME_WIDTH = 11
 _FIGURE = 8  # a column of milliseconds
 _SHARE = 7
@@ -205,23 +208,17 @@ class StepTable:
 
 
 def idle_heading(snapshot: Snapshot, width: int) -> str:
-    """ "GPU idle 63 % (events)"."""
+    """ "GPU idle 63 % (kernels)"; ">" where that is a lower bound."""
     idle = snapshot.idle
     what = "GPU idle" if on_card(snapshot.run) else "compute idle" if width >= 34 else "idle"
     method = f" ({_METHODS.get(idle.method, foreign(idle.method))})" if idle.share is not None else ""
-    return f"{what} {percent(idle.share)}{method}"
+    bound = ">" if idle.share is not None and idle.reason == LOWER_BOUND else ""
+    return f"{what} {bound}{percent(idle.share)}{method}"
 
 
 def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
-    """Why nothing is computed: one cause a row; without causes, why they are not known."""
+    """Why nothing is computed: one cause a row, and how old a burst is; without causes, why they are not known."""
     idle = snapshot.idle
-    if idle.share is None or not idle.causes:
-        if idle.share is not None and idle.method != "nvml":
-            return []
-        text = foreign(idle.reason) or (
-            "causes n/a: the card's counter does not say" if idle.share is not None else ""
-        )
-        return [((line, "dim"),) for line in wrap(text, width, max(count, 0))]
     causes = [item for item in idle.causes if item[1] >= 0.0005]
     if len(causes) > count:
         kept = sorted(causes, key=lambda item: -item[1])[:count]
@@ -231,7 +228,14 @@ def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
         shown = percent(share)
         style = _CAUSE_STYLE.get(cause, "text") if share >= 0.1 else "text"
         out.append(ends(((foreign(cause), style),), ((shown, style),), width))
-    return out
+    about = foreign(idle.reason)
+    if snapshot.final:
+        about = about.removesuffix(PRESS_K)
+    if idle.step is not None:
+        about = f"measured at step {number(idle.step)}"
+    elif idle.share is not None and idle.method == "nvml":
+        about = about or "causes n/a: the card's counter does not say"
+    return out + [((line, "dim"),) for line in wrap(about, width, max(count - len(out), 0))]
 
 
 def memory_heading(snapshot: Snapshot) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ndd_console.diagnosis import NOTHING, Told
 from ndd_engine.record.snapshot import Snapshot
 
 from .blocks import StepTable, header, idle_heading, idle_rows, memory_heading, memory_rows, progress
+from .findings import finding_rows, least_rows, wanted_rows
 from .hardware import core_row, facts, machine_rows
 from .learning import (
     end_rows,
@@ -28,6 +30,8 @@ _SIDE = 48  # width of the third column
 _TRENDS = (80, 24)  # smaller screens drop the trends first
 _MAIN = 10  # rows of the step block with its heading
 _GAP = 3
+# Keys that yield first where the footer is too narrow for all; the help names them.
+_YIELD = ("e", "i", "k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class LiveState:
     """What the live screen shows besides the snapshot.
 
     status: as shown, which may be ahead of the snapshot ("stopping"). keys: (key, word) that work now.
-    waited_s: seconds of preparation so far.
+    waited_s: seconds of preparation so far. told: what the rules say. can_try: a change can be measured from here.
     """
 
     name: str
@@ -43,6 +47,8 @@ class LiveState:
     keys: Keys
     message: str | None = None
     waited_s: float | None = None
+    told: Told = NOTHING
+    can_try: bool = False
 
 
 def live_rows(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
@@ -50,7 +56,7 @@ def live_rows(snapshot: Snapshot, state: LiveState, width: int, height: int) -> 
     margin = 1 if width >= 40 else 0
     inner = max(width - 2 * margin, 1)
     body = _body(snapshot, state, inner, height)
-    footer = footer_row(state.keys, inner)
+    footer = footer_row(state.keys, inner, _YIELD)
     rows = [*body[: height - 1], *[BLANK] * (height - 1 - len(body)), footer] if height > 2 else body[:height]
     rows += [BLANK] * (height - len(rows))
     if margin:
@@ -58,11 +64,15 @@ def live_rows(snapshot: Snapshot, state: LiveState, width: int, height: int) -> 
     return [fit(row, width) for row in rows]
 
 
-def footer_row(keys: Keys, width: int) -> Row:
-    """The keys that work; where there is no room, those at the end (log, help, quit) stay."""
+def footer_row(keys: Keys, width: int, yielding: tuple[str, ...] = ()) -> Row:
+    """The keys that work; where there is no room, those `yielding` go first, and those at the end (help, quit) stay."""
     shown = list(keys)
+    first = [item for name in yielding for item in keys if item[0] == name]
     while len(shown) > 1 and sum(len(key) + len(word) + 4 for key, word in shown) - 3 > width:
-        del shown[max(len(shown) - 4, 0)]
+        if first:
+            shown.remove(first.pop(0))
+        else:
+            del shown[max(len(shown) - 4, 0)]
     spans: list[Span] = []
     for index, (key, word) in enumerate(shown):
         spans += [(("   " if index else "") + key, "key"), (" " + word, "dim")]
@@ -85,13 +95,19 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     left -= main
     learning = 3 if left >= 3 and (snapshot.phases or ended) else 0
     left -= learning
+    told = state.told if snapshot.phases else NOTHING
+    finding = min(least_rows(told), left)
+    left -= finding
     machine = _machine(snapshot, _SIDE if side else width) if not ended else []
     below = bool(machine) and not side and left >= len(machine)
     left -= len(machine) if below else 0
     wide_enough = width + 2 >= _TRENDS[0] and height >= _TRENDS[1]
     trends = 1 if learning and wide_enough and (below or side or ended) and left >= 1 else 0
     left -= trends
-    # What is left now is luxury: blank lines, cores, facts, graphs, more phases, more marks.
+    # What is left now is luxury: more of the findings, blank lines, cores, facts, graphs, more phases, more marks.
+    more = min(left, max(wanted_rows(told, width, state.can_try) - finding, 0)) if height >= 28 else 0
+    finding += more
+    left -= more
     gaps = min(left, 3 if height >= 28 else 2)
     left -= gaps
     speed = throughput_rows(snapshot, width, min(left, 2)) if learning else []
@@ -113,7 +129,7 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
 
     rows += [BLANK] if gaps > 1 and height >= 28 else []
     rows += _main_and_machine(snapshot, width, main, machine) if side else _main(snapshot, width, main)
-    rows += [*speed, *end]
+    rows += [*speed, *finding_rows(told, width, finding, state.can_try), *end]
     if about:
         rows += [rule("run", width), *about]
     if below:

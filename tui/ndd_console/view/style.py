@@ -66,10 +66,10 @@ def status_span(status: str) -> Span:
 _ASCII = str.maketrans(
     {
         **dict(zip("●◐‖■✔✖▸", "*o=#+x>", strict=True)),
-        **dict(zip("━╸─│╭╮╰╯", "=>-|++++", strict=True)),
+        **dict(zip("━╸─│╭╮╰╯├┤┼", "=>-|++++[]+", strict=True)),
         **dict(zip("█▉▊▋▌▍▎▏▒░", "#####   x.", strict=True)),
         **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
-        **dict(zip("°…·↑↓’“”", ' ~-^v\'""', strict=True)),
+        **dict(zip("°…·↑↓→’“”", ' ~-^v>\'""', strict=True)),
     }
 )
 _BRAILLE = range(0x2800, 0x2900)

@@ -1,0 +1,84 @@
+"""`python -m benchmarks.faults`: plant faults, diagnose, prove fixes; print tables, judge nothing by exit status."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.common import Environment, Table, machine_slug, report, say
+from ndd_engine.config.workload_sections import WORKLOADS
+
+from . import matrix, null
+from .cases import OWN, all_cases, chosen
+from .suite import Suite
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+KEPT = Path(tempfile.gettempdir()) / "ndd-faults"
+
+
+def main() -> int:
+    """Run what was asked for. Returns 0 whatever the figures are; 2 for a mistake in the options."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FAULT[:SEVERITY]",
+        help="only these cases: a fault, a fault and its severity, a kind (fault, innocent, healthy) or a case's name",
+    )  # fmt: skip
+    parser.add_argument("--workload", action="append", default=[], choices=(*WORKLOADS, OWN))
+    parser.add_argument(
+        "--no-trials", action="store_true", help="diagnose only: no fix and no cost is measured"
+    )
+    parser.add_argument(
+        "--null", type=int, metavar="N", help="instead: N trials of a change that changes nothing"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on: leave out what --keep holds already")
+    parser.add_argument(
+        "--keep", type=Path, default=KEPT, metavar="DIR",
+        help=f"where outcomes, records and snapshots are kept (default: {KEPT})",
+    )  # fmt: skip
+    parser.add_argument("--tables", action="store_true", help="only print the tables of what --keep holds")
+    parser.add_argument("--list", action="store_true", help="only print the cases")
+    parser.add_argument(
+        "-o", nargs="?", const="", metavar="FILE", dest="output",
+        help="also write the tables to FILE, or without FILE to benchmarks/results/<date>-<machine>-faults.txt",
+    )  # fmt: skip
+    given = parser.parse_args()
+    if given.null is not None and given.null < 1:
+        parser.error("--null needs 1 or more")
+    try:
+        cases = chosen(all_cases(), given.only, given.workload)
+    except ValueError as error:
+        parser.error(str(error))
+    if given.list:
+        for case in cases:
+            print(f"{case.name:42} {case.planted}")
+        return 0
+    environment = Environment(shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]]))
+    found: list[Table]
+    keep = given.keep.absolute()
+    if given.null is not None:
+        found = [null.table(null.run(keep, given.null, given.resume))]
+    else:
+        suite = Suite(keep, not given.no_trials)
+        if given.tables:
+            names = {case.name for case in cases}
+            outcomes = [outcome for outcome in suite.kept() if outcome.case in names]
+        else:
+            outcomes = suite.run(cases, given.resume)
+        found = matrix.tables(outcomes)
+    text = report(found, environment)
+    print(text, flush=True)
+    if given.output is not None:
+        name = "null" if given.null is not None else "faults"
+        path = Path(given.output or RESULTS / f"{time.strftime('%Y-%m-%d')}-{machine_slug()}-{name}.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        say(f"written to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

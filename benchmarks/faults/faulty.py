@@ -1,0 +1,251 @@
+"""The planted faults: each in three severities, on the workloads that can have it.
+
+Sizes are chosen so that the high severity costs well over 10 % on a few processor cores; the low one may cost so
+little that calling the run healthy is right as well, which the measured cost decides.
+"""
+
+from __future__ import annotations
+
+from .cases import OWN, Case, three
+
+# What the five workloads train where nothing is wrong with them: small models, data ready in memory.
+NDD = ("batch.micro=1024",)
+CHARTEXT = ("workload.size=mini",)
+TINY_TEXT = ("workload.size=tiny",)
+ANTISPOOF = ("workload.size=tiny", "workload.clips=80", "loader.cache=true")
+FINETUNE = ("workload.size=tiny", "loader.cache=true", "batch.micro=4", "workload.document_chars=3000")
+SUMMARISE = (
+    "workload.size=tiny", "workload.pairs=800", "workload.summaries=0", "batch.micro=16", "batch.effective=16",
+)  # fmt: skip
+
+SHORT_PAIRS = (*SUMMARISE, "batch.sequence=48", "workload.target=16")
+OWN_BATCH = ("batch.micro=256",)
+
+# Clips that change every epoch cannot be kept: there, a loader process is no fault.
+CHANGING = ("workload.size=tiny", "workload.augment=true", "batch.micro=8", "run.threads=1")
+
+
+def _small_text(sequence: int, micro: int) -> tuple[str, ...]:
+    """A model so small that making its windows one by one is felt."""
+    return (
+        "workload.size=tiny", "workload.layers=1", "workload.width=16", f"batch.sequence={sequence}",
+        f"batch.micro={micro}",
+    )  # fmt: skip
+
+
+LOADER: list[Case] = [
+    *three(
+        "on-the-fly",
+        "documents are tokenised anew each time they are used (loader.cache off), longer ones the more severe",
+        [("finetune", (*FINETUNE, f"workload.document_chars={chars}")) for chars in (400, 2_000, 16_000)],
+        sets=["loader.cache=false"],
+        cure=["loader.cache=true"],
+    ),
+    *three(
+        "on-the-fly",
+        "spectrograms are computed anew each time (loader.cache off), beside smaller and smaller models",
+        [
+            ("antispoof", (*ANTISPOOF, f"workload.channels={channels}", "workload.reduction=4"))
+            for channels in ("[16, 16, 32, 64]", "[8, 8, 16, 32]", "[4, 4, 8, 16]")
+        ],
+        sets=["loader.cache=false"],
+        cure=["loader.cache=true"],
+    ),
+    *three(
+        "item-collate",
+        "windows that lie in memory are fetched item by item (loader.fetch), beside smaller and smaller models",
+        [
+            ("ndd", (*NDD, "workload.hidden=[512, 256]")),
+            ("ndd", (*NDD, "workload.hidden=[256, 128]")),
+            ("ndd", (*NDD, "workload.hidden=[64, 32]")),
+        ],
+        sets=['loader.fetch="item"'],
+        cure=['loader.fetch="auto"'],
+    ),
+    *three(
+        "item-collate",
+        "short windows of text are fetched item by item (loader.fetch)",
+        [
+            ("chartext", _small_text(16, 256)),
+            ("chartext", _small_text(8, 512)),
+            ("chartext", _small_text(4, 1024)),
+        ],
+        sets=['loader.fetch="item"'],
+        cure=['loader.fetch="auto"'],
+    ),
+    *three(
+        "in-memory-workers",
+        "1, 2 and 4 loader processes for a recording that lies in memory",
+        [("ndd", (*NDD, f"loader.workers={count}")) for count in (1, 2, 4)],
+        cure=["loader.workers=0"],
+    ),
+    *three(
+        "in-memory-workers",
+        "1, 2 and 4 loader processes for a text that lies in memory",
+        [("chartext", (*_small_text(16, 256), f"loader.workers={count}")) for count in (1, 2, 4)],
+        cure=["loader.workers=0"],
+    ),
+    *three(
+        "many-workers",
+        "6, 12 and 24 loader processes on a few cores, for clips that change every epoch",
+        [
+            ("antispoof", (*CHANGING, "workload.clips=160", f"loader.workers={count}"))
+            for count in (6, 12, 24)
+        ],
+        cure=["loader.workers=1"],
+    ),
+    *three(
+        "worker-restart",
+        "the loader process ends with every epoch (loader.persistent off), short epochs, and shorter ones",
+        [("antispoof", (*CHANGING, f"workload.clips={clips}")) for clips in (320, 120, 40)],
+        sets=["loader.workers=1", "loader.persistent=false"],
+        cure=["loader.persistent=true"],
+    ),
+    *three(
+        "slow-storage",
+        "each item takes 2, 6 and 20 ms to arrive, as from a network disk (nothing is computed meanwhile)",
+        [(OWN, (f"workload.options.latency_ms={ms}",)) for ms in (2, 6, 20)],
+        sets=["batch.micro=4"],
+        cure=["workload.options.latency_ms=0"],
+        factory="storage",
+    ),
+]
+
+STEP: list[Case] = [
+    *three(
+        "evaluation",
+        "an evaluation every 100, 30 and 10 steps",
+        [("chartext", (*TINY_TEXT, f"evaluate.every_steps={steps}")) for steps in (100, 30, 10)],
+        sets=["evaluate.batches=8"],
+        cure=["evaluate.every_steps=0"],
+    ),
+    *three(
+        "evaluation",
+        "summaries are written for ROUGE every 30, 12 and 4 steps",
+        [("summarise", (*SHORT_PAIRS, f"evaluate.every_steps={steps}")) for steps in (30, 12, 4)],
+        sets=["evaluate.batches=1", "workload.summaries=2", "workload.beam=2"],
+        cure=["evaluate.every_steps=0"],
+        seconds=10.0,
+    ),
+    *three(
+        "checkpoint",
+        "a checkpoint every 8, 3 and every single step",
+        [("ndd", (*NDD, "workload.hidden=[256, 128]", f"checkpoint.every_steps={n}")) for n in (8, 3, 1)],
+        cure=["checkpoint.every_steps=0"],
+    ),
+    *three(
+        "optimizer",
+        "the update goes parameter by parameter (optimizer.implementation), with 20, 100 and 800 small ones",
+        [(OWN, (f"workload.options.count={count}",)) for count in (20, 100, 800)],
+        sets=[*OWN_BATCH, "optimizer.implementation=loop"],
+        cure=["optimizer.implementation=auto"],
+        factory="scales",
+    ),
+    *three(
+        "small-micro",
+        "the same optimizer step in micro-batches of 8, 4 and 1",
+        [("summarise", (*SUMMARISE, f"batch.micro={micro}")) for micro in (8, 4, 1)],
+        cure=["batch.micro=16"],
+        seconds=10.0,
+    ),
+    *three(
+        "small-micro",
+        "the same optimizer step in micro-batches of 4, 2 and 1",
+        [("chartext", (*TINY_TEXT, "batch.effective=16", f"batch.micro={micro}")) for micro in (4, 2, 1)],
+        cure=["batch.micro=16"],
+    ),
+    *three(
+        "stepwise",
+        "the decoder projects the states and the vocabulary inside each step (workload.decoder), for longer sources",
+        [
+            ("summarise", (*SUMMARISE, f"batch.sequence={source}", f"workload.target={target}"))
+            for source, target in ((24, 6), (96, 32), (192, 48))
+        ],
+        sets=['workload.decoder="stepwise"'],
+        cure=['workload.decoder="hoisted"'],
+        seconds=10.0,
+    ),
+    *three(
+        "few-threads",
+        "one thread where there are more cores (run.threads), with larger and larger work",
+        [
+            ("chartext", ("workload.size=mini",)),
+            ("antispoof", ANTISPOOF),
+            ("chartext", ("workload.size=small", "batch.micro=32")),
+        ],
+        sets=["run.threads=1"],
+        cure=["run.threads=2"],
+    ),
+    *three(
+        "oversubscribed",
+        "4, 8 and 16 threads on a few cores (run.threads)",
+        [("chartext", (*CHARTEXT, f"run.threads={threads}")) for threads in (4, 8, 16)],
+        cure=["run.threads=2"],
+    ),
+    *three(
+        "gc",
+        "every step makes containers and drops old ones, among 0.3, 1 and 3 million that live on",
+        [
+            (OWN, (f"workload.options.held={held}", f"workload.options.each={each}"))
+            for held, each in ((300_000, 5_000), (1_000_000, 15_000), (3_000_000, 50_000))
+        ],
+        sets=OWN_BATCH,
+        cure=["workload.options.each=0"],
+        factory="garbage",
+    ),
+    *three(
+        "neighbour-cores",
+        "1, 2 and 3 other processes compute on the same cores",
+        [("chartext", CHARTEXT), ("ndd", NDD), ("antispoof", ANTISPOOF)],
+        busy=[1, 2, 3],
+    ),
+    *three(
+        "leak",
+        "every step keeps 1, 4 and 16 MB of outputs",
+        [(OWN, (f"workload.options.keep_mb={mb}",)) for mb in (1, 4, 16)],
+        cure=["workload.options.keep_mb=0"],
+        sets=OWN_BATCH,
+        factory="keeping",
+        proved=False,
+    ),
+    *three(
+        "logging",
+        "every step is recorded by itself (log.window_s = 0), in shorter and shorter steps",
+        [
+            ("chartext", TINY_TEXT),
+            ("ndd", ("batch.micro=256", "workload.hidden=[32]")),
+            ("ndd", ("batch.micro=32", "workload.hidden=[8]")),
+        ],
+        sets=["log.window_s=0", "run.threads=1"],
+        cure=["log.window_s=1.0"],
+    ),
+    *three(
+        "user-code",
+        "a Python loop in forward works out a number that never changes",
+        [(OWN, (f"workload.options.rounds={rounds}",)) for rounds in (10_000, 60_000, 300_000)],
+        sets=OWN_BATCH,
+        cure=["workload.options.rounds=0"],
+        factory="loop",
+    ),
+    *three(
+        "compile-cost",
+        "a run of 30, 100 and 300 steps is compiled first (speed.compile)",
+        [("chartext", (*TINY_TEXT, f"run.max_steps={steps}")) for steps in (300, 100, 30)],
+        sets=["speed.compile=default"],
+        cure=["speed.compile=off"],
+        to_end=True,
+        proved=False,
+    ),
+    *three(
+        "recompile",
+        "batches of 2, 4 and 7 different lengths, each compiled by itself (speed.compile_dynamic off)",
+        [(OWN, (f"workload.options.kinds={kinds}",)) for kinds in (2, 4, 7)],
+        sets=["speed.compile=default", "speed.compile_dynamic=false", "batch.micro=2"],
+        cure=["workload.options.kinds=1"],
+        factory="lengths",
+        seconds=20.0,
+        proved=False,
+    ),
+]
+
+FAULTS: list[Case] = [*LOADER, *STEP]

@@ -1,0 +1,83 @@
+"""Runs that look guilty and are not, and runs in which nothing is wrong at all."""
+
+from __future__ import annotations
+
+from .cases import OWN, Case
+from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
+
+# Whatever says that the loader is to blame.
+LOADERS = ("few-workers", "data-wait", "item-collate", "on-the-fly", "slow-storage")
+
+
+def _innocent(
+    name: str, workload: str, looks: str, sets: tuple[str, ...], suspects: tuple[str, ...], *,
+    factory: str = "", asleep: int = 0,
+) -> Case:  # fmt: skip
+    return Case("innocent", name, "", workload, looks, sets, (), factory, suspects, asleep=asleep)
+
+
+INNOCENTS: list[Case] = [
+    _innocent(
+        "read-every-step", "ndd", "the loss is read back every step (log.every_steps = 1)",
+        (*NDD, "log.every_steps=1"), ("logging", "sync"),
+    ),
+    _innocent(
+        "loop-optimizer", "chartext", "the update goes parameter by parameter, in a step that takes far longer",
+        ("workload.size=small", "batch.micro=32", "optimizer.implementation=loop"), ("optimizer",),
+    ),
+    _innocent(
+        "no-workers", "chartext", "the loader has no processes, and needs none", CHARTEXT,
+        (*LOADERS, "in-memory-workers"),
+    ),
+    _innocent(
+        "short-lived-workers", OWN, "the loader process ends with every epoch, and epochs are long",
+        ("workload.options.latency_ms=1", "batch.micro=4", "loader.workers=1", "loader.persistent=false"),
+        ("worker-restart", "many-workers", "few-workers", "in-memory-workers"), factory="storage",
+    ),
+    _innocent(
+        "evaluations", "finetune", "an evaluation every epoch, which is over at once",
+        (*FINETUNE, "workload.examples=400", "evaluate.every_epochs=1", "evaluate.batches=1"), ("evaluation",),
+    ),
+    _innocent(
+        "checkpoints", "chartext", "a checkpoint every 100 steps, which is written at once",
+        (*CHARTEXT, "checkpoint.every_steps=100"), ("checkpoint",),
+    ),
+    _innocent(
+        "clipping", "summarise", "gradients are clipped every step", (*SUMMARISE, "clip.max_norm=0.5"),
+        ("clip", "sync"),
+    ),
+    _innocent(
+        "sleeping-neighbours", "ndd", "three other processes that sleep", NDD,
+        ("neighbour-cores", "oversubscribed", "quota"), asleep=3,
+    ),
+    _innocent(
+        "bounded-cache", OWN, "memory grows by 8 MB a step until a cache of 400 MB is full",
+        ("batch.micro=256", "workload.options.keep_mb=8", "workload.options.limit_mb=400"), ("leak",),
+        factory="keeping",
+    ),
+    _innocent(
+        "cheap-encoding", "finetune", "items are encoded anew each time, which takes next to nothing",
+        (*FINETUNE, "workload.size=small", "loader.cache=false", "workload.document_chars=256"),
+        ("on-the-fly", "few-workers", "data-wait"),
+    ),
+    _innocent(
+        "threads-as-cores", "antispoof", "run.threads is set, to the number of cores", (*ANTISPOOF, "run.threads=2"),
+        ("oversubscribed", "few-threads"),
+    ),
+    _innocent(
+        "small-but-full", "antispoof", "micro-batches of 4, each of which keeps the cores busy",
+        ("workload.size=small", "workload.clips=80", "loader.cache=true", "batch.micro=4", "batch.effective=16"),
+        ("small-micro", "user-code"),
+    ),
+]  # fmt: skip
+
+HEALTHY: list[Case] = [
+    Case("healthy", workload, "", workload, "nothing is planted", sets)
+    for workload, sets in (
+        ("ndd", NDD),
+        ("chartext", CHARTEXT),
+        ("antispoof", ANTISPOOF),
+        ("finetune", FINETUNE),
+        ("summarise", SUMMARISE),
+    )
+]

@@ -1,0 +1,128 @@
+"""Trials of a change that changes nothing: how often a gain or a loss is called all the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.common import Table, say
+
+from .cases import PLAIN
+from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
+from .suite import TaskError, append, task
+
+BUDGET_S = 9.0
+# How often the line of a headless run is printed: a trial prints none.
+CHANGE = ("log.headless_s=7.5",)
+SIDES = (
+    ("ndd", NDD), ("chartext", CHARTEXT), ("antispoof", ANTISPOOF), ("finetune", FINETUNE), ("summarise", SUMMARISE),
+)  # fmt: skip
+CALLS = ("gain", "loss")
+LIMIT = 0.05
+
+
+@dataclass(frozen=True)
+class Null:
+    """One such trial; ratio None and the reason in `verdict` where there was none."""
+
+    number: int
+    workload: str
+    verdict: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+    seconds: float
+
+
+def run(folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S) -> list[Null]:
+    """So many trials, the workloads in turn; with `resume` only those that are still missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = folder / "null.jsonl"
+    if not resume:
+        record.unlink(missing_ok=True)
+    done = {null.number: null for null in _kept(record)}
+    for number in range(count):
+        if number in done:
+            continue
+        done[number] = null = _one(folder / f"null-{number:03}", number, budget_s)
+        append(record, json.dumps(asdict(null)))
+        ratio = "" if null.ratio is None else f" {null.ratio:.3f}x"
+        say(f"{number + 1:3} of {count}  {null.workload}: {null.verdict}{ratio}")
+    return [done[number] for number in sorted(done) if number < count]
+
+
+def _one(folder: Path, number: int, budget_s: float) -> Null:
+    workload, sets = SIDES[number % len(SIDES)]
+    folder.mkdir(parents=True, exist_ok=True)
+    body = {
+        "what": "trial", "workload": workload, "sets": [*PLAIN, *sets], "change": CHANGE, "budget_s": budget_s,
+        "cause": None,
+    }  # fmt: skip
+    try:
+        event = task(folder, "null", body)
+    except TaskError as error:
+        return Null(number, workload, f"not carried out: {error}", None, None, None, 0.0)
+    return Null(
+        number, workload, event["verdict"], event["ratio"], event["low"], event["high"], event["seconds"]
+    )
+
+
+def table(nulls: Sequence[Null]) -> Table:
+    """Calls by workload, and all together with the bound on the rate behind them."""
+    found = Table(
+        "a change that changes nothing: trials that call a gain or a loss",
+        ("workload", "trials", "gain", "loss", "no gain", "undecided", "other", "ratio from", "to"),
+    )
+    for workload in (*dict.fromkeys(null.workload for null in nulls), None):
+        some = [null for null in nulls if workload in (None, null.workload)]
+        calls = Counter(null.verdict for null in some)
+        known = [calls[name] for name in (*CALLS, "no gain", "undecided")]
+        ratios = [null.ratio for null in some if null.ratio is not None]
+        span = (f"{min(ratios):.3f}x", f"{max(ratios):.3f}x") if ratios else ()
+        found.add(workload or "all", *map(str, (len(some), *known, len(some) - sum(known))), *span)
+    judged = [null for null in nulls if null.ratio is not None]
+    called = sum(null.verdict in CALLS for null in judged)
+    if judged:
+        low, high = binomial_interval(called, len(judged))
+        reached = "reached" if called <= LIMIT * len(judged) else "NOT REACHED"
+        found.note(
+            f"{called} of {len(judged)} trials called a gain or a loss ({called / len(judged):.1%}); the rate behind "
+            f"them lies in {low:.1%} … {high:.1%} (exact binomial, 95 %); target: at most {LIMIT:.0%}: {reached}"
+        )
+    return found
+
+
+def binomial_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact (Clopper-Pearson) interval of a rate of which `hits` of `trials` were seen."""
+    tail = (1 - confidence) / 2
+
+    def at_most(count: int, rate: float) -> float:
+        return math.fsum(
+            math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(count + 1)
+        )
+
+    def where(count: int, share: float) -> float:
+        """The rate at which so many hits or fewer have the probability `share`."""
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at_most(count, middle) > share else (low, middle)
+        return (low + high) / 2
+
+    lower = 0.0 if hits == 0 else where(hits - 1, 1 - tail)
+    upper = 1.0 if hits == trials else where(hits, tail)
+    return lower, upper
+
+
+def _kept(record: Path) -> list[Null]:
+    found = []
+    for line in record.read_text("utf-8").splitlines() if record.exists() else ():
+        try:
+            found.append(Null(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue  # torn
+    return found

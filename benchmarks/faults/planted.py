@@ -1,0 +1,225 @@
+"""Own workloads with a fault that an option turns on; with its defaults none of them has one.
+
+The file is copied into the folder of a case and loaded from there, as anyone's own module is. It imports nothing of
+the benchmarks.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+WIDTH = 256
+ITEMS = 2048
+MEGABYTE = 1 << 20
+
+
+class Net(nn.Module):
+    """Three hidden layers, (B, WIDTH) to (B, 1)."""
+
+    def __init__(self, width: int = 512) -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(
+            nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )  # fmt: skip
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x))  # type: ignore[no-any-return]
+
+
+def loss(output: Tensor, batch: Any) -> Tensor:
+    """Mean squared error."""
+    return nn.functional.mse_loss(output, batch[1])
+
+
+def tensors(items: int = ITEMS) -> tuple[Tensor, Tensor]:
+    """Random inputs and a target that can be learned."""
+    x = torch.randn(items, WIDTH)
+    return x, x[:, :8].sum(dim=1, keepdim=True)
+
+
+def in_memory(items: int = ITEMS) -> TensorDataset:
+    """Items that make a batch in one gather."""
+    return TensorDataset(*tensors(items))
+
+
+# Slow storage: each item takes a while to arrive, as from a network disk.
+
+
+class Files(Dataset[tuple[Tensor, Tensor]]):
+    """Items that take `latency_s` each to arrive; nothing is computed meanwhile."""
+
+    def __init__(self, items: int, latency_s: float) -> None:
+        self.x, self.y = tensors(items)
+        self.latency_s = latency_s
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        if self.latency_s:
+            time.sleep(self.latency_s)
+        return self.x[index], self.y[index]
+
+
+def storage(settings: Any) -> dict[str, Any]:
+    """latency_ms of an item; rows: how often the model computes an item, so that a step takes its time."""
+    items, latency = settings.option("items", ITEMS), settings.option("latency_ms", 0.0)
+    rows = settings.option("rows", 64)
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(batch[0].repeat_interleave(rows, dim=0)).view(len(batch[0]), rows, 1).mean(dim=1)
+
+    return {
+        "model": Net(), "train_data": Files(items, latency / 1e3), "eval_data": Files(64, 0.0), "loss": loss,
+        "forward": forward,
+    }  # fmt: skip
+
+
+# Python objects that come and go.
+
+
+class Buffer:
+    """Holds the newest `held` small containers and takes `each` new ones at a time.
+
+    It fills itself once training has begun: what lives before that is frozen, and the collector never looks at it.
+    """
+
+    def __init__(self, held: int, each: int) -> None:
+        self.held, self.each = held, each
+        self.parts: deque[list[list[int]]] = deque()
+        self._calls = 0
+
+    def step(self) -> None:
+        """One step's worth of containers."""
+        self._calls += 1
+        if not self.each or (not self.parts and not self._begun()):
+            return
+        if not self.parts:
+            self.parts.extend([[] for _ in range(self.each)] for _ in range(self.held // self.each))
+        self.parts.append([[] for _ in range(self.each)])
+        self.parts.popleft()
+
+    def _begun(self) -> bool:
+        # Asked until it is so: to count what is frozen takes milliseconds.
+        return gc.get_freeze_count() > 0 or self._calls > 200
+
+
+def garbage(settings: Any) -> dict[str, Any]:
+    """each: containers made in a step, 0 for none; held: how many are alive at a time."""
+    buffer = Buffer(settings.option("held", 1_000_000), settings.option("each", 0))
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        if model.training:
+            buffer.step()
+        return model(batch[0])
+
+    return {"model": Net(), "train_data": in_memory(), "loss": loss, "forward": forward}
+
+
+# Memory that is kept.
+
+
+def keeping(settings: Any) -> dict[str, Any]:
+    """keep_mb: outputs that a step keeps; limit_mb: of all that is kept (a cache), 0 for no limit (a leak)."""
+    keep, limit = settings.option("keep_mb", 0.0), settings.option("limit_mb", 0)
+    kept: list[Tensor] = []
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        output = model(batch[0])
+        if model.training and keep and (not limit or len(kept) * keep < limit):
+            kept.append(output.detach().new_ones(int(keep * MEGABYTE) // 4))
+        return output
+
+    return {"model": Net(1024), "train_data": in_memory(), "loss": loss, "forward": forward}
+
+
+# Python where operators should be.
+
+
+def loop(settings: Any) -> dict[str, Any]:
+    """rounds: of a Python loop in forward that works out a number which never changes."""
+    rounds = settings.option("rounds", 0)
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(batch[0]) + penalty(rounds)
+
+    return {"model": Net(), "train_data": in_memory(), "loss": loss, "forward": forward}
+
+
+def penalty(rounds: int) -> float:
+    """Nothing, slowly."""
+    total = 0.0
+    for number in range(rounds):
+        total += (number % 7) * 1e-9
+    return total * 0.0
+
+
+# Many small parameters.
+
+
+class ManyScales(nn.Module):
+    """A net whose input is scaled by many small parameters, which one operation joins."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.net = Net()
+        self.scales = nn.ParameterList([nn.Parameter(torch.zeros(WIDTH)) for _ in range(count)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.scales):
+            x = x * (1 + torch.stack(list(self.scales)).sum(dim=0))
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+def scales(settings: Any) -> dict[str, Any]:
+    """count: of the small parameters."""
+    return {"model": ManyScales(settings.option("count", 0)), "train_data": in_memory(), "loss": loss}
+
+
+# Shapes that vary.
+
+
+class Lengths(Dataset[Tensor]):
+    """Sequences (length, WIDTH): `kinds` different lengths up to 64, the same within `run` neighbours."""
+
+    def __init__(self, items: int, kinds: int) -> None:
+        self.items, self.kinds = items, kinds
+        self.x = torch.randn(64, WIDTH)
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < self.items:
+            raise IndexError(index)
+        return self.x[: 64 - 4 * (index % self.kinds)]
+
+
+def longest(items: list[Tensor]) -> Tensor:
+    """A batch padded to its longest item."""
+    return nn.utils.rnn.pad_sequence(items, batch_first=True)
+
+
+def lengths(settings: Any) -> dict[str, Any]:
+    """kinds: of lengths, 1 to 15."""
+
+    def error(output: Tensor, batch: Tensor) -> Tensor:
+        return (output.squeeze(2) - batch.mean(dim=2)).square().mean()
+
+    data = Lengths(ITEMS, settings.option("kinds", 1))
+    return {"model": Net(), "train_data": data, "loss": error, "collate": longest, "forward": model_of}
+
+
+def model_of(model: nn.Module, batch: Tensor) -> Any:
+    """The model on a batch that is one tensor."""
+    return model(batch)

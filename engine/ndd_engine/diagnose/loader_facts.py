@@ -1,0 +1,167 @@
+"""What a loader could be changed to, and what is known of its cost."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ndd_engine.record.events import LoaderEvent
+from ndd_engine.text import duration, size
+
+from .finding import Change, Evidence
+from .view import BASELINE, CONFIG, SAMPLES, SLOWED, View, ceiling
+
+# An item that computes less than this part of its time waits for something, even beside other processes.
+COMPUTES_CROWDED = 0.2
+# Loader processes use this share of a step's time on the cores before they disturb.
+DISTURBS = 0.1
+MOST_WORKERS = 16
+# Of the memory that is free, what items that are kept may take while they are encoded.
+KEEPING = 0.4
+
+
+# Changes.
+
+
+def no_workers(view: View) -> tuple[str, ...]:
+    """The edits that load in the training process."""
+    sets: tuple[str, ...] = ("loader.workers=0",)
+    if view.get("loader.persistent"):
+        sets += ("loader.persistent=false",)
+    if view.get("loader.prefetch") is not None:
+        sets += ("loader.prefetch=none",)
+    return sets
+
+
+def on_device(view: View) -> Change | None:
+    """On a card: the data there, where it fits well."""
+    loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
+    needed = data_bytes(loader)
+    if not view.card or loader is None or loader.epochs_differ or needed is None or free is None:
+        return None
+    if needed > KEEPING * free:
+        return None
+    sets = ("loader.placement=device", *(no_workers(view) if view.workers else ()))
+    return Change(f"put all of the data ({size(needed)}) on the card", sets)
+
+
+def keep(view: View, loader: LoaderEvent) -> Change | None:
+    """Encode once and keep; None where that is not possible or would not fit."""
+    if loader.encoded is not None or loader.epochs_differ or view.get("loader.cache"):
+        return None
+    if loader.in_memory or view.get("loader.placement") == "device" or view.get("workload.augment"):
+        return None
+    needed, free = data_bytes(loader), host_free(view)
+    # While they are stacked, items are there twice.
+    if needed is not None and free is not None and 2 * needed > KEEPING * free:
+        return None
+    text = "encode each item once and keep it"
+    if loader.item_ns is not None:
+        text += f" (about {duration(loader.items * loader.item_ns * 1e-9)} before training)"
+    return Change(text, ("loader.cache=true", *(no_workers(view) if view.workers else ())))
+
+
+def data_bytes(loader: LoaderEvent | None) -> float | None:
+    """All items as they are in a batch."""
+    if loader is None or loader.batch_bytes is None or not loader.micro:
+        return None
+    return loader.batch_bytes / loader.micro * loader.items
+
+
+def more_workers(view: View, loader: LoaderEvent) -> Change | None:
+    """As many as the wait needs, on cores that are free."""
+    cores, here = view.whole_cores, batch_ns(loader)
+    if cores is None or here is None or view.workers >= min(cores, MOST_WORKERS) or not cores_free(view):
+        return None
+    needed = ceil(here * view.micro_steps / max(view.step_ns - view.wait.ns, 1.0))
+    count = min(max(needed, view.workers + 1), cores, MOST_WORKERS)
+    text = f"load with {count} worker{'s' if count > 1 else ''}"
+    return Change(text, (f"loader.workers={count}", *off_device(view)))
+
+
+def untold_workers(view: View) -> Change | None:
+    """Where nothing is known of what a batch costs, workers are worth a try on free cores."""
+    cores = view.whole_cores
+    if view.snapshot.loader is not None or cores is None or view.workers or cores < 2 or not cores_free(view):
+        return None
+    count = min(cores - 1, 4)
+    return Change("load in other processes", (f"loader.workers={count}", *off_device(view)))
+
+
+def off_device(view: View) -> tuple[str, ...]:
+    return ("loader.placement=host",) if view.get("loader.placement") == "device" else ()
+
+
+# What is known.
+
+
+def batch_ns(loader: LoaderEvent) -> float | None:
+    """Processor time of a micro-batch made item by item, in one process."""
+    each = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
+    return None if each is None else loader.micro * each + (loader.collate_ns or 0.0)
+
+
+def computes(view: View, loader: LoaderEvent) -> bool:
+    """Whether items take processor time, as far as that is known."""
+    if loader.item_ns is None or loader.item_cpu_ns is None:
+        return False
+    return loader.item_cpu_ns > COMPUTES_CROWDED * loader.item_ns
+
+
+def crowded(view: View) -> bool:
+    """Whether loader processes take the cores from the model: they compute, and it is slower than by itself."""
+    loader, cores, slowed = view.snapshot.loader, view.snapshot.cores, view.slowed
+    if view.card or not view.workers or loader is None or cores is None or slowed is None:
+        return False
+    here = loader.gather_ns if loader.in_memory else batch_ns(loader)
+    if here is None or here * view.micro_steps < DISTURBS * view.step_ns:
+        return False
+    return slowed >= SLOWED and not view.neighboured and cores.own > 0.8 * cores.usable
+
+
+def slowed_by_workers(view: View) -> bool:
+    """Whether the model is slower than by itself beside workers that bring nothing, and nobody else is there."""
+    varies = view.get("workload.pad") == "longest"  # the baseline's batch is not like the others
+    if view.card or view.snapshot.cores is None or view.neighboured or varies:
+        return False
+    return (view.slowed or 0.0) >= SLOWED
+
+
+def crowded_bound(view: View) -> float | None:
+    """What it gains at most when loader processes leave the model's cores alone and nothing is waited for."""
+    if view.card or not view.workers:
+        return None
+    if (bound := view.undisturbed()) is not None:
+        return bound
+    here = batch_ns(view.snapshot.loader) if view.snapshot.loader is not None else None
+    if here is None or not view.step_ns:
+        return None
+    return ceiling(min(view.wait.share + here * view.micro_steps / view.step_ns, 0.9))
+
+
+def cores_free(view: View) -> bool:
+    """Whether there is processor time left for workers; where that is not known, cores are taken as free."""
+    cores = view.snapshot.cores
+    return cores is None or cores.own + cores.others < 0.9 * cores.usable
+
+
+def host_free(view: View) -> int | None:
+    host = view.snapshot.host or {}
+    return host.get("memory_available_bytes")
+
+
+def workers_are(view: View) -> Evidence:
+    return Evidence(f"loader.workers is {view.workers}", CONFIG)
+
+
+def slower(view: View) -> Evidence | None:
+    """That the model is slower than by itself, where it is."""
+    if view.slowed is None or view.slowed < SLOWED:
+        return None
+    return Evidence(f"forward and backward take {view.slowed:.2g} times as long as by themselves", BASELINE)
+
+
+def free(view: View) -> Evidence | None:
+    cores = view.snapshot.cores
+    if cores is None:
+        return None
+    return Evidence(f"the run uses {cores.own:.1f} of {cores.usable:g} cores", SAMPLES)

@@ -1,0 +1,306 @@
+"""The model's own time: Python between its operators, micro-batches that do not pay, loops, compilation."""
+
+from __future__ import annotations
+
+from ndd_engine.text import duration
+
+from .finding import Change, Evidence, Finding
+from .view import (
+    BASELINE,
+    CLOCK,
+    CONFIG,
+    FLOOR,
+    MODEL,
+    Cost,
+    Seen,
+    View,
+    ceiling,
+    finding,
+    percent,
+    span,
+    times,
+)
+
+STACKS = "stack samples"
+# Time between operators that the model's own lines explain: of all of it, and for each operator.
+GAPS = 0.1
+GAP_NS = 50_000.0
+# Forward keeps about the pace of backward; from here on one function may be to blame, and from there on it is.
+ABOVE = 1.5
+BEYOND = 4.0
+# Of the looks at the model's phases, the part of one function that is to blame.
+LINE = 0.3
+# What a function costs beside the time in which it is seen.
+UNSEEN = 1.15
+# Of a micro-batch, the part that does not grow with it.
+FIXED = 0.15
+# A stepwise decoder is to blame where operators are as small as this on average, and as many.
+SMALL_OPERATION = 1e6
+MANY_OPERATIONS = 500
+# Of the model's time, what projecting once can save at most, and how much more of backward than of forward it is.
+LOOP_MOST = 0.75
+LOOP_BACKWARD = 1.3
+# A compiler's gain is seldom larger; what it took must come back with less than this.
+COMPILED_GAIN = 1.3
+
+
+def user_code(view: View) -> Finding | None:
+    """Python or other host code in the forward or the loss of a user's own workload."""
+    host = view.cost("forward", "loss")
+    if ":" not in str(view.get("workload.name")) or not host.clear:
+        return None
+    seen, between = view.where("forward", "loss"), _between(view)
+    collecting = _collecting(view)
+    if between is not None:
+        # The exact answer, where there is one.
+        gaps, each_ns = between
+        known = seen is not None and seen.own
+        if gaps - collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
+            return None
+        share = gaps
+        evidence = Evidence(
+            f"nothing was computed in {percent(gaps)} of a burst while the model ran, {span(each_ns)} an operator",
+            "profiler burst",
+        )
+    else:
+        expected = _expected_ns(view)
+        if expected is None or seen is None or not seen.own or not _explains(seen, host.ns, expected):
+            return None
+        share = seen.most * host.share
+        evidence = Evidence(
+            f"forward and loss take {span(host.ns)}; by the pace of backward they would take {span(expected)}",
+            "counted operations",
+        )
+    share = max(share - collecting, 0.0)
+    if share < FLOOR:
+        return None
+    line = seen.line if seen is not None else None
+    return finding(
+        "user-code",
+        "host code between the operators" + (f": {line}" if line else ""),
+        Cost(share * view.step_ns, share, None, share),
+        [
+            evidence,
+            Evidence(
+                f"{percent(seen.share)} of {seen.looks} looks at forward and loss saw {seen.line}", STACKS
+            )
+            if seen is not None
+            else None,
+        ],
+        [Change("move what does not change out of the step, or compute it with tensor operations", (), line)],
+        "likely" if between else "possible",
+        bound=ceiling(min(UNSEEN * share, host.share)),
+    )
+
+
+def small_micro(view: View) -> Finding | None:
+    """Micro-batches whose fixed cost is paid several times a step."""
+    baseline = view.baseline
+    accumulation, micro = view.whole("batch.accumulation"), view.whole("batch.micro")
+    if baseline is None or accumulation is None or micro is None or accumulation < 2:
+        return None
+    other, other_ns = baseline.other_micro, baseline.other_ns
+    if other is None or other_ns is None or other == baseline.micro or baseline.micro_ns <= 0:
+        return None
+    each = (other_ns - baseline.micro_ns) / (other - baseline.micro)
+    fixed = min(max(1 - each * baseline.micro / baseline.micro_ns, 0.0), 1.0)
+    if fixed < FIXED:
+        return None
+    factor = _factor(view, accumulation, micro)
+    repeated = view.cost("data_wait", "to_device", *MODEL)
+    part = fixed * (1 - 1 / factor)
+    share = repeated.share * part
+    if factor < 2 or share < FLOOR:
+        return None
+    # The fixed part is the difference of two short measurements.
+    bound = ceiling(
+        min(repeated.share, repeated.share * min(1.4 * fixed + 0.1, 1.0) * (1 - 1 / accumulation))
+    )
+    sets = (f"batch.micro={micro * factor}", f"batch.accumulation={accumulation // factor}")
+    return finding(
+        "small-micro",
+        f"{accumulation} micro-batches of {micro}: {percent(fixed)} of each is paid again and again",
+        Cost(share * view.step_ns, share, repeated.error, share),
+        [
+            Evidence(
+                f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}, one of {other} {span(other_ns)}",
+                BASELINE,
+            ),
+            Evidence(f"batch.micro {micro} times batch.accumulation {accumulation}", CONFIG),
+        ],
+        [Change("larger micro-batches, and as many items in a step as now", sets)],
+        "certain",
+        bound=bound,
+    )
+
+
+def stepwise(view: View) -> Finding | None:
+    """The summariser's decoder with its projections inside the loop."""
+    baseline, work = view.snapshot.baseline, view.snapshot.work
+    if view.get("workload.name") != "summarise" or view.get("workload.decoder") != "stepwise":
+        return None
+    if baseline is None or baseline.operations is None or work is None or work.flops_per_step is None:
+        return None
+    operations = baseline.operations * max(work.accumulation, 1)
+    small = work.flops_per_step / max(operations, 1)
+    if baseline.operations < MANY_OPERATIONS or small > SMALL_OPERATION or not view.model.clear:
+        return None
+    forward = view.cost("forward")
+    loop = view.cost("forward/attention", "forward/pointer")
+    # Its gradients take about the same part of backward; the recurrence stays inside the loop.
+    part = min(LOOP_BACKWARD * loop.ns / forward.ns, LOOP_MOST) if forward.ns and loop.ns else LOOP_MOST
+    share = view.model.share * part
+    if share < 2 * FLOOR:
+        return None
+    return finding(
+        "stepwise",
+        "the decoder projects inside its loop what could be projected once",
+        Cost(share * view.step_ns, share, view.model.error, share),
+        [
+            Evidence(
+                f"a micro-batch runs {baseline.operations:,} operators of {small:,.0f} operations on average",
+                "counted operations",
+            ),
+            Evidence("workload.decoder is stepwise", CONFIG),
+            Evidence(f"decoder, attention and pointer take {percent(part)} of forward", CLOCK)
+            if loop.ns
+            else None,
+        ],
+        [Change("project once for all steps: the same loss and gradients", ("workload.decoder=hoisted",))],
+    )
+
+
+def recompile(view: View) -> Finding | None:
+    """The compiler is at work again and again."""
+    totals = view.snapshot.totals
+    if not totals.recompiles or view.get("speed.compile") == "off" or not totals.steps:
+        return None
+    usual = sum(view.phases[name].p50_ns or 0 for name in MODEL if name in view.phases)
+    spent = sum(totals.phases.get(name, 0) for name in MODEL)
+    if not usual or not totals.wall_ns:
+        return None
+    share = min(max(spent - totals.steps * usual, 0) / totals.wall_ns, 1.0)
+    if share < FLOOR:
+        return None
+    changes = []
+    if view.get("speed.compile_dynamic") is None:
+        changes.append(Change("compile for varying shapes at once", ("speed.compile_dynamic=true",)))
+    if view.get("workload.pad") == "longest":
+        changes.append(Change("give all batches one shape", ("workload.pad=full",)))
+    changes.append(Change("do not compile", ("speed.compile=off",)))
+    return finding(
+        "recompile",
+        f"compiling again and again took {percent(share)} of the time",
+        Cost(share * view.step_ns, share, None, share),
+        [
+            Evidence(f"compiled anew {totals.recompiles} times in {totals.steps} steps", "compiler"),
+            Evidence(
+                f"forward and backward took {span(spent)}; at their usual pace {span(totals.steps * usual)}",
+                CLOCK,
+            ),
+        ],
+        changes,
+        bound=ceiling(sum(view.snapshot.totals.share(name) for name in MODEL)),
+    )
+
+
+def compile_cost(view: View) -> Finding | None:
+    """A run too short for what compiling took."""
+    if view.get("speed.compile") in (None, "off"):
+        return None
+    marks = [item.mark for item in view.snapshot.marks if item.mark.kind == "compile"]
+    seconds = marks[-1].data.get("seconds") if marks else None
+    left = 0.0 if view.snapshot.final else view.snapshot.left.seconds
+    if not isinstance(seconds, (int, float)) or left is None:
+        return None
+    whole = view.snapshot.elapsed_s + left
+    if whole <= 0 or seconds < (COMPILED_GAIN - 1) * whole:
+        return None
+    share = seconds / (seconds + whole)
+    return finding(
+        "compile-cost",
+        f"compiling took {duration(seconds)} of a run that trains {duration(whole)}",
+        Cost(share * view.step_ns, share, None, share),
+        [
+            Evidence(
+                f"it pays back only where compiled steps are {times(1 + seconds / whole)} as fast", CLOCK
+            ),
+            Evidence(f"speed.compile is {view.get('speed.compile')}", CONFIG),
+        ],
+        [Change("do not compile a run as short as this", ("speed.compile=off",))],
+    )
+
+
+def deterministic(view: View) -> Finding | None:
+    """Deterministic algorithms, where a trial has shown that they cost time here."""
+    if view.get("speed.deterministic") is not True:
+        return None
+    change = "speed.deterministic=false"
+    shown = [trial for trial in view.snapshot.trials if trial.sets == [change] and trial.verdict == "gain"]
+    if not shown or not shown[-1].ratio or shown[-1].ratio <= 1:
+        return None
+    trial = shown[-1]
+    share = 1 - 1 / shown[-1].ratio
+    return finding(
+        "deterministic",
+        f"deterministic algorithms take {percent(share)} of each step",
+        Cost(share * view.step_ns, share, None, share),
+        [Evidence(trial.text, "trial")],
+        [Change("the fastest algorithms, whose results differ in the last digits", (change,))],
+        "certain",
+        bound=trial.high,
+    )
+
+
+# compile_cost is asked however short the run is.
+RULES = (user_code, small_micro, stepwise, recompile, deterministic)
+
+
+def _between(view: View) -> tuple[float, float] | None:
+    """(share of wall time without an operator while the model ran, nanoseconds of it for each operator) of a burst."""
+    burst = view.snapshot.kernels
+    gaps = burst.idle_ns.get("launch gaps") if burst is not None else None
+    if burst is None or gaps is None or not burst.wall_ns or not burst.launches:
+        return None
+    return gaps / burst.wall_ns, gaps / burst.launches
+
+
+def _collecting(view: View) -> float:
+    """Share of the time that Python's garbage collector takes, which lies inside the phases."""
+    totals = view.snapshot.totals
+    return totals.gc_ns / totals.wall_ns if totals.gc_ns and totals.wall_ns else 0.0
+
+
+def _expected_ns(view: View) -> float | None:
+    """What forward and loss of a step would take at the pace of backward; None where not everything is counted."""
+    work, backward = view.snapshot.work, view.cost("backward")
+    if work is None or not work.flops_forward or work.flops_per_step is None or work.uncounted or view.card:
+        return None
+    rest = work.flops_per_step - work.flops_forward
+    return backward.ns * work.flops_forward / rest if rest > 0 and backward.ns else None
+
+
+def _explains(seen: Seen, host_ns: float, expected_ns: float) -> bool:
+    """Whether a function explains why forward and loss take longer than expected, and is not the model itself."""
+    excess = host_ns - expected_ns
+    if host_ns >= BEYOND * expected_ns:
+        return seen.share >= LINE
+    if host_ns < ABOVE * expected_ns:
+        return False
+    rest = (1 - seen.share) * host_ns
+    return rest >= expected_ns / 2 and seen.most * host_ns >= excess / 2
+
+
+def _factor(view: View, accumulation: int, micro: int) -> int:
+    """How many micro-batches to make one of: all that surely fit in memory, of a count that divides them."""
+    headroom, memory = view.snapshot.headroom, view.snapshot.memory
+    most = float(accumulation)
+    if view.card:
+        if headroom.fits_micro is not None:
+            most = headroom.fits_micro / micro
+        elif memory is not None:
+            most = 2.0
+    return max(
+        (count for count in range(1, accumulation + 1) if not accumulation % count and count <= most),
+        default=1,
+    )

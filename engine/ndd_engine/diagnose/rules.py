@@ -1,0 +1,48 @@
+"""The registry of rules, and `diagnose`, which asks them all and orders what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ndd_engine.record.snapshot import Snapshot
+
+from . import card, hazards, healthy, loader, model, processor, step
+from .finding import Finding
+from .view import View
+from .worth import leave, tried
+
+Rule = Callable[[View], Finding | None]
+
+# What gains less at most is not worth a finding.
+LEAST = 1.04
+# Told however short the run is.
+ALWAYS: tuple[Rule, ...] = (*hazards.RULES, model.compile_cost)
+RULES: tuple[Rule, ...] = (*loader.RULES, *processor.RULES, *card.RULES, *model.RULES, *step.RULES)
+
+
+def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:
+    """Everything that holds the run back, the verdict first; never empty.
+
+    What ends the run comes first, then what costs time by its ceiling, behind it what was tried in vain and what
+    costs no time.
+    """
+    view = View(snapshot)
+    found = [item for rule in ALWAYS if (item := rule(view)) is not None]
+    short = healthy.too_short(view)
+    if short is not None:
+        found.append(short)
+    else:
+        asked = (rule(view) for rule in RULES)
+        found += [item for item in asked if item is not None and (item.ceiling or LEAST) >= LEAST]
+    if not found:
+        found.append(healthy.healthy(view))
+    found.sort(key=lambda item: _rank(view, item))
+    return tuple(leave(view, item) for item in found)
+
+
+def _rank(view: View, item: Finding) -> tuple[int, float]:
+    if item.cause in ("leak", "near-limit"):
+        return 0, 0.0
+    if item.ceiling is not None:
+        return (1 if tried(view, item) is None else 2), -item.ceiling
+    return (3 if item.cause == "too-short" else 4), 0.0

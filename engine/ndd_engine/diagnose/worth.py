@@ -1,0 +1,65 @@
+"""Whether a change still pays in this run: a run that ends soon is left alone, and so is what was tried in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import duration
+
+from .finding import Finding
+from .view import View, times
+
+IN_VAIN = ("no gain", "loss", "out of memory", "failed")
+COMPILING = "speed.compile="
+
+
+def leave(view: View, item: Finding) -> Finding:
+    """The finding, with the reason to leave it where there is one."""
+    if item.leave:
+        return item
+    if (trial := tried(view, item)) is not None:
+        return replace(item, leave=f"the change was tried here: {trial.text}")
+    text = too_late(view, item)
+    return replace(item, leave=text) if text else item
+
+
+def tried(view: View, item: Finding) -> TrialEvent | None:
+    """The newest trial of the proposed change, where it brought nothing."""
+    wanted = sorted(item.sets)
+    trials = [trial for trial in view.snapshot.trials if wanted and sorted(trial.sets) == wanted]
+    return trials[-1] if trials and trials[-1].verdict in IN_VAIN else None
+
+
+def too_late(view: View, item: Finding) -> str:
+    """Why the change does not pay back before the run ends; "" where it does, or that cannot be told."""
+    snapshot = view.snapshot
+    left, cost = snapshot.left.seconds, restart_s(view, item)
+    if left is None or cost is None or snapshot.final or item.ceiling is None or not item.sets:
+        return ""
+    saved = left * (1 - 1 / item.ceiling)
+    if saved >= cost:
+        return ""
+    return (
+        f"the run ends in {duration(left)}; a restart takes {duration(cost)}, and {times(item.ceiling)} would save at "
+        f"most {duration(saved)}"
+    )
+
+
+def restart_s(view: View, item: Finding) -> float | None:
+    """Seconds until a restarted run trains again: as long as preparing took, and what the change itself takes before.
+
+    None where that was not measured.
+    """
+    snapshot = view.snapshot
+    if (
+        snapshot.preparing_t is None
+        or snapshot.started_t is None
+        or snapshot.started_t < snapshot.preparing_t
+    ):
+        return None
+    seconds = snapshot.started_t - snapshot.preparing_t
+    loader = snapshot.loader
+    if "loader.cache=true" in item.sets and loader is not None and loader.item_ns is not None:
+        seconds += loader.items * loader.item_ns * 1e-9
+    return seconds

@@ -1,0 +1,172 @@
+"""A short burst of the profiler over whole optimizer steps, while they train for real.
+
+The step before the first measured one is recorded too and left out: it meets a profiler that is just waking up, and
+on a card a queue that is empty.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ndd_engine.record.events import KernelsEvent
+
+from . import clock as phase
+from .clock import PhaseClock
+from .timeline import Seen, timeline
+
+_ANCHOR = "ndd: anchor"
+_ANCHORS = 5  # at each end; the tightest one counts
+
+
+class Recording:
+    """The profiler at work, on the training thread. Its methods raise whatever the profiler raises.
+
+    measured: whole steps since `begin`; the caller counts them. ranges: name the phases in the profiler's own record
+    as well, for a trace. graphs: CUDA graphs may be replayed.
+    """
+
+    def __init__(
+        self, device: torch.device, clock: PhaseClock, ranges: bool = False, graphs: bool = False
+    ) -> None:
+        self.card = device.type == "cuda"
+        self.measured = 0
+        self.begin_ns: int | None = None
+        self._clock = clock
+        self._marks: list[tuple[int, int]] = []
+        self._anchors: list[int] = []
+        self._ranges = ranges
+        self._range: Any = None
+        self._running = False
+        # Its messages go to the terminal past everything that could capture them.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        if graphs:
+            # Tracing that was torn down once does not survive a replay when it begins again.
+            os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        on = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if self.card else [ProfilerActivity.CPU]
+        self._profile = profile(activities=on)
+
+    def start(self) -> None:
+        """From now on everything is recorded."""
+        self._running = True
+        self._profile.start()
+        self._anchor()
+        self._clock.listener = self._mark
+        self._clock.enter(phase.OTHER)
+
+    def begin(self) -> None:
+        """From now on it is measured. At the boundary of two steps."""
+        self._clock.enter(phase.OTHER)
+        self.begin_ns = self._marks[-1][0]
+
+    @property
+    def measured_ns(self) -> int:
+        """Since `begin`, up to the last mark."""
+        return self._marks[-1][0] - self.begin_ns if self.begin_ns is not None else 0
+
+    def end(self, step: int) -> KernelsEvent:
+        """Stop, and say what happened since `begin`; `step` optimizer steps are done.
+
+        Raises ValueError where the profiler saw nothing, RuntimeError where its clock cannot be told.
+        """
+        assert self.begin_ns is not None
+        self._clock.enter(phase.LOG)
+        end_ns = self._marks[-1][0]
+        self._anchor()
+        self.stop()
+        seen = self._seen()
+        offset = self._offset(seen)
+        names = self._clock.names
+        marks = [(time + offset, names[index]) for time, index in self._marks]
+        found = timeline(seen, marks, self.begin_ns + offset, end_ns + offset, self.card)
+        return KernelsEvent(
+            method="kernels" if self.card else "operators",
+            step=step,
+            steps=self.measured,
+            wall_ns=found.wall_ns,
+            busy_ns=found.busy_ns,
+            copy_ns=found.copy_ns,
+            idle_ns=found.idle_ns,
+            launches=found.launches,
+            top=found.top,
+        )
+
+    def stop(self) -> None:
+        """Stop the profiler and listening to the clock; safe to call twice."""
+        self._clock.listener = None
+        self._leave_range()
+        if self._running:
+            self._running = False
+            self._profile.stop()
+
+    def export(self, path: Path) -> None:
+        """Write the record as a Chrome trace, compressed where the name ends in .gz. Raises OSError."""
+        with tempfile.TemporaryDirectory(prefix=".trace-", dir=path.parent) as folder:
+            made = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(made))
+            if not made.exists() or not made.stat().st_size:
+                raise OSError("the profiler wrote nothing")
+            if path.suffix == ".gz":
+                packed = Path(folder) / "trace.json.gz"
+                with made.open("rb") as plain, gzip.open(packed, "wb", compresslevel=5) as file:
+                    shutil.copyfileobj(plain, file)
+                made = packed
+            made.replace(path)
+
+    def _mark(self, now: int, index: int) -> None:
+        """From the clock: phase `index` begins."""
+        self._marks.append((now, index))
+        if self._ranges:
+            try:
+                self._leave_range()
+                self._range = record_function(f"ndd: {self._clock.names[index]}")
+                self._range.__enter__()
+            except Exception:  # noqa: BLE001  this is called in the middle of a step, and only names things
+                self._ranges, self._range = False, None
+
+    def _leave_range(self) -> None:
+        if self._range is not None:
+            left, self._range = self._range, None
+            left.__exit__(None, None, None)
+
+    def _anchor(self) -> None:
+        """Ranges that begin at known times of the clock, from which the profiler's own clock can be told."""
+        for _ in range(_ANCHORS):
+            anchor = record_function(_ANCHOR)
+            self._anchors.append(self._clock.now())
+            with anchor:
+                pass
+
+    def _seen(self) -> list[Seen]:
+        results = self._profile.profiler.kineto_results  # type: ignore[union-attr]
+        if results is None:
+            raise RuntimeError("it kept no record")
+        out = []
+        for event in results.events():
+            begin = event.start_ns()
+            out.append(
+                Seen(
+                    name=event.name(),
+                    begin=begin,
+                    end=begin + event.duration_ns(),
+                    thread=event.start_thread_id(),
+                    on_card=event.device_type() != torch.profiler.DeviceType.CPU,
+                    annotation=event.is_user_annotation(),
+                )
+            )
+        return out
+
+    def _offset(self, seen: list[Seen]) -> int:
+        """Nanoseconds that the profiler's clock is ahead of ours."""
+        begins = sorted(item.begin for item in seen if item.name == _ANCHOR and not item.on_card)
+        if len(begins) != len(self._anchors):
+            raise RuntimeError(f"it kept {len(begins)} of {len(self._anchors)} ranges that tell its clock")
+        # A range begins some time after the clock was read, never before.
+        return min(begin - time for begin, time in zip(begins, self._anchors, strict=True))

@@ -1,0 +1,186 @@
+"""Scalars for TensorBoard, written from the recorder's thread: a view of the record, never in training's way."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from ndd_engine.record.derive import idle, memory_bytes, phase_shares
+from ndd_engine.record.events import (
+    EndEvent,
+    Event,
+    MarkEvent,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    WindowEvent,
+)
+from ndd_engine.record.recorder import Listener
+from ndd_engine.text import printable
+
+FOLDER = "tensorboard"
+MISSING = "needs the package tensorboard: pip install 'ndd-console[tensorboard]', or set it to false"
+# Seconds that a scalar waits at most before it is in the file.
+FLUSH_S = 15
+
+
+class Writer(Protocol):
+    """What is used of torch.utils.tensorboard.SummaryWriter."""
+
+    def add_scalar(
+        self, tag: str, scalar_value: float, global_step: int | None = None, walltime: float | None = None
+    ) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# Makes a writer: (folder, steps from this one on are done again or None).
+Open = Callable[[Path, int | None], Writer]
+
+
+def available() -> bool:
+    """Whether the package is installed; asks without importing it."""
+    return importlib.util.find_spec("tensorboard") is not None
+
+
+def summary_writer(folder: Path, purge_step: int | None) -> Writer:
+    """torch's writer. Raises whatever a broken installation or a full disk raises."""
+    module: Any = importlib.import_module("torch.utils.tensorboard")
+    writer: Writer = module.SummaryWriter(str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
+    return writer
+
+
+class Scalars:
+    """A listener of the recorder. What fails is told once through `put`, and nothing is written after it.
+
+    `prepare` belongs to the thread that prepares the run: the packages behind it take seconds to import, which must
+    not fall between the first steps. Before it nothing is written.
+    """
+
+    def __init__(self, folder: Path, put: Callable[[Event], None], opener: Open = summary_writer) -> None:
+        self._folder = folder
+        self._put = put
+        self._open = opener
+        self._ready = False
+        self._failed = False
+        self._writer: Writer | None = None
+        self._run: RunEvent | None = None
+        self._sample: SampleEvent | None = None
+        self._step = 0
+
+    def prepare(self) -> None:
+        """Import what is needed; call it once torch is imported. Never raises an Exception."""
+        try:
+            if self._open is summary_writer:
+                importlib.import_module("torch.utils.tensorboard")
+            self._ready = True
+        except Exception as error:  # noqa: BLE001  a broken installation is no reason not to train
+            self._fail(error)
+
+    def __call__(self, t: float, event: Event) -> None:
+        """One recorded event, in the recorder's thread."""
+        if not self._ready or self._failed:
+            return
+        try:
+            self._take(t, event)
+        except Exception as error:  # noqa: BLE001  the observer never disturbs the run
+            self._fail(error)
+
+    def _take(self, t: float, event: Event) -> None:
+        if isinstance(event, RunEvent):
+            self._run = event
+            self._step = event.resumed_step or 0
+            # What an earlier process wrote after the checkpoint is done again: viewers leave it out.
+            again = None if event.resumed_step is None else event.resumed_step + 1
+            self._writer = self._open(self._folder, again)
+        elif isinstance(event, SampleEvent):
+            self._sample = event
+            self._add(t, self._step, _sampled(self._run, event))
+        elif isinstance(event, WindowEvent):
+            self._step = event.step
+            if not event.profiled:
+                self._add(t, event.step, _window(self._run, event, self._sample))
+        elif isinstance(event, MemoryEvent):
+            self._add(t, self._step, _allocator(event))
+        elif isinstance(event, MarkEvent) and event.kind == "evaluation":
+            metrics = event.data.get("metrics") or {}
+            self._add(t, event.step, ((f"evaluation/{name}", value) for name, value in metrics.items()))
+        elif isinstance(event, EndEvent):
+            self.close()
+
+    def close(self) -> None:
+        """Write what is held back; safe to call twice."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.flush()
+            writer.close()
+
+    def _add(self, t: float, step: int, values: Iterator[tuple[str, float | None]]) -> None:
+        if self._writer is None:
+            return
+        for tag, value in values:
+            if value is not None and math.isfinite(value):
+                self._writer.add_scalar(tag, float(value), step, t)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        with contextlib.suppress(Exception):
+            self.close()
+        first = printable((str(error).splitlines() or [""])[0])
+        text = f"no scalars for TensorBoard from here on: {type(error).__name__}: {first}; training goes on"
+        self._put(MarkEvent("warning", self._step, text))
+
+
+def _window(
+    run: RunEvent | None, event: WindowEvent, sample: SampleEvent | None
+) -> Iterator[tuple[str, float | None]]:
+    yield "train/loss", event.loss
+    yield "train/lr", event.lr
+    yield "train/grad_norm", event.grad_norm
+    yield "train/loss_scale", event.loss_scale
+    if not event.steps or not event.wall_ns:
+        return
+    aside = sum(event.phases.get(name, {}).get("host_ns", 0) for name in ("evaluate", "checkpoint"))
+    if event.wall_ns > aside:
+        yield "speed/items_per_s", event.items / ((event.wall_ns - aside) * 1e-9)
+        yield "speed/step_ms", (event.wall_ns - aside) * 1e-6 / event.steps
+    for name, figures in event.phases.items():
+        yield f"phase_ms/{name}", figures["host_ns"] * 1e-6 / event.steps
+    yield "idle/share", idle(run, [event], phase_shares([event]), sample).share
+
+
+def _sampled(run: RunEvent | None, event: SampleEvent) -> Iterator[tuple[str, float | None]]:
+    used = memory_bytes(run, event)
+    yield "memory/resident_bytes", used
+    card = event.card or {}
+    for key in ("util_percent", "memory_free_bytes", "temperature_c", "power_w"):
+        yield f"card/{key}", card.get(key)
+
+
+def _allocator(event: MemoryEvent) -> Iterator[tuple[str, float | None]]:
+    yield "memory/allocated_bytes", event.allocated_bytes
+    yield "memory/reserved_bytes", event.reserved_bytes
+    yield "memory/peak_allocated_bytes", event.peak_allocated_bytes
+    yield "memory/free_bytes", event.free_bytes
+
+
+def both(first: Listener | None, second: Listener | None) -> Listener | None:
+    """Two listeners as one; the second hears of an event even where the first fails."""
+    if first is None or second is None:
+        return first or second
+    one, other = first, second
+
+    def tell(t: float, event: Event) -> None:
+        try:
+            one(t, event)
+        finally:
+            other(t, event)
+
+    return tell

@@ -1,0 +1,225 @@
+"""The guides' claims, measured on this machine: the ratio with its interval, and what became of the claim."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ndd_engine.hardware.card import Machine, detect
+
+from .claims_measure import Found, Measure, Measurer, NotMeasuredError, Watch
+from .claims_table import OBSERVED, TRIALS, Claim, Part, Variant
+from .request import Progress
+from .rungs import Place
+
+Verdict = Literal["holds", "does not hold", "depends", "not measurable here"]
+Outcome = Literal["holds", "does not hold", "unclear", "not measured"]
+
+# An interval that reaches into the claimed range is only taken for the claim when it is not wider than this.
+NARROW = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """What was measured of one part. variant: how; None where it was not. reason: why it is not measured or unclear.
+
+    where: how the measurement differs from the guide's condition, with what that would need; "" where it does not.
+    """
+
+    part: Part
+    outcome: Outcome
+    variant: Variant | None = None
+    found: Found | None = None
+    where: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """A claim and its verdict."""
+
+    claim: Claim
+    verdict: Verdict
+    parts: tuple[PartResult, ...]
+    seconds: float
+    device: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "id": self.claim.id,
+            "guide": self.claim.guide,
+            "claim": self.claim.text,
+            "workload": self.claim.workload,
+            "verdict": self.verdict,
+            "device": self.device,
+            "seconds": self.seconds,
+            "parts": [_part_dict(item) for item in self.parts],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsState:
+    """How far the measuring is. claim: the one that is being measured, index of `count`."""
+
+    results: tuple[ClaimResult, ...]
+    claim: Claim | None
+    index: int
+    count: int
+    stage: str = ""
+    progress: Progress | None = None
+
+
+def measurements(claim: Claim, place: Place) -> int:
+    """How many trials and watched runs a claim takes here, each at most as long as the budget."""
+    found = set()
+    for part in claim.parts:
+        variant, _ = part.choose(place)
+        if variant is not None:
+            found.add((part.kind in TRIALS, part.kind in OBSERVED, variant.base, variant.change))
+    return len(found)
+
+
+def run_claims(
+    wanted: Sequence[Claim],
+    budget_s: float = 60.0,
+    tell: Callable[[ClaimsState], None] = lambda state: None,
+    stop: threading.Event | None = None,
+    measure: Measure | None = None,
+    watch: Watch | None = None,
+    machine: Machine | None = None,
+) -> tuple[ClaimResult, ...]:
+    """Measure them one after the other. budget_s: of each measurement. Stopped, it returns what was measured so far."""
+    stop = stop or threading.Event()
+    machine = machine or detect(use_torch=False)
+    place = Place.of(machine)
+    device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
+    results: list[ClaimResult] = []
+    for index, claim in enumerate(wanted):
+        if stop.is_set():
+            break
+
+        def say(stage: str, progress: Progress | None, claim: Claim = claim, index: int = index) -> None:
+            tell(ClaimsState(tuple(results), claim, index, len(wanted), stage, progress))
+
+        say("", None)
+        measurer = Measurer(measure or _run_trial(), watch or _observe(), budget_s, stop, say)
+        begin = time.monotonic()
+        parts = tuple(_measure(claim, part, place, measurer) for part in claim.parts)
+        if stop.is_set():
+            break
+        seconds = round(time.monotonic() - begin, 1)
+        results.append(ClaimResult(claim, verdict(parts), parts, seconds, device))
+        tell(ClaimsState(tuple(results), None, index + 1, len(wanted)))
+    return tuple(results)
+
+
+def _measure(claim: Claim, part: Part, place: Place, measurer: Measurer) -> PartResult:
+    variant, missing = part.choose(place)
+    if variant is None:
+        return PartResult(part, "not measured", reason=missing)
+    where = variant.where
+    if missing:
+        where += f" (the guide's condition {missing})"
+    if measurer.stop.is_set():
+        return PartResult(part, "not measured", variant, where=where, reason="stopped before it was measured")
+    try:
+        found = measurer.part(claim, part, variant)
+        while judge(part, found)[0] == "unclear":
+            if (more := measurer.again(claim, part, variant)) is None:
+                break
+            found = more
+    except NotMeasuredError as error:
+        return PartResult(part, "not measured", variant, where=where, reason=str(error))
+    outcome, reason = judge(part, found)
+    return PartResult(part, outcome, variant, found, where, reason)
+
+
+def judge(part: Part, found: Found) -> tuple[Outcome, str]:
+    """Whether a measured figure is in the claimed range; and why that is unclear."""
+    value = found.value
+    if value.low is None or value.high is None:
+        return "unclear", "too little was measured for an interval"
+    if value.high < part.low or value.low > part.high:
+        return "does not hold", ""
+    inside = value.low >= part.low and value.high <= part.high
+    if inside or value.high <= value.low * NARROW:
+        return "holds", ""
+    return "unclear", "the interval is too wide to tell; a larger budget may do"
+
+
+def verdict(parts: Sequence[PartResult]) -> Verdict:
+    """Of the whole claim: it holds when all of it does, and falls with any of it."""
+    measured = [item for item in parts if item.outcome in ("holds", "does not hold")]
+    if not measured:
+        return "not measurable here"
+    if any(item.where for item in measured):
+        return "depends"
+    if any(item.outcome == "does not hold" for item in measured):
+        return "does not hold"
+    elsewhere = any(item.found is not None and item.found.depends for item in measured)
+    if len(measured) < len(parts) or elsewhere:
+        return "depends"
+    return "holds"
+
+
+def conditions(result: ClaimResult) -> Iterator[str]:
+    """What a result is of and what it says, one line a part."""
+    for item in result.parts:
+        name = f"{item.part.name}: " if item.part.name else ""
+        if item.found is None:
+            yield f"{name}not measured: {item.reason}"
+            continue
+        line = f"{name}{shown(item.part, item.found)}, claimed {item.part.claimed}: {item.outcome}"
+        if item.reason:
+            line += f" ({item.reason})"
+        for text in (f"here: {item.where}" if item.where else "", item.found.note):
+            line += f"; {text}" if text else ""
+        yield line
+
+
+def shown(part: Part, found: Found) -> str:
+    """A figure with its interval: "1.42x (1.35 to 1.49)", "21.4 % (20.9 % to 21.9 %)"."""
+    value = found.value
+    figures = [value.ratio, value.low, value.high]
+    texts = [
+        "" if item is None else f"{item * 100:.1f} %" if part.kind == "share" else f"{item:.3g}"
+        for item in figures
+    ]
+    head = texts[0] if part.kind == "share" else f"{texts[0]}x"
+    return head if not texts[1] or value.low == value.high else f"{head} ({texts[1]} to {texts[2]})"
+
+
+def _part_dict(item: PartResult) -> dict[str, Any]:
+    value = item.found.value if item.found else None
+    high = item.part.high
+    return {
+        "name": item.part.name,
+        "kind": item.part.kind,
+        "claimed_low": item.part.low or None,
+        "claimed_high": high if high != float("inf") else None,
+        "outcome": item.outcome,
+        "value": value.ratio if value else None,
+        "low": value.low if value else None,
+        "high": value.high if value else None,
+        "where": item.where,
+        "reason": item.reason,
+        "note": item.found.note if item.found else "",
+        "base": list(item.variant.base) if item.variant else [],
+        "change": list(item.variant.change) if item.variant else [],
+    }
+
+
+def _run_trial() -> Measure:
+    from .trial import run_trial
+
+    return run_trial
+
+
+def _observe() -> Watch:
+    from .observe import observe
+
+    return observe

@@ -1,0 +1,127 @@
+"""The guides' claims as they are written down: what is compared, what it should come to, what it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ndd_profiles
+from ndd_engine.errors import UsageError
+from ndd_engine.text import printable
+
+from .rungs import Place
+
+# Kinds that train twice or more beside each other (a trial), and those that watch runs of their own.
+TRIALS = frozenset({"speed", "epoch", "start", "memory"})
+OBSERVED = frozenset({"phase", "evaluation", "frequency", "share"})
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to measure. where: how it differs from the guide's condition, "" where it does not."""
+
+    base: tuple[str, ...]
+    change: tuple[str, ...]
+    card: bool = False
+    cores: int = 1
+    where: str = ""
+
+    def missing(self, place: Place) -> str:
+        """What this machine lacks for it, "" where nothing."""
+        wanted = []
+        if self.card and not place.card:
+            wanted.append("a CUDA card")
+        if self.cores > place.cores:
+            wanted.append(f"{self.cores} cores")
+        return f"needs {' and '.join(wanted)}" if wanted else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One figure of a claim. See profiles/ndd_profiles/claims/guides.toml for kind, low, high, steps, phase, why."""
+
+    name: str
+    kind: str
+    low: float
+    high: float
+    variants: tuple[Variant, ...]
+    steps: int = 0
+    phase: str = ""
+    why: str = ""
+
+    def choose(self, place: Place) -> tuple[Variant | None, str]:
+        """(the first variant that this machine can measure, what the guide's own condition lacks here)."""
+        if not self.variants:
+            return None, self.why
+        found = next((variant for variant in self.variants if not variant.missing(place)), None)
+        return found, self.variants[0].missing(place)
+
+    @property
+    def claimed(self) -> str:
+        """The range in words."""
+        if self.kind == "whole":
+            return ""
+        low, high = (
+            f"{edge:.0%}" if self.kind == "share" else f"{edge:.3g}x"
+            for edge in (self.low, min(self.high, 1e9))
+        )
+        if math.isinf(self.high):
+            return f"{low} or more"
+        return f"{high} or less" if self.low == 0 else f"{low} to {high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a guide says."""
+
+    id: str
+    guide: str
+    text: str
+    workload: str
+    parts: tuple[Part, ...] = field(default=())
+
+
+def claims() -> tuple[Claim, ...]:
+    """All of them, in the order of the table."""
+    return tuple(_claim(entry) for entry in ndd_profiles.read("claims", "guides")["claim"])
+
+
+def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
+    """Those that are named, by id ("N1") or by guide ("eeg"); all without a name. Raises UsageError."""
+    known = claims()
+    if not ids:
+        return known
+    wanted: set[str] = set()
+    for name in ids:
+        found = {claim.id for claim in known if name.lower() in (claim.id.lower(), claim.guide)}
+        if not found:
+            guides = ", ".join(dict.fromkeys(claim.guide for claim in known))
+            allowed = ", ".join(claim.id for claim in known)
+            raise UsageError(
+                f"there is no claim {printable(name)}; allowed: {allowed}, or all of a guide: {guides}"
+            )
+        wanted |= found
+    return tuple(claim for claim in known if claim.id in wanted)
+
+
+def _claim(entry: Mapping[str, Any]) -> Claim:
+    parts = tuple(_part({**entry, **part}) for part in entry.get("part", [entry]))
+    return Claim(entry["id"], entry["guide"], entry["text"], entry["workload"], parts)
+
+
+def _part(entry: Mapping[str, Any]) -> Part:
+    """A part has what its claim has, where it does not say otherwise."""
+    common = tuple(entry.get("sets", ()))
+    variants = tuple(
+        Variant(
+            (*common, *variant.get("base", ())), tuple(variant.get("change", ())), variant.get("card", False),
+            variant.get("cores", 1), variant.get("where", ""),
+        )
+        for variant in entry.get("variant", ())
+    )  # fmt: skip
+    return Part(
+        entry.get("name", ""), entry.get("kind", "speed"), entry.get("low", 0.0), entry.get("high", math.inf),
+        variants, entry.get("steps", 0), entry.get("phase", ""), entry.get("why", ""),
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Two recorded runs side by side: what was changed between them, and what that did, with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ndd_engine.errors import UsageError
+from ndd_engine.record.events import PHASES
+from ndd_engine.record.rundir import RunDir
+
+from .paired import CONFIDENCE, FLOOR
+from .recorded import Recorded, read_recorded
+from .series import Interval, ratio
+
+# Points of the common way at which losses are compared.
+LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)
+# Keys that say nothing about what was computed.
+_UNTOLD = frozenset({"run.name", "workload.path"})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that is not the same. kind: "config", "version", "machine", "data" or "model"."""
+
+    kind: str
+    key: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossPoint:
+    """Mean losses shortly before the same number of items was trained."""
+
+    items: int
+    a: float | None
+    b: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """B against A. speed: items a second of B over A. verdict: "faster", "slower", "same" or "undecided"."""
+
+    a: Recorded
+    b: Recorded
+    speed: Interval
+    verdict: str
+    differences: tuple[Difference, ...]
+    unlike: tuple[str, ...]
+    losses: tuple[LossPoint, ...]
+
+    def slower_than(self, share: float) -> str:
+        """Whether B is slower by more than this share (0.05): "slower", "not slower" or "undecided"."""
+        low, high = self.speed.low, self.speed.high
+        if low is None or high is None:
+            return "undecided"
+        return "slower" if high < 1 - share else "not slower" if low >= 1 - share else "undecided"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "a": _side(self.a),
+            "b": _side(self.b),
+            "items_per_s_ratio": self.speed.ratio,
+            "low": self.speed.low,
+            "high": self.speed.high,
+            "confidence": CONFIDENCE,
+            "verdict": self.verdict,
+            "differences": [asdict(item) for item in self.differences],
+            "unlike": list(self.unlike),
+            "losses": [asdict(point) for point in self.losses],
+        }
+
+
+def compare(a: RunDir, b: RunDir) -> Comparison:
+    """Read both and compare them. Raises UsageError for a run that has nothing to compare, or for one and the same."""
+    if a.path.resolve() == b.path.resolve():
+        raise UsageError(f"{a.name} and {b.name} are the same run: name two")
+    first, second = read_recorded(a), read_recorded(b)
+    speed = ratio(second.rate, first.rate)
+    return Comparison(
+        first,
+        second,
+        speed,
+        _verdict(speed),
+        tuple(_differences(first, second)),
+        tuple(_unlike(first, second)),
+        _losses(first, second),
+    )
+
+
+def phase_names(comparison: Comparison) -> list[str]:
+    """The phases of both, in the order of the screen, sub-phases behind their phase."""
+    rank = {name: index for index, name in enumerate(PHASES)}
+    names = {*comparison.a.phases, *comparison.b.phases}
+    return sorted(names, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
+
+
+def _verdict(speed: Interval) -> str:
+    if speed.low is None or speed.high is None:
+        return "undecided"
+    # Two equal runs differ by almost FLOOR.
+    if speed.low > 1 - FLOOR and speed.high < 1 + FLOOR:
+        return "same"
+    return "faster" if speed.low > 1 else "slower" if speed.high < 1 else "undecided"
+
+
+def _differences(a: Recorded, b: Recorded) -> Iterator[Difference]:
+    left, right = _flat(a.run.config), _flat(b.run.config)
+    yield from _changed("config", left, right)
+    yield from _changed("version", a.run.versions, b.run.versions)
+    yield from _changed("machine", _machine(a), _machine(b))
+    for kind in ("data", "model"):
+        one, other = getattr(a.run, kind), getattr(b.run, kind)
+        yield from _changed(kind, {kind: one}, {kind: other})
+
+
+def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
+    for key in dict.fromkeys((*a, *b)):
+        if key not in _UNTOLD and a.get(key) != b.get(key):
+            yield Difference(kind, key, _text(a.get(key)), _text(b.get(key)))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def _machine(side: Recorded) -> dict[str, Any]:
+    run = side.run
+    card = run.card or {}
+    return {
+        "host": run.host, "device": run.device_name, "driver": card.get("driver"), "threads": run.threads,
+        "usable cores": run.usable_cores,
+    }  # fmt: skip
+
+
+def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
+    """Why a ratio of the two says less than it seems to."""
+    left, right = a.run, b.run
+    if left.workload != right.workload:
+        yield f"the workloads differ ({left.workload}, {right.workload}): their items are not the same thing"
+    if (left.host, left.device_name) != (right.host, right.device_name):
+        yield (
+            f"they ran on different machines ({left.device_name} of {left.host}, {right.device_name} of "
+            f"{right.host})"
+        )
+    elif left.usable_cores != right.usable_cores:
+        yield f"they had different numbers of cores ({_text(left.usable_cores)}, {_text(right.usable_cores)})"
+    if left.items_per_step != right.items_per_step:
+        yield (
+            f"the effective batch differs ({left.items_per_step}, {right.items_per_step} items a step): that is "
+            "another training"
+        )
+    if left.parameters != right.parameters or left.model != right.model:
+        yield "the models differ"
+    if left.data != right.data:
+        yield "the data differ"
+    for side in (a, b):
+        if not side.snapshot.final:
+            yield f"{side.name} has not ended yet"
+
+
+def _losses(a: Recorded, b: Recorded) -> tuple[LossPoint, ...]:
+    """Where both were recorded; the same number of items, not of steps, where their batches differ."""
+    if not a.losses or not b.losses:
+        return ()
+    common = min(a.losses[-1][0], b.losses[-1][0])
+    points = (
+        LossPoint(round(common * share), a.loss_at(common * share), b.loss_at(common * share))
+        for share in LOSS_POINTS
+    )
+    return tuple(point for point in points if point.a is not None or point.b is not None)
+
+
+def _text(value: object) -> str:
+    """As it is written in TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "not set" if value is None else str(value)
+
+
+def _side(side: Recorded) -> dict[str, Any]:
+    best = side.snapshot.best
+    last = side.snapshot.evaluations[-1] if side.snapshot.evaluations else None
+    return {
+        "run": side.name,
+        "status": side.snapshot.status,
+        "workload": side.run.workload,
+        "device": side.run.device_name,
+        "host": side.run.host,
+        "items_per_step": side.run.items_per_step,
+        "steps": side.steps,
+        "items_per_s": side.rate.value,
+        "windows": side.used,
+        "warm_up_windows": side.warm_up,
+        "profiled_windows": side.profiled,
+        "step_p50_ns": side.step_p50_ns,
+        "step_p95_ns": side.step_p95_ns,
+        "phases_ns_per_step": side.phases,
+        "peak_bytes": side.peak_bytes,
+        "best_evaluation": asdict(best) if best else None,
+        "last_evaluation": asdict(last) if last else None,
+    }

@@ -1,0 +1,52 @@
+"""The result of a trial into the record of its run: through the run while it lives, else straight into its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from ndd_engine.errors import RunLockedError, UsageError
+from ndd_engine.record.channel import RECORD, send
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.reader import truncate_torn_line
+from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.text import printable
+
+
+def record_trial(run: RunDir, event: TrialEvent) -> None:
+    """So that whoever looks at the run sees the trial. Raises UsageError when it cannot be written."""
+    line = event.to_json(time.time())
+    if run.live_owner() is not None:
+        try:
+            send(run.control_socket, RECORD, event=json.loads(line))
+            return
+        except UsageError:
+            if run.live_owner() is not None:
+                raise
+    lock = RunLock(run)
+    try:
+        lock.acquire()
+        truncate_torn_line(run.events)
+        _append(run, line.encode() + b"\n")
+    except RunLockedError:
+        raise
+    except OSError as error:
+        raise UsageError(
+            f"the trial cannot be recorded: {printable(str(run.events))}: {error.strerror}"
+        ) from None
+    finally:
+        lock.release()
+
+
+def _append(run: RunDir, data: bytes) -> None:
+    """A whole line or none. Raises OSError."""
+    handle = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        end = os.lseek(handle, 0, os.SEEK_END)
+        if os.write(handle, data) != len(data):
+            os.ftruncate(handle, end)
+            raise OSError(28, "No space left on device")
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,182 @@
+"""What a comparison needs of one recorded run, read from its events from the first to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ndd_engine.errors import UsageError
+from ndd_engine.record.events import (
+    Event,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    WindowEvent,
+    parse,
+)
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import printable
+
+from .series import Rate, Stretch, rate, warm_up
+
+# Phases that are no part of a step: how often they come is a choice, so they are told apart from the speed.
+BESIDE = ("evaluate", "checkpoint")
+# The loss at a point of the training is the mean over this share of it before that point.
+LOSS_SPAN = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One side of a comparison. Times are nanoseconds by the host clock, of the windows that were used.
+
+    rate: items a second without evaluations and checkpoints. used, warm_up, profiled: windows with steps.
+    phases: per optimizer step. step_p50_ns, step_p95_ns: the middle one of the windows' own quantiles, weighted by
+    their steps. peak_bytes: most that was reserved on the card, or resident in the run's processes without one.
+    losses: (items trained so far, mean loss of a window), in order. windows: those that were used.
+    """
+
+    name: str
+    run: RunEvent
+    snapshot: Snapshot
+    rate: Rate
+    used: int
+    warm_up: int
+    profiled: int
+    steps: int
+    phases: dict[str, float]
+    step_p50_ns: int | None
+    step_p95_ns: int | None
+    peak_bytes: int | None
+    losses: tuple[tuple[int, float], ...]
+    windows: tuple[WindowEvent, ...]
+
+    def loss_at(self, items: float) -> float | None:
+        """The mean loss over the last LOSS_SPAN of the way to so many items; None where none was recorded."""
+        weighted = covered = begin = 0.0
+        for end, loss in self.losses:
+            # A window's loss stands for everything since the window before it that had one.
+            overlap = min(end, items) - max(begin, items * (1 - LOSS_SPAN))
+            if overlap > 0:
+                weighted, covered = weighted + overlap * loss, covered + overlap
+            begin = end
+        return weighted / covered if covered else None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is gathered on the way through the events. segments: the windows of each process of the run."""
+
+    run: RunEvent | None = None
+    segments: list[list[WindowEvent]] = field(default_factory=lambda: [[]])
+    profiled: int = 0
+    peak: int | None = None
+    losses: list[tuple[int, float]] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, RunEvent):
+            self.run = event
+            self.segments.append([])
+            if event.resumed_step is not None:
+                # What was trained beyond the checkpoint was trained again.
+                trained = event.resumed_step * event.items_per_step
+                self.losses = [(items, loss) for items, loss in self.losses if items <= trained]
+        elif isinstance(event, WindowEvent):
+            self._window(event)
+        elif isinstance(event, MemoryEvent):
+            self._more(event.peak_reserved_bytes)
+        elif isinstance(event, SampleEvent) and self.run is not None and self.run.device == "cpu":
+            resident = event.host.get("rss_bytes")
+            if resident is not None:
+                self._more(resident + (event.host.get("workers_rss_bytes") or 0))
+
+    def _window(self, event: WindowEvent) -> None:
+        if event.profiled:
+            self.profiled += 1
+        else:
+            self.segments[-1].append(event)
+        if event.loss is not None and self.run is not None:
+            self.losses.append((event.step * self.run.items_per_step, event.loss))
+
+    def _more(self, used: int) -> None:
+        self.peak = max(used, self.peak or 0)
+
+
+def read_recorded(directory: RunDir) -> Recorded:
+    """Raises UsageError when the run has no windows with steps."""
+    reading = _Reading()
+    for event in _events(directory):
+        reading.take(event)
+    used: list[WindowEvent] = []
+    cut = 0
+    for segment in reading.segments:
+        trained = [window for window in segment if _stretch(window) is not None]
+        left_out = warm_up([part for part in map(_stretch, trained) if part is not None])
+        cut += left_out
+        # Windows without steps count for the phases: an evaluation may be longer than a window.
+        used += segment[segment.index(trained[left_out]) :] if trained else []
+    stretches = [part for part in map(_stretch, used) if part is not None]
+    if reading.run is None or not stretches:
+        raise UsageError(
+            f"run {printable(directory.name)} has no windows with steps: it ended before its training was measured"
+        )
+    reader = RunReader(directory)
+    reader.poll()
+    steps = sum(window.steps for window in used)
+    return Recorded(
+        name=directory.name,
+        run=reading.run,
+        snapshot=reader.snapshot(),
+        rate=rate(stretches),
+        used=len(stretches),
+        warm_up=cut,
+        profiled=reading.profiled,
+        steps=steps,
+        phases=_phases(used, steps),
+        step_p50_ns=_middle([(window.step_p50_ns, window.steps) for window in used]),
+        step_p95_ns=_middle([(window.step_p95_ns, window.steps) for window in used]),
+        peak_bytes=reading.peak,
+        losses=tuple(reading.losses),
+        windows=tuple(used),
+    )
+
+
+def _events(directory: RunDir) -> Iterator[Event]:
+    try:
+        with directory.events.open("rb") as file:
+            for line in file:
+                if (item := parse(line)) is not None:
+                    yield item[1]
+    except OSError as error:
+        raise UsageError(f"{printable(str(directory.events))} cannot be read: {error.strerror}") from None
+
+
+def _stretch(window: WindowEvent) -> Stretch | None:
+    """The training in a window, None where there is none."""
+    beside = sum(_host_ns(window, name) for name in BESIDE)
+    trained = window.steps > 0 and window.items > 0 and window.wall_ns > beside
+    return Stretch(window.items, window.wall_ns - beside) if trained else None
+
+
+def _phases(windows: list[WindowEvent], steps: int) -> dict[str, float]:
+    totals: dict[str, int] = {}
+    for window in windows:
+        for name in window.phases:
+            totals[name] = totals.get(name, 0) + _host_ns(window, name)
+    return {name: total / steps for name, total in totals.items()}
+
+
+def _host_ns(window: WindowEvent, phase: str) -> int:
+    return int(window.phases.get(phase, {}).get("host_ns", 0))
+
+
+def _middle(values: list[tuple[int | None, int]]) -> int | None:
+    """The median of values with weights; missing ones are left out."""
+    known = sorted((value, weight) for value, weight in values if value is not None and weight)
+    half = sum(weight for _, weight in known) / 2
+    for value, weight in known:
+        half -= weight
+        if half <= 0:
+            return value
+    return None

@@ -1,0 +1,377 @@
+"""A trial: a change measured against the present on this machine, in paired blocks of two processes.
+
+The change's side is prepared first and alone, so that running out of memory is its own doing. The base's process only
+imports meanwhile. Where both do not fit beside each other, one process at a time is open, and each block opens its own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from ndd_engine.config import Draft, read
+from ndd_engine.errors import UsageError
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import duration
+from ndd_engine.train.preflight import preflight
+
+from .outcome import differences, result
+from .paired import FEWEST_QUADS, FLOOR, early, estimate, last, quad
+from .plan import (
+    EPOCH_KEYS,
+    DoesNotFitError,
+    Pace,
+    Plan,
+    lead,
+    make_plan,
+    never_happens,
+    period,
+    saves,
+    switched_off,
+)
+from .process import SideError, SideProcess, Tick
+from .request import Progress, TrialRequest
+from .side import LOSSES, SideFacts
+
+Tell = Callable[[Progress], None]
+T = TypeVar("T")
+
+# Seconds for the first steps of a side, and for the look at how long a step is.
+WARMUP_S = 4.0
+LOOK_S = 0.4
+# How often progress is told while a block goes on.
+TELL_S = 0.5
+# A side that does not answer for so long after its budget is given up.
+PATIENCE_S = 120.0
+# By index.
+SIDES = ("the present", "the change")
+
+
+class _StoppedError(Exception):
+    """Asked to stop."""
+
+
+class _SideFailedError(Exception):
+    """A side could not go on. index into SIDES; kind as in SideError."""
+
+    def __init__(self, index: int, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.index, self.kind = index, kind
+
+
+class _ClearError(Exception):
+    """Nothing can be measured, and why."""
+
+
+def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = None) -> TrialEvent:
+    """Measure the change. Whatever becomes of it is a result; a mistake in the request is a UsageError.
+
+    tell: called on this thread, a few times a second. stop: set it to end early, with what is known. Nothing is
+    paused and nothing recorded here, see `pausing` and `keeping`. Leaves no process and no file behind.
+    """
+    base, change = _drafts(request)
+    with _Trial(request, base, change, tell, stop) as trial:
+        return trial.run()
+
+
+def check(request: TrialRequest) -> dict[str, tuple[object, object]]:
+    """The keys that the change changes, with both values. Raises UsageError for what cannot be tried."""
+    base, change = _drafts(request)
+    return differences(base.resolve(), change.resolve())
+
+
+def _drafts(request: TrialRequest) -> tuple[Draft, Draft]:
+    if not request.sets:
+        raise UsageError("nothing is changed: say what to try with --set KEY=VALUE")
+    if not request.budget_s > 0:
+        raise UsageError(f"the budget of a trial is {request.budget_s:g} s; allowed: more than 0")
+    of = request.base
+    base = read(of.config, of.sets, of.workload)
+    change = read(of.config, (*of.sets, *request.sets), of.workload)
+    configs = [preflight(draft, use_torch=False) for draft in (base, change)]
+    if base.size == change.size and configs[0] == configs[1]:
+        raise UsageError(
+            f"{', '.join(request.sets)}: this is what {of.name} has already; there is nothing to compare"
+        )
+    return base, change
+
+
+class _Trial:
+    """One trial under way. sides: the open ones, by index into SIDES."""
+
+    def __init__(
+        self, request: TrialRequest, base: Draft, change: Draft, tell: Tell, stop: threading.Event | None
+    ) -> None:
+        self.request = request
+        self._begin = time.monotonic()
+        self._tell, self._stop = tell, stop
+        self._of, self._sets = request.base.config, (request.base.sets, (*request.base.sets, *request.sets))
+        self._workload = request.base.workload
+        self._drafts = (base, change)
+        self._chosen: tempfile.TemporaryDirectory[str] | None = None
+        self._learn_difference()
+        self._sides: dict[int, SideProcess] = {}
+        self._facts = [SideFacts(), SideFacts()]
+        self._exclusive = False
+        self._values: list[float] = []
+        self._rates: tuple[list[float], list[float]] = ([], [])
+        self._stage = "starting"
+        self._told_s = 0.0
+
+    def __enter__(self) -> _Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for index in list(self._sides):
+            self._close(index)
+        if self._chosen is not None:
+            self._chosen.cleanup()
+
+    def run(self) -> TrialEvent:
+        """To the end, whatever it is."""
+        try:
+            verdict, reason = self._measure()
+        except _StoppedError:
+            verdict, reason = "stopped", "stopped before it was clear"
+        except _ClearError as error:
+            verdict, reason = "undecided", str(error)
+        except DoesNotFitError as error:
+            needed_s = (self._elapsed_s + error.needed_s) * 1.2
+            verdict, reason = "undecided", f"{error}; a budget of about {duration(needed_s)} would do"
+        except _SideFailedError as error:
+            verdict, reason = self._failed(error)
+        for rates, facts in zip(self._rates, self._facts, strict=True):
+            if rates:
+                facts.items_per_s = sum(rates) / len(rates)
+                facts.step_s = facts.items_per_step / facts.items_per_s
+        found = estimate(self._values)
+        base, change = self._facts
+        return result(self.request, verdict, reason, found, (base, change), self._changed, self._elapsed_s)
+
+    def _measure(self) -> tuple[str, str]:
+        self._choose()
+        for index in (1, 0):
+            self._open(index)
+        changes = self._prepare(1)
+        try:
+            verdict, reason = self._compare(self._prepare(0), changes)
+        except _SideFailedError as error:
+            if error.kind != "oom" or len(self._sides) < 2:
+                raise
+            # Not both at once: from here on each block opens the side that it needs.
+            self._exclusive = True
+            self._values.clear()
+            for index, rates in enumerate(self._rates):
+                rates.clear()
+                self._close(index)
+            self._open(0)
+            verdict, reason = self._compare(self._prepare(0), changes)
+        for side in self._sides.values():
+            with suppress(SideError):  # what is known already will do
+                side.learn(self._tick(None))
+        return verdict, reason
+
+    def _compare(self, base_s: float, change_s: float) -> tuple[str, str]:
+        """The seconds of a step of both sides, roughly, to a verdict and the reason for it."""
+        return self._quads(self._plan(self._pace(0, base_s), self._pace(1, change_s)))
+
+    def _failed(self, error: _SideFailedError) -> tuple[str, str]:
+        if error.kind == "late":
+            return "undecided", f"{error}: try a budget larger than {duration(self.request.budget_s)}"
+        if error.index == 0:
+            return "failed", f"the present itself cannot be trained: {error}"
+        return ("out of memory" if error.kind == "oom" else "failed"), str(error)
+
+    # Configurations.
+
+    def _learn_difference(self) -> None:
+        base, change = (draft.resolve() for draft in self._drafts)
+        self._configs = (base, change)
+        self._changed = list(differences(base, change))
+
+    def _choose(self) -> None:
+        """Where the size of the present is to be found, find it once: both sides have to have the same."""
+        if self._drafts[0].size != "auto":
+            return
+        self._stage = "choosing the size of the model"
+        self._open(0)
+        found = self._asked(0, lambda side, tick: side.choose(tick))
+        self._close(0)
+        if found is None:
+            return
+        self._chosen = tempfile.TemporaryDirectory(prefix="ndd-trial-")
+        self._of = Path(self._chosen.name, "base.toml")
+        self._of.write_text(found, encoding="utf-8")
+        self._sets, self._workload = ((), self.request.sets), None
+        self._drafts = (read(self._of), read(self._of, self.request.sets))
+        self._learn_difference()
+        if not self._changed:
+            raise UsageError(
+                f"{', '.join(self.request.sets)}: this is what {self.request.base.name} comes to here; "
+                "there is nothing to compare"
+            )
+
+    # Sides.
+
+    def _open(self, index: int) -> None:
+        spec = {
+            "config": None if self._of is None else str(self._of.absolute()),
+            "workload": self._workload,
+            "sets": list(self._sets[index]),
+            "overrides": switched_off(self._changed),
+        }
+        run = self.request.base.run
+        # Beside the run where the speed of writing is the question, else in the temporary folder.
+        place = run.path.parent if run is not None and saves(self._changed) else None
+        try:
+            self._sides[index] = SideProcess(spec, place)
+        except OSError as error:
+            raise _SideFailedError(
+                index, "failed", f"its process cannot be started: {error.strerror}"
+            ) from None
+
+    def _close(self, index: int) -> None:
+        if (side := self._sides.pop(index, None)) is not None:
+            side.close()
+
+    def _prepare(self, index: int) -> float:
+        """Up to steps as they go on. Returns seconds of a step, roughly."""
+        self._stage = f"preparing {SIDES[index]}"
+        self._asked(index, lambda side, tick: side.prepare(max(self._left_s, 0.1), tick))
+        self._stage = f"warming up {SIDES[index]}"
+        limit_s = min(WARMUP_S, self.request.budget_s / 12)
+        warmup = self._train(index, LOSSES, first=True, until_s=limit_s, least=2)
+        seconds, steps = self._train(index, 1 << 40, until_s=min(LOOK_S, self.request.budget_s / 60))
+        side = self._sides[index]
+        self._asked(index, lambda side, tick: side.learn(tick))
+        side.facts.warmup_s, side.facts.warmup_steps = warmup
+        if self._facts[index].prepare_s is None:  # a side that is opened again has met a warmer machine
+            self._facts[index] = side.facts
+        return seconds / steps
+
+    def _train(
+        self,
+        index: int,
+        steps: int,
+        plan: Plan | None = None,
+        *,
+        first: bool = False,
+        until_s: float | None = None,
+        least: int = 1,
+    ) -> tuple[float, int]:
+        """(seconds, steps) of a block. first: without steps before the timed ones."""
+        before = 0 if first else lead(plan.step_s[index]) if plan is not None else 1
+        limit_s = max(self._left_s, 0.0) + PATIENCE_S
+        within = plan.within if plan is not None else False
+        return self._asked(
+            index,
+            lambda side, tick: side.train(
+                steps, limit_s, tick, lead=before, until_s=until_s, least=least, within=within
+            ),
+        )
+
+    def _asked(self, index: int, ask: Callable[[SideProcess, Tick], T]) -> T:
+        try:
+            return ask(self._sides[index], self._tick(index))
+        except SideError as error:
+            raise _SideFailedError(index, error.kind, str(error)) from None
+
+    def _tick(self, index: int | None) -> Tick:
+        stage = self._stage
+
+        def tick(text: str | None) -> None:
+            if self._stop is not None and self._stop.is_set():
+                raise _StoppedError
+            if text is not None and index is not None:
+                self._progress(f"{stage}: {text}")
+            elif self._elapsed_s - self._told_s >= TELL_S:
+                self._progress()
+
+        self._progress(stage)
+        return tick
+
+    def _progress(self, stage: str | None = None) -> None:
+        self._stage = stage if stage is not None else self._stage
+        self._told_s = self._elapsed_s
+        found = estimate(self._values)
+        numbers = (found.ratio, found.low, found.high) if found is not None else (None, None, None)
+        budget_s = self.request.budget_s
+        self._tell(Progress(self._stage, self._elapsed_s, budget_s, len(self._values), *numbers))
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._begin
+
+    @property
+    def _left_s(self) -> float:
+        return self.request.budget_s - self._elapsed_s
+
+    # Blocks.
+
+    def _pace(self, index: int, step_s: float) -> Pace:
+        facts = self._facts[index]
+        recurs = period(self._configs[index], self._changed, facts.steps_per_epoch)
+        return Pace(facts.items_per_step, facts.steps_per_epoch, step_s, recurs)
+
+    def _plan(self, base: Pace, change: Pace) -> Plan:
+        if missing := never_happens(*self._configs, self._changed):
+            raise _ClearError(missing)
+        if self._left_s < self.request.budget_s / 10:
+            enough_s = FEWEST_QUADS * 4 * max(base.step_s, change.step_s, LOOK_S)
+            raise DoesNotFitError(f"preparing both sides took {duration(self._elapsed_s)}", enough_s)
+        by_epochs = not EPOCH_KEYS.isdisjoint(self._changed)
+        plan = make_plan(base, change, self._left_s, by_epochs)
+        if plan.within or self._exclusive:
+            return plan
+        # What happens now and then takes a time that the look at a few steps has not seen.
+        self._stage = "looking at a whole block"
+        paces = []
+        whole = True
+        for index, pace in enumerate((base, change)):
+            limit_s = self._left_s / (FEWEST_QUADS * 4)
+            seconds, steps = self._train(index, plan.steps[index], plan, until_s=limit_s)
+            whole = whole and steps == plan.steps[index]
+            paces.append(
+                replace(pace, step_s=max(seconds / steps, pace.step_s if steps < plan.steps[index] else 0))
+            )
+        return make_plan(paces[0], paces[1], self._left_s, by_epochs, whole)
+
+    def _quads(self, plan: Plan) -> tuple[str, str]:
+        quad_s = plan.quad_s
+        while self._left_s >= quad_s * (0.9 if len(self._values) >= FEWEST_QUADS else 0.5):
+            begin = time.monotonic()
+            self._stage = "measuring"
+            a1, b1, b2, a2 = (self._block(index, plan) for index in (0, 1, 1, 0))
+            self._values.append(quad(a1, b1, b2, a2))
+            quad_s = time.monotonic() - begin
+            self._progress("measuring")
+            if (clear := early(self._values)) is not None:
+                return clear, ""
+        if (count := len(self._values)) < FEWEST_QUADS:
+            raise DoesNotFitError(
+                f"{count} of at least {FEWEST_QUADS} quads fit into the budget",
+                (FEWEST_QUADS + 1 - count) * quad_s,
+            )
+        verdict = last(self._values)
+        return (
+            verdict,
+            f"too noisy to tell {FLOOR * 100:.0f} % from nothing" if verdict == "undecided" else "",
+        )
+
+    def _block(self, index: int, plan: Plan) -> float:
+        """Items a second."""
+        if self._exclusive and index not in self._sides:
+            self._close(1 - index)
+            self._open(index)
+            self._prepare(index)
+            self._stage = "measuring"
+        seconds, steps = self._train(index, plan.steps[index], plan)
+        rate = steps * self._facts[index].items_per_step / seconds
+        self._rates[index].append(rate)
+        return rate

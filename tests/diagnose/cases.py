@@ -1,0 +1,430 @@
+"""Each cause in a planted run, and its innocent twin: the same settings or the same look, and no such cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planted_runs import (
+    NVML,
+    Planted,
+    alone,
+    beside,
+    cores,
+    data,
+    evaluated,
+    files,
+    healthy,
+    saved,
+    seen,
+    work,
+)
+
+from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, MemoryEvent, TrialEvent
+
+MB = 1 << 20
+CARD_STEP = {
+    "to_device": 0.2,
+    "forward": 7.0,
+    "loss": 0.5,
+    "backward": 11.5,
+    "optimizer": 0.4,
+    "log": 0.1,
+    "other": 0.1,
+}
+CARD_HOST = cores(1.2, 1.1, usable=16.0)
+CARD_RUN = {"usable_cores": 16.0, "threads": 16}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run with a fault, and one that only looks like it. sets: the edits that the fault's finding proposes first."""
+
+    cause: str
+    guilty: Planted
+    innocent: Planted
+    sets: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.cause + (f"-{self.name}" if self.name else "")
+
+
+def card(**changes: Any) -> Planted:
+    """A healthy run on a card."""
+    body: dict[str, Any] = {
+        "phases": healthy(to_device=0.1), "device": CARD_STEP, "card": NVML, "host": CARD_HOST, "run": CARD_RUN,
+        "sets": ("precision.amp=bf16",), "baseline": alone(threads=16),
+    }  # fmt: skip
+    body |= changes
+    if "precision" not in body["run"]:
+        body["run"] = {**body["run"], "precision": "bf16"}
+    return Planted(**body)
+
+
+def burst(
+    method: str = "operators", launches: int = 300, top: list[Any] | None = None, **idle: int
+) -> KernelsEvent:
+    """A burst of 100 ms; idle in milliseconds by cause."""
+    causes = {name.replace("_", " "): ms * 10**6 for name, ms in idle.items()}
+    busy = 100_000_000 - sum(causes.values())
+    return KernelsEvent(method, 200, 5, 100_000_000, busy, 0, causes, launches, top or [])
+
+
+def memory(**changes: Any) -> MemoryEvent:
+    """8 of 80 GB used."""
+    body: dict[str, Any] = {
+        "allocated_bytes": 6 << 30, "reserved_bytes": 8 << 30, "peak_allocated_bytes": 7 << 30,
+        "peak_reserved_bytes": 8 << 30, "growth_bytes": 1 << 30, "retries": 0, "ooms": 0, "free_bytes": 70 << 30,
+        "total_bytes": 80 << 30, "others_bytes": None,
+    }  # fmt: skip
+    return MemoryEvent(**{**body, **changes})
+
+
+def own(**changes: Any) -> Planted:
+    """A healthy run of a user's own workload, whose forward and backward keep the same pace."""
+    found = seen(
+        ("forward", "my/model.py", 10, "Net.forward", 30, 1), ("backward", "torch/a.py", 1, "backward", 60, 0)
+    )
+    return replace(Planted(workload="my.model:make", work=work(), stacks=found), **changes)
+
+
+def recompiled(step: int) -> tuple[Event, ...]:
+    """Two seconds of forward in which a graph was compiled anew."""
+    return MarkEvent("recompile", step, "", {"graphs": 1}), beside("forward", 2000, step)
+
+
+WAITING = healthy(data_wait=20.0)
+BETTER = alone(threads=1, by_threads=[[2.0, 10.5e6]])
+NEIGHBOUR = [{"pid": 4711, "name": "stress", "cores": 0.9}]
+COMPILED = ("speed.compile=default",)
+OWN_LOOP = seen(
+    ("forward", "my/model.py", 10, "Net.forward", 22, 1), ("forward", "my/model.py", 31, "penalty", 20, 1),
+    ("forward", "my/model.py", 32, "penalty", 30, 1), ("backward", "torch/a.py", 1, "backward", 60, 0),
+)  # fmt: skip
+# Of a card without faster formats than TF32.
+OLD_CARD = {
+    **CARD_RUN,
+    "precision": "fp32",
+    "card": {"profile": {"dense_tflops": {"tf32": 494.7, "fp32": 66.9}}},
+}
+TF32_WORK = work(flops_per_step=600 * 10**9, peak_tflops=66.9, peak_kind="fp32", accumulation=1)
+CUDNN_TOP = [["cudnn_convolution_kernel", 60_000_000, 300]]
+
+LOADER = [
+    Pair(
+        "item-collate",
+        Planted(phases=WAITING, sets=["loader.fetch=item"], loader=data(item_ns=6e5, item_cpu_ns=6e5)),
+        Planted(sets=["loader.fetch=item"], loader=data()),
+        ("loader.fetch=auto",),
+    ),
+    Pair(
+        "in-memory-workers",
+        Planted(
+            phases=WAITING, sets=["loader.workers=2", "loader.prefetch=3"], loader=data(), baseline=alone()
+        ),
+        Planted(sets=["loader.workers=2", "loader.prefetch=3"], loader=data(), baseline=alone()),
+        ("loader.workers=0", "loader.prefetch=none"),
+    ),
+    Pair(
+        "in-memory-workers",
+        Planted(sets=["loader.workers=2"], loader=data(), baseline=alone(micro_ns=12e6), host=cores(2, 1.95)),
+        Planted(sets=["loader.workers=0"], loader=data(), baseline=alone(micro_ns=12e6), host=cores(2, 1.95)),
+        ("loader.workers=0",),
+        "cores",
+    ),
+    Pair(
+        "worker-restart",
+        Planted(
+            phases=healthy(**{"data_wait": 12.0, "data_wait/first_batch": 8.0}),
+            sets=["loader.workers=1", "loader.persistent=false"],
+            loader=files(epochs_differ=True, item_ns=1e4),
+        ),
+        Planted(
+            phases=healthy(**{"data_wait": 0.5, "data_wait/first_batch": 0.4}),
+            sets=["loader.workers=1", "loader.persistent=false"],
+            loader=files(epochs_differ=True, item_ns=1e4),
+        ),
+        ("loader.persistent=true",),
+    ),
+    Pair(
+        "slow-storage",
+        Planted(phases=WAITING, loader=files(item_cpu_ns=2e4)),
+        Planted(loader=files(item_cpu_ns=2e4)),
+        ("loader.workers=3",),
+    ),
+    Pair(
+        "many-workers",
+        Planted(
+            phases=WAITING, sets=["loader.workers=8"], loader=files(epochs_differ=True), baseline=alone()
+        ),
+        Planted(sets=["loader.workers=8"], loader=files(epochs_differ=True), baseline=alone()),
+        ("loader.workers=2",),
+    ),
+    Pair(
+        "many-workers",
+        Planted(phases=WAITING, sets=["loader.workers=1"], loader=files(item_ns=1e5, item_cpu_ns=1e5)),
+        Planted(
+            phases=healthy(data_wait=0.4),
+            sets=["loader.workers=1"],
+            loader=files(item_ns=1e5, item_cpu_ns=1e5),
+        ),
+        ("loader.workers=0",),
+        "cheap",
+    ),
+    Pair(
+        "on-the-fly",
+        Planted(phases=healthy(data_wait=32.0), loader=files()),
+        Planted(phases=healthy(data_wait=0.5), loader=files(item_ns=1e4, item_cpu_ns=1e4)),
+        ("loader.cache=true",),
+    ),
+    Pair(
+        "few-workers",
+        Planted(phases=healthy(data_wait=32.0), loader=files(epochs_differ=True), host=cores(1.2, 1.1)),
+        Planted(sets=["loader.workers=1"], loader=files(epochs_differ=True), host=cores(1.9, 1.9)),
+        ("loader.workers=2",),
+    ),
+    Pair("data-wait", Planted(phases=WAITING), Planted(), ("loader.workers=1",)),
+]
+
+PROCESSOR = [
+    Pair(
+        "oversubscribed",
+        Planted(run={"threads": 8}, baseline=alone(threads=8, by_threads=[[2.0, 11e6]])),
+        Planted(run={"threads": 8}, baseline=alone(threads=8, by_threads=[[2.0, 18.8e6]])),
+        ("run.threads=2",),
+    ),
+    Pair(
+        "few-threads",
+        Planted(run={"threads": 1}, baseline=BETTER, host=cores(1.0, 1.0)),
+        Planted(
+            run={"threads": 1}, baseline=alone(threads=1, by_threads=[[2.0, 18.9e6]]), host=cores(1.0, 1.0)
+        ),
+        ("run.threads=2",),
+    ),
+    Pair(
+        "neighbour-cores",
+        Planted(host=cores(2.0, 1.1, neighbours=NEIGHBOUR), baseline=alone(micro_ns=11e6)),
+        Planted(
+            host=cores(1.96, 1.94, neighbours=[{"pid": 1, "name": "sleep", "cores": 0.01}]), baseline=alone()
+        ),
+        ("run.threads=1",),
+    ),
+    Pair(
+        "quota",
+        Planted(host=cores(2.0, 1.9, cpu_throttled=0.3), sets=["loader.workers=1"]),
+        Planted(host=cores(2.0, 1.9, cpu_throttled=0.01), sets=["loader.workers=1"]),
+        ("run.threads=1",),
+    ),
+    Pair(
+        "gc",
+        Planted(window={"gc_ns": 60_000_000, "gc_count": 3, "gc_max_ns": 30_000_000}),
+        Planted(window={"gc_ns": 4_000_000, "gc_count": 3, "gc_max_ns": 3_000_000}),
+        ("run.gc_every_steps=500",),
+    ),
+]
+
+STEP = [
+    Pair(
+        "optimizer",
+        Planted(phases=healthy(optimizer=6.0), sets=["optimizer.implementation=loop"]),
+        Planted(phases=healthy(optimizer=0.2), sets=["optimizer.implementation=loop"]),
+        ("optimizer.implementation=fused",),
+    ),
+    Pair(
+        "optimizer",
+        Planted(phases=healthy(zero_grad=4.0), sets=["optimizer.set_to_none=false"]),
+        Planted(phases=healthy(optimizer=3.0)),
+        ("optimizer.set_to_none=true",),
+        "zeros",
+    ),
+    Pair(
+        "clip",
+        Planted(phases=healthy(clip=4.0), sets=["clip.max_norm=1.0"]),
+        Planted(phases=healthy(clip=0.1), sets=["clip.max_norm=1.0"]),
+        ("clip.max_norm=0.0",),
+    ),
+    Pair(
+        "logging",
+        Planted(phases=healthy(other=3.0), sets=["log.window_s=0", "log.every_steps=1"]),
+        Planted(sets=["log.every_steps=1"]),
+        ("log.window_s=1.0", "log.every_steps=10"),
+    ),
+    Pair(
+        "evaluation",
+        Planted(sets=["evaluate.every_steps=20"], after={n: evaluated(200, 20 * n + 20) for n in range(12)}),
+        Planted(sets=["evaluate.every_steps=200"], after={n: evaluated(20, 20 * n + 20) for n in (5, 11)}),
+        ("evaluate.every_steps=200",),
+    ),
+    Pair(
+        "checkpoint",
+        Planted(sets=["checkpoint.every_steps=20"], after={n: saved(100, 20 * n + 20) for n in range(12)}),
+        Planted(sets=["checkpoint.every_steps=20"], after={n: saved(4, 20 * n + 20) for n in range(12)}),
+        ("checkpoint.every_steps=100",),
+    ),
+]
+
+MODEL = [
+    Pair(
+        "user-code",
+        own(phases=healthy(forward=20.0), stacks=OWN_LOOP),
+        own(phases=healthy(forward=7.0)),
+        name="pace",
+    ),
+    Pair(
+        "user-code",
+        own(kernels=burst(launch_gaps=30), stacks=OWN_LOOP),
+        own(kernels=burst(launch_gaps=2), stacks=OWN_LOOP),
+        name="burst",
+    ),
+    Pair(
+        "small-micro",
+        Planted(
+            "summarise", ["batch.micro=2", "batch.accumulation=8"],
+            baseline=alone(micro=2, micro_ns=2.4e6, other_micro=1, other_ns=2.2e6),
+        ),
+        Planted(
+            "summarise", ["batch.micro=2", "batch.accumulation=8"],
+            baseline=alone(micro=2, micro_ns=2.4e6, other_micro=1, other_ns=1.22e6),
+        ),
+        ("batch.micro=16", "batch.accumulation=1"),
+    ),
+    Pair(
+        "stepwise",
+        Planted("summarise", ["workload.decoder=stepwise"], baseline=alone(operations=6000), work=work()),
+        Planted("summarise", ["workload.decoder=hoisted"], baseline=alone(operations=6000), work=work()),
+        ("workload.decoder=hoisted",),
+    ),
+    Pair(
+        "recompile",
+        Planted("finetune", COMPILED, after={3: recompiled(80)}),
+        Planted("finetune", COMPILED, after={3: (MarkEvent("recompile", 80, "", {"graphs": 1}),)}),
+        ("speed.compile_dynamic=true",),
+    ),
+    Pair(
+        "compile-cost",
+        Planted(
+            sets=COMPILED, run={"total_steps": 240}, marks=[MarkEvent("compile", 0, "", {"seconds": 20.0, "mode": "default"})],
+        ),
+        Planted(sets=COMPILED, marks=[MarkEvent("compile", 0, "", {"seconds": 20.0, "mode": "default"})]),
+        ("speed.compile=off",),
+    ),
+    Pair(
+        "deterministic",
+        Planted(
+            sets=["speed.deterministic=true"],
+            trials=[TrialEvent(["speed.deterministic=false"], "now", "gain", "1.3x", 1.3, 1.2, 1.4)],
+        ),
+        Planted(
+            sets=["speed.deterministic=true"],
+            trials=[TrialEvent(["speed.deterministic=false"], "now", "no gain", "1.0x", 1.0, 0.99, 1.01)],
+        ),
+        ("speed.deterministic=false",),
+    ),
+]  # fmt: skip
+
+CARD = [
+    Pair(
+        "transfer",
+        card(device={**CARD_STEP, "to_device": 4.0}, sets=("precision.amp=bf16", "loader.pin_memory=false")),
+        card(sets=("precision.amp=bf16", "loader.pin_memory=false")),
+        ("loader.pin_memory=true",),
+    ),
+    Pair(
+        "launch-bound",
+        card(kernels=burst("kernels", launch_gaps=40)),
+        card(kernels=burst("kernels", launch_gaps=2)),
+        ("speed.cuda_graph=true",),
+        "burst",
+    ),
+    Pair(
+        "launch-bound",
+        card(card={**NVML, "util_percent": 45, "power_w": 200.0}),
+        card(card={**NVML, "util_percent": 99, "power_w": 200.0}),
+        ("speed.cuda_graph=true",),
+        "counters",
+    ),
+    Pair(
+        "sync",
+        card(kernels=burst("kernels", synchronising=20), sets=("precision.amp=bf16", "log.every_steps=1")),
+        card(kernels=burst("kernels", synchronising=1), sets=("precision.amp=bf16", "log.every_steps=1")),
+        ("log.every_steps=10",),
+        "burst",
+    ),
+    Pair(
+        "sync",
+        card(device={**CARD_STEP, "log": 3.0}, sets=("precision.amp=bf16", "log.every_steps=1")),
+        # The host waits there, and the card computes meanwhile.
+        card(phases=healthy(log=8.0), sets=("precision.amp=bf16", "log.every_steps=1")),
+        ("log.every_steps=10",),
+        "clock",
+    ),
+    Pair(
+        "tf32",
+        card(sets=("precision.amp=off", "precision.tf32=false"), run=OLD_CARD, work=TF32_WORK),
+        card(
+            sets=("precision.amp=off", "precision.tf32=false"), run=OLD_CARD,
+            work=replace(TF32_WORK, flops_per_step=10**9),
+        ),
+        ("precision.tf32=true",),
+    ),
+    Pair(
+        "amp",
+        card(
+            sets=("precision.amp=off",), run={**CARD_RUN, "precision": "tf32"},
+            work=work(flops_per_step=4000 * 10**9, peak_tflops=494.7, peak_kind="tf32"),
+        ),
+        card(
+            sets=("precision.amp=off",), run={**CARD_RUN, "precision": "tf32"},
+            work=work(flops_per_step=10**9, peak_tflops=494.7, peak_kind="tf32"),
+        ),
+        ("precision.amp=bf16",),
+    ),
+    Pair(
+        "cudnn-benchmark",
+        card(workload="antispoof", kernels=burst("kernels", top=CUDNN_TOP)),
+        card(workload="antispoof", kernels=burst("kernels", top=[["gemm", 60_000_000, 300]])),
+        ("speed.cudnn_benchmark=true",),
+    ),
+    Pair(
+        "neighbour-card",
+        card(card={**NVML, "processes": 1, "memory_others_bytes": 9 << 30}, baseline=alone(micro_ns=10e6)),
+        card(card={**NVML, "processes": 1, "memory_others_bytes": 9 << 30}),
+    ),
+    Pair(
+        "throttling",
+        card(card={**NVML, "throttle": ["thermal"], "sm_clock_mhz": 1100}),
+        card(card={**NVML, "throttle": ["power cap"], "sm_clock_mhz": 1900}),
+    ),
+    Pair(
+        "thrash",
+        card(memory=memory(retries=40), sets=("precision.amp=bf16", "batch.micro=32")),
+        card(memory=memory(retries=1), sets=("precision.amp=bf16", "batch.micro=32")),
+        ("batch.micro=16", "batch.accumulation=2"),
+    ),
+]  # fmt: skip
+
+HAZARDS = [
+    Pair(
+        "leak",
+        Planted(host=cores(1.9, 1.9), used=[(400 + 20 * n) * MB for n in range(12)]),
+        # It grows, and levels off.
+        Planted(host=cores(1.9, 1.9), used=[(400 + min(80 * n, 320)) * MB for n in range(12)]),
+    ),
+    Pair(
+        "near-limit",
+        Planted(host=cores(1.9, 1.9, memory_available_bytes=100 * MB), sets=["loader.cache=true"]),
+        Planted(host=cores(1.9, 1.9), sets=["loader.cache=true"]),
+        name="host",
+    ),
+    Pair(
+        "near-limit",
+        card(memory=memory(free_bytes=500 * MB, reserved_bytes=79 << 30, peak_allocated_bytes=79 << 30)),
+        # All of it is reserved, and most of that is not in use.
+        card(memory=memory(free_bytes=500 * MB, reserved_bytes=79 << 30, peak_allocated_bytes=30 << 30)),
+        name="card",
+    ),
+]
+
+PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *CARD, *HAZARDS]

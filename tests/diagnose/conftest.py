@@ -1,0 +1,8 @@
+"""The record's tests make random sequences of events, which the rules have to stand as well."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "record"))

@@ -1,0 +1,292 @@
+"""What a finding says: its order, its ceiling, when to leave it, its edits, and what it says of a run as a whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cases import HAZARDS, PAIRS, Pair
+from planted_runs import HEALTHY, Planted, alone, cores, data, evaluated, files, healthy, seen
+
+from ndd_engine.config import read
+from ndd_engine.diagnose import CAUSES, Finding, diagnose
+from ndd_engine.diagnose.hazards import steady_growth
+from ndd_engine.record.events import EndEvent, SettingEvent, StageEvent, TrialEvent
+
+WORKLOADS = ("antispoof", "chartext", "finetune", "ndd", "summarise")
+MB = 1 << 20
+BUSY = Planted(phases=healthy(data_wait=20.0, optimizer=5.0), sets=["optimizer.implementation=loop"])
+
+
+def edits() -> dict[tuple[str, ...], Pair]:
+    """Every list of edits that the planted cases bring about."""
+    found: dict[tuple[str, ...], Pair] = {}
+    for pair in PAIRS:
+        for item in pair.guilty.found():
+            for change in item.changes:
+                if change.sets:
+                    found[change.sets] = pair
+    return found
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("sets", edits(), ids=" ".join)
+def test_every_proposed_edit_is_a_valid_configuration(sets: tuple[str, ...], workload: str) -> None:
+    pair = edits()[sets]
+    known = [key for key in pair.guilty.sets if not key.startswith("workload.")]
+    applied = [item for item in sets if not item.startswith("workload.") or workload == pair.guilty.workload]
+    read(None, [*known, *applied], workload).resolve()
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_micro_batches_keep_the_effective_batch(workload: str) -> None:
+    run = Planted(
+        workload, ["batch.micro=4", "batch.effective=32"],
+        baseline=alone(micro=4, micro_ns=2.4e6, other_micro=2, other_ns=2.2e6),
+    )  # fmt: skip
+    found = run.named("small-micro")
+    batch = read(None, ["batch.micro=4", "batch.effective=32", *found.sets], workload).resolve().batch
+    assert (batch.items, batch.micro) == (32, 32)
+
+
+def test_the_largest_ceiling_comes_first() -> None:
+    found = BUSY.found()
+    assert [item.cause for item in found] == ["data-wait", "optimizer"]
+    ceilings = [item.ceiling or 0.0 for item in found]
+    assert ceilings == sorted(ceilings, reverse=True)
+
+
+@pytest.mark.parametrize("pair", HAZARDS, ids=lambda pair: pair.id)
+def test_what_ends_the_run_comes_before_what_slows_it(pair: Pair) -> None:
+    slow = replace(pair.guilty, phases={**pair.guilty.phases, "data_wait": 40.0})
+    found = slow.found()
+    assert found[0].cause == pair.cause
+    assert len(found) > 1
+
+
+def test_the_ceiling_of_a_wait_is_what_is_left_without_it() -> None:
+    found = Planted(phases=healthy(data_wait=20.0), wobble=0.0).verdict()
+    step = sum(HEALTHY.values()) - HEALTHY["data_wait"] + 20.0
+    assert found.ceiling == pytest.approx(step / (step - 20.0), rel=1e-6)
+
+
+def test_the_ceiling_of_threads_is_no_less_than_what_was_measured() -> None:
+    run = Planted(
+        run={"threads": 1}, baseline=alone(threads=1, by_threads=[[2.0, 9.5e6]]), host=cores(1.0, 1.0)
+    )
+    found = run.named("few-threads")
+    assert found.ceiling is not None
+    assert 1.8 < found.ceiling <= 2.0
+
+
+def test_a_wait_beside_evaluations_is_bounded_by_the_time_of_steps() -> None:
+    # The rate that people see leaves evaluations out, and so does the bound of what a step may gain.
+    sets = ["evaluate.every_steps=20"]
+    after = {n: evaluated(600, 20 * n + 20) for n in range(12)}
+    run = Planted(phases=healthy(data_wait=20.0), sets=sets, after=after)
+    assert {item.cause for item in run.found()} == {"data-wait", "evaluation"}
+    bound = run.named("data-wait").ceiling
+    assert bound is not None
+    assert bound >= 39.8 / 19.8
+
+
+# Leave it.
+
+
+def test_a_run_that_ends_soon_is_left_alone() -> None:
+    soon = replace(BUSY, run={"total_steps": 260}, prepared_s=30.0).verdict()
+    assert "the run ends in" in soon.leave
+    assert "30.0 s" in soon.leave
+    assert replace(BUSY, prepared_s=30.0).verdict().leave == ""
+
+
+def test_encoding_everything_once_is_part_of_the_price() -> None:
+    run = Planted(
+        phases=healthy(data_wait=32.0),
+        loader=files(items=1_000_000),
+        run={"total_steps": 3000},
+        prepared_s=1.0,
+    )
+    found = run.named("on-the-fly")
+    assert "a restart takes 16 min" in found.leave
+
+
+def test_without_a_measured_preparation_nobody_knows_what_a_restart_takes() -> None:
+    run = replace(BUSY, run={"total_steps": 260}, preparing=False, prepared_s=30.0)
+    assert run.verdict().leave == ""
+
+
+def test_a_finished_run_is_told_for_the_next_one() -> None:
+    run = replace(BUSY, run={"total_steps": 240}, after={11: [EndEvent("done", "", 240, 0)]}, prepared_s=30.0)
+    assert run.verdict().leave == ""
+
+
+def trial(verdict: str, *sets: str) -> TrialEvent:
+    return TrialEvent(list(sets), "the present", verdict, f"measured: {verdict}", 1.0, 0.99, 1.01)
+
+
+def test_what_was_tried_in_vain_steps_back_and_says_so() -> None:
+    tried = replace(BUSY, trials=[trial("no gain", "loader.workers=1")])
+    found = tried.found()
+    assert [item.cause for item in found] == ["optimizer", "data-wait"]
+    assert found[1].leave == "the change was tried here: measured: no gain"
+    # A gain, or a trial of something else, changes nothing.
+    gained = replace(BUSY, trials=[trial("gain", "loader.workers=1"), trial("no gain", "loader.cache=true")])
+    assert gained.verdict().cause == "data-wait"
+
+
+# The run as a whole.
+
+
+@pytest.mark.parametrize(("windows", "steps"), [(1, 10), (12, 1), (2, 9)])
+def test_too_short_a_run_is_not_judged(windows: int, steps: int) -> None:
+    (found,) = Planted(phases=healthy(data_wait=90.0), windows=windows, steps=steps).found()
+    assert found.cause == "too-short"
+    assert found.ceiling is None
+
+
+def test_long_steps_need_not_be_many() -> None:
+    assert Planted(phases=healthy(data_wait=900.0), windows=10, steps=1).verdict().cause == "data-wait"
+
+
+def test_nothing_measured_is_too_short() -> None:
+    (found,) = diagnose(replace(Planted().state().snapshot(), run=None, phases=(), step_ns=None))
+    assert found.cause == "too-short"
+
+
+def test_hazards_are_told_of_a_short_run_as_well() -> None:
+    pair = next(pair for pair in HAZARDS if pair.id == "near-limit-host")
+    assert replace(pair.guilty, windows=2, steps=2).causes() == ["near-limit", "too-short"]
+
+
+NO_WORKERS = SettingEvent("loader.workers", "4", "0", False, "batches\x1b[2J are made here")
+
+
+def test_settings_without_effect_are_named_with_the_reason() -> None:
+    (found,) = Planted(settings=[NO_WORKERS, SettingEvent("run.threads", "2", "2", True)]).found()
+    assert (found.cause, found.title) == ("no-effect", "a setting without effect: loader.workers")
+    assert found.evidence[0].text == "loader.workers: asked for 4, it is 0 (batches\\x1b[2J are made here)"
+    # Below whatever costs time.
+    assert Planted(phases=healthy(data_wait=20.0), settings=[NO_WORKERS]).causes() == [
+        "data-wait",
+        "no-effect",
+    ]
+
+
+def test_a_finding_is_json() -> None:
+    for pair in PAIRS:
+        for item in pair.guilty.found():
+            json.dumps(item.to_dict(), allow_nan=False)
+            assert item.cause in CAUSES
+
+
+def test_foreign_text_is_made_safe() -> None:
+    looks = seen(("data_wait", "a\x1b.py", 1, "f\n", 40, 1))
+    host = cores(2.0, 1.0, neighbours=[{"pid": 1, "name": "\x1b[31mred", "cores": 1.0}])
+    run = Planted(phases=healthy(data_wait=20.0), stacks=looks, host=host, baseline=alone(micro_ns=9e6))
+    assert {"data-wait", "neighbour-cores"} <= set(run.causes())
+    for item in run.found():
+        texts = [item.title, *(part.text for part in item.evidence), *(part.text for part in item.changes)]
+        texts += [part.where or "" for part in item.changes]
+        assert all(text.isprintable() for text in texts), texts
+
+
+def test_the_neighbour_is_named() -> None:
+    pair = next(pair for pair in PAIRS if pair.cause == "neighbour-cores")
+    found = pair.guilty.verdict()
+    assert "stress" in found.title
+    assert "pid 4711" in found.changes[0].text
+
+
+def test_evaluations_less_often_take_a_twentieth() -> None:
+    found = next(pair for pair in PAIRS if pair.cause == "evaluation").guilty.verdict()
+    every = int(found.sets[0].partition("=")[2])
+    # 200 ms each; the new period is so many steps of 20 ms.
+    assert 0.2 / (0.2 + every * 0.02) <= 0.05
+
+
+def test_a_user_function_is_named_with_its_line() -> None:
+    found = next(pair for pair in PAIRS if pair.id == "user-code-pace").guilty.verdict()
+    assert found.changes[0].where == "model.py:32 in penalty"
+    assert found.sets == ()
+
+
+# Memory.
+
+
+def grown(*values: float, step: int = 100) -> tuple[tuple[int, float], ...]:
+    return tuple((step * (index + 1), value * MB) for index, value in enumerate(values))
+
+
+GROWS = {
+    "steadily": [400 + 10 * n for n in range(20)],
+    "with noise": [400 + 10 * n + 3 * (-1) ** n for n in range(40)],
+    "in stairs": [400 + 30 * (n // 3) for n in range(60)],
+}
+DOES_NOT = {
+    "flat": [400.0] * 40,
+    "noise": [400 + 15 * (-1) ** n for n in range(40)],
+    "levels off": [400 + min(15 * n, 300) for n in range(40)],
+    "a jump": [400 + (300 if n > 25 else 0) for n in range(40)],
+    "up and down": [400 + 10 * (n % 20) for n in range(40)],
+    "shrinks": [800 - 10 * n for n in range(40)],
+    "a little": [400 + 0.1 * n for n in range(40)],
+    "too few": [400, 440, 480, 520],
+}
+
+
+@pytest.mark.parametrize("values", GROWS.values(), ids=GROWS)
+def test_steady_growth_is_a_leak(values: list[float]) -> None:
+    found = steady_growth(grown(*values))
+    assert found is not None
+    assert found[0] == pytest.approx(10 * MB / 100, rel=0.15)
+
+
+@pytest.mark.parametrize("values", DOES_NOT.values(), ids=DOES_NOT)
+def test_anything_else_is_none(values: list[float]) -> None:
+    assert steady_growth(grown(*values)) is None
+
+
+def test_a_leak_says_when_memory_is_full_and_whether_this_run_gets_there() -> None:
+    used = [(400 + 20 * n) * MB for n in range(12)]
+    leak = Planted(host=cores(1.9, 1.9), used=used, run={"total_steps": 100_000})
+    # 20 MB in 20 steps, and 16 GB free.
+    found = leak.verdict()
+    assert "1.0 MB with each step" in found.title
+    assert "16,384 steps" in found.evidence[1].text
+    assert found.leave == ""
+    survives = replace(leak, run={"total_steps": 1000}).verdict()
+    assert "before memory is full" in survives.leave
+
+
+def test_after_a_resume_the_new_process_counts() -> None:
+    state = Planted(window={"gc_ns": 60_000_000, "gc_count": 3, "gc_max_ns": 1}).state()
+    assert diagnose(state.snapshot())[0].cause == "gc"
+    state.fold(1e3, StageEvent("resume", "starting"))
+    assert diagnose(state.snapshot())[0].cause == "too-short"
+
+
+def _told(found: tuple[Finding, ...]) -> list[Any]:
+    return [item.to_dict() for item in found]
+
+
+def test_a_replay_says_the_same() -> None:
+    from ndd_engine.record.state import RunState
+
+    for pair in PAIRS:
+        state = pair.guilty.state()
+        again = RunState.from_event(state.to_event())
+        assert _told(diagnose(again.snapshot())) == _told(diagnose(state.snapshot()))
+
+
+def test_the_data_that_lies_on_disk_is_not_offered_to_the_card() -> None:
+    for pair in PAIRS:
+        for item in pair.guilty.found():
+            for change in item.changes:
+                assert pair.guilty.device is not None or "loader.placement=device" not in change.sets
+
+
+def test_a_healthy_loader_is_left_alone() -> None:
+    assert Planted(loader=data(), host=cores(1.9, 1.9)).causes() == ["healthy"]

@@ -1,0 +1,130 @@
+"""Profiler bursts on a card: the union of kernels against the card's own events, and the causes of planted gaps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ndd_engine.config import read
+from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
+from ndd_engine.train import clock as phase
+from ndd_engine.train.burst import Recording
+from ndd_engine.train.clock import PhaseClock
+from ndd_engine.train.run import Run, RunRequest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA card: torch.cuda.is_available() is false"
+    ),
+]
+
+
+@pytest.fixture
+def left() -> torch.Tensor:
+    return torch.randn(4096, 4096, device="cuda")
+
+
+def recorded(step: Callable[[PhaseClock], None], times: int = 3) -> KernelsEvent:
+    """A burst over `times` calls of a step, after one that is left out."""
+    clock = PhaseClock()
+    recording = Recording(torch.device("cuda"), clock)
+    recording.start()
+    step(clock)
+    recording.begin()
+    for _ in range(times):
+        step(clock)
+        recording.measured += 1
+    event = recording.end(times)
+    assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
+    return event
+
+
+def test_busy_time_agrees_with_the_cards_own_events(left: torch.Tensor) -> None:
+    spans: list[float] = []
+
+    def step(clock: PhaseClock) -> None:
+        clock.enter(phase.DATA_WAIT)
+        time.sleep(0.05)
+        clock.enter(phase.FORWARD)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(20):
+            torch.mm(left, left)
+        end.record()
+        torch.cuda.synchronize()
+        spans.append(begin.elapsed_time(end) * 1e6)
+
+    step(PhaseClock())
+    spans.clear()
+    event = recorded(step)
+    assert event.method == "kernels"
+    assert event.launches >= 60
+    assert event.busy_ns == pytest.approx(sum(spans[1:]), rel=0.1)
+    assert event.idle_ns["waiting for data"] == pytest.approx(3 * 50e6, rel=0.1)
+
+
+def test_gaps_between_launches_and_after_a_synchronisation(left: torch.Tensor) -> None:
+    small = torch.randn(64, 64, device="cuda")
+
+    def launching(clock: PhaseClock) -> None:
+        clock.enter(phase.FORWARD)
+        for _ in range(20):
+            torch.mm(small, small)
+            time.sleep(0.002)
+
+    event = recorded(launching)
+    assert event.idle_ns["launch gaps"] > 0.8 * event.wall_ns
+
+    def waiting(clock: PhaseClock) -> None:
+        clock.enter(phase.FORWARD)
+        for _ in range(10):
+            torch.mm(left, left).sum().item()
+            time.sleep(0.005)  # the card has nothing queued, because the host waited for it
+
+    event = recorded(waiting)
+    assert event.idle_ns["synchronising"] > event.idle_ns.get("launch gaps", 0)
+
+
+def test_copies_are_busy_and_told(left: torch.Tensor) -> None:
+    host = torch.randn(64, 1024, 1024).pin_memory()
+
+    def step(clock: PhaseClock) -> None:
+        clock.enter(phase.TO_DEVICE)
+        host.to("cuda", non_blocking=True)
+        clock.enter(phase.FORWARD)
+        torch.mm(left, left)
+        torch.cuda.synchronize()
+
+    event = recorded(step)
+    assert 0 < event.copy_ns <= event.busy_ns
+    assert event.launches >= 3
+
+
+def train(folder: Path, *sets: str) -> list[Event]:
+    base = ("run.device=cuda", "evaluate.every_epochs=0", "checkpoint.every_minutes=0", "workload.size=small")
+    draft = read(None, [*base, *sets], "chartext", {"run": {"max_steps": 40, "name": "burst"}})
+    run = Run.open(RunRequest(draft, folder))
+    end = run.execute()
+    run.close()
+    assert end.status == "done", end.reason
+    return [item[1] for item in map(parse, run.directory.events.read_bytes().splitlines()) if item]
+
+
+@pytest.mark.parametrize("sets", [(), ("speed.cuda_graph=true", "precision.amp=off")])
+def test_bursts_of_a_run_on_the_card(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    trace = tmp_path / "trace.json"
+    events = train(tmp_path, "log.kernels_every=10", f"log.trace={trace}", *sets)
+    bursts = [event for event in events if isinstance(event, KernelsEvent)]
+    assert len(bursts) == 3
+    for event in bursts:
+        assert event.method == "kernels"
+        assert 0 < event.busy_ns <= event.wall_ns
+        # A replayed graph's kernels are seen one by one.
+        assert event.launches > 10 * event.steps
+    assert trace.stat().st_size > 0
+    assert not [event for event in events if isinstance(event, MarkEvent) and event.kind == "warning"]

@@ -1,0 +1,200 @@
+"""Who else uses the cores is found and named; the run and its own processes are never accused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ndd_engine.hardware.cgroup import read_limits
+from ndd_engine.hardware.counters import LinuxCounters
+from ndd_engine.hardware.host import detect_host
+from ndd_engine.hardware.neighbours import EVERY, MOST, Neighbours
+
+ALL = frozenset(range(4096))
+SPIN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+# Starts a process that computes, says its id and ends: the process then belongs to nobody here.
+ORPHAN = (
+    "import subprocess, sys\n"
+    f"child = subprocess.Popen([sys.executable, '-c', {SPIN!r}], stdout=subprocess.DEVNULL, start_new_session=True)\n"
+    "print(child.pid)"
+)
+
+
+@pytest.fixture
+def neighbour() -> Iterator[int]:
+    """A real process of somebody else that keeps a core busy."""
+    out = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, check=True).stdout
+    pid = int(out)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_busy_process_is_named(neighbour: int) -> None:
+    neighbours = Neighbours(Path("/"), ALL)
+    assert neighbours.read(0.9) is None  # the first look only begins it
+    time.sleep(0.6)
+    found = neighbours.read(0.9)
+    assert found is not None
+    mine = next((item for item in found if item["pid"] == neighbour), None)
+    # Where many others compute too, three may be busier.
+    assert mine is not None or len(found) == MOST
+    if mine is not None:
+        assert mine["name"].startswith("python") and 0 < mine["cores"] < 1.5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_samples_name_it_from_the_third_on(neighbour: int) -> None:
+    found = LinuxCounters(detect_host(), None, lambda *_: None)
+    samples = []
+    for _ in range(3):
+        samples.append(found.read()["neighbours"])
+        time.sleep(0.5)
+    found.close()
+    assert samples[:2] == [None, None]
+    assert samples[2] is not None
+    assert neighbour in {item["pid"] for item in samples[2]} or len(samples[2]) == MOST
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_what_the_run_started_itself_is_no_neighbour() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", SPIN])
+    try:
+        neighbours = Neighbours(Path("/"), ALL)
+        neighbours.read(0.9)
+        deadline = time.monotonic() + 0.4
+        while time.monotonic() < deadline:  # this process is busy as well
+            pass
+        found = neighbours.read(0.9)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert found is not None
+    assert not {worker.pid, os.getpid()} & {item["pid"] for item in found}
+
+
+def process(pid: int, ticks: int, name: str = "busy", parent: int = 1, core: int = 0) -> dict[str, str]:
+    words = ["R", str(parent), *["0"] * 9, str(ticks), "0", *["0"] * 6, "77", *["0"] * 16, str(core), "0"]
+    return {f"proc/{pid}/stat": f"{pid} ({name}) {' '.join(words)}\n"}
+
+
+def test_the_three_busiest_on_our_cores_with_names_that_cannot_steer_a_terminal(
+    tree: Callable[[dict[str, str]], Path],
+) -> None:
+    names = {11: "a) (b", 12: "\x1b[31mred", 13: "c", 14: "d", 15: "elsewhere", 16: "idle"}
+    on = {15: 9}
+    root = tree({"proc/loadavg": "\n"})
+
+    def write(spent: dict[int, int]) -> None:
+        for pid, ticks in spent.items():
+            for path, text in process(pid, ticks, names[pid], core=on.get(pid, 0)).items():
+                (root / path).parent.mkdir(exist_ok=True)
+                (root / path).write_text(text)
+
+    write({11: 100, 12: 0, 13: 500, 15: 0, 16: 10_000})
+    neighbours = Neighbours(root, frozenset({0, 1}))
+    assert neighbours.read(2.0) is None
+    time.sleep(0.25)
+    # 14 began meanwhile; 16 did nothing; 15 ran on a core that is not ours.
+    write({11: 120, 12: 40, 13: 510, 14: 30, 15: 900})
+    found = neighbours.read(2.0)
+    assert found is not None
+    assert [(item["pid"], item["name"]) for item in found] == [(12, "\\x1b[31mred"), (14, "d"), (11, "a) (b")]
+
+
+def test_it_looks_seldom_and_only_when_others_are_busy(tree: Callable[[dict[str, str]], Path]) -> None:
+    root = tree(process(11, 0))
+    neighbours = Neighbours(root, ALL)
+    looks: list[int] = []
+    plain = neighbours._processes
+    neighbours._processes = lambda: looks.append(1) or plain()  # type: ignore[method-assign, func-returns-value]
+    for others in (None, 0.0, 0.2):
+        assert neighbours.read(others) is None
+    assert not looks
+    neighbours.read(0.9)
+    time.sleep(0.25)
+    assert neighbours.read(0.9) == []  # looked, and nobody was seen
+    neighbours._next = 0.0  # as if looking were free
+    for _ in range(EVERY - 2):
+        neighbours.read(0.9)
+    assert len(looks) == 2
+    neighbours.read(0.9)
+    assert len(looks) == 3
+    time.sleep(0.25)
+    neighbours.read(0.0)
+    assert neighbours.read(0.0) is None  # they went quiet
+
+
+def counters(root: Path) -> LinuxCounters:
+    def note(signal: str, error: Exception) -> None:
+        assert signal != "cpu_throttled", error
+
+    return LinuxCounters(detect_host(root, 8), None, note, root)
+
+
+V1 = {
+    "proc/self/cgroup": "2:cpuacct:/job\n1:cpu:/job\n",
+    "proc/self/mountinfo": (
+        "30 23 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+        "31 23 0:27 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
+    ),
+    "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "100000\n",
+    "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu/job/cpu.stat": "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n",
+    "sys/fs/cgroup/cpuacct/job/cpuacct.usage": "0\n",
+}
+V2 = {
+    "proc/self/cgroup": "0::/job\n",
+    "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+    "sys/fs/cgroup/job/cpu.max": "100000 100000\n",
+    "sys/fs/cgroup/job/cpu.stat": "usage_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "after"),
+    [
+        (
+            V1,
+            {
+                "sys/fs/cgroup/cpu/job/cpu.stat": "nr_periods 9\nnr_throttled 9\nthrottled_time 3000000000\n",
+                "sys/fs/cgroup/cpuacct/job/cpuacct.usage": "1000000000\n",
+            },
+        ),
+        (
+            V2,
+            {"sys/fs/cgroup/job/cpu.stat": "usage_usec 1000000\nnr_throttled 9\nthrottled_usec 3000000\n"},
+        ),
+    ],
+)
+def test_time_that_a_quota_takes(
+    tree: Callable[[dict[str, str]], Path], files: dict[str, str], after: dict[str, str]
+) -> None:
+    root = tree({"proc/stat": "cpu  0\ncpu0 1 0 1 8 0 0 0 0\n", **files})
+    found = counters(root)
+    assert found.read()["cpu_throttled"] is None
+    time.sleep(0.1)
+    for path, text in after.items():
+        (root / path).write_text(text)
+    # 3 s withheld on all cores together beside 1 s that was given: three quarters of what was wanted.
+    assert found.read()["cpu_throttled"] == 0.75
+    time.sleep(0.1)
+    assert found.read()["cpu_throttled"] == 0.0
+    found.close()
+
+
+def test_without_a_quota_nothing_is_said_of_throttling(tree: Callable[[dict[str, str]], Path]) -> None:
+    root = tree({**V2, "sys/fs/cgroup/job/cpu.max": "max 100000\n"})
+    assert read_limits(root).cpu_stat is None
+    found = counters(root)
+    found.read()
+    time.sleep(0.1)
+    assert found.read()["cpu_throttled"] is None
+    found.close()

@@ -1,0 +1,344 @@
+"""The page of a run: every part of it, as HTML that needs nothing else, and as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndd_console.report import html, text
+from ndd_console.report.blocks import Lines, Stack
+from ndd_console.report.model import load
+from ndd_console.report.sections import page
+from ndd_console.view.rows import cells
+from ndd_engine.diagnose import diagnose
+from ndd_engine.record.events import (
+    EndEvent,
+    FindingEvent,
+    KernelsEvent,
+    MarkEvent,
+    SettingEvent,
+    StacksEvent,
+    StageEvent,
+)
+from ndd_engine.record.rundir import RunDir, RunLock
+
+from .report_help import T0, Timed, pages, run_event, trial, whole_life, window, write
+
+PARTS = (
+    "Verdict", "The run", "Where the time goes", "Idle, by cause", "Speed and work", "Learning", "Memory",
+    "The machine", "Findings over time", "Trials", "What happened", "Settings", "How it was measured",
+)  # fmt: skip
+VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
+ALLOWED = {
+    "html", "head", "meta", "title", "style", "body", "header", "main", "footer", "section", "nav", "article",
+    "figure", "figcaption", "div", "p", "h1", "h2", "h3", "a", "span", "table", "thead", "tbody", "tr", "th", "td",
+    "dl", "dt", "dd", "code", "b", "i", "svg", "desc", "text", "line", "rect", "polyline", "polygon", "path", "circle",
+}  # fmt: skip
+
+
+class Checker(HTMLParser):
+    """What a browser would see: tags in balance, links, and what runs or is fetched."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.outside: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.plots: list[list[str]] = []
+        self.words: list[str] = []
+        self.feed(document)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            value = value or ""
+            if name.startswith("on") or name in ("src", "srcset", "action", "xlink:href"):
+                self.outside.append(f"{tag} {name}={value}")
+            if name == "href":
+                self.links.append(value)
+            if name == "id":
+                self.ids.append(value)
+        if tag == "svg":
+            self.plots.append([])
+        elif self.plots and "svg" in self.open:
+            self.plots[-1].append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+
+def check(document: str) -> Checker:
+    """A page that is whole by itself, with plots that say what they show."""
+    seen = Checker(document)
+    assert seen.outside == [] and seen.tags <= ALLOWED, seen.tags - ALLOWED
+    assert len(seen.ids) == len(set(seen.ids))
+    assert all(link.startswith("#") and link[1:] in seen.ids for link in seen.links)
+    lowered = document.lower()
+    assert not re.search(r"url\(|@import|https?://|<script|javascript:", lowered)
+    assert all(inside[:2] == ["title", "desc"] for inside in seen.plots)
+    # A coordinate is a number.
+    for value in re.findall(r'(?: points| d| [xy][12]?| width| height| c[xy])="([^"]*)"', document):
+        assert "nan" not in value and "inf" not in value
+    assert len(document) < 1_000_000
+    return seen
+
+
+def control_characters(shown: str) -> set[str]:
+    return {char for char in shown if not char.isprintable()} - {"\n"}
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_a_whole_life_has_every_part_in_both_forms(tmp_path: Path, cuda: bool) -> None:
+    run = write(tmp_path, whole_life(cuda))
+    report, document, plain = pages(run)
+    seen = check(document)
+    assert len(seen.plots) > 8
+    for shown in (document, plain):
+        for part in PARTS:
+            assert part in shown
+        # The verdict is that of the rules over the newest snapshot, its evidence and ceiling with it.
+        finding = diagnose(report.snapshot)[0]
+        assert finding.title in shown and finding.evidence[0].text in shown
+        # What it is and how it ended.
+        assert (
+            "6 layers, width 384" in shown and "torch 2.6.0" in shown and "all 4320 steps are done" in shown
+        )
+        assert "run.seed" in shown and "1337" in shown
+        # What was measured: each with its unit.
+        assert "waiting for data" in shown and "data_wait" in shown and "p95" in shown
+        assert "windows/s" in shown and "TFLOP" in shown and "GB" in shown
+        assert "lower bound" in shown if cuda else "host&#x27;s clock" in document and "host's clock" in plain
+        # Trials: the change, the ratio with its interval, memory and losses.
+        assert "loader.workers=4" in shown and "2.11x (2.02 to 2.20)" in shown
+        assert (
+            "6.0 GB → 7.0 GB" in shown
+            and "out of memory" in shown
+            and "equal over the first 20 steps" in shown
+        )
+        # Marks, findings over time, settings.
+        assert "2 losses were not finite" in shown and "collections take 2 %" in shown and "gone" in shown
+        assert "NOT in effect" in shown and "the data lies on the device" in shown
+        assert "longest pause was 41 ms" in shown
+    assert "predicted" in plain if cuda else "about batch" not in plain
+    assert "ampere_bf16_gemm_128x64" in plain and "data.py:41" in plain
+
+
+def test_the_order_begins_with_what_holds_it_back(tmp_path: Path) -> None:
+    _, document, plain = pages(write(tmp_path, whole_life()))
+    for shown in (document[document.index("<main>") :], plain):
+        places = [shown.index(part) for part in PARTS]
+        assert places == sorted(places)
+
+
+def test_text_is_100_columns_and_can_be_ascii(tmp_path: Path) -> None:
+    report, _, plain = pages(write(tmp_path, whole_life()))
+    assert max(map(cells, plain.splitlines())) <= 100
+    assert control_characters(plain) == set()
+    assert any(block in plain for block in "▁▂▃▄▅▆▇█")
+    only = text.render(page(report), ascii_only=True)
+    assert only.isascii() and max(map(len, only.splitlines())) <= 100
+
+
+def test_time_between_two_processes_is_left_out_and_a_pause_is_not(tmp_path: Path) -> None:
+    report = load(write(tmp_path, whole_life()))
+    assert 240 < report.time.length_s < 400
+    ((begin, end),) = report.time.quiet
+    assert end - begin == pytest.approx(30, abs=0.1)
+    assert [at.step for at in report.data.resumed] == [2718]
+
+
+NASTY = (
+    "</title></text><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[31m\x00\n\u202e]]>--><!--"
+)
+
+
+def nasty_life() -> list[Timed]:
+    """Every text that a record can hold is an attack."""
+    t = T0
+    finding = {"cause": NASTY, "title": NASTY}
+    out: list[Timed] = [
+        (t, StageEvent(NASTY, NASTY)),
+        (
+            t,
+            run_event(
+                name=NASTY, workload=NASTY, host=NASTY, device_name=NASTY, versions={NASTY: NASTY}, precision=NASTY,
+                item=NASTY, token=NASTY, model=NASTY, data=NASTY, config={NASTY: {NASTY: NASTY}},
+            ),
+        ),
+        (t, SettingEvent(NASTY, NASTY, NASTY, False, NASTY)),
+    ]  # fmt: skip
+    for index in range(30):
+        item = window((index + 1) * 18)
+        phases = {
+            **item.phases,
+            f"forward/{NASTY}": dict(item.phases["forward"]),
+            NASTY: dict(item.phases["loss"]),
+        }
+        t += 1
+        out.append((t, window(item.step, phases=phases)))
+    out += [
+        (t, MarkEvent("evaluation", 9, NASTY, {"metrics": {NASTY: 1.5, "loss": 2.0}, "seconds": 1.0})),
+        (t, MarkEvent(NASTY, 9, NASTY)),
+        (t, MarkEvent("warning", 9, NASTY)),
+        (t, FindingEvent(9, NASTY, NASTY, False, finding)),
+        (t, trial(NASTY, NASTY, (1.2, 1.1, 1.3), NASTY, not_in_effect=NASTY, loss_text=NASTY)),
+        (t, KernelsEvent(NASTY, 9, 3, 1000, 400, 0, {NASTY: 600}, 4, [[NASTY, 300, 2]], NASTY)),
+        (t, StacksEvent(9, 10, [[NASTY, NASTY, 4, NASTY, 5, 1]])),
+        (t, EndEvent("failed", NASTY, 540, 1, NASTY)),
+    ]  # fmt: skip
+    return out
+
+
+def test_nothing_foreign_becomes_markup_or_steers_a_terminal(tmp_path: Path) -> None:
+    name = "<script>alert(3)<"
+    report, document, plain = pages(write(tmp_path, nasty_life(), name))
+    seen = check(document)
+    assert "img" not in seen.tags
+    assert control_characters(document) == set() and control_characters(plain) == set()
+    # It is shown, letter by letter.
+    words = "".join(seen.words)
+    assert name in words and "onerror=alert(2)" in words and r"\x1b[31m" in words
+    assert report.data.skipped == 0
+    assert max(map(cells, plain.splitlines())) <= 100
+
+
+def hole(folder: Path) -> RunDir:
+    """A record of which a third is gone, with torn and foreign lines in it."""
+    events = whole_life(cuda=False)
+    times = [t for t, _ in events]
+    begin, end = T0 + 40, T0 + 80
+    run = write(folder, [item for item in events if not begin < item[0] < end])
+    lines = run.events.read_bytes().splitlines(keepends=True)
+    middle = len(lines) // 2
+    lines[middle:middle] = [
+        b'{"v":1,"type":"window","t":17500\n',
+        b"\xff\xfe not JSON\n",
+        b'{"type":"new","t":1}\n',
+    ]
+    lines.insert(middle, b'{"v":1,"type":"window","t":Infinity}\n')
+    run.events.write_bytes(b"".join(lines) + b'{"v":1,"type":"wind')
+    assert times[0] < begin
+    return run
+
+
+def test_a_hole_in_the_record_is_a_hole_in_the_plots(tmp_path: Path) -> None:
+    report, document, plain = pages(hole(tmp_path))
+    check(document)
+    assert report.data.skipped == 4 and "4 lines of the record are damaged" in plain
+    found = {
+        block.title: block
+        for section in page(report).sections
+        for block in section.blocks
+        if hasattr(block, "title")
+    }
+    stack = found["Share of wall time by phase"]
+    assert isinstance(stack, Stack)
+    middle = {int(seconds / stack.width_s) for seconds in (50, 60, 70)}
+    assert not middle & set(stack.columns)
+    loss = found["Loss"]
+    assert isinstance(loss, Lines)
+    assert not any(a[0] < 45 and b[0] > 75 for piece in loss.lines[0].pieces for a, b in pairwise(piece))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [(T0, StageEvent("prepare", "importing torch"))],
+        [(T0, StageEvent("prepare", "x")), (T0 + 3, EndEvent("failed", "no such file: data.txt", 0, 1))],
+        [(T0, run_event()), (T0 + 3, EndEvent("failed", "out of memory in a trial step", 0, 1))],
+    ],
+    ids=["nothing", "preparing", "failed early", "failed after its identity"],
+)  # fmt: skip
+def test_a_run_without_steps_says_so(tmp_path: Path, events: list[Timed]) -> None:
+    run = write(tmp_path, events)
+    _, document, plain = pages(run)
+    check(document)
+    assert "before the first step" in plain and "No step was measured" in plain
+    assert "<svg" not in document
+    for _, event in events:
+        if isinstance(event, EndEvent):
+            assert event.reason in plain and event.reason in document
+
+
+def test_a_folder_with_a_configuration_alone_is_a_run_too(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "one")
+    run.path.mkdir()
+    run.config.write_text("[run]\n")
+    _, document, plain = pages(run)
+    check(document)
+    assert "lost" in plain
+
+
+def test_a_live_run_goes_on_and_one_that_died_is_lost(tmp_path: Path) -> None:
+    events = [item for item in whole_life() if not isinstance(item[1], EndEvent)]
+    run = write(tmp_path, events)
+    lock = RunLock(run)
+    lock.acquire()
+    try:
+        assert "the run goes on" in pages(run)[2]
+    finally:
+        lock.release()
+    _, document, plain = pages(run)
+    check(document)
+    assert "Lost at step 4,320" in plain and "kill -9" in " ".join(plain.split())
+
+
+def test_what_no_recorder_writes_costs_its_own_part_only(tmp_path: Path) -> None:
+    strange: dict[str, Any] = {"parameters": "many", "config": [], "steps_per_epoch": 276}
+    events: list[Timed] = [(T0, run_event(**strange)), (T0 + 2, window(18)), (T0 + 4, window(36))]
+    _, document, plain = pages(write(tmp_path, events))
+    check(document)
+    assert "This part of the record cannot be shown" in plain
+    assert "data_wait" in plain
+
+
+def test_a_long_run_is_a_page_of_the_same_size(tmp_path: Path) -> None:
+    events: list[Timed] = [(T0, run_event(False))]
+    for index in range(4000):
+        step = (index + 1) * 18
+        t = T0 + (index + 1)
+        events.append((t, window(step, cuda=False, loss=2 + math.sin(index / 7))))
+        if index % 4 == 0:
+            events.append((t, MarkEvent("checkpoint", step, "checkpoint " + "x" * 50)))
+            events.append((t, MarkEvent("evaluation", step, "e", {"metrics": {"loss": 1.0}, "seconds": 0.1})))
+            events.append((t, FindingEvent(step, "gc", "y" * 200, index % 8 == 0, {})))
+        if index % 50 == 0:
+            events.append((t, trial(f"batch.micro={index}", "gain", (1.2, 1.1, 1.3), "better")))
+    _, document, plain = pages(write(tmp_path, events))
+    check(document)
+    for points in re.findall(r'points="([^"]*)"', document):
+        assert points.count(",") <= 1200  # a band has an upper and a lower edge
+    assert all(points.count(",") <= 600 for points in re.findall(r'<polyline[^>]*points="([^"]*)"', document))
+    assert len(plain.splitlines()) < 1000
+    assert "40 of" in plain  # evaluations: evenly thinned, and said so
+
+
+def test_html_alone_is_not_longer_than_what_it_says(tmp_path: Path) -> None:
+    """A text of endless length is cut, in a table and on a plot."""
+    events = [*whole_life()[:40], (T0 + 100, MarkEvent("warning", 9, "w" * 3_000_000))]
+    report = load(write(tmp_path, events))
+    assert len(html.render(page(report))) < 1_000_000
+    assert len(text.render(page(report))) < 200_000

@@ -1,0 +1,36 @@
+"""The ladder in a real terminal: its screen, stopping it, and what is left on the terminal afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .screen import START_S, Terminal
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
+    output = tmp_path / "found.toml"
+    arguments = (
+        "ladder", "--workload", "ndd", "--set", "workload.samples=400", "--set", "run.threads=1",
+        "--only", "workers", "--budget", "60", "-o", str(output),
+    )  # fmt: skip
+    with Terminal(*arguments, runs=tmp_path / "runs", columns=110, rows=40) as terminal:
+        terminal.until("◐ measuring", START_S)
+        assert "the ladder from the workload ndd" in terminal.text and "there is no" in terminal.text
+        terminal.press("\x1b")
+        terminal.until("written:", 90)
+        terminal.press("q")
+        assert terminal.wait() == 1  # stopped before its end
+        assert terminal.echoes() and "settings that were measured help" in terminal.words
+    assert "Written by the ladder from the workload ndd" in output.read_text()
+
+
+def test_a_mistake_is_told_without_a_screen_left_behind(tmp_path: Path) -> None:
+    with Terminal("ladder", "--only", "wrokers", runs=tmp_path / "runs", columns=100) as terminal:
+        terminal.until("there is no such rung here", START_S)
+        terminal.press("q")
+        assert terminal.wait() == 2
+        assert terminal.echoes() and "--only wrokers" in terminal.words

@@ -1,0 +1,92 @@
+"""Trying a change in a real terminal, from the run's own screen and from a viewer: no way to leave holds the run up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+
+from .screen import ENDLESS, START_S, Terminal
+
+pytestmark = pytest.mark.timeout(240)
+PATIENCE_S = 90.0
+
+
+def look(runs: Path) -> Snapshot:
+    reader = RunReader(RunDir(runs / "live"))
+    reader.poll()
+    return reader.snapshot()
+
+
+def sides(terminal: Terminal) -> list[psutil.Process]:
+    """Processes of a trial under this terminal."""
+    own = psutil.Process(terminal.process.pid).children(recursive=True)
+    return [process for process in own if "ndd_engine.trial.side" in process.cmdline()]
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def begin(terminal: Terminal, runs: Path) -> list[psutil.Process]:
+    """Type a change and wait until it is measured; the trial's processes."""
+    terminal.press("t")
+    terminal.until("measure a change against run live")
+    terminal.press("\x1b[B" * 20)
+    terminal.press("batch.mikro=4\r")
+    terminal.until("did you mean micro?")
+    terminal.press("\x15batch.micro=4\r")
+    terminal.until("measuring batch.micro=4")
+    until(lambda: look(runs).status == "paused", "the run was not paused")
+    until(lambda: len(sides(terminal)) == 2, "the trial has no processes")
+    return sides(terminal)
+
+
+def goes_on(runs: Path, processes: list[psutil.Process]) -> None:
+    until(lambda: look(runs).status == "training", "the run stands still")
+    step = look(runs).step
+    until(lambda: look(runs).step > step, "the run does not go on")
+    until(lambda: not any(map(lives, processes)), "processes of the trial are left")
+
+
+def lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None:
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+        terminal.until("backward", START_S)
+        processes = begin(terminal, tmp_path)
+        terminal.press("\x1b")
+        terminal.until("stopped before it was clear", PATIENCE_S)
+        goes_on(tmp_path, processes)
+        terminal.press("t")
+        terminal.until("measured before")
+        assert "batch.micro=4   stopped" in terminal.text
+        terminal.press("\x1b")
+        terminal.until("● training")
+        processes = begin(terminal, tmp_path)
+        terminal.hang_up()
+        goes_on(tmp_path, processes)
+
+
+def test_a_viewer_that_is_killed_in_a_trial_leaves_the_run_going_on(tmp_path: Path) -> None:
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+        terminal.until("backward", START_S)
+        with Terminal("attach", "live", runs=tmp_path) as viewer:
+            viewer.until("● training")
+            processes = begin(viewer, tmp_path)
+            os.kill(viewer.process.pid, signal.SIGKILL)
+            goes_on(tmp_path, processes)

@@ -1,0 +1,114 @@
+"""Python's garbage collections are timed, and made when the configuration says; nothing of it stays afterwards."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from train_help import EVERY_STEP, Trainer, in_step
+
+from ndd_engine.record.events import SettingEvent
+from ndd_engine.train.clock import OTHER, PhaseClock
+from ndd_engine.train.collector import Collector
+from ndd_engine.workloads.ndd import Ndd
+
+LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    callbacks = list(gc.callbacks)
+    yield
+    assert gc.callbacks == callbacks and gc.isenabled()
+    gc.unfreeze()
+
+
+def test_collections_are_counted_and_timed() -> None:
+    heap = [[number] for number in range(300_000)]  # makes a collection long enough to be seen
+    collector = Collector()
+    collector.start()
+    begin = time.perf_counter_ns()
+    gc.collect()
+    gc.collect()
+    wall = time.perf_counter_ns() - begin
+    pauses = collector.take()
+    collector.stop()
+    assert pauses.count >= 2 and 0 < pauses.longest_ns <= pauses.ns <= wall
+    assert pauses.ns > wall / 2
+    assert collector.take().count == 0
+    gc.collect()
+    assert collector.take().count == 0  # stopped
+    collector.stop()
+    del heap
+
+
+def test_it_collects_every_so_many_steps_and_at_no_other_time() -> None:
+    clock = PhaseClock()
+    collector = Collector(every_steps=5)
+    collector.start()
+    try:
+        assert not gc.isenabled()
+        for step in range(1, 21):
+            garbage = [[number] for number in range(2_000)]
+            del garbage
+            collector.after_step(step, clock)
+        assert collector.take().count == 4
+        assert clock.current == "other" and clock._row[OTHER] > 0
+    finally:
+        collector.stop()
+    assert gc.isenabled()
+
+
+def cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every forward pass leaves objects behind that only a collection finds, beside a large heap."""
+    plain = Ndd.forward
+    heap: list[Any] = [[number] for number in range(200_000)]
+
+    def forward(self: Ndd, model: Any, batch: Any) -> Any:
+        for _ in range(2_000):
+            node: list[Any] = []
+            node.append(node)
+        assert heap
+        return plain(self, model, batch)
+
+    monkeypatch.setattr(Ndd, "forward", forward)
+
+
+def test_a_run_shows_what_collecting_costs(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    cycles(monkeypatch)
+    result = trainer.train(*trainer.ndd, *LONG, "run.max_steps=60", "log.window_s=0.05")
+    assert all(window.gc_ns is not None for window in result.windows)
+    totals = result.snapshot.totals
+    assert totals.gc_count > 10 and totals.gc_ns is not None
+    assert 0 < totals.gc_max_ns <= totals.gc_ns < totals.wall_ns
+
+
+def test_a_run_that_collects_at_chosen_steps_says_so_and_leaves_the_rest_to_python_again(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycles(monkeypatch)
+    result = trainer.train(*trainer.ndd, *LONG, *EVERY_STEP, "run.max_steps=60", "run.gc_every_steps=20")
+    collected = [window.step for window in result.windows if window.gc_count]
+    assert collected == [20, 40, 60]
+    assert all("other" in window.phases for window in result.windows if window.gc_count)
+    events = [event for event in result.events if isinstance(event, SettingEvent)]
+    event = next(event for event in events if event.name == "run.gc_every_steps")
+    assert (event.requested, event.applied, event.in_effect) == ("20", "20", True)
+
+
+def test_a_run_that_fails_gives_collecting_back_too(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Ndd.loss
+
+    def loss(self: Ndd, output: Any, batch: Any) -> Any:
+        assert not in_step()
+        return plain(self, output, batch)
+
+    monkeypatch.setattr(Ndd, "loss", loss)
+    failed = trainer.train(*trainer.ndd, *LONG, "run.max_steps=60", "run.gc_every_steps=20")
+    assert failed.end is not None and failed.end.status == "failed"
+    assert "at step 1 in loss" in failed.end.reason

@@ -1,0 +1,134 @@
+"""Findings are recorded when they come, change and go, and noise at a threshold does not make them flap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_help import EVERY_STEP, Trainer
+
+from ndd_engine.diagnose import Finding
+from ndd_engine.record.events import EndEvent, FindingEvent, MarkEvent, parse
+from ndd_engine.record.recorder import Recorder
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.state import RunState
+from ndd_engine.train.findings import FindingWatch
+from ndd_engine.workloads.ndd import Ndd
+
+EMPTY = RunState().snapshot()
+
+
+def finding(cause: str, ceiling: float | None = 1.5) -> Finding:
+    return Finding(cause, f"{cause} holds it back", (), "likely", ceiling=ceiling)
+
+
+def told(*looks: Sequence[Finding], last: bool = False) -> list[list[tuple[str, bool]]]:
+    """What each look says: (cause, gone)."""
+    script = iter(looks)
+    watch = FindingWatch(lambda _: next(script))
+    count = len(looks)
+    return [
+        [(event.cause, event.gone) for event in watch(EMPTY, last and place == count - 1)]
+        for place in range(count)
+    ]
+
+
+def test_a_finding_is_told_when_it_held_twice_and_when_it_was_absent_twice() -> None:
+    a = [finding("gc")]
+    assert told(a, a, a, [], a, [], [], []) == [[], [("gc", False)], [], [], [], [], [("gc", True)], []]
+
+
+def test_what_comes_and_goes_with_the_noise_is_never_told() -> None:
+    a = [finding("gc")]
+    assert told(a, [], a, [], a, []) == [[]] * 6
+
+
+def test_a_ceiling_that_moves_much_is_told_again() -> None:
+    def at(ceiling: float | None) -> list[Finding]:
+        return [finding("gc", ceiling)]
+
+    looks = told(at(1.5), at(1.5), at(1.6), at(1.9), at(1.6), at(1.9), at(1.9), at(None), at(None))
+    assert [place for place, each in enumerate(looks) if each] == [1, 6, 8]
+
+
+def test_too_short_is_not_told_and_healthy_only_as_the_verdict() -> None:
+    short, healthy, a = finding("too-short"), finding("healthy", None), finding("gc")
+    assert told([short], [short]) == [[], []]
+    assert told([a, healthy], [a, healthy]) == [[], [("gc", False)]]
+    looks = told([healthy], [healthy], [healthy], [a], [a], [healthy], [healthy])
+    assert looks == [
+        [],
+        [("healthy", False)],
+        [],
+        [],
+        [("gc", False)],
+        [],
+        [("gc", True), ("healthy", False)][::-1],
+    ]
+
+
+def test_the_last_look_need_not_wait_for_another_one() -> None:
+    assert told([], [finding("gc")], last=True) == [[], [("gc", False)]]
+
+
+def record(path: Path, derive: Any, every_s: float = 0.0) -> list[Any]:
+    heard: list[str] = []
+    recorder = Recorder(path, None, lambda _, event: heard.append(event.type), derive, every_s)
+    recorder.start()
+    for step in range(3):
+        recorder.put(MarkEvent("note", step, ""))
+    recorder.put(EndEvent("done", "", 3, 0))
+    recorder.close()
+    events = [item[1] for item in map(parse, path.read_bytes().splitlines()) if item]
+    assert heard == [event.type for event in events]
+    return events
+
+
+def test_the_recorder_writes_and_tells_what_follows_from_the_state(tmp_path: Path) -> None:
+    seen: list[tuple[Snapshot, bool]] = []
+
+    def derive(snapshot: Snapshot, last: bool) -> list[FindingEvent]:
+        seen.append((snapshot, last))
+        return [FindingEvent(len(seen), "gc", "text")]
+
+    events = record(tmp_path / "events.jsonl", derive)
+    assert [event.type for event in events] == ["mark", "finding"] * 3 + ["finding", "end"]
+    assert [last for _, last in seen] == [False] * 3 + [True]
+    assert len(seen[1][0].marks) == 2 and seen[-1][0].end is None
+    # The end is the last look, and seldom means seldom.
+    assert [event.type for event in record(tmp_path / "b", derive, 60)] == ["mark"] * 3 + ["finding", "end"]
+
+
+def test_rules_that_fail_are_told_once_and_lose_no_event(tmp_path: Path) -> None:
+    def derive(_snapshot: Snapshot, _last: bool) -> list[FindingEvent]:
+        raise ValueError("a rule is wrong")
+
+    path = tmp_path / "events.jsonl"
+    recorder = Recorder(path, None, None, derive, 0.0)
+    recorder.start()
+    for step in range(3):
+        recorder.put(MarkEvent("note", step, ""))
+    recorder.close()
+    assert recorder.errors == ["the record: ValueError: a rule is wrong"]
+    assert recorder.snapshot().warnings == 1
+    assert len(path.read_bytes().splitlines()) == 3
+
+
+def test_a_run_records_its_findings_before_its_end(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Ndd.metric
+
+    def metric(self: Ndd) -> Any:
+        time.sleep(0.1)  # an evaluation after every other step takes most of the time
+        return plain(self)
+
+    monkeypatch.setattr(Ndd, "metric", metric)
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=60", "evaluate.every_steps=2")
+    kinds = [event.type for event in result.events]
+    found = [event for event in result.events if isinstance(event, FindingEvent)]
+    assert "evaluation" in [event.cause for event in found]
+    assert kinds[-1] == "end"
+    event = next(event for event in found if event.cause == "evaluation")
+    assert event.finding["title"] == event.text and event.finding["evidence"]

@@ -1,0 +1,224 @@
+"""What is measured before training: the cost of a batch and of a micro-batch, without a trace in what follows."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+from train_help import EVERY_STEP, Trainer
+
+from ndd_engine.config import read
+from ndd_engine.record.events import BaselineEvent, LoaderEvent
+from ndd_engine.train import probes
+from ndd_engine.train.checkpoint import random_state
+from ndd_engine.train.loader import CPU, Batches
+from ndd_engine.train.probes import Baseline, probe_loader
+from ndd_engine.train.rehearsal import rehearse
+from ndd_engine.train.step import Stepper
+from ndd_engine.workloads.ndd import Ndd
+from ndd_engine.workloads.registry import prepare
+
+
+class Made(Dataset[Any]):
+    """Items that `make` makes; counts how often."""
+
+    def __init__(self, make: Callable[[int], Any], count: int = 64) -> None:
+        self.make, self.count, self.asked = make, count, list[int]()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
+        return self.make(index)
+
+
+def waiting(_index: int) -> Tensor:
+    time.sleep(0.03)
+    return torch.zeros(3)
+
+
+def computing(_index: int) -> Tensor:
+    end = time.thread_time() + 0.01
+    while time.thread_time() < end:
+        pass
+    return torch.zeros(3)
+
+
+def probe(data: Any, *sets: str, collate: Any = None) -> LoaderEvent:
+    config = read(None, ["workload.size=tiny", "batch.micro=8", *sets]).resolve()
+    batches = Batches(data, config, collate)
+    begin = time.perf_counter_ns()
+    sample = batches.sample()
+    return probe_loader(batches, sample, time.perf_counter_ns() - begin)
+
+
+def test_items_that_wait_are_told_from_items_that_compute() -> None:
+    storage, encoding = probe(Made(waiting)), probe(Made(computing))
+    for event in (storage, encoding):
+        assert event.item_ns is not None and event.item_cpu_ns is not None
+    assert storage.item_ns >= 30e6 and storage.item_cpu_ns < storage.item_ns / 5  # type: ignore[operator]
+    assert encoding.item_cpu_ns >= 9e6  # type: ignore[operator]
+    assert encoding.item_ns >= encoding.item_cpu_ns  # type: ignore[operator]
+
+
+def test_few_items_are_made_when_they_are_slow_and_none_of_the_sample_again() -> None:
+    slow = Made(waiting)
+    event = probe(slow)
+    assert event.probed <= 2
+    sample, probed = slow.asked[-8 - event.probed : -event.probed], slow.asked[-event.probed :]
+    assert not set(sample) & set(probed)
+    assert probe(Made(lambda index: torch.tensor(index), 200), "batch.micro=100").probed <= probes.MOST_ITEMS
+
+
+def test_joining_items_is_timed_by_itself_and_in_part_when_it_is_slow() -> None:
+    seen: list[int] = []
+
+    def collate(items: list[Any]) -> Any:
+        seen.append(len(items))
+        time.sleep(0.01 * len(items))
+        return torch.stack(items)
+
+    event = probe(Made(lambda _: torch.zeros(3)), collate=collate)
+    assert event.collate_ns is not None and event.item_ns is not None
+    assert event.collate_ns >= 8 * 10e6 > event.item_ns
+    assert seen[0] == 8 and all(count < 8 for count in seen[1:])  # 80 ms a batch: a part of it is enough
+
+
+def test_data_in_memory_is_known_as_such_even_when_items_are_fetched_one_by_one() -> None:
+    from ndd_engine.train.source import Stacked
+
+    tensors = Stacked((torch.arange(600.0).view(200, 3), torch.arange(200)))
+    for sets in ((), ("loader.fetch=item",), ("loader.fetch=item", "loader.workers=1")):
+        event = probe(tensors, *sets)
+        assert event.in_memory and event.gather_ns is not None and event.item_ns is not None
+        assert event.gather_ns < event.item_ns * 8 + (event.collate_ns or 0)
+    assert event.batch_bytes == 8 * (3 * 4 + 8)
+    plain = probe(TensorDataset(torch.zeros(200, 3)))
+    assert not plain.in_memory and plain.gather_ns is None and plain.encoded is None
+    kept = probe(Made(lambda index: torch.tensor([index])), "loader.cache=true")
+    assert kept.encoded == 64 and kept.in_memory
+    placed = probe(tensors, 'loader.placement="device"')
+    assert placed.in_memory and placed.micro == 8 and placed.items == 200
+
+
+def test_a_probe_that_fails_says_nothing_and_moves_no_random_number() -> None:
+    made = 0
+
+    def fragile(_index: int) -> Tensor:
+        nonlocal made
+        made += 1
+        if made > 16 + 8:  # 16 items for the checksum, 8 for the sample
+            raise RuntimeError("too often")
+        return torch.zeros(3)
+
+    event = probe(Made(fragile))
+    assert (event.item_ns, event.collate_ns, event.probed) == (None, None, 0)
+    assert event.batch_bytes == 8 * 3 * 4
+    config = read(None, ["workload.size=tiny", "batch.micro=8"]).resolve()
+    batches = Batches(Made(lambda _: torch.rand(3) + random.random()), config)
+    sample = batches.sample()
+    before = random_state(CPU)
+    assert probe_loader(batches, sample, 1e6).item_ns
+    after = random_state(CPU)
+    assert torch.equal(before.pop("torch"), after.pop("torch")) and before == after
+
+
+def test_what_the_data_raises_is_told_as_ever(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise ValueError("item 3 is broken")
+
+    monkeypatch.setattr("ndd_engine.train.loader.Batches.sample", broken)
+    result = trainer.train(*trainer.ndd, "run.max_steps=5")
+    assert result.end is not None
+    assert result.end.reason.startswith("ValueError while trying a step: item 3 is broken")
+
+
+def made(*sets: str) -> tuple[Stepper, Batches]:
+    config = read(None, ["batch.micro=8", "workload.samples=300", "batch.sequence=8", *sets], "ndd").resolve()
+    torch.manual_seed(5)
+    workload = prepare(config)
+    return Stepper(workload, config, CPU, 10), Batches(workload.train_data, config)
+
+
+def test_a_micro_batch_of_another_size_and_with_other_threads() -> None:
+    stepper, batches = made()
+    sizes: list[int] = []
+
+    def make(count: int) -> Any:
+        batch = batches.sample(count)
+        sizes.append(len(next(iter(batch))))
+        return batch
+
+    event = rehearse(stepper, batches.sample(), Baseline(make, 1e3, 2)).baseline
+    assert event is not None
+    assert (event.micro, event.other_micro, event.threads, sizes) == (8, 4, 1, [4])
+    assert event.micro_ns > 0 and event.other_ns is not None and 1 <= event.runs <= probes.MOST_RUNS
+    assert [threads for threads, _ in event.by_threads] == [2.0]
+    assert event.operations is not None and event.operations > 10
+    assert torch.get_num_threads() == 1
+    assert all(parameter.grad is None for parameter in stepper.parameters)
+    one, few = made("batch.micro=1", "workload.model=lstm", "workload.hidden=[8]")
+    event = rehearse(one, few.sample(), Baseline(few.sample, 1e3, 1)).baseline
+    assert event is not None and event.other_micro == 2 and event.by_threads == []
+
+
+def test_what_would_take_long_is_left_out() -> None:
+    stepper, batches = made()
+    baseline = Baseline(batches.sample, 1e9, 1)  # an item of a second
+    event = rehearse(stepper, batches.sample(), baseline).baseline
+    assert event is not None and event.other_ns is None and event.other_micro is None
+    plain = Ndd.forward
+
+    def slow(self: Ndd, model: Any, batch: Any) -> Any:
+        time.sleep(0.5)
+        return plain(self, model, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ndd, "forward", slow)
+        event = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline
+    assert event is not None
+    assert (event.runs, event.other_ns, event.by_threads) == (1, None, []) and event.micro_ns > 0.5e9
+
+
+def test_a_size_that_the_model_does_not_take_costs_nothing() -> None:
+    stepper, batches = made()
+
+    def too_large(_count: int) -> Any:
+        raise torch.OutOfMemoryError("there is not so much")
+
+    event = rehearse(stepper, batches.sample(), Baseline(too_large, 1e3, 1)).baseline
+    assert event is not None and event.micro_ns > 0 and event.other_ns is None
+
+
+def test_the_losses_are_the_same_with_and_without_the_probes(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = (*trainer.ndd, *EVERY_STEP, "workload.dropout=0.5", "run.max_steps=20", "evaluate.every_epochs=0")
+    probed = trainer.train(*sets)
+    kinds = [type(event) for event in probed.events]
+    assert kinds.count(LoaderEvent) == kinds.count(BaselineEvent) == 1
+    assert probed.identity.usable_cores is not None
+    monkeypatch.setattr(Baseline, "measure", lambda *_: None)
+    plain = trainer.train(*sets)
+    assert BaselineEvent not in [type(event) for event in plain.events]
+    assert plain.losses == probed.losses and len(plain.losses) == 20
+
+
+def test_waiting_for_an_epochs_first_batch_is_told_from_the_second_epoch_on(trainer: Trainer) -> None:
+    # Workers that are started anew each epoch.
+    result = trainer.train(
+        *trainer.ndd, *EVERY_STEP, "run.epochs=3", "loader.workers=1", "loader.persistent=false",
+        "evaluate.every_epochs=0",
+    )  # fmt: skip
+    first = [window.step for window in result.windows if "data_wait/first_batch" in window.phases]
+    per_epoch = result.identity.steps_per_epoch
+    assert first == [per_epoch + 1, 2 * per_epoch + 1]
+    for phases in (window.phases for window in result.windows if window.step in first):
+        assert 0 < phases["data_wait/first_batch"]["host_ns"] <= phases["data_wait"]["host_ns"]

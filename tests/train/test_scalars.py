@@ -1,0 +1,201 @@
+"""Scalars for TensorBoard: what is written, and that nothing of it ever disturbs the training."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_help import EVERY_STEP, Result, Trainer
+
+from ndd_engine.errors import UsageError
+from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent, RunEvent, WindowEvent
+from ndd_engine.train import run as run_module
+from ndd_engine.train import scalars
+from ndd_engine.train.scalars import FOLDER, Scalars, both
+
+
+@dataclass
+class FakeWriter:
+    """Remembers what it was given; fails from the `fails_at`-th scalar on."""
+
+    folder: Path
+    purge_step: int | None
+    fails_at: int | None = None
+    written: list[tuple[str, float, int | None]] = field(default_factory=list)
+    closed: bool = False
+
+    def add_scalar(
+        self, tag: str, value: float, step: int | None = None, walltime: float | None = None
+    ) -> None:
+        if self.fails_at is not None and len(self.written) >= self.fails_at:
+            raise OSError(28, "No space left on device")
+        assert not self.closed and walltime is not None
+        self.written.append((tag, value, step))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Runs write to fakes. "fails_at": of the writers to come; "made": those that were made."""
+    told: dict[str, Any] = {"fails_at": None, "made": []}
+
+    def opener(folder: Path, purge_step: int | None) -> FakeWriter:
+        writer = FakeWriter(folder, purge_step, told["fails_at"])
+        told["made"].append(writer)
+        return writer
+
+    class Faked(Scalars):
+        def __init__(self, folder: Path, put: Any) -> None:
+            super().__init__(folder, put, opener)
+
+    monkeypatch.setattr(run_module, "Scalars", Faked)
+    monkeypatch.setattr(scalars, "available", lambda: True)
+    yield told
+
+
+def train(trainer: Trainer, *sets: str, resume: Result | None = None) -> Result:
+    run = trainer.open(*sets, resume=resume)
+    try:
+        end = run.execute()
+    finally:
+        run.close()
+    return Result(run.directory, end)
+
+
+ON = ("log.tensorboard=true", *EVERY_STEP)
+
+
+def test_a_run_writes_its_figures_by_step(trainer: Trainer, writers: dict[str, Any]) -> None:
+    result = train(
+        trainer, *trainer.ndd, *ON, "run.max_steps=12", "evaluate.every_steps=6", "clip.max_norm=1.0"
+    )
+    assert result.end is not None and result.end.status == "done"
+    (writer,) = writers["made"]
+    assert writer.folder == result.directory.path / FOLDER and writer.purge_step is None and writer.closed
+    losses = {step: value for tag, value, step in writer.written if tag == "train/loss"}
+    recorded = {event.step: event.loss for event in result.windows if event.loss is not None}
+    assert losses == pytest.approx(recorded) and losses
+    tags = {tag for tag, _, _ in writer.written}
+    assert {"train/lr", "train/grad_norm", "speed/items_per_s", "phase_ms/backward", "idle/share"} <= tags
+    assert [step for tag, _, step in writer.written if tag == "evaluation/rmse"] == [6, 12]
+    last = next(event for event in reversed(result.windows) if event.steps)
+    backward = [
+        value for tag, value, step in writer.written if tag == "phase_ms/backward" and step == last.step
+    ]
+    assert backward[0] == pytest.approx(last.phases["backward"]["host_ns"] * 1e-6 / last.steps)
+
+
+def test_a_resume_hides_what_it_does_again(trainer: Trainer, writers: dict[str, Any]) -> None:
+    first = train(trainer, *trainer.ndd, *ON, "run.max_steps=6")
+    train(trainer, "run.max_steps=9", resume=first)
+    assert [writer.purge_step for writer in writers["made"]] == [None, 7]
+
+
+@pytest.mark.parametrize("fails_at", [0, 30])
+def test_a_disk_that_fails_costs_one_warning_and_no_step(
+    trainer: Trainer, writers: dict[str, Any], fails_at: int
+) -> None:
+    writers["fails_at"] = fails_at
+    result = train(trainer, *trainer.ndd, *ON, "run.max_steps=12")
+    assert result.end is not None and result.end.status == "done" and result.end.step == 12
+    told = [mark.text for mark in result.marks("warning") if "TensorBoard" in mark.text]
+    assert len(told) == 1 and "No space left on device" in told[0] and "training goes on" in told[0]
+    assert writers["made"][0].closed
+
+
+def test_an_installation_that_is_broken_costs_one_warning(
+    trainer: Trainer, writers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "Scalars", Scalars)
+    real = importlib.import_module
+
+    def broken(name: str, package: str | None = None) -> Any:
+        if name == "torch.utils.tensorboard":
+            raise ImportError("numpy is of another world")
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    result = train(trainer, *trainer.ndd, *ON, "run.max_steps=3")
+    assert result.end is not None and result.end.status == "done"
+    assert ["numpy is of another world" in mark.text for mark in result.marks("warning")] == [True]
+    assert not (result.directory.path / FOLDER).exists()
+
+
+def test_without_the_package_the_run_is_refused_before_anything_is_written(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scalars, "available", lambda: False)
+    with pytest.raises(UsageError) as caught:
+        trainer.open(*trainer.ndd, "log.tensorboard=true")
+    assert "log.tensorboard" in str(caught.value) and "pip install 'ndd-console[tensorboard]'" in str(
+        caught.value
+    )
+    assert not trainer.root.exists() or list(trainer.root.iterdir()) == []
+
+
+def test_without_the_setting_nothing_is_made(trainer: Trainer, writers: dict[str, Any]) -> None:
+    result = train(trainer, *trainer.ndd, "run.max_steps=3")
+    assert writers["made"] == [] and not (result.directory.path / FOLDER).exists()
+
+
+def test_what_is_missing_is_not_written(tmp_path: Path) -> None:
+    made: list[FakeWriter] = []
+
+    def opener(folder: Path, purge_step: int | None) -> FakeWriter:
+        made.append(FakeWriter(folder, purge_step))
+        return made[0]
+
+    marks: list[Any] = []
+    view = Scalars(tmp_path, marks.append, opener)
+    identity = RunEvent.from_dict(
+        dict.fromkeys(RunEvent.__dataclass_fields__, 1) | {"device": "cuda:0", "resumed_step": None}
+    )
+    view(1.0, identity)  # not prepared yet: nothing happens
+    assert made == []
+    view.prepare()
+    view(1.0, identity)
+    phases = {"forward": {"host_ns": 5, "p50_ns": 1, "p95_ns": 1, "max_ns": 1, "device_ns": None}}
+    view(2.0, WindowEvent(3, 0, 3, 1, 1, 16, 0, 5, 1, 1, 1, phases, loss=float("nan"), lr=None))
+    view(2.0, MemoryEvent(10, 20, 30, 40, None, 0, 0, None, None, None))
+    view(2.0, MarkEvent("evaluation", 3, "", {"metrics": {"loss": 2.5, "lost": None}}))
+    view(3.0, EndEvent("done", "", 3, 0))
+    assert marks == [] and made[0].closed
+    tags = {tag for tag, _, _ in made[0].written}
+    assert {"memory/allocated_bytes", "evaluation/loss", "phase_ms/forward"} <= tags
+    assert not tags & {"train/loss", "train/lr", "memory/free_bytes", "evaluation/lost", "idle/share"}
+
+
+def test_one_listener_that_fails_does_not_keep_the_other_from_the_event() -> None:
+    heard: list[float] = []
+
+    def fails(t: float, event: object) -> None:
+        raise ValueError("mine")
+
+    joined = both(fails, lambda t, event: heard.append(t))
+    assert joined is not None
+    with pytest.raises(ValueError, match="mine"):
+        joined(4.0, MarkEvent("note", 0, ""))
+    assert heard == [4.0]
+    assert both(None, None) is None and both(fails, None) is fails
+
+
+def test_the_real_package_reads_back_what_was_written(trainer: Trainer) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = train(trainer, *trainer.ndd, *ON, "run.max_steps=6")
+    result = train(trainer, "run.max_steps=9", resume=first)
+    assert [mark for mark in result.marks("warning") if "TensorBoard" in mark.text] == []
+    read = EventAccumulator(str(result.directory.path / FOLDER))
+    read.Reload()
+    assert [item.step for item in read.Scalars("train/loss")] == list(range(1, 10))
+    assert read.Scalars("speed/items_per_s")[-1].value > 0

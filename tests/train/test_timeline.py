@@ -1,0 +1,170 @@
+"""From a profiler's record, made by hand, to busy and idle time; a card's record needs no card here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ndd_engine.record.events import PHASES
+from ndd_engine.train.timeline import Seen, Timeline, timeline
+
+
+def kernel(begin: int, end: int, name: str = "gemm") -> Seen:
+    return Seen(name, begin, end, 0, True, False)
+
+
+def host(begin: int, end: int, name: str = "aten::mm", thread: int = 1) -> Seen:
+    return Seen(name, begin, end, thread, False, False)
+
+
+def named(begin: int, end: int, name: str, on_card: bool = False) -> Seen:
+    return Seen(name, begin, end, 1, on_card, True)
+
+
+NAMES = (
+    "gemm", "Memcpy HtoD (Pinned -> Device)", "Memset (Device)", "aten::mm", "cudaStreamSynchronize", "aten::item",
+    "cudaLaunchKernel", "Stream Sync", "autograd::engine::evaluate_function: MmBackward0",
+)  # fmt: skip
+TIME = st.integers(-10, 120)
+SEEN = st.builds(
+    lambda name, begin, length, thread, on_card, annotation: Seen(
+        name, begin, begin + length, thread, on_card, annotation
+    ),
+    st.sampled_from(NAMES), TIME, st.integers(0, 60), st.integers(1, 2), st.booleans(), st.booleans(),
+)  # fmt: skip
+MARKS = st.lists(st.tuples(TIME, st.sampled_from([*PHASES, "forward/encoder"])), min_size=1, max_size=12).map(
+    sorted
+)
+
+
+@given(st.lists(SEEN, max_size=20), MARKS, st.booleans())
+def test_busy_and_the_causes_add_up_to_the_wall(
+    seen: list[Seen], marks: list[tuple[int, str]], card: bool
+) -> None:
+    seen += [kernel(40, 41), host(40, 41)]
+    try:
+        found = timeline(seen, marks, 0, 100, card)
+    except ValueError:
+        assert not card  # all operators may lie where a batch is made
+        return
+    assert found.wall_ns == 100
+    assert found.busy_ns + sum(found.idle_ns.values()) == 100
+    assert all(value > 0 for value in found.idle_ns.values())
+    assert found.copy_ns <= found.busy_ns
+    assert "synchronising" not in found.idle_ns or card
+
+
+def of_card(*seen: Seen, marks: list[tuple[int, str]]) -> Timeline:
+    return timeline(list(seen), marks, 0, 100, card=True)
+
+
+STEP = [
+    (0, "data_wait"),
+    (30, "to_device"),
+    (40, "forward"),
+    (60, "backward"),
+    (80, "optimizer"),
+    (95, "log"),
+]
+
+
+def test_a_card_is_busy_while_a_kernel_or_a_copy_runs() -> None:
+    found = of_card(
+        kernel(35, 45, "Memcpy HtoD (Pageable -> Device)"),
+        kernel(40, 50),
+        kernel(48, 60),  # on another stream: the time counts once
+        kernel(70, 96, "void adam<float>(float*)"),
+        host(41, 43, "cudaLaunchKernel"),
+        marks=STEP,
+    )
+    assert (found.busy_ns, found.copy_ns, found.launches) == (25 + 26, 10, 3)
+    assert found.idle_ns == {"waiting for data": 30, "copying": 5, "launch gaps": 10, "other": 4}
+    assert found.top[0] == ["void adam<float>(float*)", 26, 1]
+    assert found.top[1] == ["gemm", 22, 2]
+
+
+def test_named_ranges_on_the_card_compute_nothing() -> None:
+    found = of_card(
+        kernel(50, 60),
+        named(0, 100, "Optimizer.step#AdamW.step", on_card=True),
+        Seen("Context Sync", 0, 100, 0, True, False),
+        marks=STEP,
+    )
+    assert (found.busy_ns, found.launches) == (10, 1)
+
+
+def test_the_card_runs_dry_while_the_host_waits_for_it() -> None:
+    found = of_card(
+        kernel(0, 50),
+        host(45, 52, "aten::item"),
+        host(46, 51, "cudaStreamSynchronize"),
+        kernel(65, 70),
+        kernel(75, 100),
+        marks=[(0, "forward"), (60, "backward")],
+    )
+    # From 50 on the queue was empty because of the wait; from 70 on the host was only slow.
+    assert found.idle_ns == {"launch gaps": 5, "synchronising": 15}
+
+
+def test_waiting_for_data_stays_that_even_after_a_synchronisation() -> None:
+    found = of_card(
+        kernel(0, 50),
+        host(40, 51, "cudaDeviceSynchronize"),
+        kernel(90, 100),
+        marks=[(0, "log"), (55, "data_wait"), (85, "forward")],
+    )
+    assert found.idle_ns == {"waiting for data": 30, "synchronising": 10}
+
+
+def test_a_replayed_graph_is_one_phase_with_all_its_kernels() -> None:
+    kernels = [kernel(begin, begin + 8) for begin in range(10, 90, 10)]
+    found = of_card(*kernels, host(5, 7, "cudaGraphLaunch"), marks=[(0, "forward"), (2, "forward/graph")])
+    assert (found.launches, found.busy_ns) == (8, 64)
+    assert found.idle_ns == {"launch gaps": 36}
+
+
+def test_a_card_of_which_nothing_was_seen_is_not_called_idle() -> None:
+    with pytest.raises(ValueError, match="no kernels"):
+        of_card(host(10, 50), named(0, 100, "step", on_card=True), marks=STEP)
+
+
+def of_host(*seen: Seen, marks: list[tuple[int, str]]) -> Timeline:
+    return timeline(list(seen), marks, 0, 100, card=False)
+
+
+def test_without_a_card_operators_compute_and_what_is_between_them_does_not() -> None:
+    found = of_host(
+        host(40, 50, "aten::linear"),
+        host(42, 48, "aten::addmm"),  # inside the other one
+        host(60, 80, "autograd::engine::evaluate_function: AddmmBackward0"),
+        host(61, 79, "AddmmBackward0"),
+        host(65, 70, thread=2),  # the engine's own thread
+        named(80, 95, "Optimizer.step#AdamW.step"),
+        host(85, 90, "aten::_fused_adamw_"),
+        marks=STEP,
+    )
+    assert (found.busy_ns, found.launches, found.copy_ns) == (20, 3, 0)
+    assert found.idle_ns == {"waiting for data": 30, "copying": 10, "launch gaps": 35, "other": 5}
+    assert [name for name, _, _ in found.top] == ["aten::linear", "aten::_fused_adamw_", "aten::mm"]
+
+
+def test_operators_that_make_a_batch_are_waiting_for_data() -> None:
+    found = of_host(host(0, 30, "aten::stft"), host(40, 80), marks=STEP)
+    assert found.busy_ns == 40
+    assert found.idle_ns["waiting for data"] == 30
+    assert [name for name, _, _ in found.top] == ["aten::mm"]
+
+
+def test_what_a_compiler_made_computes() -> None:
+    found = of_host(
+        named(40, 60, "## Call CompiledFxGraph abc ##"), host(45, 50, "extern_kernels::mm"), marks=STEP
+    )
+    assert (found.busy_ns, found.launches) == (20, 1)
+
+
+def test_names_are_made_printable_and_short() -> None:
+    found = of_card(kernel(10, 20, "k\x1b[2J" + "x" * 5000), marks=STEP)
+    name = str(found.top[0][0])
+    assert name.isprintable()
+    assert len(name) < 200

@@ -1,0 +1,323 @@
+"""The guides' claims: what is measured of each on which machine, and what becomes of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measured import Bench, machine, trial
+from written_runs import evaluation, run_event, window, windows, write_run
+
+from ndd_engine.config import read
+from ndd_engine.errors import NddError, UsageError
+from ndd_engine.record.events import Event
+from ndd_engine.trial.claims import ClaimResult, conditions, measurements, run_claims
+from ndd_engine.trial.claims_table import chosen, claims
+from ndd_engine.trial.recorded import Recorded, read_recorded
+from ndd_engine.trial.rungs import Place
+
+IDS = [
+    f"{guide}{number}"
+    for guide, count in zip("NACFS", (7, 7, 8, 3, 8), strict=True)
+    for number in range(1, count + 1)
+]
+BIG = machine(cores=64, card=True)
+
+
+class Watched:
+    """Answers each watched run with windows of its own; sets: what was asked for, in order."""
+
+    def __init__(self, folder: Path, events: Any, **identity: Any) -> None:
+        self.folder, self.events, self.identity = folder, events, identity
+        self.sets: list[tuple[str, ...]] = []
+
+    def __call__(
+        self, workload: str, sets: Sequence[str], seconds: float, stop: threading.Event
+    ) -> Recorded | None:
+        self.sets.append(tuple(sets))
+        events = self.events(tuple(sets)) if callable(self.events) else self.events
+        return read_recorded(write_run(self.folder / f"run-{len(self.sets)}", events, **self.identity))
+
+
+def nothing(workload: str, sets: Sequence[str], seconds: float, stop: threading.Event) -> Recorded | None:
+    raise AssertionError("no run is to be watched")
+
+
+class Constant(Bench):
+    """The same result for every change."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__({})
+        self.result = result
+
+    def __call__(self, request: Any, tell: Any, stop: Any) -> Any:
+        self.requests.append(request)
+        return replace(self.result, sets=list(request.sets))
+
+
+def measured(name: str, bench: Any, where: Any = BIG, watch: Any = nothing) -> ClaimResult:
+    (result,) = run_claims(chosen([name]), 5.0, measure=bench, watch=watch, machine=where)
+    return result
+
+
+# The table.
+
+
+def test_every_claim_of_the_guides_is_there_once() -> None:
+    assert [claim.id for claim in claims()] == IDS
+
+
+def test_every_measurement_is_a_configuration_that_this_program_takes() -> None:
+    for claim in claims():
+        for part in claim.parts:
+            for variant in part.variants:
+                base = read(None, variant.base, claim.workload).resolve()
+                if variant.change:
+                    assert read(None, (*variant.base, *variant.change), claim.workload).resolve() != base
+            assert part.kind == "whole" or part.variants, claim.id
+            assert part.kind == "whole" or part.low > 0 or part.high < 100, claim.id
+
+
+def test_the_table_holds_no_result() -> None:
+    text = (Path(__file__).parents[2] / "profiles/ndd_profiles/claims/guides.toml").read_text()
+    keys = {line.partition("=")[0].strip() for line in text.splitlines() if "=" in line and line[0].isalpha()}
+    assert keys <= {
+        "id", "guide", "text", "workload", "name", "kind", "low", "high", "sets", "base", "change", "card", "cores",
+        "where", "steps", "phase", "why",
+    }  # fmt: skip
+
+
+def test_claims_are_named_by_id_or_by_guide() -> None:
+    assert [claim.id for claim in chosen(["f3", "N1"])] == ["N1", "F3"]
+    assert {claim.guide for claim in chosen(["eeg"])} == {"eeg"}
+    with pytest.raises(UsageError, match=r"no claim X9; allowed: N1, .* or all of a guide: eeg, antispoof"):
+        chosen(["X9"])
+
+
+# What a machine can measure.
+
+
+def test_where_the_guide_can_be_followed_it_is() -> None:
+    bench = Constant(trial("gain", 1.9))
+    assert measured("N1", bench).verdict == "holds"
+    assert "loader.workers=8" in bench.requests[0].sets and "loader.pin_memory=true" in bench.requests[0].sets
+
+
+def test_fewer_cores_measure_the_neighbour_and_say_so() -> None:
+    bench = Constant(trial("gain", 1.9))
+    result = measured("N1", bench, machine(cores=2))
+    assert result.verdict == "depends"
+    assert "loader.workers=2" in bench.requests[0].sets
+    (line,) = conditions(result)
+    assert "1.9x (1.86 to 1.94), claimed 1.79x or more: holds" in line
+    assert "2 workers, on the processor (the guide's condition needs a CUDA card and 8 cores)" in line
+
+
+def test_what_needs_a_card_is_not_measurable_without_one() -> None:
+    bench = Constant(trial())
+    for name in ("A4", "C2", "C8"):
+        result = measured(name, bench)
+        assert result.verdict != "not measurable here"
+    asked = len(bench.requests)
+    for name in ("A4", "C2", "C8"):
+        result = measured(name, bench, machine(cores=64))
+        assert result.verdict == "not measurable here"
+        assert any("needs a CUDA card" in line for line in conditions(result))
+    assert len(bench.requests) == asked
+
+
+def test_how_long_it_takes_at_most_is_known_before() -> None:
+    by_id = {claim.id: claim for claim in claims()}
+    here = Place.of(machine())
+    assert measurements(by_id["N1"], here) == 1
+    assert measurements(by_id["N7"], here) == 2
+    assert measurements(by_id["S8"], here) == 1  # one run shows all its shares
+    assert measurements(by_id["C8"], here) == 0
+
+
+# Verdicts.
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict"),
+    [
+        (trial("gain", 2.5), "holds"),  # 2-3x
+        (trial("gain", 9.0), "holds"),  # more than claimed
+        (trial("gain", 1.4), "does not hold"),
+        (trial("loss", 0.8), "does not hold"),
+        (trial("gain", 2.01), "holds"),
+        (trial("undecided", 1.9, low=1.2, high=3.0), "not measurable here"),
+        (replace(trial("undecided"), ratio=None, low=None, high=None), "not measurable here"),
+        (trial("out of memory", None), "not measurable here"),
+        (trial("gain", 2.5, in_effect=False, not_in_effect="no tensor cores"), "not measurable here"),
+    ],
+)
+def test_a_claimed_gain_is_judged_by_the_interval(result: Any, verdict: str) -> None:
+    assert measured("A3", Constant(result)).verdict == verdict
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.0, "holds"), (0.7, "holds"), (1.3, "does not hold")])
+def test_a_claim_of_no_gain_falls_with_a_gain(ratio: float, verdict: str) -> None:
+    assert measured("N2", Constant(trial("gain", ratio))).verdict == verdict
+
+
+def test_why_something_was_not_measured_is_told() -> None:
+    result = measured("A3", Constant(trial("out of memory", None, text="out of memory in a trial step")))
+    assert list(conditions(result)) == ["not measured: out of memory in a trial step"]
+    broken = Bench({"precision.amp=fp16": NddError("the disk\nis full")})
+    assert list(conditions(measured("A3", broken))) == ["not measured: the disk is full"]
+
+
+def test_a_claim_of_several_parts_falls_with_one_of_them() -> None:
+    # Half the speed at twice the sequence, as claimed; and at 5.74 times the parameters too, which is not.
+    assert measured("N7", Constant(trial("loss", 0.5))).verdict == "does not hold"
+    bench = Bench(
+        {"batch.sequence=128": trial("loss", 0.5), "workload.hidden=[512, 256, 128]": trial("loss", 0.175)}
+    )
+    assert measured("N7", bench).verdict == "holds"
+
+
+def test_what_can_only_be_measured_in_part_depends() -> None:
+    result = measured("A7", Constant(trial("gain", 6.0)))
+    assert result.verdict == "depends"
+    assert any("whole trainings" in line for line in conditions(result))
+    assert measured("A7", Constant(trial("gain", 2.0))).verdict == "does not hold"
+
+
+def test_what_ended_early_and_is_unclear_is_measured_again_in_what_is_left() -> None:
+    # Clear of 1 after a second, and yet no answer to whether it is twice as fast.
+    bench = Constant(trial("gain", 2.0, low=1.6, high=2.5, quads=4, seconds=1.0))
+    result = measured("A3", bench)
+    assert len(bench.requests) == 3
+    assert [request.budget_s for request in bench.requests] == [5.0, 4.0, 3.0]
+    assert result.parts[0].found is not None
+    value = result.parts[0].found.value
+    assert value.ratio == pytest.approx(2.0)
+    assert value.low is not None and value.high is not None
+    assert 1.6 < value.low < 2.0 < value.high < 2.5
+    assert result.verdict == "holds"
+    spent = Constant(trial("gain", 2.0, low=1.7, high=2.35, quads=4, seconds=4.9))
+    assert measured("A3", spent).verdict == "not measurable here"
+    assert len(spent.requests) == 1
+
+
+# Other figures than speed.
+
+
+def test_an_epoch_counts_its_items() -> None:
+    longer = {"items_per_step": 16, "steps_per_epoch": 20}
+    found = trial("no gain", 1.0)
+    result = measured("N4", Constant(replace(found, change={**found.change, **longer})))
+    # As many items a second, but twice the items an epoch.
+    assert result.parts[0].found is not None
+    assert result.parts[0].found.value.ratio == pytest.approx(0.5)
+    assert result.verdict == "does not hold"
+
+
+def test_compiling_is_judged_over_the_guides_steps_and_told_for_longer_runs() -> None:
+    found = trial("gain", 1.25, break_even_steps=15000)
+    change = {**found.change, "prepare_s": 31.0}
+    result = measured("N5", Constant(replace(found, change=change)))
+    # 245 steps of 10 ms are 2.45 s; with the compiler 30 s and 1.96 s.
+    assert result.parts[0].found is not None
+    assert result.parts[0].found.value.ratio == pytest.approx(2.45 / 31.96)
+    assert result.verdict == "depends"
+    assert "repaid after 15,000 steps" in next(conditions(result))
+    never = measured("N5", Constant(replace(trial("loss", 0.9), change=change)))
+    assert never.verdict == "holds"
+
+
+def test_memory_is_a_ratio_of_peaks() -> None:
+    found = trial("gain", 1.4)
+    for peak, verdict in ((550, "holds"), (800, "does not hold")):
+        result = measured("C5", Constant(replace(found, change={**found.change, "peak_bytes": peak})))
+        assert result.verdict == verdict
+
+
+def test_both_parts_of_one_change_take_one_trial() -> None:
+    bench = Constant(trial("gain", 1.4))
+    measured("C5", bench)
+    assert len(bench.requests) == 1
+
+
+def phases(**shares: int) -> dict[str, Any]:
+    return {name.replace("__", "/"): {"host_ns": ns, "device_ns": None} for name, ns in shares.items()}
+
+
+def test_shares_of_the_step_are_read_off_a_run_without_its_evaluations(tmp_path: Path) -> None:
+    body = phases(
+        forward=600, forward__encoder=200, forward__decoder=280, forward__attention=120, forward__pointer=80,
+        backward=160, optimizer=240, evaluate=9000,
+    )  # fmt: skip
+    events = [window((index + 1) * 10, 1e-5, phases=body) for index in range(20)]
+    watch = Watched(tmp_path, events)
+    result = measured("S8", Constant(trial()), watch=watch)
+    assert result.verdict == "holds"
+    assert "encoder: 20.0 %" in next(conditions(result))
+    assert len(watch.sets) == 1
+
+
+def test_an_optimizer_is_compared_by_its_phase_alone(tmp_path: Path) -> None:
+    def events(sets: tuple[str, ...]) -> list[Event]:
+        fused = "optimizer.implementation=fused" in sets
+        body = phases(forward=9 * 10**8, optimizer=5 * 10**7 if fused else 10**8)
+        return [window((index + 1) * 10, 1.0, phases=body) for index in range(10)]
+
+    watch = Watched(tmp_path, events)
+    result = measured("C4", Constant(trial()), watch=watch)
+    assert result.parts[0].found is not None
+    assert result.parts[0].found.value.ratio == pytest.approx(2.0)
+    assert result.verdict == "holds"
+    order = ["optimizer.implementation=fused" in sets for sets in watch.sets]
+    assert order == [False, True, True, False]
+
+
+def test_evaluations_are_compared_by_their_own_time(tmp_path: Path) -> None:
+    def events(sets: tuple[str, ...]) -> list[Event]:
+        seconds = 1.0 if "evaluate.inference_mode=true" in sets else 1.2
+        done = [evaluation(index, loss=1.0) for index in range(6)]
+        marks = [replace(item, data={**item.data, "seconds": seconds}) for item in done]
+        return [*windows([1.0] * 6), *marks]
+
+    result = measured("A6", Constant(trial()), watch=Watched(tmp_path, events))
+    assert result.parts[0].found is not None and result.parts[0].found.value.ratio == pytest.approx(1.2)
+    assert result.verdict == "holds"
+
+
+def test_evaluating_half_as_often_is_computed_from_what_was_measured(tmp_path: Path) -> None:
+    # A step takes 0.1 s and an evaluation 1 s: 500 steps and one evaluation, or half of one.
+    events = [*windows([1.0] * 10), evaluation(10, loss=1.0)]
+    result = measured("S5", Constant(trial()), watch=Watched(tmp_path, events))
+    assert result.parts[0].found is not None
+    assert result.parts[0].found.value.ratio == pytest.approx(51 / 50.5, rel=1e-3)
+    assert "computed from a step of 100 ms and an evaluation of 1.0 s" in next(conditions(result))
+
+
+def test_idle_is_the_snapshots_own_figure(tmp_path: Path) -> None:
+    body = phases(data_wait=8 * 10**8, forward=2 * 10**8)
+    events = [window((index + 1) * 10, 1.0, phases=body) for index in range(10)]
+    result = measured("F3", Constant(trial()), machine(), Watched(tmp_path, events))
+    assert result.parts[0].found is not None and result.parts[0].found.value.ratio == pytest.approx(0.8)
+    assert result.verdict == "depends" and result.parts[0].outcome == "holds"
+
+
+def test_stopped_it_gives_the_claims_that_were_measured() -> None:
+    stop = threading.Event()
+    bench = Constant(trial("gain", 2.5))
+
+    def tell(state: Any) -> None:
+        if state.results:
+            stop.set()
+
+    found = run_claims(chosen(["A3", "A4", "A5"]), 5.0, tell, stop, bench, nothing, BIG)
+    assert [result.claim.id for result in found] == ["A3"]
+
+
+def test_a_run_without_steps_is_not_measured(tmp_path: Path) -> None:
+    result = measured("F3", Constant(trial()), watch=Watched(tmp_path, [run_event()]))
+    assert result.verdict == "not measurable here"
+    assert "no windows with steps" in next(conditions(result))

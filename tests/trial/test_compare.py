@@ -1,0 +1,180 @@
+"""Two recorded runs side by side: what is measured, what is left out, and when a difference is called one."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from written_runs import ITEMS, STEPS, evaluation, run_event, sample, steady, window, windows, write_run
+
+from ndd_engine.errors import UsageError
+from ndd_engine.record.events import Event
+from ndd_engine.trial.compare import Comparison, compare
+from ndd_engine.trial.series import Stretch, rate, ratio, spread, warm_up
+
+
+def compared(folder: Path, a: list[Event], b: list[Event], **of_b: object) -> Comparison:
+    return compare(write_run(folder / "a", a), write_run(folder / "b", b, **of_b))
+
+
+# The verdict.
+
+
+def test_a_run_that_is_slower_by_a_tenth_is_called_slower(tmp_path: Path) -> None:
+    found = compared(tmp_path, windows(steady(60, 1.0)), windows(steady(60, 1.1, seed=1)))
+    assert found.verdict == "slower"
+    assert found.speed.ratio == pytest.approx(1 / 1.1, rel=0.02)
+    assert found.speed.low < found.speed.ratio < found.speed.high < 1  # type: ignore[operator]
+    assert found.slower_than(0.05) == "slower"
+    assert found.slower_than(0.2) == "not slower"
+    assert found.slower_than(0.09) == "undecided"
+
+
+def test_equal_runs_are_neither_faster_nor_slower(tmp_path: Path) -> None:
+    found = compared(tmp_path, windows(steady(80, 1.0)), windows(steady(80, 1.0, seed=2)))
+    assert found.verdict == "same"
+    assert found.slower_than(0.05) == "not slower"
+
+
+def test_runs_that_vary_more_than_they_differ_are_undecided(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path, windows(steady(8, 1.0, noise=0.6)), windows(steady(8, 1.15, seed=3, noise=0.6))
+    )
+    assert found.verdict == "undecided"
+    assert found.slower_than(0.05) == "undecided"
+
+
+def test_two_windows_have_no_interval_and_so_no_verdict(tmp_path: Path) -> None:
+    found = compared(tmp_path, windows([1.0, 1.0]), windows([2.0, 2.0]))
+    assert found.speed.ratio == pytest.approx(0.5)
+    assert (found.speed.low, found.speed.high, found.verdict) == (None, None, "undecided")
+    assert found.slower_than(0.05) == "undecided"
+
+
+def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
+    a, empty = write_run(tmp_path / "a", windows(steady(9, 1.0))), write_run(tmp_path / "empty", [])
+    with pytest.raises(UsageError, match="run empty has no windows with steps"):
+        compare(a, empty)
+    with pytest.raises(UsageError, match="same run"):
+        compare(a, a)
+
+
+# What is left out.
+
+
+def test_profiled_and_warm_up_windows_are_left_out_and_counted(tmp_path: Path) -> None:
+    slow_start = [5.0, 3.0, 2.0, *steady(60, 1.0)]
+    burst = replace(window(900, 30.0), profiled=True)
+    found = compared(tmp_path, windows(steady(60, 1.0, seed=4)), [*windows(slow_start), burst])
+    assert found.b.profiled == 1
+    assert 3 <= found.b.warm_up < 15
+    assert found.speed.ratio == pytest.approx(1.0, abs=0.03)
+
+
+def test_evaluations_and_checkpoints_are_no_part_of_the_speed(tmp_path: Path) -> None:
+    both = {"forward": {"host_ns": 10**9}, "evaluate": {"host_ns": 4 * 10**9}}
+    interrupted = [
+        replace(item, wall_ns=5 * 10**9, phases=both) if index % 5 == 0 else item
+        for index, item in enumerate(windows([1.0] * 40))
+    ]
+    found = compared(tmp_path, windows([1.0] * 40), interrupted)
+    assert found.speed.ratio == pytest.approx(1.0)
+    assert found.b.phases["evaluate"] > 0 and "evaluate" not in found.a.phases
+
+
+def test_what_was_trained_twice_after_a_resume_counts_once_for_the_loss(tmp_path: Path) -> None:
+    first = [window((index + 1) * STEPS, 1.0, 9.0) for index in range(8)]
+    again = run_event(resumed_step=4 * STEPS)
+    second = [window((index + 5) * STEPS, 1.0, 1.0) for index in range(8)]
+    run = write_run(tmp_path / "b", [*first, again, *second])
+    found = compare(write_run(tmp_path / "a", windows([1.0] * 12)), run)
+    assert [loss for _, loss in found.b.losses] == [9.0] * 4 + [1.0] * 8
+    # Each of the two processes warms up.
+    assert found.b.warm_up == 2
+
+
+# What is told besides.
+
+
+def test_what_changed_is_told_by_kind(tmp_path: Path) -> None:
+    config = {"batch": {"micro": 16}, "loader": {"workers": 2}, "run": {"name": "b"}}
+    found = compared(
+        tmp_path, windows([1.0] * 9), windows([1.0] * 9), config=config, versions={"torch": "2.7"}
+    )
+    told = {(item.kind, item.key, item.a, item.b) for item in found.differences}
+    assert ("config", "loader.workers", "0", "2") in told
+    assert ("version", "torch", "2.6", "2.7") in told
+    assert not [item for item in found.differences if item.key == "run.name"]
+    assert found.unlike == ()
+
+
+def test_what_is_not_alike_is_warned_of(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path,
+        windows([1.0] * 9),
+        windows([1.0] * 9),
+        device_name="another",
+        items_per_step=64,
+        host="other",
+    )
+    assert any("different machines" in text for text in found.unlike)
+    assert any("effective batch differs (16, 64 items a step)" in text for text in found.unlike)
+
+
+def test_losses_are_compared_at_the_same_number_of_items(tmp_path: Path) -> None:
+    # B takes twice the items a step: at the same step it has seen twice as much.
+    a = [window((index + 1) * STEPS, 1.0, 100.0 - index) for index in range(40)]
+    b = [window((index + 1) * STEPS, 1.0, 100.0 - 2 * index) for index in range(20)]
+    found = compared(tmp_path, a, b, items_per_step=2 * ITEMS)
+    assert [point.items for point in found.losses] == [1600, 3200, 4800, 6400]
+    for point in found.losses:
+        assert point.a == pytest.approx(point.b, abs=2.0)
+
+
+def test_memory_and_evaluations_are_read(tmp_path: Path) -> None:
+    more = [evaluation(50, loss=1.5), evaluation(60, loss=1.7), sample(1000), sample(3000, 500), sample(2000)]
+    found = compared(tmp_path, windows([1.0] * 9), [*windows([1.0] * 9), *more])
+    body = found.to_dict()
+    assert body["b"]["peak_bytes"] == 3500 and body["a"]["peak_bytes"] is None
+    assert body["b"]["best_evaluation"]["metrics"] == {"loss": 1.5}
+    assert body["b"]["last_evaluation"]["metrics"] == {"loss": 1.7}
+
+
+# The statistics.
+
+
+def test_the_interval_of_equal_series_holds_one_about_as_often_as_it_says() -> None:
+    draw = random.Random(5)
+    for alike, least in ((0.0, 0.92), (0.5, 0.90), (0.8, 0.86)):
+        held = 0
+        for _ in range(300):
+            sides = []
+            for _side in range(2):
+                level, series = draw.gauss(0, 1), []
+                for _ in range(60):
+                    level = alike * level + math.sqrt(1 - alike**2) * draw.gauss(0, 1)
+                    series.append(Stretch(100 * math.exp(0.05 * level), 1e9))
+                sides.append(rate(series[warm_up(series) :]))
+            found = ratio(*sides)
+            held += found.low is not None and found.high is not None and found.low <= 1 <= found.high
+        assert held / 300 >= least
+
+
+def test_resemblance_of_neighbours_widens_the_interval() -> None:
+    values = [1.0, 1.1] * 30
+    sorted_values = sorted(values)  # the same values, in two long stretches
+    mixed, stretched = (rate([Stretch(value, 1) for value in series]) for series in (values, sorted_values))
+    assert mixed.value == pytest.approx(stretched.value)
+    assert mixed.error is not None and stretched.error is not None
+    assert stretched.error > 3 * mixed.error
+
+
+def test_a_rate_is_all_items_over_all_time_however_long_its_windows() -> None:
+    found = rate([Stretch(10, 1e9), Stretch(10, 3e9), Stretch(20, 2e9), Stretch(20, 2e9)])
+    assert found.value == pytest.approx(60 / 8)
+    assert spread(found).ratio == found.value
+    with pytest.raises(ValueError, match="nothing"):
+        rate([])

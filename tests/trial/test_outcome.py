@@ -1,0 +1,105 @@
+"""What a trial says of effect, losses, memory and break-even, and its sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ndd_engine.config import read
+from ndd_engine.trial.outcome import break_even, compare_losses, differences, effect, result
+from ndd_engine.trial.paired import Estimate
+from ndd_engine.trial.request import Base, TrialRequest
+from ndd_engine.trial.side import SideFacts
+
+ITEMS = (16, 16)
+
+
+def facts(**changes: Any) -> SideFacts:
+    body: dict[str, Any] = {
+        "device": "cpu", "device_name": "a processor", "items_per_step": 16, "steps_per_epoch": 100,
+        "prepare_s": 1.0, "warmup_s": 0.1, "warmup_steps": 10, "step_s": 0.01, "items_per_s": 1600.0,
+        "peak_bytes": 1 << 30, "losses": [2.0, 1.0],
+    }  # fmt: skip
+    return SideFacts(**{**body, **changes})
+
+
+def test_only_what_differs_counts_as_changed() -> None:
+    base = read(sets=["loader.workers=0"], workload="ndd").resolve()
+    change = read(sets=["loader.workers=2", "batch.micro=48"], workload="ndd").resolve()
+    found = differences(base, change)
+    assert found["loader.workers"] == (0, 2)
+    assert found["batch.micro"][1] == 48
+    assert set(found) == {"loader.workers", "batch.micro"}
+
+
+def test_the_effect_is_what_the_run_verified() -> None:
+    settings = {
+        "loader.workers": ["2", "2", True, "2 processes"],
+        "speed.compile": ["default", "off", False, "no compiler"],
+        "loader.fetch": ["auto", "batch", None, ""],
+        "loader.pin_memory": ["false", "false", None, ""],
+    }
+    side = facts(settings=settings)
+    assert effect(side, ["loader.workers"]) == (True, "")
+    assert effect(side, ["loader.workers", "speed.compile"]) == (
+        False,
+        "speed.compile = default is off (no compiler)",
+    )
+    assert effect(side, ["loader.fetch"]) == (None, "")
+    assert effect(side, ["loader.pin_memory"]) == (True, "")  # back at its default, and read back so
+    assert effect(side, ["batch.micro"]) == (None, "")
+    assert side.not_in_effect == ["speed.compile = default is off: no compiler"]
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "changed", "items", "expected"),
+    [
+        ([2.0, 1.0], [2.0, 1.0, 0.5], ["loader.workers"], ITEMS, "same"),
+        ([2.0, 1.0], [2.0, 1.005], ["precision.amp"], ITEMS, "close"),
+        ([2.0, 1.0], [2.0, 1.5], ["precision.amp"], ITEMS, "differs"),
+        ([2.0, 1.0], [2.0, float("nan")], ["precision.amp"], ITEMS, "differs"),
+        ([2.0], [2.0], ["batch.micro"], (16, 32), "not comparable"),
+        ([2.0], [2.0], ["workload.size"], ITEMS, "not comparable"),
+        ([2.0], [2.0], ["optimizer.lr"], ITEMS, "not comparable"),
+        ([2.0], [2.0], ["optimizer.implementation"], ITEMS, "same"),
+        ([], [2.0], ["loader.workers"], ITEMS, "not comparable"),
+    ],
+)
+def test_losses_are_compared_where_they_can_be(
+    base: list[float], change: list[float], changed: list[str], items: tuple[int, int], expected: str
+) -> None:
+    verdict, text = compare_losses(base, change, changed, items)
+    assert verdict == expected
+    assert text
+
+
+def test_what_a_change_costs_before_training_is_repaid_by_what_it_saves() -> None:
+    # 10 s more before, and 2 ms saved in each step of 10 ms.
+    change = facts(prepare_s=11.0, warmup_s=0.08, step_s=0.008, items_per_s=2000.0)
+    assert break_even(facts(), change) == pytest.approx(5000, abs=1)
+    assert break_even(facts(), facts(items_per_s=1000.0)) is None
+    assert break_even(facts(), facts(items_per_s=2000.0, prepare_s=0.5)) == 0
+    assert break_even(facts(), facts(items_per_s=None)) is None
+
+
+def test_the_sentence_has_the_figures_and_what_they_are_worth() -> None:
+    request = TrialRequest(Base("run one"), ("loader.workers=2",), 60.0, "few-workers")
+    change = facts(
+        items_per_s=2272.0,
+        peak_bytes=1 << 31,
+        prepare_s=3.0,
+        settings={"loader.workers": ["2", "2", True, "seen"]},
+    )
+    event = result(
+        request, "gain", "", Estimate(1.42, 1.38, 1.47, 6), (facts(), change), ["loader.workers"], 34.2
+    )
+    assert event.text.startswith("gain 1.42x (1.38 to 1.47, 95 %), 6 quads in 34.2 s; takes effect; ")
+    assert "peak memory 1.0 GB → 2.0 GB; losses same; repaid after" in event.text
+    assert (event.against, event.cause, event.device) == ("run one", "few-workers", "a processor")
+    assert (event.in_effect, event.loss, event.confidence) == (True, "same", 0.95)
+    nothing = result(
+        request, "out of memory", "tried to allocate 9 GB", None, (SideFacts(), SideFacts()), [], 3.0
+    )
+    assert nothing.text == "out of memory: tried to allocate 9 GB"
+    assert nothing.ratio is None and nothing.quads == 0

@@ -1,0 +1,85 @@
+"""How long blocks are: equal items, whole epochs and periods where they fit, and an honest no where nothing does."""
+
+from __future__ import annotations
+
+import pytest
+
+from ndd_engine.config import Config, read
+from ndd_engine.trial.plan import DoesNotFitError, Pace, lead, make_plan, never_happens, period, switched_off
+
+
+def config(*sets: str) -> Config:
+    return read(sets=sets, workload="ndd").resolve()
+
+
+def test_both_sides_train_as_many_items_in_blocks_of_a_second_or_so() -> None:
+    plan = make_plan(Pace(16, 100_000, 0.010), Pace(64, 25_000, 0.020), 50.0, False)
+    assert plan.within
+    assert plan.steps[0] * 16 == plan.steps[1] * 64
+    assert 0.5 <= plan.block_s <= 2.0
+    assert plan.quad_s * 4 <= 50
+
+
+def test_short_epochs_are_taken_whole_on_both_sides() -> None:
+    plan = make_plan(Pace(16, 25, 0.010), Pace(50, 8, 0.020), 50.0, False)
+    assert not plan.within
+    assert plan.steps[0] % 25 == 0 and plan.steps[1] % 8 == 0
+    assert plan.steps[0] * 16 == pytest.approx(plan.steps[1] * 50, rel=0.3)
+
+
+def test_a_block_in_the_middle_of_an_epoch_has_room_in_it() -> None:
+    side = Pace(1, 40, 0.4)  # an epoch takes 16 s, of which not enough fit
+    plan = make_plan(side, side, 60.0, False)
+    assert plan.within
+    assert plan.steps[0] + lead(0.4) < 40
+
+
+def test_an_epoch_that_was_seen_to_be_too_long_is_not_tried_again() -> None:
+    side = Pace(16, 100, 0.010)
+    assert not make_plan(side, side, 30.0, False).within
+    assert make_plan(side, side, 30.0, False, whole=False).within
+    with pytest.raises(DoesNotFitError, match="a whole epoch takes 1.0 s"):
+        make_plan(side, side, 30.0, True, whole=False)
+
+
+def test_what_recurs_lies_in_a_block_in_whole_periods() -> None:
+    plan = make_plan(Pace(16, 10_000, 0.010, 50), Pace(16, 10_000, 0.010, 20), 50.0, False)
+    assert plan.steps[0] % 50 == 0 and plan.steps[1] % 20 == 0
+    with pytest.raises(DoesNotFitError, match="what recurs takes 50.0 s") as caught:
+        make_plan(Pace(16, 10_000, 0.010, 5000), Pace(16, 10_000, 0.010, 20), 50.0, False)
+    assert caught.value.needed_s >= 12 * 50
+
+
+def test_steps_that_take_too_long_are_refused_with_what_would_be_needed() -> None:
+    with pytest.raises(DoesNotFitError, match=r"a step takes 5\.0 s, and 12 blocks") as caught:
+        make_plan(Pace(1, 1000, 5.0), Pace(1, 1000, 1.0), 30.0, False)
+    assert 60 <= caught.value.needed_s <= 70
+
+
+def test_evaluations_and_checkpoints_are_off_unless_they_are_the_question() -> None:
+    off = switched_off(["loader.workers"])
+    assert off["evaluate"] == {"at_end": False, "every_steps": 0, "every_epochs": 0}
+    assert off["checkpoint"]["every_minutes"] == 0.0
+    assert off["log"]["stacks_hz"] == 0.0
+    assert switched_off(["evaluate.every_epochs"])["evaluate"] == {"at_end": False}
+    assert switched_off(["loader.eval_workers"])["evaluate"] == {"at_end": False}
+    assert switched_off(["checkpoint.every_steps"])["checkpoint"] == {"at_end": False}
+    assert "stacks_hz" not in switched_off(["log.stacks_hz"])["log"]
+
+
+def test_the_period_is_that_of_what_is_changed() -> None:
+    steps = config("evaluate.every_steps=30", "evaluate.every_epochs=1", "checkpoint.every_minutes=0.0")
+    assert period(steps, ["loader.workers"], 20) == 1
+    assert period(steps, ["evaluate.batches"], 20) == 60
+    assert period(steps, ["checkpoint.keep"], 20) == 20
+    assert period(config("run.gc_every_steps=7"), ["run.gc_every_steps"], 20) == 7
+    with pytest.raises(DoesNotFitError, match=r"saves every 10 min 00 s.*set it to 0"):
+        period(config(), ["checkpoint.keep"], 20)
+
+
+def test_what_never_happens_cannot_be_measured() -> None:
+    never = config("evaluate.every_epochs=0", "checkpoint.every_epochs=0", "checkpoint.every_minutes=0.0")
+    assert never_happens(never, never, ["loader.workers"]) == ""
+    assert "evaluations only happen at the end" in never_happens(never, never, ["evaluate.batches"])
+    assert "checkpoints are only written at the end" in never_happens(never, never, ["checkpoint.keep"])
+    assert never_happens(never, config(), ["evaluate.every_epochs"]) == ""

@@ -1,0 +1,167 @@
+"""Trials of real runs in real processes: a planted fault is found, and every way to go wrong is a result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from trial_help import children, lives, measured, planted, sides
+
+from ndd_engine.errors import ConfigError, UsageError
+from ndd_engine.trial.request import Base, Progress, TrialRequest
+from ndd_engine.trial.trial import run_trial
+
+SLOW = {"sleep": 0.002}
+FIXED = "workload.options.sleep=0.0"
+
+
+def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    before = set(os.listdir(tmp_path))
+    event = measured(planted(tmp_path, **SLOW), FIXED, tell=told.append)
+    assert event.verdict == "gain", event.text
+    assert event.ratio is not None and event.low is not None and event.high is not None
+    assert 2 < event.low <= event.ratio <= event.high
+    assert event.quads >= 3
+    assert event.text.startswith(f"gain {event.ratio:.2f}x (")
+    assert event.break_even_steps is not None
+    for side in (event.base, event.change):
+        assert side["items_per_step"] == 4 and side["threads"] == 1
+        assert 0 < side["step_s"] < 1 and side["items_per_s"] == pytest.approx(4 / side["step_s"])
+        assert side["prepare_s"] > 0 and side["peak_bytes"] > 1 << 25
+        assert len(side["losses"]) == 10
+    # Other options are another workload to the comparison, though these give the same losses.
+    assert event.base["losses"] == event.change["losses"]
+    assert event.loss == "not comparable"
+    stages = [progress.stage for progress in told]
+    assert any(stage.startswith("preparing the change") for stage in stages) and "measuring" in stages
+    assert told[-1].quads == event.quads and told[-1].ratio == pytest.approx(event.ratio)
+    assert set(os.listdir(tmp_path)) - before == {"planted.py", "planted.toml"}
+
+
+def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path: Path) -> None:
+    event = measured(planted(tmp_path, count=2000, **SLOW), "loader.workers=1", "loader.persistent=true")
+    assert event.verdict in ("gain", "no gain", "loss", "undecided")
+    assert event.ratio is not None
+    assert event.in_effect is True, event.not_in_effect
+    assert (event.loss, event.change["not_in_effect"]) == ("same", [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "words"),
+    [
+        ("huge", "out of memory", "tried to allocate"),
+        ("killed", "out of memory", "killed by signal 9"),
+        ("broken", "failed", "this model is broken"),
+    ],
+)
+def test_a_change_that_fails_is_a_result(tmp_path: Path, fault: str, verdict: str, words: str) -> None:
+    event = measured(planted(tmp_path), f'workload.options.fault="{fault}"')
+    assert event.verdict == verdict, event.text
+    assert event.text.startswith(f"{verdict}: ") and words in event.text
+    assert "console.log" not in event.text
+    assert event.ratio is None and event.quads == 0
+
+
+def test_a_present_that_fails_is_not_blamed_on_the_change(tmp_path: Path) -> None:
+    event = measured(planted(tmp_path, fault="huge"), 'workload.options.fault=""')
+    assert event.verdict == "failed"
+    assert "the present itself cannot be trained: out of memory" in event.text
+
+
+def test_where_there_is_room_for_one_process_alone_each_block_opens_its_own(tmp_path: Path) -> None:
+    room = str(tmp_path / "room")
+    stages: list[str] = []
+    event = measured(
+        planted(tmp_path, room=room, **SLOW), FIXED, budget_s=150, tell=lambda told: stages.append(told.stage)
+    )
+    assert event.verdict == "gain", event.text
+    assert event.quads >= 3
+    opened = [stage for index, stage in enumerate(stages) if stage != stages[index - 1]]
+    assert opened.count("preparing the change") > 3 and opened.count("preparing the present") > 3
+
+
+def test_a_budget_that_is_too_small_says_what_would_do(tmp_path: Path) -> None:
+    event = measured(planted(tmp_path), "batch.accumulation=2", budget_s=0.5)
+    assert event.verdict == "undecided"
+    assert "budget" in event.text
+    assert event.ratio is None
+
+
+def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def look(progress: Progress) -> None:
+        if progress.quads:
+            stop.set()
+
+    event = run_trial(TrialRequest(planted(tmp_path, **SLOW), ("batch.accumulation=2",)), look, stop)
+    assert event.verdict == "stopped"
+    assert 1 <= event.quads <= 2
+    assert event.change["items_per_s"] > 0
+    assert not children()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from ndd_engine.trial.request import Base, TrialRequest
+from ndd_engine.trial.trial import run_trial
+base = Base("planted", Path(sys.argv[1]), None, ("workload.options.sleep=0.002",))
+run_trial(TrialRequest(base, ("loader.workers=1",), 1000.0), lambda told: print(told.stage, told.quads, flush=True))
+"""
+
+
+@pytest.mark.parametrize("victim", ["the trial", "a side"])
+def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str) -> None:
+    planted(tmp_path)
+    # Temporary folders lie here, so that what is left of them can be seen.
+    env = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "planted.toml")],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        # The loader's worker stands still in every other block.
+        assert any(line.startswith("measuring") for line in process.stdout)
+        found = sides(process.pid)
+        direct = [child for child in found if child.ppid() == process.pid]
+        assert len(direct) == 2 and len(found) > 2
+        if victim == "the trial":
+            process.kill()
+        else:
+            for side in direct:
+                side.send_signal(signal.SIGKILL)
+            process.stdout.read()
+        process.wait(60)
+        deadline = time.monotonic() + 30
+        while any(map(lives, found)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not [child for child in found if lives(child)]
+        assert list((tmp_path / "temporary").glob(".ndd-trial-*")) == []
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout and process.stdout.close()
+
+
+def test_what_cannot_be_tried_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    base = planted(tmp_path)
+    with pytest.raises(UsageError, match="nothing is changed"):
+        measured(base)
+    with pytest.raises(UsageError, match=r"batch\.micro=4: this is what planted\.toml has already"):
+        measured(base, "batch.micro=4")
+    with pytest.raises(ConfigError, match=r"batch\.mico.*did you mean micro"):
+        measured(base, "batch.mico=4")
+    with pytest.raises(UsageError, match="allowed: more than 0"):
+        measured(base, "batch.micro=8", budget_s=0)
+    with pytest.raises(ConfigError, match="there is no such workload"):
+        measured(Base("x", None, "chartxt"), "batch.micro=8")

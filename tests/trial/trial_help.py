@@ -1,0 +1,119 @@
+"""A workload for trials, with faults that options plant or take away, and trials of it with small budgets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.trial.request import Base, Progress, TrialRequest
+from ndd_engine.trial.trial import run_trial
+
+SOURCE = '''
+import fcntl, os, signal, time
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+kept = []
+
+class Pairs(Dataset):
+    """Points of a line; each item takes `sleep` seconds to make."""
+    def __init__(self, count, sleep):
+        self.count, self.sleep = count, sleep
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        if self.sleep:
+            time.sleep(self.sleep)
+        x = torch.full((3,), index / self.count)
+        return x, x.sum()
+
+class Net(nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.fault = fault
+    def forward(self, x):
+        if self.fault == "huge":
+            torch.empty(1 << 46)
+        if self.fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "broken":
+            raise ValueError("this model is broken")
+        return self.layer(x)
+
+def loss(output, batch):
+    return nn.functional.mse_loss(output.squeeze(1), batch[1])
+
+def factory(settings):
+    if room := settings.option("room", ""):
+        # Room for one process alone, like a card that is too small for two.
+        file = open(room, "w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MemoryError("no room for two") from None
+        kept.append(file)
+    fault = settings.option("fault", "")
+    if fault == "factory":
+        raise MemoryError("too much")
+    data = Pairs(settings.option("count", 64), settings.option("sleep", 0.0))
+    return dict(model=Net(fault), train_data=data, loss=loss)
+'''
+# One epoch of tiny batches takes milliseconds; the thread leaves the other core to the trial.
+BASE = """
+[run]
+epochs = 1
+device = "cpu"
+threads = 1
+
+[workload]
+name = "planted:factory"
+
+[batch]
+micro = 4
+"""
+
+
+def planted(folder: Path, **options: object) -> Base:
+    """The present: the workload with these options, in a folder of its own."""
+    (folder / "planted.py").write_text(SOURCE, encoding="utf-8")
+    config = folder / "planted.toml"
+    config.write_text(BASE, encoding="utf-8")
+    sets = tuple(f"workload.options.{name}={_toml(value)}" for name, value in options.items())
+    return Base("planted.toml", config, None, sets)
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def measured(
+    base: Base, *sets: str, budget_s: float = 60.0, tell: Callable[[Progress], None] | None = None
+) -> TrialEvent:
+    """The result of a trial, which leaves nothing behind."""
+    before = children()
+    event = run_trial(TrialRequest(base, sets, budget_s), tell or (lambda _: None))
+    assert children() <= before, "a process was left behind"
+    return event
+
+
+def children() -> set[int]:
+    """Numbers of this process's descendants."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if lives(child)}
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def sides(pid: int | None = None) -> list[psutil.Process]:
+    """Processes of trial sides below a process, with their loaders' workers."""
+    return [child for child in psutil.Process(pid or os.getpid()).children(recursive=True) if lives(child)]

@@ -1,0 +1,91 @@
+"""Idle time on the screen: its method, its causes, how old a burst is; and the key that takes one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ndd_console.view.blocks import idle_heading, idle_rows
+from ndd_console.view.pager import HELP_KEYS, HELP_WORDS
+from ndd_engine.record.derive import GRAPH_REASON, LOWER_BOUND
+from ndd_engine.record.snapshot import Idle, Snapshot
+
+from .fakes import FakeSource, ended, mark, snapshot
+from .test_screens import make, text_of, tick
+
+CAUSES = (("waiting for data", 0.57), ("launch gaps", 0.04), ("synchronising", 0.02))
+
+
+def block(shot: Snapshot, width: int = 34, count: int = 6) -> list[str]:
+    return ["".join(text for text, _ in row).rstrip() for row in idle_rows(shot, width, count)]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "method", "heading", "narrow"),
+    [
+        (True, "kernels", "GPU idle 63 % (kernels)", "GPU idle 63 % (kernels)"),
+        (False, "operators", "compute idle 63 % (operators)", "idle 63 % (operators)"),
+    ],
+)
+def test_a_burst_says_its_method_and_its_step(cuda: bool, method: str, heading: str, narrow: str) -> None:
+    shot = snapshot(cuda, idle=Idle(0.63, method, CAUSES, step=4_200))
+    assert idle_heading(shot, 40) == heading
+    assert idle_heading(shot, 26) == narrow
+    rows = block(shot)
+    assert [row.split("  ")[0] for row in rows] == [
+        "waiting for data", "launch gaps", "synchronising", "measured at step 4,200",
+    ]  # fmt: skip
+    assert rows[0].endswith("57 %")
+    # The causes come first where there is little room.
+    assert len(block(shot, count=3)) == 3
+    assert "measured" not in "".join(block(shot, count=3))
+
+
+def test_a_step_without_idle_time_has_no_causes_and_still_an_age() -> None:
+    assert block(snapshot(idle=Idle(0.0, "kernels", (), step=7))) == ["measured at step 7"]
+
+
+def test_a_lower_bound_is_marked() -> None:
+    shot = snapshot(idle=Idle(0.1, "events", (("waiting for data", 0.1),), LOWER_BOUND))
+    assert idle_heading(shot, 40) == "GPU idle >10 % (events)"
+    assert " ".join(block(shot)[1:]) == LOWER_BOUND
+
+
+def test_what_cannot_be_told_says_which_key_would() -> None:
+    idle = Idle(None, "events", (), GRAPH_REASON)
+    assert " ".join(block(snapshot(idle=idle))).endswith("press k")
+    # Not where there is nobody to press it for.
+    assert "press" not in " ".join(block(replace(ended("done", "all steps done"), idle=idle)))
+
+
+async def test_k_asks_for_a_burst() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(160, 40)) as pilot:
+        assert "k kernels" in text_of(app)
+        await pilot.press("k")
+        assert source.commands == ["kernels"]
+        assert "recording a few steps with the profiler…" in text_of(app)
+        note = mark(4_222, "note", "GPU idle 63% (kernels) over 3 steps")
+        source.value = replace(
+            source.value, marks=(*source.value.marks, note), idle=Idle(0.63, "kernels", CAUSES, step=4_222)
+        )
+        await tick(pilot)
+        assert "recording a few steps" not in text_of(app)
+        assert "GPU idle 63 % (kernels)" in text_of(app)
+
+
+async def test_k_does_nothing_for_a_run_that_has_ended() -> None:
+    for source in (FakeSource(live=False), FakeSource(value=ended("done", "all steps done"))):
+        app = make(source)
+        async with app.run_test(size=(160, 40)) as pilot:
+            await pilot.press("k")
+            assert source.commands == []
+            assert "k kernels" not in text_of(app)
+
+
+def test_the_help_explains_the_key_and_the_words() -> None:
+    assert "k" in [key for key, _ in HELP_KEYS]
+    words = {word.strip() for word, _ in HELP_WORDS}
+    assert {"kernels", "operators", "events", "nvml", "host clock", "launch gaps", "synchronising"} <= words

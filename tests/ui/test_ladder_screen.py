@@ -1,0 +1,216 @@
+"""The ladder screen: the climb as it goes, stopping it, its result and its file; and ratios drawn as intervals."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from ndd_console.app import LadderApp
+from ndd_console.ladder import LadderJob
+from ndd_console.saving import save_new
+from ndd_console.screens.ladder import LadderScreen
+from ndd_console.view.interval import interval_rows
+from ndd_console.view.ladder import LadderView, ladder_rows
+from ndd_console.view.style import COLOUR, Row, ascii_rows
+from ndd_engine.errors import UsageError
+from ndd_engine.trial.ladder import LadderState
+from ndd_engine.trial.ladder import Row as Rung
+from ndd_engine.trial.request import Progress
+
+from .fakes import DONE, MEASURING
+from .test_screens import text_of, until
+from .test_view import assert_fits
+
+
+def plain(rows: list[Row]) -> str:
+    return "\n".join("".join(text for text, _ in row) for row in rows)
+
+
+class Climb:
+    """A climb that goes where a test sends it, in its own thread."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+        self.go_on = threading.Event()
+        self.stopped = False
+
+    def __call__(self, tell: Callable[[LadderState], None], stop: threading.Event) -> LadderState:
+        tell(MEASURING)
+        self.told.set()
+        while not self.go_on.wait(0.01):
+            if stop.is_set():
+                self.stopped = True
+                return replace(DONE, stopped=True, text="1 of 2 settings that were measured help")
+        return DONE
+
+
+async def start(pilot: Pilot[Any], job: LadderJob) -> None:
+    await until(pilot, lambda: "measuring" in text_of(pilot.app))  # type: ignore[arg-type]
+
+
+async def test_the_climb_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ladder.toml").write_text("mine")
+    climb = Climb()
+    job = LadderJob("chartext.toml", climb)
+    app = LadderApp(job, on_first_paint=job.start)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await start(pilot, job)
+        text = text_of(app)
+        for part in (
+            "the ladder from chartext.toml", "✔ kept", "◐ measuring", "· waiting", "each item encoded once",
+            "1.62x 1.55-1.70", "2 loader workers", "12 of at most 60 s", "1.10x (0.96 to 1.26)",
+            "there is no CUDA card",
+        ):  # fmt: skip
+            assert part in text, part
+        await pilot.press("w")
+        assert not (tmp_path / "ladder-2.toml").exists()
+        climb.go_on.set()
+        await until(pilot, lambda: "measured directly" in text_of(app))
+        assert "✖ dropped" in text_of(app) and "w write" in text_of(app)
+        await pilot.press("w")
+        assert "written: ladder-2.toml" in text_of(app) and "w write" not in text_of(app)
+        assert (tmp_path / "ladder-2.toml").read_text() == DONE.toml
+        assert (tmp_path / "ladder.toml").read_text() == "mine"
+        await pilot.press("q")
+    job.join()
+    assert app.return_value == "quit" and job.state is DONE
+
+
+@pytest.mark.parametrize("key", ["escape", "q", "ctrl+c"])
+async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> None:
+    climb = Climb()
+    job = LadderJob("chartext.toml", climb, tmp_path / "out.toml")
+    app = LadderApp(job, on_first_paint=job.start)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await start(pilot, job)
+        await pilot.press(key)
+        await until(pilot, lambda: "1 of 2 settings" in text_of(app))
+        assert (
+            climb.stopped and "written:" in text_of(app) and (tmp_path / "out.toml").read_text() == DONE.toml
+        )
+        assert app.is_running
+        await pilot.press(key)
+    job.join()
+    assert app.return_value == "quit"
+
+
+async def test_a_climb_that_cannot_begin_says_why() -> None:
+    def refuse(*_: object) -> LadderState:
+        raise UsageError("--only wrokers: there is no such rung here")
+
+    job = LadderJob("chartext.toml", refuse)
+    app = LadderApp(job, on_first_paint=job.start)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "no such rung here" in text_of(app))
+        await pilot.press("w", "q")
+    job.join()
+    assert isinstance(job.error, UsageError) and job.state is None
+
+
+async def test_it_leaves_when_a_signal_says_so() -> None:
+    climb = Climb()
+    job = LadderJob("chartext.toml", climb)
+    app = LadderApp(job, on_first_paint=job.start)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await start(pilot, job)
+        threading.Thread(target=app.leave).start()
+        await until(pilot, lambda: app.return_value is not None)
+    job.stop()
+    job.join()
+    assert climb.stopped
+
+
+async def test_long_ladders_scroll_and_show_what_is_measured() -> None:
+    rows = tuple(
+        replace(MEASURING.rows[2], rung=replace(MEASURING.rows[2].rung, title=f"setting {i}"))
+        for i in range(60)
+    )
+    rows = (*rows[:40], replace(rows[40], state="measuring"), *rows[41:])
+    value = replace(MEASURING, rows=rows)
+
+    class Still:
+        name, state, problem, saved = "x.toml", value, "", ""
+
+        def save(self) -> str:
+            return ""
+
+        def stop(self) -> None:
+            raise AssertionError("nobody asked for it")
+
+    app = LadderApp(Still())
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, LadderScreen)
+        screen.look_again()
+        assert "setting 40" in text_of(app) and "setting 3 " not in text_of(app)
+        await pilot.press("home")
+        assert "setting 0 " in text_of(app) and "setting 40" not in text_of(app)
+        await pilot.press("end")
+        assert "setting 59" in text_of(app)
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 1), (3, 2), (20, 5), (40, 12), (63, 16), (80, 24), (124, 30), (200, 50)]
+)
+def test_every_row_fits(size: tuple[int, int]) -> None:
+    hostile = Rung(replace(DONE.rows[0].rung, title="数据\x1b[2J" * 30), "skipped", reason="\x1b" * 99)
+    for state in (
+        None,
+        MEASURING,
+        DONE,
+        replace(DONE, rows=(hostile, *DONE.rows)),
+        replace(MEASURING, rows=()),
+    ):
+        view = LadderView("chartext.toml", state, None, False, "", "ladder.toml")
+        for shown in (view, replace(view, problem="a\nb " * 40), replace(view, stopping=True, top=2)):
+            rows = ladder_rows(shown, *size)
+            assert_fits(rows, *size)
+            assert plain(ascii_rows(rows)).isascii() and "\x1b" not in plain(rows)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "style"),
+    [
+        (1.42, 1.35, 1.49, "good"),
+        (0.9, 0.85, 0.95, "bad"),
+        (1.01, 0.97, 1.05, "warn"),
+        (9.0, 7.0, 12.0, "good"),
+    ],
+)
+def test_an_interval_is_drawn_where_it_lies(ratio: float, low: float, high: float, style: str) -> None:
+    scale, line = (plain([row]) for row in interval_rows(ratio, low, high, 60))
+    assert len(scale) == len(line) == 60
+    dot, left, right = (line.index(char) for char in "●├┤")
+    assert left < dot < right
+    one = scale.split().index("1")
+    assert one >= 0
+    at_one = next(i for i, char in enumerate(scale) if char == "1" and not scale[i + 1 : i + 2].strip())
+    # 1 lies left of a gain, right of a loss, and inside an interval that says neither.
+    assert (left > at_one) is (style == "good") and (right < at_one) is (style == "bad")
+    assert interval_rows(ratio, low, high, 60)[1][1][1] == style and style in COLOUR
+    assert interval_rows(ratio, low, high, 12) == [] and interval_rows(None, low, high, 60) == []
+    assert interval_rows(float("nan"), low, high, 60) == [] and interval_rows(ratio, 0.0, high, 60) == []
+
+
+def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
+    assert [save_new("run-x", text, tmp_path).name for text in "abc"] == [
+        "run-x.toml",
+        "run-x-2.toml",
+        "run-x-3.toml",
+    ]
+    assert (tmp_path / "run-x.toml").read_text() == "a"
+    with pytest.raises(UsageError, match=r"nowhere/a.toml cannot be written: No such file"):
+        save_new("a", "text", tmp_path / "nowhere")
+
+
+def test_progress_without_a_ratio_says_so() -> None:
+    state = replace(MEASURING, progress=Progress("warming up", 3.0, 60.0))
+    text = plain(ladder_rows(LadderView("x", state), 80, 24))
+    assert "n/a: no ratio yet" in text and "warming up, 3 of at most 60 s" in text

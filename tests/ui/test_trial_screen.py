@@ -1,0 +1,250 @@
+"""Trying a change from the live screen: choosing, mistakes, measuring, stopping, leaving."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from ndd_console.app import ConsoleApp
+from ndd_console.screens.findings import DiagnosisScreen
+from ndd_console.screens.live import LiveScreen
+from ndd_console.screens.trial import TrialScreen
+from ndd_engine.trial.request import Progress
+
+from .fakes import (
+    FINDING,
+    HEALTHY,
+    MEASURED,
+    SECOND,
+    T0,
+    Clock,
+    FakeSource,
+    FakeTrials,
+    empty_snapshot,
+    ended,
+    found,
+    snapshot,
+    trial_event,
+)
+from .test_screens import text_of, tick
+
+
+def make(source: FakeSource, *findings: Any) -> ConsoleApp:
+    rules = found(*(findings or (FINDING, SECOND)))
+    return ConsoleApp(source, None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=rules)
+
+
+async def look(pilot: Pilot[Any]) -> None:
+    await pilot.pause()
+    screen = pilot.app.screen
+    assert isinstance(screen, TrialScreen)
+    screen.look_again()
+    await pilot.pause()
+
+
+async def test_the_finding_leads_to_a_trial_and_back() -> None:
+    trials = FakeTrials()
+    source = FakeSource(tries=trials)
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        text = text_of(app)
+        assert "input-bound: the GPU waits 57 %" in text and "at most 2.3x" in text
+        assert "press t to measure it here" in text and "t try" in text and "d diagnosis" in text
+        await pilot.press("t")
+        assert isinstance(app.screen, TrialScreen)
+        text = text_of(app)
+        assert (
+            "▸ loader.workers=4  loader.pin_memory=true" in text and "charlm-001 is paused meanwhile" in text
+        )
+        assert "loader.cache=true" in text and "optimizer.implementation=fused" in text
+        await pilot.press("enter")
+        assert trials.jobs[0].sets == ("loader.workers=4", "loader.pin_memory=true")
+        assert trials.causes == ["few-workers"] and "starting…" in text_of(app)
+        trials.jobs[0].progress = Progress("measuring with the change", 18.0, 60.0, 3, 1.4, 1.2, 1.61)
+        await look(pilot)
+        text = text_of(app)
+        assert "measuring with the change…" in text and "18 of at most 60 s" in text
+        assert "1.40x (1.20 to 1.61)" in text and "├" in text and "●" in text and "is paused" in text
+        trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
+        await look(pilot)
+        text = text_of(app)
+        for part in (
+            "gain 1.42x (1.35 to 1.49)",
+            "95 % confidence",
+            "same: 20 steps",
+            "after 310 optimizer steps",
+        ):
+            assert part in text, part
+        await pilot.press("w")
+        assert "written: charlm-001-changed.toml" in text_of(app) and "w write" not in text_of(app)
+        source.value = snapshot(trials=(trial_event(),))
+        await pilot.press("t")
+        assert "measured before" in text_of(app) and "gain 1.42x" in text_of(app)
+        await pilot.press("escape")
+        assert isinstance(app.screen, LiveScreen) and trials.jobs[0].stopped == 0
+
+
+async def test_own_edits_are_checked_where_they_are_typed() -> None:
+    trials = FakeTrials()
+    app = make(FakeSource(tries=trials))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("t", *["down"] * 9, "enter")
+        assert "type what to change" in text_of(app) and not trials.jobs
+        await pilot.press(*"batch.mikro=q", "enter")
+        assert "unknown key; allowed: workers, cache" in text_of(app) and not trials.jobs
+        assert "batch.mikro=q" in text_of(app)  # what was typed stays, to be mended
+        await pilot.press("ctrl+u", *"loadr.workers='2", "enter")
+        assert "cannot be read" in text_of(app) and not trials.jobs
+        await pilot.press(
+            "home", *["right"] * 4, "e", "end", "left", "left", "backspace", "x", "backspace", "end"
+        )
+        await pilot.press("backspace", "backspace", *"=2", "enter")
+        assert [job.sets for job in trials.jobs] == [("loader.workers=2",)] and trials.causes == [None]
+
+
+async def test_a_proposal_can_be_edited_first() -> None:
+    trials = FakeTrials()
+    app = make(FakeSource(tries=trials))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("t", "j", "m", "e")
+        assert "own edits: loader.cache=true" in text_of(app)
+        await pilot.press(*" loader.workers=0", "enter")
+        assert trials.jobs[0].sets == ("loader.cache=true", "loader.workers=0")
+        assert trials.budgets == [120.0] and "of at most 120 s" in text_of(app)
+
+
+@pytest.mark.parametrize("key", ["escape", "q", "ctrl+c"])
+async def test_stopping_waits_for_the_run_to_go_on(key: str) -> None:
+    trials = FakeTrials()
+    source = FakeSource(tries=trials)
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("t", "enter", key)
+        assert trials.jobs[0].stopped == 1 and "stopping; the run goes on as soon as" in text_of(app)
+        assert source.commands == [] and app.is_running
+        trials.jobs[0].result = trial_event(
+            "stopped", ratio=None, low=None, high=None, text="stopped when asked to"
+        )
+        trials.jobs[0].done = True
+        await look(pilot)
+        assert "stopped when asked to" in text_of(app)
+        await pilot.press(key)
+        assert isinstance(app.screen, LiveScreen)
+
+
+@pytest.mark.parametrize("how", ["hangup", "ended", "leave"])
+async def test_leaving_the_app_stops_the_trial(how: str) -> None:
+    trials = FakeTrials()
+    source = FakeSource(tries=trials)
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("t", "enter")
+        if how == "hangup":
+            app.hang_up()
+        elif how == "leave":
+            app.leave()
+        else:
+            app.leave_when_final()
+            source.value = ended("terminated", "terminated (SIGTERM)")
+            live = app.screen_stack[0]
+            assert isinstance(live, LiveScreen)
+            live.tick()
+        await pilot.pause()
+    assert trials.jobs[0].stopped >= 1
+    assert app.return_value == {"hangup": "hangup", "ended": "stop", "leave": "quit"}[how]
+
+
+async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
+    trials = FakeTrials(refused="another trial is still ending")
+    app = make(FakeSource(tries=trials))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("t", "enter")
+        assert "another trial is still ending" in text_of(app) and not trials.jobs
+        trials.refused = ""
+        await pilot.press("enter")
+        trials.jobs[0].problem, trials.jobs[0].done = "the run did not answer within 3 s", True
+        await look(pilot)
+        assert "could not be made" in text_of(app) and "did not answer within 3 s" in text_of(app)
+        assert "w write" not in text_of(app)
+        await pilot.press("t", "enter")
+        result = trial_event(
+            "out of memory", ratio=None, low=None, high=None, text="out of memory with the change"
+        )
+        trials.jobs[1].result, trials.jobs[1].done, trials.full_disk = result, True, True
+        await look(pilot)
+        await pilot.press("w")
+        assert "out of memory" in text_of(app) and "No space left on device" in text_of(app)
+
+
+async def test_where_nothing_can_be_tried_t_does_nothing() -> None:
+    for source in (FakeSource(), FakeSource(empty_snapshot(), tries=FakeTrials())):
+        app = make(source)
+        async with app.run_test(size=(80, 24)) as pilot:
+            assert "t try" not in text_of(app) and "press t" not in text_of(app)
+            await pilot.press("t")
+            assert isinstance(app.screen, LiveScreen)
+            await pilot.press("d")
+            assert isinstance(app.screen, DiagnosisScreen) and "press t" not in text_of(app)
+
+
+async def test_the_page_of_the_diagnosis() -> None:
+    source = FakeSource(snapshot(**MEASURED), tries=FakeTrials())
+    app = make(source)
+    async with app.run_test(size=(120, 60)) as pilot:
+        await pilot.press("d")
+        text = text_of(app)
+        for part in (
+            "too few loader workers, certain; it costs at most 57 % of wall time",
+            "one item takes 29 ms (loader probe)", "waiting for data takes 57 % of wall time (host clock)",
+            "ndd-console try charlm-001 --set loader.workers=4 --set loader.pin_memory=true",
+            "in clips.py:41 in load", "leave it", "before a change would pay back",
+            "57 %  data_wait   /home/me/clips.py:41 in load", "profiler burst at step 4,200 (kernels, 3 steps)",
+            "waiting for data 57 %, launch gaps 4 %", "ampere_bf16_gemm_128x128", "trace.json",
+            "23.1 ms for 128 items", "842 in one forward and backward pass", "8: 24 ms, 16: 23.1 ms",
+            "29 ms, of it 4.1 ms on the processor", "n/a: the data cannot be taken in one gather",
+        ):  # fmt: skip
+            assert part in text, part
+        source.value = snapshot()
+        screen = app.screen
+        assert isinstance(screen, DiagnosisScreen)
+        screen.read_again()
+        text = text_of(app)
+        assert "no stack samples" in text and "none yet; k records one" in text and "ampere" not in text
+        await pilot.press("t")
+        assert isinstance(app.screen, TrialScreen)
+        await pilot.press("escape")
+        assert isinstance(app.screen, LiveScreen)
+
+
+async def test_a_defect_in_a_rule_is_one_line_and_no_crash() -> None:
+    def broken(_: object) -> Any:
+        raise ZeroDivisionError("division\nby zero")
+
+    app = ConsoleApp(FakeSource(), None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=broken)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "the diagnosis failed: ZeroDivisionError: division by zero" in text_of(app)
+        assert "step 4,218" in text_of(app)
+        await pilot.press("d")
+        assert "ZeroDivisionError" in text_of(app)
+
+
+async def test_the_rules_are_asked_once_a_snapshot() -> None:
+    asked: list[object] = []
+
+    def rules(value: object) -> Any:
+        asked.append(value)
+        return (HEALTHY,)
+
+    source = FakeSource()
+    app = ConsoleApp(source, None, refresh_hz=10.0, clock=Clock(T0 + 12), rules=rules)
+    async with app.run_test(size=(80, 24)) as pilot:
+        for _ in range(3):
+            await tick(pilot)
+        await pilot.press("d", "escape")
+        assert len(asked) == 1 and "nothing holds it back: 97 %" in text_of(app)
+        source.value = replace(source.value, step=4_300)
+        await tick(pilot)
+        assert len(asked) == 2

@@ -1,0 +1,170 @@
+"""Trials beside a real run: it stands still while one measures, and goes on whatever becomes of the trial."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ndd_console.sources import AttachedSource, EngineSource
+from ndd_console.trials import Measure, RunTrials
+from ndd_engine.config import read
+from ndd_engine.errors import UsageError
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.trial.request import Progress, TrialRequest
+
+from .fakes import trial_event
+
+TINY = (
+    "workload.size=tiny", "workload.width=16", "batch.sequence=16", "batch.micro=8", "run.threads=1",
+    "run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0", "evaluate.at_end=false",
+    "log.window_s=0.02", "log.every_steps=1",
+)  # fmt: skip
+
+SETS = ("loader.workers=1",)
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """A run that trains beside the test."""
+    opened = Run.open(RunRequest(read(sets=(*TINY, "run.name=live")), tmp_path, probes=False))
+    engine = threading.Thread(target=opened.execute)
+    engine.start()
+    try:
+        until(lambda: opened.recorder.snapshot().step > 5)
+        yield opened
+    finally:
+        opened.control.request("kill")
+        engine.join(60)
+        opened.close()
+
+
+class Measuring:
+    """Stands for the measurement: notes how the run was meanwhile, and ends when a test says so."""
+
+    def __init__(self, run: Run, error: Exception | None = None) -> None:
+        self._run = run
+        self._error = error
+        self.statuses: list[str] = []
+        self.let = threading.Event()
+
+    def __call__(
+        self, request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event
+    ) -> TrialEvent:
+        tell(Progress("measuring", 1.0, request.budget_s))
+        first = self._run.recorder.snapshot()
+        while not (self.let.wait(0.05) or stop.is_set()):
+            pass
+        last = self._run.recorder.snapshot()
+        self.statuses = [first.status, last.status]
+        assert first.step == last.step
+        if self._error is not None:
+            raise self._error
+        verdict = "stopped" if stop.is_set() else "gain"
+        return trial_event(verdict, sets=list(request.sets), against=request.base.name, cause=request.cause)
+
+
+def trials_of(source: EngineSource | AttachedSource, measure: Measure) -> RunTrials:
+    trials = source.trials()
+    trials._measure = measure
+    return trials
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_the_run_stands_still_and_goes_on(run: Run, attached: bool) -> None:
+    source = AttachedSource(run.directory, 0.02) if attached else EngineSource(run)
+    measuring = Measuring(run)
+    trials = trials_of(source, measuring)
+    assert (trials.base, trials.pauses(), trials.refusal()) == ("run live", "live", "")
+    job = trials.start(SETS, "few-workers", 60.0)
+    until(lambda: job.progress is not None and job.progress.stage == "measuring")
+    assert trials.refusal() == "the trial before is still ending its processes" and not job.done
+    measuring.let.set()
+    until(lambda: job.done)
+    assert measuring.statuses == ["paused", "paused"] and job.problem == ""
+    assert job.result is not None and job.result.cause == "few-workers"
+    # It is in the record, and training goes on.
+    until(lambda: source.snapshot().trials != ())
+    assert source.snapshot().trials[-1].sets == list(SETS)
+    at = run.recorder.snapshot().step
+    until(lambda: run.recorder.snapshot().step > at + 5)
+    assert run.recorder.snapshot().status == "training" and trials.refusal() == ""
+    source.close()
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_it_goes_on_after_a_trial_that_fails_or_is_stopped(run: Run, attached: bool) -> None:
+    source = AttachedSource(run.directory, 0.02) if attached else EngineSource(run)
+    failing = Measuring(run, RuntimeError("no such luck"))
+    failing.let.set()
+    job = trials_of(source, failing).start(SETS, None, 60.0)
+    until(lambda: job.done)
+    assert job.result is None and job.problem == "RuntimeError: no such luck"
+    until(lambda: run.recorder.snapshot().status == "training")
+    measuring = Measuring(run)
+    job = trials_of(source, measuring).start(SETS, None, 60.0)
+    until(lambda: job.progress is not None and job.progress.stage == "measuring")
+    # The screen is left, by whichever way: what it shows is closed.
+    source.close()
+    assert job.done and job.result is not None and job.result.verdict == "stopped"
+    at = run.recorder.snapshot().step
+    until(lambda: run.recorder.snapshot().step > at + 5)
+
+
+def test_a_run_that_a_person_paused_stays_paused(run: Run) -> None:
+    run.control.request("pause")
+    until(lambda: run.recorder.snapshot().status == "paused")
+    measuring = Measuring(run)
+    measuring.let.set()
+    job = trials_of(EngineSource(run), measuring).start(SETS, None, 60.0)
+    until(lambda: job.done)
+    at = run.recorder.snapshot().step
+    time.sleep(0.3)
+    assert (run.recorder.snapshot().status, run.recorder.snapshot().step) == ("paused", at)
+    run.control.request("resume")
+    until(lambda: run.recorder.snapshot().step > at)
+
+
+def test_edits_are_checked_and_the_result_is_written_as_a_configuration(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = EngineSource(run).trials()
+    assert trials.check(SETS) == ""
+    problem = trials.check(("loader.wrokers=1", "batch.micro=0"))
+    assert "did you mean workers?" in problem and "batch.micro = 0: is out of range" in problem
+    assert "nothing to compare" in trials.check(("batch.micro=8",))
+    monkeypatch.chdir(tmp_path)
+    path = trials.write(trial_event(sets=list(SETS), against="run live"))
+    again = trials.write(trial_event(sets=list(SETS), against="run live"))
+    assert (path.name, again.name) == ("live-changed.toml", "live-changed-2.toml")
+    text = path.read_text()
+    assert "measured: gain 1.42x (1.35 to 1.49) against run live" in text
+    config = read(path).resolve()
+    assert config.loader.workers == 1 and config.batch.micro == 8 and config.run.name is None
+    monkeypatch.chdir("/proc")
+    with pytest.raises(UsageError, match="cannot be written"):
+        trials.write(trial_event(sets=list(SETS)))
+
+
+def test_an_ended_run_is_tried_without_pausing_anything(run: Run) -> None:
+    run.control.request("kill")
+    assert run.finished.wait(60)
+    source = EngineSource(run)
+    measuring = Measuring(run)
+    measuring.let.set()
+    trials = trials_of(source, measuring)
+    assert trials.pauses() == ""
+    job = trials.start(SETS, None, 60.0)
+    until(lambda: job.done)
+    assert job.problem == "" and measuring.statuses == [run.recorder.snapshot().status] * 2
