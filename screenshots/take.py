@@ -16,22 +16,34 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_console.app import ConsoleApp
+from textual.pilot import Pilot
+
+from ndd_console.app import CanvasApp, ConsoleApp, LadderApp
+from ndd_console.ladder import LadderJob
+from ndd_console.screens.trial import TrialScreen
 from ndd_console.sources import EngineSource, HomeFolder
 from ndd_engine.config import read
+from ndd_engine.diagnose import diagnose
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.trial.ladder import run_ladder
+from ndd_engine.trial.request import Base
 
 FOLDER = Path(__file__).parent
 # Long enough for curves that look like something, and for an evaluation or two.
 TRAIN_S = 75.0
+# Items are encoded on the fly here, so that there is something to find and to try.
+SLOW = ("batch.micro=2", "batch.sequence=256")
+LADDER_BUDGET_S = 30.0
 SIZES = {"live": (80, 24), "live-100x30": (100, 30), "live-120x40": (120, 40), "live-200x50": (200, 50)}
 
 
 def main() -> int:
-    """Train for a little over a minute and picture the screens."""
+    """Train, try a change and climb the ladder for some minutes, and picture the screens."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(take(Path(folder)))
+        asyncio.run(take_findings(Path(folder)))
+        asyncio.run(take_ladder())
     to_png()
     return 0
 
@@ -59,6 +71,83 @@ async def take(root: Path) -> None:
         run.close()
 
 
+async def take_findings(root: Path) -> None:
+    """A run that something holds back: its finding, the diagnosis with a burst in it, and the change measured."""
+    run = Run.open(
+        RunRequest(read(sets=SLOW, workload="finetune", overrides={"run": {"name": "finetune-001"}}), root)
+    )
+    engine = threading.Thread(target=run.execute, name="engine")
+    engine.start()
+    source = EngineSource(run)
+    app = ConsoleApp(source, None)
+    try:
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(lambda: any(found.sets for found in diagnose(source.snapshot())), pilot)
+            await pilot.press("k")
+            await until(lambda: source.snapshot().kernels is not None, pilot)
+            await pilot.pause(5.0)
+            save("finding", app)
+            await pilot.resize_terminal(100, 46)
+            await pilot.press("d")
+            await pilot.pause(1.0)
+            save("diagnosis", app)
+            await pilot.press("t")
+            await pilot.resize_terminal(80, 24)
+            await pilot.pause(1.0)
+            save("trial-choosing", app)
+            await pilot.press("m", "enter")
+            screen = app.screen
+            assert isinstance(screen, TrialScreen)
+            await until(lambda: (screen.state.progress is not None and screen.state.progress.quads >= 3)
+                        or screen.state.stage == "result", pilot)  # fmt: skip
+            save("trial-measuring", app)
+            await until(lambda: screen.state.stage == "result", pilot)
+            await pilot.pause(1.0)
+            save("trial", app)
+            app.exit("quit")
+    finally:
+        source.close()
+        run.control.request("stop")
+        engine.join()
+        run.close()
+
+
+async def take_ladder() -> None:
+    """The ladder of a small run, under way and at its end."""
+    base = Base("the workload ndd", workload="ndd", sets=("loader.fetch=item",))
+    job = LadderJob(base.name, lambda tell, stop: run_ladder(
+        base, LADDER_BUDGET_S, ("gather", "workers", "threads"), tell, stop))  # fmt: skip
+    app = LadderApp(job, on_first_paint=job.start)
+    async with app.run_test(size=(120, 34)) as pilot:
+        await until(lambda: (job.state is not None and job.state.progress is not None and bool(job.state.kept)
+                    and job.state.progress.quads > 2) or over(job), pilot)  # fmt: skip
+        save("ladder-measuring", app)
+        await until(lambda: over(job), pilot)
+        await pilot.pause(1.0)
+        save("ladder", app)
+        app.exit("quit")
+    job.join()
+
+
+def over(job: LadderJob) -> bool:
+    """Whether the ladder is at its end."""
+    return job.error is not None or (job.state is not None and job.state.done)
+
+
+async def until(true: Callable[[], bool], pilot: Pilot[str], seconds: float = 900.0) -> None:
+    """Wait for something, while the app goes on."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the screen did not come to what was to be pictured")
+        await pilot.pause(0.25)
+
+
+def save(name: str, app: CanvasApp) -> None:
+    """The screen as it is, as SVG."""
+    (FOLDER / f"{name}.svg").write_text(app.export_screenshot(title="ndd-console"), encoding="utf-8")
+
+
 async def picture(
     name: str, size: tuple[int, int], app: ConsoleApp, ready: Callable[[Snapshot], bool] | None
 ) -> None:
@@ -67,7 +156,7 @@ async def picture(
         await pilot.pause(2.0)
         while ready is not None and app.source is not None and not ready(app.source.snapshot()):
             await pilot.pause(0.5)
-        (FOLDER / f"{name}.svg").write_text(app.export_screenshot(title="ndd-console"), encoding="utf-8")
+        save(name, app)
         app.exit("quit")
 
 

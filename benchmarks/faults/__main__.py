@@ -14,7 +14,7 @@ from ndd_engine.config.workload_sections import WORKLOADS
 
 from . import matrix, null
 from .cases import OWN, all_cases, chosen
-from .suite import Suite
+from .suite import FIX_S, Suite
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KEPT = Path(tempfile.gettempdir()) / "ndd-faults"
@@ -33,6 +33,12 @@ def main() -> int:
     )
     parser.add_argument(
         "--null", type=int, metavar="N", help="instead: N trials of a change that changes nothing"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        metavar="S",
+        help=f"seconds of a trial (default: {FIX_S:g}; with --null {null.BUDGET_S:g})",
     )
     parser.add_argument("--resume", action="store_true", help="go on: leave out what --keep holds already")
     parser.add_argument(
@@ -60,9 +66,9 @@ def main() -> int:
     found: list[Table]
     keep = given.keep.absolute()
     if given.null is not None:
-        found = [null.table(null.run(keep, given.null, given.resume))]
+        found = [null.table(null.run(keep, given.null, given.resume, given.budget or null.BUDGET_S))]
     else:
-        suite = Suite(keep, not given.no_trials)
+        suite = Suite(keep, not given.no_trials, given.budget or FIX_S)
         if given.tables:
             names = {case.name for case in cases}
             outcomes = [outcome for outcome in suite.kept() if outcome.case in names]

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from ndd_engine.diagnose import CAUSES
+from ndd_engine.hardware.host import detect_host, usable_threads
 
 from .plants import MODULE
 
 Kind = Literal["fault", "innocent", "healthy"]
 OWN = "own"
+# What is too many or too few goes by what this machine has.
+CORES = usable_threads(detect_host())
 SEVERITIES = ("low", "middle", "high")
 
 # Nothing but steps, for long enough that every change would still pay: what a case does not plant is not there.

@@ -6,7 +6,7 @@ little that calling the run healthy is right as well, which the measured cost de
 
 from __future__ import annotations
 
-from .cases import OWN, Case, three
+from .cases import CORES, OWN, Case, three
 
 # What the five workloads train where nothing is wrong with them: small models, data ready in memory.
 NDD = ("batch.micro=1024",)
@@ -56,41 +56,28 @@ LOADER: list[Case] = [
         "windows that lie in memory are fetched item by item (loader.fetch), beside smaller and smaller models",
         [
             ("ndd", (*NDD, "workload.hidden=[512, 256]")),
-            ("ndd", (*NDD, "workload.hidden=[256, 128]")),
+            ("chartext", _small_text(4, 1024)),
             ("ndd", (*NDD, "workload.hidden=[64, 32]")),
         ],
         sets=['loader.fetch="item"'],
         cure=['loader.fetch="auto"'],
     ),
     *three(
-        "item-collate",
-        "short windows of text are fetched item by item (loader.fetch)",
+        "in-memory-workers",
+        "1, 2 and 4 loader processes for data that lies in memory",
         [
-            ("chartext", _small_text(16, 256)),
-            ("chartext", _small_text(8, 512)),
-            ("chartext", _small_text(4, 1024)),
+            ("chartext", (*_small_text(16, 256), "loader.workers=1")),
+            ("ndd", (*NDD, "loader.workers=2")),
+            ("ndd", (*NDD, "loader.workers=4")),
         ],
-        sets=['loader.fetch="item"'],
-        cure=['loader.fetch="auto"'],
-    ),
-    *three(
-        "in-memory-workers",
-        "1, 2 and 4 loader processes for a recording that lies in memory",
-        [("ndd", (*NDD, f"loader.workers={count}")) for count in (1, 2, 4)],
-        cure=["loader.workers=0"],
-    ),
-    *three(
-        "in-memory-workers",
-        "1, 2 and 4 loader processes for a text that lies in memory",
-        [("chartext", (*_small_text(16, 256), f"loader.workers={count}")) for count in (1, 2, 4)],
         cure=["loader.workers=0"],
     ),
     *three(
         "many-workers",
-        "6, 12 and 24 loader processes on a few cores, for clips that change every epoch",
+        "3, 6 and 12 loader processes a core, for clips that change every epoch",
         [
             ("antispoof", (*CHANGING, "workload.clips=160", f"loader.workers={count}"))
-            for count in (6, 12, 24)
+            for count in (3 * CORES, 6 * CORES, 12 * CORES)
         ],
         cure=["loader.workers=1"],
     ),
@@ -114,23 +101,31 @@ LOADER: list[Case] = [
 STEP: list[Case] = [
     *three(
         "evaluation",
-        "an evaluation every 100, 30 and 10 steps",
-        [("chartext", (*TINY_TEXT, f"evaluate.every_steps={steps}")) for steps in (100, 30, 10)],
-        sets=["evaluate.batches=8"],
+        "an evaluation every 100 steps, every 12 steps with summaries written for ROUGE, and every 10 steps",
+        [
+            ("chartext", (*TINY_TEXT, "evaluate.batches=8", "evaluate.every_steps=100")),
+            (
+                "summarise",
+                (
+                    *SHORT_PAIRS,
+                    "workload.summaries=2",
+                    "workload.beam=2",
+                    "evaluate.batches=1",
+                    "evaluate.every_steps=12",
+                ),
+            ),
+            ("chartext", (*TINY_TEXT, "evaluate.batches=8", "evaluate.every_steps=10")),
+        ],
         cure=["evaluate.every_steps=0"],
-    ),
-    *three(
-        "evaluation",
-        "summaries are written for ROUGE every 30, 12 and 4 steps",
-        [("summarise", (*SHORT_PAIRS, f"evaluate.every_steps={steps}")) for steps in (30, 12, 4)],
-        sets=["evaluate.batches=1", "workload.summaries=2", "workload.beam=2"],
-        cure=["evaluate.every_steps=0"],
-        seconds=10.0,
     ),
     *three(
         "checkpoint",
         "a checkpoint every 8, 3 and every single step",
-        [("ndd", (*NDD, "workload.hidden=[256, 128]", f"checkpoint.every_steps={n}")) for n in (8, 3, 1)],
+        [
+            ("ndd", (*NDD, "workload.hidden=[256, 128]", "checkpoint.every_steps=8")),
+            ("finetune", (*FINETUNE, "checkpoint.every_steps=3")),
+            ("finetune", (*FINETUNE, "checkpoint.every_steps=1")),
+        ],
         cure=["checkpoint.every_steps=0"],
     ),
     *three(
@@ -143,16 +138,14 @@ STEP: list[Case] = [
     ),
     *three(
         "small-micro",
-        "the same optimizer step in micro-batches of 8, 4 and 1",
-        [("summarise", (*SUMMARISE, f"batch.micro={micro}")) for micro in (8, 4, 1)],
+        "the same optimizer step in micro-batches of 4, 2 and 1",
+        [
+            ("summarise", (*SUMMARISE, "batch.micro=4")),
+            ("chartext", (*TINY_TEXT, "batch.effective=16", "batch.micro=2")),
+            ("summarise", (*SUMMARISE, "batch.micro=1")),
+        ],
         cure=["batch.micro=16"],
         seconds=10.0,
-    ),
-    *three(
-        "small-micro",
-        "the same optimizer step in micro-batches of 4, 2 and 1",
-        [("chartext", (*TINY_TEXT, "batch.effective=16", f"batch.micro={micro}")) for micro in (4, 2, 1)],
-        cure=["batch.micro=16"],
     ),
     *three(
         "stepwise",
@@ -174,13 +167,16 @@ STEP: list[Case] = [
             ("chartext", ("workload.size=small", "batch.micro=32")),
         ],
         sets=["run.threads=1"],
-        cure=["run.threads=2"],
+        cure=[f"run.threads={CORES}"],
     ),
     *three(
         "oversubscribed",
-        "4, 8 and 16 threads on a few cores (run.threads)",
-        [("chartext", (*CHARTEXT, f"run.threads={threads}")) for threads in (4, 8, 16)],
-        cure=["run.threads=2"],
+        "2, 4 and 8 threads a core (run.threads)",
+        [
+            ("chartext", (*CHARTEXT, f"run.threads={threads}"))
+            for threads in (2 * CORES, 4 * CORES, 8 * CORES)
+        ],
+        cure=[f"run.threads={CORES}"],
     ),
     *three(
         "gc",
@@ -195,9 +191,9 @@ STEP: list[Case] = [
     ),
     *three(
         "neighbour-cores",
-        "1, 2 and 3 other processes compute on the same cores",
+        "other processes compute on the same cores: one fewer than there are, as many, and one more",
         [("chartext", CHARTEXT), ("ndd", NDD), ("antispoof", ANTISPOOF)],
-        busy=[1, 2, 3],
+        busy=[max(CORES - 1, 1), CORES, CORES + 1],
     ),
     *three(
         "leak",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cases import OWN, Case
+from .cases import CORES, OWN, Case
 from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
 
 # Whatever says that the loader is to blame.
@@ -36,7 +36,7 @@ INNOCENTS: list[Case] = [
     ),
     _innocent(
         "evaluations", "finetune", "an evaluation every epoch, which is over at once",
-        (*FINETUNE, "workload.examples=400", "evaluate.every_epochs=1", "evaluate.batches=1"), ("evaluation",),
+        (*FINETUNE, "workload.examples=70", "evaluate.every_epochs=1", "evaluate.batches=1"), ("evaluation",),
     ),
     _innocent(
         "checkpoints", "chartext", "a checkpoint every 100 steps, which is written at once",
@@ -51,8 +51,8 @@ INNOCENTS: list[Case] = [
         ("neighbour-cores", "oversubscribed", "quota"), asleep=3,
     ),
     _innocent(
-        "bounded-cache", OWN, "memory grows by 8 MB a step until a cache of 400 MB is full",
-        ("batch.micro=256", "workload.options.keep_mb=8", "workload.options.limit_mb=400"), ("leak",),
+        "bounded-cache", OWN, "memory grows by 16 MB a step until a cache of 320 MB is full",
+        ("batch.micro=256", "workload.options.keep_mb=16", "workload.options.limit_mb=320"), ("leak",),
         factory="keeping",
     ),
     _innocent(
@@ -61,7 +61,8 @@ INNOCENTS: list[Case] = [
         ("on-the-fly", "few-workers", "data-wait"),
     ),
     _innocent(
-        "threads-as-cores", "antispoof", "run.threads is set, to the number of cores", (*ANTISPOOF, "run.threads=2"),
+        "threads-as-cores", "antispoof", "run.threads is set, to the number of cores",
+        (*ANTISPOOF, f"run.threads={CORES}"),
         ("oversubscribed", "few-threads"),
     ),
     _innocent(

@@ -93,6 +93,8 @@ def table(nulls: Sequence[Null]) -> Table:
             f"{called} of {len(judged)} trials called a gain or a loss ({called / len(judged):.1%}); the rate behind "
             f"them lies in {low:.1%} … {high:.1%} (exact binomial, 95 %); target: at most {LIMIT:.0%}: {reached}"
         )
+    if len(judged) < len(nulls):
+        found.note(f"{len(nulls) - len(judged)} trials compared nothing: give them a larger --budget")
     return found
 
 

@@ -44,10 +44,10 @@ class Measured:
 class Outcome:
     """One case, carried out. named: the verdict's cause. found: (cause, ceiling) of every finding, in order.
 
-    fix: the edits that the verdict proposes; tried: what a trial of them measured. outside: what it proposes first is no
-    setting, but a change of code or to stop other processes. cured: the same of taking the plant
-    away by itself, which is what the fault costs. error: why it could not be carried out. foreign: cores that
-    other processes used meanwhile, without planted ones.
+    fix: the edits that the verdict proposes; tried: what a trial of them measured. outside: what it proposes first is
+    no setting, but a change of code or to stop other processes. cured: the same of taking the plant away by itself,
+    which is what the fault costs. error: why it could not be carried out. foreign: cores that other processes used
+    meanwhile, without planted ones.
     """
 
     case: str

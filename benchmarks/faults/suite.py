@@ -22,9 +22,10 @@ from .plants import neighbours, write_module
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
-# For the proposed fix, and for taking the plant away where that is another change; both stop once it is clear.
+# Seconds of a trial of the proposed fix, and the share of that for taking the plant away where that is another change;
+# both stop once it is clear.
 FIX_S = 24.0
-CURE_S = 18.0
+CURE_SHARE = 0.75
 # Beyond what a task is expected to take, before it counts as hung.
 PATIENCE_S = 240.0
 NO_FINDING = ("healthy", "too-short")
@@ -36,10 +37,12 @@ class TaskError(Exception):
 
 @dataclass(frozen=True)
 class Suite:
-    """folder: where outcomes and what each case wrote are kept. trials: whether fixes are measured."""
+    """folder: where outcomes and what each case wrote are kept. trials: whether fixes are measured, each within
+    budget_s seconds (see FIX_S)."""
 
     folder: Path
     trials: bool = True
+    budget_s: float = FIX_S
 
     @property
     def record(self) -> Path:
@@ -109,7 +112,9 @@ class Suite:
         if not self.trials or not case.proved:
             return outcome
         if sets and verdict["cause"] not in NO_FINDING:
-            outcome = replace(outcome, tried=self._trial(case, folder, "fix", sets, verdict["cause"], FIX_S))
+            outcome = replace(
+                outcome, tried=self._trial(case, folder, "fix", sets, verdict["cause"], self.budget_s)
+            )
         if case.kind != "fault":
             return outcome
         if case.busy:
@@ -121,7 +126,9 @@ class Suite:
         if outcome.tried is not None and same_change(sets, case.cure):
             return replace(outcome, cured=outcome.tried)
         if case.cure:
-            outcome = replace(outcome, cured=self._trial(case, folder, "cure", case.cure, None, CURE_S))
+            outcome = replace(
+                outcome, cured=self._trial(case, folder, "cure", case.cure, None, self.budget_s * CURE_SHARE)
+            )
         return outcome
 
     def _trial(
@@ -156,7 +163,10 @@ def task(folder: Path, name: str, body: Json) -> Json:
     expected = float(body.get("seconds", 0) or body.get("budget_s", 0))
     log = folder / f"{name}.log"
     # In the case's folder, so that nothing is found in the current one by chance; benchmarks lie beside the tests.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    places = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    # What another case compiled must not be found here: a compilation costs what it costs the first time.
+    compiled = str(folder.absolute() / f"{name}-compiled")
+    environment = {**os.environ, "PYTHONPATH": places, "TORCHINDUCTOR_CACHE_DIR": compiled}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,

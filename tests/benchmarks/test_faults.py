@@ -17,6 +17,7 @@ from benchmarks.faults.plants import neighbours, write_module
 
 from ndd_engine.config import read
 from ndd_engine.config.workload_sections import WORKLOADS
+from ndd_engine.train.preflight import preflight
 
 CASES = all_cases()
 
@@ -26,12 +27,13 @@ def measured(ratio: float, reach: float = 0.02, sets: tuple[str, ...] = ("loader
 
 
 FAULT = Outcome(
-    "a", "fault", "on-the-fly", "high", "finetune", "on-the-fly", "on-the-fly", "title", "likely",
-    (("on-the-fly", 3.0), ("optimizer", 1.1)), (), ("loader.cache=true",), measured(2.0), measured(2.0),
+    "a", "fault", "on-the-fly", "high", "finetune", "on-the-fly", named="on-the-fly",
+    found=(("on-the-fly", 3.0), ("optimizer", 1.1)), fix=("loader.cache=true",),
+    tried=measured(2.0), cured=measured(2.0),
 )  # fmt: skip
 INNOCENT = Outcome(
-    "b", "innocent", "clipping", "", "ndd", "healthy", "healthy", "title", "certain", (("healthy", None),),
-    ("clip", "sync"),
+    "b", "innocent", "clipping", "", "ndd", "healthy", named="healthy", found=(("healthy", None),),
+    suspects=("clip", "sync"),
 )  # fmt: skip
 
 
@@ -53,12 +55,14 @@ def test_the_cases_are_as_many_and_as_varied_as_promised() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_and_its_cure_can_be_configured(case: Case, tmp_path: Path) -> None:
+    write_module(tmp_path)
     sets = case.all_sets(tmp_path)
-    config = read(sets=sets, workload=case.workload_name).resolve()
+    # As a run does it before it writes anything: the data has to be there too.
+    config = preflight(read(sets=sets, workload=case.workload_name))
     assert config.workload.name == case.workload_name
     assert config.workload.size != "auto", "the size of the model would depend on the machine"
     if case.cure:
-        cured = read(sets=[*sets, *case.cure], workload=case.workload_name).resolve()
+        cured = preflight(read(sets=[*sets, *case.cure], workload=case.workload_name))
         assert cured != config, "the cure changes nothing"
 
 

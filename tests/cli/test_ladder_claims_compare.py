@@ -14,8 +14,8 @@ from ndd_engine.config import read
 from .program import run, start
 
 NDD = (
-    "--set", "workload.samples=3000", "--set", "workload.channels=4", "--set", "batch.micro=256", "--set", "run.threads=1",
-    "--set", "log.window_s=0.05", "--set", "checkpoint.at_end=false",
+    "--set", "workload.samples=3000", "--set", "workload.channels=4", "--set", "batch.micro=256",
+    "--set", "run.threads=1", "--set", "log.window_s=0.05", "--set", "checkpoint.at_end=false",
 )  # fmt: skip
 
 

@@ -98,6 +98,7 @@ def recompiled(step: int) -> tuple[Event, ...]:
 WAITING = healthy(data_wait=20.0)
 BETTER = alone(threads=1, by_threads=[[2.0, 10.5e6]])
 NEIGHBOUR = [{"pid": 4711, "name": "stress", "cores": 0.9}]
+COMPILING = MarkEvent("compile", 0, "", {"seconds": 20.0, "mode": "default"})
 COMPILED = ("speed.compile=default",)
 OWN_LOOP = seen(
     ("forward", "my/model.py", 10, "Net.forward", 22, 1), ("forward", "my/model.py", 31, "penalty", 20, 1),
@@ -115,7 +116,7 @@ CUDNN_TOP = [["cudnn_convolution_kernel", 60_000_000, 300]]
 LOADER = [
     Pair(
         "item-collate",
-        Planted(phases=WAITING, sets=["loader.fetch=item"], loader=data(item_ns=6e5, item_cpu_ns=6e5)),
+        Planted(phases=WAITING, sets=["loader.fetch=item"], loader=data(item_ns=9e4, item_cpu_ns=9e4)),
         Planted(sets=["loader.fetch=item"], loader=data()),
         ("loader.fetch=auto",),
     ),
@@ -178,6 +179,14 @@ LOADER = [
         Planted(phases=healthy(data_wait=32.0), loader=files()),
         Planted(phases=healthy(data_wait=0.5), loader=files(item_ns=1e4, item_cpu_ns=1e4)),
         ("loader.cache=true",),
+    ),
+    Pair(
+        "on-the-fly",
+        # The dataset makes whole batches, and computes each.
+        Planted(phases=healthy(data_wait=32.0), loader=data(item_ns=2e6, item_cpu_ns=1.9e6, gather_ns=31e6)),
+        Planted(phases=healthy(data_wait=0.3), loader=data(item_ns=1e4, item_cpu_ns=1e4)),
+        ("loader.cache=true",),
+        "batches",
     ),
     Pair(
         "few-workers",
@@ -304,10 +313,8 @@ MODEL = [
     ),
     Pair(
         "compile-cost",
-        Planted(
-            sets=COMPILED, run={"total_steps": 240}, marks=[MarkEvent("compile", 0, "", {"seconds": 20.0, "mode": "default"})],
-        ),
-        Planted(sets=COMPILED, marks=[MarkEvent("compile", 0, "", {"seconds": 20.0, "mode": "default"})]),
+        Planted(sets=COMPILED, run={"total_steps": 240}, marks=[COMPILING]),
+        Planted(sets=COMPILED, marks=[COMPILING]),
         ("speed.compile=off",),
     ),
     Pair(

@@ -120,12 +120,8 @@ def test_more_threads_are_not_proposed_where_others_use_the_cores() -> None:
 
 
 def test_more_workers_are_not_proposed_where_no_core_is_free() -> None:
-    full = Planted(
-        phases=healthy(data_wait=32.0),
-        sets=["loader.workers=1"],
-        loader=files(epochs_differ=True),
-        host=cores(2.0, 2.0),
-    )
+    changing, one = files(epochs_differ=True), ["loader.workers=1"]
+    full = Planted(phases=healthy(data_wait=32.0), sets=one, loader=changing, host=cores(2.0, 2.0))
     assert full.causes() == ["data-wait"]
 
 

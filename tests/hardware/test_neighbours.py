@@ -22,8 +22,8 @@ SPIN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: 
 # Starts a process that computes, says its id and ends: the process then belongs to nobody here.
 ORPHAN = (
     "import subprocess, sys\n"
-    f"child = subprocess.Popen([sys.executable, '-c', {SPIN!r}], stdout=subprocess.DEVNULL, start_new_session=True)\n"
-    "print(child.pid)"
+    "quiet = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)\n"
+    f"print(subprocess.Popen([sys.executable, '-c', {SPIN!r}], start_new_session=True, **quiet).pid)"
 )
 
 

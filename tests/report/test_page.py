@@ -169,6 +169,17 @@ def test_time_between_two_processes_is_left_out_and_a_pause_is_not(tmp_path: Pat
     assert [at.step for at in report.data.resumed] == [2718]
 
 
+def test_a_trial_after_the_end_takes_no_time_of_the_run(tmp_path: Path) -> None:
+    events = whole_life()
+    length = load(write(tmp_path, events, "before")).time.length_s
+    later = events[-1][0] + 7200
+    run = write(tmp_path, [*events, (later, trial("batch.micro=256", "gain", (1.3, 1.2, 1.4), "faster"))])
+    report, document, plain = pages(run)
+    check(document)
+    assert report.time.length_s == length
+    assert "batch.micro=256" in plain and "1.30x (1.20 to 1.40)" in plain
+
+
 NASTY = (
     "</title></text><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[31m\x00\n\u202e]]>--><!--"
 )

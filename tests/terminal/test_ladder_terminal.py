@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(200)
 def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
     output = tmp_path / "found.toml"
     arguments = (
-        "ladder", "--workload", "ndd", "--set", "workload.samples=400", "--set", "run.threads=1",
+        "ladder", "--workload", "ndd", "--set", "workload.samples=20000", "--set", "run.threads=1",
         "--only", "workers", "--budget", "60", "-o", str(output),
     )  # fmt: skip
     with Terminal(*arguments, runs=tmp_path / "runs", columns=110, rows=40) as terminal:
@@ -28,7 +28,13 @@ def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
     assert "Written by the ladder from the workload ndd" in output.read_text()
 
 
-def test_a_mistake_is_told_without_a_screen_left_behind(tmp_path: Path) -> None:
+def test_a_mistake_in_the_configuration_is_told_before_the_screen(tmp_path: Path) -> None:
+    with Terminal("ladder", "--set", "batch.mikro=4", runs=tmp_path / "runs", columns=100) as terminal:
+        assert terminal.wait() == 2
+        assert "did you mean micro?" in terminal.words and b"\x1b[?1049h" not in terminal.raw
+
+
+def test_a_rung_that_is_not_there_is_told_without_a_screen_left_behind(tmp_path: Path) -> None:
     with Terminal("ladder", "--only", "wrokers", runs=tmp_path / "runs", columns=100) as terminal:
         terminal.until("there is no such rung here", START_S)
         terminal.press("q")

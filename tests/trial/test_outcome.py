@@ -92,14 +92,14 @@ def test_the_sentence_has_the_figures_and_what_they_are_worth() -> None:
         settings={"loader.workers": ["2", "2", True, "seen"]},
     )
     event = result(
-        request, "gain", "", Estimate(1.42, 1.38, 1.47, 6), (facts(), change), ["loader.workers"], 34.2
+        request, "gain", "", Estimate(1.42, 1.38, 1.47, 6), (facts(), change), ["loader.workers"], 34.2, 6
     )
     assert event.text.startswith("gain 1.42x (1.38 to 1.47, 95 %), 6 quads in 34.2 s; takes effect; ")
     assert "peak memory 1.0 GB → 2.0 GB; losses same; repaid after" in event.text
     assert (event.against, event.cause, event.device) == ("run one", "few-workers", "a processor")
     assert (event.in_effect, event.loss, event.confidence) == (True, "same", 0.95)
     nothing = result(
-        request, "out of memory", "tried to allocate 9 GB", None, (SideFacts(), SideFacts()), [], 3.0
+        request, "out of memory", "tried to allocate 9 GB", None, (SideFacts(), SideFacts()), [], 3.0, 0
     )
     assert nothing.text == "out of memory: tried to allocate 9 GB"
     assert nothing.ratio is None and nothing.quads == 0

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import run_trial
 
@@ -114,6 +121,53 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def sides(pid: int | None = None) -> list[psutil.Process]:
-    """Processes of trial sides below a process, with their loaders' workers."""
-    return [child for child in psutil.Process(pid or os.getpid()).children(recursive=True) if lives(child)]
+def descendants(pid: int) -> list[psutil.Process]:
+    """What a process started: the sides of its trial, with their loaders' workers."""
+    return [child for child in psutil.Process(pid).children(recursive=True) if lives(child)]
+
+
+NDD = (
+    "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
+    "batch.micro=16", "run.threads=1", "run.device=cpu", "evaluate.every_epochs=0", "checkpoint.every_epochs=0",
+    "evaluate.at_end=false",
+)  # fmt: skip
+
+
+@contextmanager
+def live_run(root: Path, name: str = "live") -> Iterator[Run]:
+    """A run that trains in a thread of this process, without an end in sight."""
+    run = Run.open(RunRequest(read(sets=(*NDD, "run.epochs=1000000", f"run.name={name}")), root))
+    thread = threading.Thread(target=run.execute)
+    thread.start()
+    try:
+        until(lambda: run.recorder.snapshot().step > 5)
+        yield run
+    finally:
+        run.control.request("kill")
+        thread.join(60)
+        run.close()
+        assert not thread.is_alive()
+
+
+def ended_run(root: Path, name: str = "ended") -> RunDir:
+    """A run that has done its few steps."""
+    run = Run.open(RunRequest(read(sets=(*NDD, "run.max_steps=5", f"run.name={name}")), root))
+    try:
+        assert run.execute().status == "done"
+    finally:
+        run.close()
+    return run.directory
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for something that must happen."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def snapshot(run: RunDir) -> Snapshot:
+    reader = RunReader(run)
+    reader.poll()
+    return reader.snapshot()

@@ -12,6 +12,7 @@ from ndd_console.app import ConsoleApp
 from ndd_console.screens.findings import DiagnosisScreen
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.trial import TrialScreen
+from ndd_engine.diagnose import Change
 from ndd_engine.trial.request import Progress
 
 from .fakes import (
@@ -248,3 +249,19 @@ async def test_the_rules_are_asked_once_a_snapshot() -> None:
         source.value = replace(source.value, step=4_300)
         await tick(pilot)
         assert len(asked) == 2
+
+
+async def test_where_the_change_is_long_the_key_stays() -> None:
+    change = Change(
+        "stop the process that takes the cores, or let it run elsewhere: python (pid 1234, 0.5 cores)"
+    )
+    threads = Change("leave the neighbour its core", ("run.threads=1",))
+    long = replace(FINDING, changes=(change, threads))
+    app = make(FakeSource(tries=FakeTrials()), long)
+    async with app.run_test(size=(80, 24)) as pilot:
+        text = text_of(app)
+        assert "Stop the process" in text and "…: press t to measure it here" in text
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        text = " ".join(text_of(app).split())
+        assert "0.5 cores); or leave the neighbour its core: press t to measure it here" in text

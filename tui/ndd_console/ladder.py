@@ -9,9 +9,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, NddError, UsageError
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
+from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
 from .app import LadderApp
@@ -99,6 +101,9 @@ def show(
     Raises what the climb raised. output: as of `-o`; without it a key writes a new file. beside: live runs that are
     paused meanwhile.
     """
+
+    # Mistakes in the configuration are told before the screen opens.
+    preflight(read(base.config, base.sets, base.workload), use_torch=False)
 
     def climb(tell: Callable[[LadderState], None], stop: threading.Event) -> LadderState:
         # Torch may come with it: after the first paint.

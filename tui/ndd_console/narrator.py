@@ -141,13 +141,11 @@ def finding_line(event: FindingEvent) -> str:
     changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
     sets = next((change["sets"] for change in changes if change.get("sets")), None)
     if leave:
-        line += f"; leave it: {leave}"
-    elif sets:
-        line += f"; try {' '.join(map(str, sets))}"
-    elif changes:
+        return f"{line}; leave it: {leave}"
+    if changes and not changes[0].get("sets"):
         line += f"; {changes[0].get('text', '')}"
         line += f" ({changes[0]['where']})" if changes[0].get("where") else ""
-    return line
+    return f"{line}; try {' '.join(map(str, sets))}" if sets else line
 
 
 def introduction(snapshot: Snapshot) -> list[str]:

@@ -13,12 +13,15 @@ from .loader_facts import (
     computes,
     crowded,
     crowded_bound,
+    explains,
     free,
+    items_ns,
     keep,
     more_workers,
     no_workers,
     off_device,
     on_device,
+    ready,
     slowed_by_workers,
     slower,
     untold_workers,
@@ -68,7 +71,7 @@ def worker_restart(view: View) -> Finding | None:
     # The very first batch was waited for in the same way.
     cost = Cost(waited / totals.steps, waited / stepping, None, waited / totals.wall_ns)
     changes = [Change("keep the workers between epochs", ("loader.persistent=true",))]
-    if view.snapshot.loader is not None and view.snapshot.loader.in_memory:
+    if view.snapshot.loader is not None and ready(view.snapshot.loader):
         changes.append(Change("the data lies in memory: load without workers", no_workers(view)))
     return finding(
         "worker-restart",
@@ -88,14 +91,9 @@ def worker_restart(view: View) -> Finding | None:
 def in_memory_workers(view: View) -> Finding | None:
     """Workers for data that one gather makes batches of."""
     loader, wait = view.snapshot.loader, view.wait
-    if (
-        loader is None
-        or not view.workers
-        or not loader.in_memory
-        or not (wait.clear or slowed_by_workers(view))
-    ):
+    if loader is None or not view.workers or not ready(loader) or not (wait.clear or slowed_by_workers(view)):
         return None
-    here = loader.gather_ns if loader.gather_ns is not None else batch_ns(loader)
+    here = batch_ns(loader)
     if here is None or (wait.clear and here * view.micro_steps > CHEAPER * wait.ns):
         return None
     sets = no_workers(view)
@@ -126,23 +124,21 @@ def in_memory_workers(view: View) -> Finding | None:
 def item_collate(view: View) -> Finding | None:
     """Item by item, where one gather would do."""
     loader, wait = view.snapshot.loader, view.wait
-    if loader is None or view.workers or not loader.in_memory or view.get("loader.fetch") != "item":
+    if loader is None or view.workers or not ready(loader) or view.get("loader.fetch") != "item":
         return None
-    here = batch_ns(loader)
-    if not wait.clear or here is None or loader.gather_ns is None or loader.gather_ns > CHEAPER * here:
+    here, gather = items_ns(loader), loader.gather_ns
+    if not wait.clear or here is None or loader.item_ns is None:
         return None
-    if here * view.micro_steps < EXPLAINS * wait.ns:
+    if gather is not None and gather > CHEAPER * here and not view.neighboured:
         return None
+    instead = "" if gather is None else f", in one gather {span(gather)}"
     return finding(
         "item-collate",
         f"input-bound: {percent(wait.share)} of each step makes batches item by item",
         wait,
         [
             taken(wait, "waiting for data takes"),
-            Evidence(
-                f"a micro-batch item by item takes {span(here)}, in one gather {span(loader.gather_ns)}",
-                BASELINE,
-            ),
+            Evidence(f"a micro-batch item by item takes {span(here)}{instead}", BASELINE),
         ],
         [Change("make each batch in one gather", ("loader.fetch=auto",)), on_device(view)],
         "certain",
@@ -152,13 +148,19 @@ def item_collate(view: View) -> Finding | None:
 def slow_storage(view: View) -> Finding | None:
     """Items wait for a disk or a network."""
     loader, wait = view.snapshot.loader, view.wait
-    if loader is None or loader.item_ns is None or loader.item_cpu_ns is None or not wait.clear:
+    if (
+        loader is None
+        or ready(loader)
+        or loader.item_ns is None
+        or loader.item_cpu_ns is None
+        or not wait.clear
+    ):
         return None
     computes = COMPUTES_CROWDED if view.neighboured else COMPUTES
     if loader.item_cpu_ns > computes * loader.item_ns:
         return None
     waits = loader.micro * (loader.item_ns - loader.item_cpu_ns) * view.micro_steps
-    if waits / max(view.workers, 1) < EXPLAINS * wait.ns:
+    if view.workers and waits / view.workers < EXPLAINS * wait.ns:
         return None
     needed = ceil(loader.micro * loader.item_ns * view.micro_steps / max(view.step_ns - wait.ns, 1.0)) + 1
     count = max(min(needed, USUAL_WORKERS), 2)
@@ -190,7 +192,7 @@ def slow_storage(view: View) -> Finding | None:
 def many_workers(view: View) -> Finding | None:
     """More workers than cores, or workers that cost more than they save."""
     loader, cores = view.snapshot.loader, view.whole_cores
-    if loader is None or not view.workers or loader.in_memory or not (view.wait.clear or crowded(view)):
+    if loader is None or not view.workers or ready(loader) or not (view.wait.clear or crowded(view)):
         return None
     here = batch_ns(loader)
     useless = here is not None and view.wait.clear and here * view.micro_steps < CHEAPER * view.wait.ns
@@ -230,9 +232,7 @@ def on_the_fly(view: View) -> Finding | None:
     if loader is None or change is None or not (view.wait.clear or crowded(view)):
         return None
     here = batch_ns(loader)
-    if here is None or here * view.micro_steps / max(view.workers, 1) < EXPLAINS * view.wait.ns:
-        return None
-    if loader.in_memory and loader.item_cpu_ns is None:
+    if here is None or not explains(view, loader, EXPLAINS):
         return None
     return finding(
         "on-the-fly",
@@ -252,11 +252,11 @@ def on_the_fly(view: View) -> Finding | None:
 def few_workers(view: View) -> Finding | None:
     """Items take processor time, cannot be kept, and cores are free."""
     loader, wait = view.snapshot.loader, view.wait
-    if loader is None or not wait.clear or not computes(view, loader):
+    if loader is None or ready(loader) or not wait.clear or not computes(view, loader):
         return None
     change = more_workers(view, loader)
     here = batch_ns(loader)
-    if change is None or here is None or here * view.micro_steps / max(view.workers, 1) < EXPLAINS * wait.ns:
+    if change is None or here is None or not explains(view, loader, EXPLAINS):
         return None
     why = "change every epoch" if loader.epochs_differ else "cannot be kept"
     return finding(

@@ -11,7 +11,10 @@ from .finding import Change, Evidence
 from .view import BASELINE, CONFIG, SAMPLES, SLOWED, View, ceiling
 
 # An item that computes less than this part of its time waits for something, even beside other processes.
-COMPUTES_CROWDED = 0.2
+COMPUTES_CROWDED = 0.08
+# Copying an item takes Python so long, and so long a byte, on slow machines.
+COPY_NS = 100_000.0
+COPY_BYTE_NS = 2.0
 # Loader processes use this share of a step's time on the cores before they disturb.
 DISTURBS = 0.1
 MOST_WORKERS = 16
@@ -48,7 +51,7 @@ def keep(view: View, loader: LoaderEvent) -> Change | None:
     """Encode once and keep; None where that is not possible or would not fit."""
     if loader.encoded is not None or loader.epochs_differ or view.get("loader.cache"):
         return None
-    if loader.in_memory or view.get("loader.placement") == "device" or view.get("workload.augment"):
+    if ready(loader) or view.get("loader.placement") == "device" or view.get("workload.augment"):
         return None
     needed, free = data_bytes(loader), host_free(view)
     # While they are stacked, items are there twice.
@@ -94,10 +97,39 @@ def off_device(view: View) -> tuple[str, ...]:
 # What is known.
 
 
-def batch_ns(loader: LoaderEvent) -> float | None:
+def ready(loader: LoaderEvent) -> bool:
+    """Whether items lie in memory as a batch needs them: one gather makes a batch, and an item is a mere copy.
+
+    A dataset may also offer whole batches that it computes.
+    """
+    each = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
+    if not loader.in_memory or each is None:
+        return loader.in_memory
+    size_of = loader.batch_bytes / loader.micro if loader.batch_bytes and loader.micro else 0.0
+    return each <= COPY_NS + COPY_BYTE_NS * size_of
+
+
+def items_ns(loader: LoaderEvent) -> float | None:
     """Processor time of a micro-batch made item by item, in one process."""
     each = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
     return None if each is None else loader.micro * each + (loader.collate_ns or 0.0)
+
+
+def batch_ns(loader: LoaderEvent) -> float | None:
+    """Time of a micro-batch made in one process, in the fastest way there is."""
+    known = [ns for ns in (items_ns(loader), loader.gather_ns) if ns is not None]
+    return min(known, default=None)
+
+
+def explains(view: View, loader: LoaderEvent, part: float) -> bool:
+    """Whether making batches item by item takes at least this part of the wait for them, by the clock on the wall.
+
+    Without workers they are made here, and nothing else is waited for.
+    """
+    if loader.item_ns is None or not view.workers:
+        return loader.item_ns is not None
+    made = loader.micro * loader.item_ns + (loader.collate_ns or 0.0)
+    return made * view.micro_steps / max(view.workers, 1) >= part * view.wait.ns
 
 
 def computes(view: View, loader: LoaderEvent) -> bool:
@@ -112,7 +144,7 @@ def crowded(view: View) -> bool:
     loader, cores, slowed = view.snapshot.loader, view.snapshot.cores, view.slowed
     if view.card or not view.workers or loader is None or cores is None or slowed is None:
         return False
-    here = loader.gather_ns if loader.in_memory else batch_ns(loader)
+    here = batch_ns(loader)
     if here is None or here * view.micro_steps < DISTURBS * view.step_ns:
         return False
     return slowed >= SLOWED and not view.neighboured and cores.own > 0.8 * cores.usable

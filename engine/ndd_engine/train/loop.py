@@ -301,6 +301,11 @@ class Loop:
             **self.stepper.state(),
         }
 
+    def slept(self, seconds: float) -> None:
+        """Whoever calls the steps slept so long inside one: it belongs to no window and brings no checkpoint nearer."""
+        self.reporter.skip()
+        self._last_save += seconds
+
     # What is recorded.
 
     def record_rest(self) -> None:

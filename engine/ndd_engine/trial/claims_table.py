@@ -64,7 +64,7 @@ class Part:
         if self.kind == "whole":
             return ""
         low, high = (
-            f"{edge:.0%}" if self.kind == "share" else f"{edge:.3g}x"
+            f"{edge * 100:.0f} %" if self.kind == "share" else f"{edge:.3g}x"
             for edge in (self.low, min(self.high, 1e9))
         )
         if math.isinf(self.high):

@@ -111,13 +111,15 @@ def result(
     sides: tuple[SideFacts, SideFacts],
     changed: Sequence[str],
     seconds: float,
+    quads: int,
 ) -> TrialEvent:
-    """The event. reason: why there is no clear answer, or what failed. sides: base, change."""
+    """The event. reason: why there is no clear answer, or what failed. sides: base, change. quads: measured."""
     base, change = sides
     in_effect, not_in_effect = effect(change, changed)
-    loss, loss_text = compare_losses(
-        base.losses, change.losses, changed, (base.items_per_step, change.items_per_step)
-    )
+    loss, loss_text = "not comparable", ""
+    if base.losses and change.losses:
+        items = (base.items_per_step, change.items_per_step)
+        loss, loss_text = compare_losses(base.losses, change.losses, changed, items)
     event = TrialEvent(
         sets=list(request.sets),
         against=request.base.name,
@@ -127,7 +129,7 @@ def result(
         low=found.low if found else None,
         high=found.high if found else None,
         confidence=CONFIDENCE,
-        quads=found.quads if found else 0,
+        quads=quads,
         seconds=round(seconds, 3),
         budget_s=request.budget_s,
         device=change.device_name or base.device_name,
@@ -149,9 +151,10 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
     if event.ratio is not None:
         assert event.low is not None and event.high is not None
         head += f"{'' if event.verdict in ('gain', 'loss') else ':'} {times(event.ratio)}x"
-        quads = f"{event.quads} quad{'' if event.quads == 1 else 's'} in {duration(event.seconds)}"
-        head += f" ({times(event.low)} to {times(event.high)}, {event.confidence * 100:.0f} %), {quads}"
-    parts = [head + (f": {reason}" if reason else "")]
+        head += f" ({times(event.low)} to {times(event.high)}, {event.confidence * 100:.0f} %)"
+        head += f", {event.quads} quads in {duration(event.seconds)}"
+    # "out of memory on cuda:0 in forward" says it already.
+    parts = [reason if reason.startswith(head) else head + (f": {reason}" if reason else "")]
     if event.in_effect is not None:
         parts.append("takes effect" if event.in_effect else f"does not take effect: {event.not_in_effect}")
     before, after = event.base.get("peak_bytes"), event.change.get("peak_bytes")

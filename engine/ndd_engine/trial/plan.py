@@ -18,15 +18,14 @@ LONG_S = 2.0
 GOOD_QUADS = 8
 ENOUGH_QUADS = 4
 BLOCKS = 4  # in a quad
+# What recurs so often in a block need not be in it a whole number of times.
+OFTEN = 20
 # What a quad takes beside its blocks: the steps before them, and asking.
 BESIDE = 1.1
 
 # Steps before a block's timed ones, while caches fill again that the other side has emptied.
 LEAD_S = 0.02
 LEAD_MOST = 10
-
-# Keys that only act where an epoch begins.
-EPOCH_KEYS = frozenset({"loader.persistent", "loader.eval_persistent"})
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,9 @@ def switched_off(changed: Iterable[str]) -> dict[str, dict[str, object]]:
     if not evaluates(keys):
         off["evaluate"] |= {"every_steps": 0, "every_epochs": 0}
     if not saves(keys):
-        off["checkpoint"] |= {"every_steps": 0, "every_epochs": 0, "every_minutes": 0.0}
+        off["checkpoint"] |= {"every_steps": 0, "every_epochs": 0}
+    if "checkpoint.every_minutes" not in keys:
+        off["checkpoint"]["every_minutes"] = 0.0
     off["log"] = {name: value for name, value in off["log"].items() if f"log.{name}" not in keys}
     return off
 
@@ -96,10 +97,11 @@ def saves(changed: Iterable[str]) -> bool:
     return any(key.startswith("checkpoint.") for key in changed)
 
 
-def period(config: Config, changed: Iterable[str], per_epoch: int) -> int:
+def period(config: Config, changed: Iterable[str], per_epoch: int, step_s: float, budget_s: float) -> int:
     """After how many steps what the change is about recurs; 1 where it happens in every step.
 
-    Raises DoesNotFitError for what recurs by the clock.
+    step_s: of a step, roughly, for what recurs by the clock. What recurs less often than the budget is long does not
+    happen in a trial, and costs next to nothing.
     """
     keys = set(changed)
     found = []
@@ -107,19 +109,30 @@ def period(config: Config, changed: Iterable[str], per_epoch: int) -> int:
         found += [config.evaluate.every_steps, config.evaluate.every_epochs * per_epoch]
     if saves(keys):
         found += [config.checkpoint.every_steps, config.checkpoint.every_epochs * per_epoch]
-        if minutes := config.checkpoint.every_minutes:
-            raise DoesNotFitError(
-                f"checkpoint.every_minutes saves every {duration(minutes * 60)}, and blocks have to hold whole "
-                "periods: set it to 0 to measure the others",
-                FEWEST_QUADS * BLOCKS * minutes * 60,
-            )
+        # Whether it is time is looked at when a window of the record is closed.
+        seconds = max(config.checkpoint.every_minutes * 60, config.log.window_s)
+        if config.checkpoint.every_minutes and "checkpoint.every_minutes" in keys and seconds <= budget_s:
+            found.append(math.ceil(seconds / step_s))
     if "log.every_steps" in keys:
         found.append(config.log.every_steps)
     if "log.kernels_every" in keys:
         found.append(config.log.kernels_every)
     if "run.gc_every_steps" in keys:
         found.append(config.run.gc_every_steps)
-    return math.lcm(*(steps for steps in found if steps))
+    return common(steps for steps in found if steps)
+
+
+def common(periods: Iterable[int]) -> int:
+    """Steps that hold each period a whole number of times, or so often that a part of one does not matter."""
+    result = 1
+    for steps in sorted(periods):
+        result = steps if steps >= OFTEN * result else math.lcm(result, steps)
+    return result
+
+
+def needs_epochs(base: Config, change: Config, changed: Iterable[str]) -> bool:
+    """Whether what is changed only acts where an epoch begins, so that blocks have to hold whole ones."""
+    return "loader.persistent" in changed and base.loader.workers > 0 and change.loader.workers > 0
 
 
 def never_happens(base: Config, change: Config, changed: Iterable[str]) -> str:
@@ -128,14 +141,15 @@ def never_happens(base: Config, change: Config, changed: Iterable[str]) -> str:
     if evaluates(keys) and not any(
         config.evaluate.every_steps or config.evaluate.every_epochs for config in (base, change)
     ):
-        return "evaluations only happen at the end of this run: set evaluate.every_epochs to measure them"
+        return "this run is evaluated at its end alone: set evaluate.every_epochs to measure them"
+    minutes = "checkpoint.every_minutes" in keys
     if saves(keys) and not any(
-        config.checkpoint.every_steps or config.checkpoint.every_epochs or config.checkpoint.every_minutes
+        config.checkpoint.every_steps
+        or config.checkpoint.every_epochs
+        or (minutes and config.checkpoint.every_minutes)
         for config in (base, change)
     ):
-        return (
-            "checkpoints are only written at the end of this run: set checkpoint.every_epochs to measure them"
-        )
+        return "checkpoints are written at the end of this run alone: set checkpoint.every_epochs to measure them"
     return ""
 
 
@@ -147,7 +161,7 @@ def make_plan(base: Pace, change: Pace, left_s: float, by_epochs: bool, whole: b
     room_s = left_s / (BLOCKS * BESIDE)  # for one block of each quad
     wanted_s = min(LONG_S, max(room_s / GOOD_QUADS, min(SHORT_S, room_s / ENOUGH_QUADS)))
     sides = (base, change)
-    epochs = _blocks(sides, wanted_s, [math.lcm(side.period, side.per_epoch) for side in sides], False)
+    epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch)) for side in sides], False)
     if whole and epochs.block_s * (FEWEST_QUADS if by_epochs else ENOUGH_QUADS) <= room_s:
         return epochs
     recurs = max(base.period, change.period) > 1

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ndd_engine.record.events import Json
 from ndd_engine.text import printable
@@ -59,20 +59,25 @@ class SideProcess:
         self._rest = b""
         their_source, self._target = os.pipe()
         self._source, their_target = os.pipe()
-        log: IO[bytes]
+        module = "ndd_engine.trial.side"
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "ndd_engine.trial.side", str(their_source), str(their_target)],
+                    [sys.executable, "-m", module, str(their_source), str(their_target), self._folder.name],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     pass_fds=(their_source, their_target),
                     env={**os.environ, **ALIKE},
-                    # Ctrl-C is for the trial. In a group of their own within the session, stopped workers are woken by
-                    # the kernel when the side is killed.
+                    # Ctrl-C is for the trial. In a group of its own within the session, stopped workers are woken
+                    # and ended by the kernel when the side is killed.
                     process_group=0,
                 )
+        except OSError:
+            for end in (self._source, self._target):
+                os.close(end)
+            self._folder.cleanup()
+            raise
         finally:
             os.close(their_source)
             os.close(their_target)
@@ -84,8 +89,7 @@ class SideProcess:
 
     def prepare(self, limit_s: float, tick: Tick) -> None:
         """Up to the first step. Raises SideError."""
-        runs = str(Path(self._folder.name, "runs"))
-        self._learn(self._ask({"do": "prepare", **self.spec, "folder": runs}, limit_s, tick)["ready"])
+        self.facts = SideFacts(**self._ask({"do": "prepare", **self.spec}, limit_s, tick)["ready"])
 
     def train(
         self,
@@ -105,7 +109,7 @@ class SideProcess:
 
     def learn(self, tick: Tick) -> None:
         """Bring `facts` up to date. Raises SideError."""
-        self._learn(self._ask({"do": "facts"}, 60.0, tick))
+        self.facts = SideFacts(**self._ask({"do": "facts"}, 60.0, tick))
 
     def close(self) -> None:
         """End the process and remove what it wrote; safe to call twice."""
@@ -121,15 +125,6 @@ class SideProcess:
             os.close(self._source)
             self._source = -1
         self._folder.cleanup()
-
-    def _learn(self, body: Json) -> None:
-        """Keep what the trial itself knows of the side."""
-        kept = self.facts
-        self.facts = SideFacts(**body)
-        for name in ("warmup_s", "warmup_steps", "step_s", "items_per_s"):
-            setattr(self.facts, name, getattr(kept, name))
-        if kept.prepare_s is not None:
-            self.facts.prepare_s = kept.prepare_s
 
     def _ask(self, command: Json, limit_s: float | None, tick: Tick) -> Json:
         data = json.dumps(command).encode() + b"\n"

@@ -1,6 +1,7 @@
 """One side of a trial: a real run of the engine in a process of its own, which trains block by block when told to.
 
-`python -m ndd_engine.trial.side IN OUT` reads commands from one pipe and answers on the other, a JSON object a line.
+`python -m ndd_engine.trial.side IN OUT FOLDER` reads commands from one pipe and answers on the other, a JSON object a
+line.
 The training loop runs once and never ends; in the place of the step is `Blocks`, which sleeps in a read of its pipe
 where a block ends. The loader's workers are stopped meanwhile (SIGSTOP): they neither disturb the other side nor load
 ahead, and a block begins with as many batches waiting as the last one ended with.
@@ -120,18 +121,17 @@ class Pipe:
 class Side:
     """The process: what it was told to prepare, and what is known of it."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, folder: Path) -> None:
         self.pipe = pipe
+        self.folder = folder
         self.facts = SideFacts()
-        self.folder: Path | None = None
         self.workers: tuple[int, ...] = ()
 
     def leave(self) -> NoReturn:
         """End the process at once; its workers end with it, as they watch for that."""
         with contextlib.suppress(Exception):
             self.wake_workers()
-            if self.folder is not None:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
 
     def serve(self) -> None:
@@ -163,10 +163,9 @@ class Side:
         from ndd_engine.train.run import Run, RunRequest
 
         begin = time.perf_counter()
-        self.folder = Path(command["folder"])
         path = command["config"]
         draft = read(Path(path) if path else None, command["sets"], command["workload"], command["overrides"])
-        run = Run.open(RunRequest(draft, self.folder, probes=False), self._hear)
+        run = Run.open(RunRequest(draft, self.folder / "runs", probes=False), self._hear)
         prepared = prepare_run(run)
         prepared.sampler.stop()
         blocks = Blocks(self, run, prepared, begin)
@@ -261,8 +260,7 @@ class Blocks:
             side.pipe.send(self._facts())
         self._begin_block(command)
         side.wake_workers()
-        # What was slept belongs to no window.
-        self._loop.reporter.skip()
+        self._loop.slept(time.perf_counter() - end)
 
     def _begin_block(self, command: Json) -> None:
         """lead: steps before the timed ones. until_s: end after so many seconds, and no less than `least` steps.
@@ -304,12 +302,12 @@ class _ExplainedError(Exception):
 
 def told(error: BaseException) -> tuple[str, str]:
     """(kind, text) of what ended a side. kind: "oom" or "failed"."""
-    from ndd_engine.train.failures import is_out_of_memory
+    from ndd_engine.train.failures import is_out_of_memory, users_line
 
-    lines = str(error).splitlines() or ["no message"]
-    text = (
-        lines[0] if isinstance(error, (NddError, _ExplainedError)) else f"{type(error).__name__}: {lines[0]}"
-    )
+    text = (str(error).splitlines() or ["no message"])[0]
+    if not isinstance(error, (NddError, _ExplainedError)):
+        where = users_line(error).removesuffix("; ")
+        text = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
     for words in ("; the whole traceback is in console.log)", " (the whole traceback is in console.log)"):
         text = text.replace(words, ")" if words.startswith(";") else "")
     memory = (
@@ -379,11 +377,11 @@ def _resident_peak() -> int | None:
 
 
 def main(arguments: list[str]) -> None:
-    """The process. arguments: the numbers of the pipes' ends."""
+    """The process. arguments: the numbers of the pipes' ends, and the folder for everything it writes."""
     with contextlib.suppress(OSError):
         # If memory runs out, the kernel should take this process and not the run or the console.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    side = Side(Pipe(int(arguments[0]), int(arguments[1])))
+    side = Side(Pipe(int(arguments[0]), int(arguments[1])), Path(arguments[2]))
 
     def end_with_the_trial() -> None:
         side.pipe.wait_for_end()

@@ -24,12 +24,12 @@ from ndd_engine.train.preflight import preflight
 from .outcome import differences, result
 from .paired import FEWEST_QUADS, FLOOR, early, estimate, last, quad
 from .plan import (
-    EPOCH_KEYS,
     DoesNotFitError,
     Pace,
     Plan,
     lead,
     make_plan,
+    needs_epochs,
     never_happens,
     period,
     saves,
@@ -152,7 +152,16 @@ class _Trial:
                 facts.step_s = facts.items_per_step / facts.items_per_s
         found = estimate(self._values)
         base, change = self._facts
-        return result(self.request, verdict, reason, found, (base, change), self._changed, self._elapsed_s)
+        return result(
+            self.request,
+            verdict,
+            reason,
+            found,
+            (base, change),
+            self._changed,
+            self._elapsed_s,
+            len(self._values),
+        )
 
     def _measure(self) -> tuple[str, str]:
         self._choose()
@@ -172,9 +181,13 @@ class _Trial:
                 self._close(index)
             self._open(0)
             verdict, reason = self._compare(self._prepare(0), changes)
-        for side in self._sides.values():
+        for index, side in self._sides.items():
             with suppress(SideError):  # what is known already will do
                 side.learn(self._tick(None))
+                first, now = self._facts[index], side.facts
+                first.settings = now.settings
+                first.peak_bytes = most(first.peak_bytes, now.peak_bytes)
+                first.reserved_bytes = most(first.reserved_bytes, now.reserved_bytes)
         return verdict, reason
 
     def _compare(self, base_s: float, change_s: float) -> tuple[str, str]:
@@ -316,7 +329,9 @@ class _Trial:
 
     def _pace(self, index: int, step_s: float) -> Pace:
         facts = self._facts[index]
-        recurs = period(self._configs[index], self._changed, facts.steps_per_epoch)
+        recurs = period(
+            self._configs[index], self._changed, facts.steps_per_epoch, step_s, self.request.budget_s
+        )
         return Pace(facts.items_per_step, facts.steps_per_epoch, step_s, recurs)
 
     def _plan(self, base: Pace, change: Pace) -> Plan:
@@ -325,7 +340,7 @@ class _Trial:
         if self._left_s < self.request.budget_s / 10:
             enough_s = FEWEST_QUADS * 4 * max(base.step_s, change.step_s, LOOK_S)
             raise DoesNotFitError(f"preparing both sides took {duration(self._elapsed_s)}", enough_s)
-        by_epochs = not EPOCH_KEYS.isdisjoint(self._changed)
+        by_epochs = needs_epochs(*self._configs, self._changed)
         plan = make_plan(base, change, self._left_s, by_epochs)
         if plan.within or self._exclusive:
             return plan
@@ -375,3 +390,8 @@ class _Trial:
         rate = steps * self._facts[index].items_per_step / seconds
         self._rates[index].append(rate)
         return rate
+
+
+def most(first: int | None, second: int | None) -> int | None:
+    """The larger one of those that are known."""
+    return max((value for value in (first, second) if value is not None), default=None)

@@ -63,13 +63,6 @@ def ladder(
     check_writable(output)
     from ndd_engine.trial.pausing import held, to_pause
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    beside = to_pause(base, runs_root(ctx.obj["runs"]), pause)
-    saved = ""
-    from ndd_engine.trial.pausing import held, to_pause
-
     beside = to_pause(base, runs_root(ctx.obj["runs"]), pause)
     if not as_json and interactive():
         from ndd_console.ladder import show
@@ -128,10 +121,8 @@ class Narrator:
         """Tell what changed since the last look, and how far a measurement is every few seconds."""
         rows, self._rows = self._rows, state.rows
         if not rows and state.rows:
-            waiting = [row for row in state.rows if row.state == "waiting"]
-            self._say(
-                f"{len(waiting)} settings to measure: {', '.join(row.rung.name for row in waiting) or 'none'}"
-            )
+            waiting = [row.rung.name for row in state.rows if row.state == "waiting"]
+            self._say(f"{len(waiting)} to measure: {', '.join(waiting) or 'nothing'}")
         for before, row in zip(rows, state.rows, strict=False):
             # What is skipped from the beginning is in the table.
             if before.state != row.state and row.state in ("kept", "dropped", "skipped"):

@@ -122,7 +122,7 @@ def _told(trial: TrialEvent) -> str:
         f"against {trial.against}{where}: {number(trial.quads)} times A B B A in {duration(trial.seconds)}"
     )
     parts.append(f"before the first step {_side(trial, 'prepare_s', duration)}")
-    if trial.break_even_steps is not None:
+    if trial.break_even_steps:
         parts.append(f"which is repaid after {number(trial.break_even_steps)} steps")
     if trial.loss_text:
         parts.append(f"losses: {trial.loss_text}")
@@ -170,8 +170,10 @@ def events(report: Report) -> list[Block]:
             rows.append(SpanRow(name, tint, _merged(spans, data.x)))
     quiet = [(begin, end, f"paused for {duration(end - begin)}") for begin, end in pauses(data)]
     bursts = [(at.x, at.x, f"profiler burst at step {number(event.step)}") for at, event in data.bursts]
+    # One that was made after the end took no time of the run.
     tried = [
-        (at.x - _seconds(trial.seconds), at.x, clip(str(trial.text), _WORDS)) for at, trial in data.trials
+        (at.x - (_seconds(trial.seconds) if at.x < data.x else 0.0), at.x, clip(str(trial.text), _WORDS))
+        for at, trial in data.trials
     ]
     gone_on = [(at.x, at.x, f"another process went on from step {number(at.step)}") for at in data.resumed]
     for name, tint, spans in (

@@ -204,6 +204,8 @@ def _spans(block: Spans) -> list[str]:
     for row in block.rows:
         line = ["·"] * room
         for begin, end, _ in row.spans:
+            if (end - begin) * room < length:  # less than a cell
+                begin = end
             first, last = (min(int(x / length * room), room - 1) for x in (begin, end))
             for index in range(first, last + 1):
                 line[index] = "█" if last > first else "│"

@@ -127,7 +127,8 @@ def _keep_end(text: str, width: int) -> str:
 def _burst_title(kernels: KernelsEvent | None) -> str:
     if kernels is None:
         return "profiler burst"
-    return f"profiler burst at step {kernels.step:,} ({foreign(kernels.method)}, {kernels.steps} steps)"
+    steps = f"{kernels.steps} step{'' if kernels.steps == 1 else 's'}"
+    return f"profiler burst at step {kernels.step:,} ({foreign(kernels.method)}, {steps})"
 
 
 def _kernels(kernels: KernelsEvent | None, width: int) -> list[Row]:

@@ -64,22 +64,22 @@ def evidence_text(finding: Finding) -> str:
     return text[:1].upper() + text[1:]
 
 
-def change_text(finding: Finding, can_try: bool) -> str:
-    """What to do about it: leave it, a change to measure with a key, or a change of the code and where."""
+def change_text(finding: Finding, can_try: bool) -> tuple[str, str]:
+    """What to do about it: leave it, change the configuration, or the code and where; and the key that measures it."""
     if finding.leave:
-        return f"Leave it: {foreign(finding.leave)}"
+        return f"Leave it: {foreign(finding.leave)}", ""
     if not finding.changes:
-        return ""
+        return "", ""
     first = finding.changes[0]
     text = _change(first)
     text = text[:1].upper() + text[1:]
     # Where the first one is not of the configuration, there may be another that can be measured.
     setting = next((change for change in finding.changes if change.sets), None)
     if setting is None:
-        return text
+        return text, ""
     if setting is not first:
         text += f"; or {_change(setting)}"
-    return f"{text}: press t to measure it here" if can_try else text
+    return text, ": press t to measure it here" if can_try else ""
 
 
 def _change(change: Change) -> str:
@@ -99,7 +99,8 @@ def finding_rows(told: Told, width: int, count: int, can_try: bool) -> list[Row]
     first, *others = told.findings
     rows = [title_row(first, width)]
     if first.cause not in CALM:
-        change = wrap(change_text(first, can_try), width)
+        text, key = change_text(first, can_try)
+        change = wrap(text + key, width)
         evidence = wrap(evidence_text(first), width)
         spare = count - 1 - min(len(change), 1) - min(len(evidence), 1)
         # With one row left it is the change that is shown: the title says what is wrong.
@@ -108,6 +109,8 @@ def finding_rows(told: Told, width: int, count: int, can_try: bool) -> list[Row]
         shown = min(len(change), 1) + more_change
         room = min(count - 1 - min(shown, count - 1), 1 + more_evidence)
         rows += [((line, "text"),) for line in _first(evidence, room, width)]
+        if shown == 1 and len(change) > 1:
+            change = [shorten(text, width - cells(key)) + key]  # the key is what must not be cut off
         rows += [((line, "accent"),) for line in _first(change, shown, width)]
     for finding in others[:_MORE]:
         rows.append(_also(finding, width))

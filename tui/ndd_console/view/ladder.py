@@ -147,25 +147,29 @@ def _rung(row: Rung, width: int) -> Row:
     if row.trial is None:
         rest = max(width - _STATE - title, 0)
         return (*spans, (shorten(foreign(row.reason), rest), "dim"))
-    spans.append((_ratio(row.trial).ljust(_RATIO), VERDICTS.get(row.trial.verdict, "text")))
-    if width >= 64:
-        spans.append((_ratio(row.to_start).ljust(_RATIO), "text"))
+    style, both = VERDICTS.get(row.trial.verdict, "text"), width >= 64
+    if row.trial.ratio is None:
+        # Nothing to compare: what happened takes the room of the ratios.
+        room = _RATIO * (1 + both)
+        text = shorten(foreign(row.reason) or row.trial.verdict, room - 1)
+        spans.append((text + " " * (room - cells(text)), style))
+    else:
+        spans.append((_ratio(row.trial).ljust(_RATIO), style))
+        spans += [(_ratio(row.to_start).ljust(_RATIO), "text")] if both else []
     if memory:
         spans.append((size(row.trial.change.get("peak_bytes")).ljust(memory), "text"))
     if loss:
         shown = LOSSES.get(row.trial.loss, foreign(row.trial.loss))
         spans.append((shown.ljust(loss), "warn" if row.trial.loss == "differs" else "text"))
-    if why:
+    if why and row.trial.ratio is not None:
         spans.append((shorten(foreign(row.reason), why), "dim"))
     return tuple(spans)
 
 
 def _ratio(trial: TrialEvent | None) -> str:
-    """ "1.42x 1.35-1.49", or the verdict where there is no ratio."""
-    if trial is None:
+    """ "1.42x 1.35-1.49"; "" where there is no ratio."""
+    if trial is None or trial.ratio is None:
         return ""
-    if trial.ratio is None:
-        return shorten(trial.verdict, _RATIO - 1)
     if trial.low is None or trial.high is None:
         return times(trial.ratio)
     return f"{times(trial.ratio)} {times(trial.low)[:-1]}-{times(trial.high)[:-1]}"

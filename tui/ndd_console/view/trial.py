@@ -263,8 +263,11 @@ def _facts(trial: TrialEvent) -> list[tuple[str, str, str]]:
     facts.append(("step", _both(trial.base, trial.change, "step_s", duration), "text"))
     facts.append(("preparing", _both(trial.base, trial.change, "prepare_s", duration), "text"))
     if trial.break_even_steps is not None:
-        steps = number(trial.break_even_steps)
-        facts.append(("break-even", f"after {steps} optimizer steps its start-up cost is repaid", "text"))
+        steps = trial.break_even_steps
+        word = f"after {number(steps)} optimizer steps what it costs before training is repaid"
+        facts.append(
+            ("break-even", word if steps else "at once: it costs nothing more before training", "text")
+        )
     return facts
 
 

@@ -1,0 +1,183 @@
+"""`ndd-console try`: what it prints, records and refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ndd_console.cli.try_ import Narrator, describe
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.trial.request import Progress
+
+from .program import run, start
+
+pytestmark = pytest.mark.timeout(170)
+
+TINY = (
+    "--workload", "ndd", "--set", "workload.samples=400", "--set", "batch.sequence=8", "--set", "batch.micro=16",
+    "--set", "run.threads=1", "--set", "run.device=cpu", "--set", "evaluate.every_epochs=0",
+)  # fmt: skip
+
+BROKEN = """
+import torch
+from torch import nn
+
+class Line(nn.Linear):
+    broken = False
+    def forward(self, x):
+        if self.broken:
+            raise ValueError("this model is broken")
+        return super().forward(x)
+
+def factory(settings):
+    model = Line(3, 1)
+    model.broken = settings.option("broken", False)
+    data = torch.utils.data.TensorDataset(torch.ones(64, 3), torch.ones(64))
+    return dict(model=model, train_data=data, loss=lambda output, batch: (output.squeeze(1) - batch[1]).pow(2).mean())
+"""
+
+
+def snapshot(folder: Path) -> Snapshot:
+    reader = RunReader(RunDir(folder / "runs" / "one"))
+    reader.poll()
+    return reader.snapshot()
+
+
+def until_step(folder: Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while snapshot(folder).step < step:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_live_run_is_paused_meanwhile_goes_on_and_keeps_the_result(tmp_path: Path) -> None:
+    training = start(
+        "train", "--headless", "--run", "one", *TINY, "--set", "run.epochs=1000000", folder=tmp_path
+    )
+    try:
+        until_step(tmp_path, 5)
+        done = run(
+            "try",
+            "one",
+            "--set",
+            "batch.micro=64",
+            "--cause",
+            "small-micro",
+            "--json",
+            folder=tmp_path,
+            timeout=150,
+        )
+        assert done.returncode == 0, done.stderr
+        step = snapshot(tmp_path).step
+        until_step(tmp_path, step + 5)
+    finally:
+        training.send_signal(signal.SIGINT)
+        training.communicate(timeout=60)
+    event = json.loads(done.stdout)
+    assert (event["type"], event["against"], event["sets"]) == ("trial", "run one", ["batch.micro=64"])
+    assert event["verdict"] == "gain" and event["low"] > 1, event["text"]
+    assert event["cause"] == "small-micro"
+    assert "preparing the change" in done.stderr and "quads" in done.stderr
+    found = snapshot(tmp_path)
+    assert [trial.text for trial in found.trials] == [event["text"]]
+    pauses = [timed.mark.text for timed in found.marks if timed.mark.kind == "pause"]
+    assert len(pauses) == 1 and re.fullmatch(r"paused for a trial by process \d+", pauses[0])
+
+
+def test_a_change_that_fails_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "lines.py").write_text(BROKEN, encoding="utf-8")
+    config = tmp_path / "lines.toml"
+    config.write_text(
+        'workload.name = "lines:factory"\nrun = { epochs = 1, threads = 1 }\n', encoding="utf-8"
+    )
+    done = run("try", str(config), "--set", "workload.options.broken=true", folder=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert re.fullmatch(r"failed: ValueError: this model is broken \(lines\.py:9\)\n", done.stdout)
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_both_sides_are_shown_in_a_table() -> None:
+    side = {"prepare_s": 2.0, "step_s": 0.05, "items_per_s": 640.0, "peak_bytes": 1 << 30}
+    change = {**side, "step_s": 0.025, "items_per_s": 1280.0, "prepare_s": 40.0, "compile_s": 38.0,
+              "not_in_effect": ["loader.workers = 2 is 0: \x1b[2J"]}  # fmt: skip
+    event = TrialEvent(
+        ["speed.compile=default"], "run one", "gain", "gain 2.00x", base=side, change=change,
+        loss="close", loss_text="the first 10 losses differ by up to 0.1 %",
+    )  # fmt: skip
+    assert list(describe(event)) == [
+        "                        step     throughput            before training  peak memory",
+        "present                50 ms    640 items/s                      2.0 s       1.0 GB",
+        "speed.compile=default  25 ms  1,280 items/s  40.0 s (38.0 s compiling)       1.0 GB",
+        "",
+        "losses: close: the first 10 losses differ by up to 0.1 %",
+        "not in effect: loader.workers = 2 is 0: \\x1b[2J",
+        "gain 2.00x",
+    ]
+    assert list(describe(TrialEvent(["x=1"], "y", "failed", "failed: z"))) == ["failed: z"]
+
+
+def test_progress_moves_on_a_terminal_and_is_lines_elsewhere() -> None:
+    def look(narrator: Narrator) -> None:
+        for second in range(8):
+            quads = second // 4
+            narrator.look(Progress("measuring", float(second), 60.0, quads, 1.5, 1.4, 1.6))
+        narrator.finish()
+
+    plain, terminal = io.StringIO(), Terminal()
+    look(Narrator(plain))
+    assert plain.getvalue().splitlines() == [
+        "  0 of at most 60 s   measuring   1.50x (1.40 to 1.60)",
+        "  4 of at most 60 s   measuring   1 quad   1.50x (1.40 to 1.60)",
+    ]
+    look(Narrator(terminal))
+    assert "\n" not in terminal.getvalue()
+    assert terminal.getvalue().count("\r\x1b[K") == 9
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "nothing is changed: say what to try with --set KEY=VALUE"),
+        (("--set", "run.device=cuda:7"), "cuda:7 is not here"),
+        (("--set", "batch.mico=32"), "did you mean micro?"),
+        (("gone.toml", "--set", "batch.micro=32"), "gone.toml: there is no such file"),
+        (("gone", "--set", "batch.micro=32"), "there is no run gone"),
+        (("--set", "batch.micro=32", "--budget", "0"), "0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    done = run("try", *arguments, folder=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_stops_with_what_is_known(tmp_path: Path) -> None:
+    trial = start(
+        "try", *TINY, "--set", "batch.micro=64", "--budget", "1000", "--json", folder=tmp_path, group=True
+    )
+    assert trial.stderr is not None and trial.stdout is not None
+    trial.stderr.readline()
+    trial.send_signal(signal.SIGINT)
+    out, err = trial.communicate(timeout=60)
+    assert trial.returncode == 130, err
+    assert json.loads(out)["verdict"] == "stopped"
+    assert "stopping the trial" in err

@@ -1,0 +1,176 @@
+"""Live runs stand still for a trial and always go on; results are recorded in living and in ended runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from trial_help import ended_run, live_run, snapshot, until
+
+from ndd_engine.errors import RunLockedError, UsageError
+from ndd_engine.record.channel import MAX_LINE, ControlServer, send
+from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
+from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.train.control import Control
+from ndd_engine.trial.keeping import record_trial
+from ndd_engine.trial.pausing import held, to_pause
+from ndd_engine.trial.request import Base
+
+EVENT = TrialEvent(
+    ["loader.workers=2"], "run live", "gain", "gain 1.42x", ratio=1.42, low=1.38, high=1.47, quads=6
+)
+HOLDER = """
+import sys, time
+from pathlib import Path
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.trial.pausing import held
+with held([RunDir(Path(sys.argv[1]))]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_held_run_stands_still_and_goes_on(tmp_path: Path) -> None:
+    with live_run(tmp_path) as run:
+        with held([run.directory]):
+            at = run.recorder.snapshot()
+            assert at.status == "paused"
+            time.sleep(0.7)
+            assert run.recorder.snapshot().step == at.step
+        until(lambda: run.recorder.snapshot().step > at.step)
+        with pytest.raises(ZeroDivisionError), held([run.directory]):
+            1 / 0  # noqa: B018
+        until(lambda: run.recorder.snapshot().status == "training")
+        marks = [timed.mark for timed in run.recorder.snapshot().marks if timed.mark.kind == "pause"]
+    assert "paused for a trial by process" in marks[0].text
+    assert marks[0].data["holders"]
+
+
+def test_what_a_person_paused_stays_paused_and_what_a_person_resumes_goes_on(tmp_path: Path) -> None:
+    with live_run(tmp_path) as run:
+        send(run.directory.control_socket, "pause")
+        with held([run.directory]):
+            pass
+        time.sleep(0.7)
+        assert run.recorder.snapshot().status == "paused"
+        send(run.directory.control_socket, "resume")
+        until(lambda: run.recorder.snapshot().status == "training")
+        with held([run.directory]):
+            send(run.directory.control_socket, "resume")
+            until(lambda: run.recorder.snapshot().status == "training")
+
+
+def test_a_run_goes_on_by_itself_when_its_holder_is_killed(tmp_path: Path) -> None:
+    with live_run(tmp_path) as run:
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(run.directory.path)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            at = run.recorder.snapshot()
+            assert at.status == "paused"
+            holder.kill()  # and nobody waits for it yet: it stays as a zombie
+            until(lambda: run.recorder.snapshot().step > at.step, 20)
+        finally:
+            holder.kill()
+            holder.communicate()
+
+
+def test_a_holder_has_to_be_a_process() -> None:
+    control = Control()
+    with pytest.raises(UsageError, match="there is no process 4194999"):
+        control.request("pause", holder=4_194_999)
+    with pytest.raises(UsageError, match="there is no process -1"):
+        control.request("pause", holder=-1)
+    assert not control.paused
+
+
+def test_a_holder_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    with live_run(tmp_path) as run:
+        for holder in ("1", 1.5, True, [1]):
+            with pytest.raises(UsageError, match="is not the number of a process"):
+                send(run.directory.control_socket, "pause", holder=holder)
+        with pytest.raises(UsageError, match="there is no process"):
+            send(run.directory.control_socket, "pause", holder=4_194_999)
+        assert run.recorder.snapshot().status == "training"
+
+
+def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path) -> None:
+    run = ended_run(tmp_path)
+    asked: list[tuple[str, int | None]] = []
+    server = ControlServer(run.control_socket, lambda action, holder: asked.append((action, holder)))
+    lock = RunLock(run)
+    lock.acquire()
+    server.start()
+    with run.events.open("a") as file:
+        file.write(StageEvent("resume", "a step that takes long").to_json(time.time()) + "\n")
+    told: list[str] = []
+    try:
+        with (
+            pytest.raises(UsageError, match="run ended did not pause within 300 ms: it is preparing"),
+            held([run], told.append, patience_s=0.3),
+        ):
+            raise AssertionError("it is not held")
+    finally:
+        server.close()
+        lock.release()
+    assert asked == [("pause", os.getpid()), ("resume", os.getpid())]
+    assert told == ["waiting for run ended to pause"]
+
+
+def test_which_runs_have_to_stand_still(tmp_path: Path) -> None:
+    ended = ended_run(tmp_path)
+    with live_run(tmp_path, "one") as one:
+        alone = Base.of_run(ended, ("run.device=cpu",))
+        own = Base.of_run(one.directory)
+        assert to_pause(own, tmp_path, others=False) == (one.directory,)
+        with pytest.raises(UsageError, match=r"one trains on cpu and would disturb.*--pause"):
+            to_pause(alone, tmp_path, others=False)
+        assert to_pause(alone, tmp_path, others=True) == (one.directory,)
+        with held([one.directory]):  # stands still anyway
+            assert to_pause(alone, tmp_path, others=False) == ()
+    assert to_pause(own, tmp_path, others=False) == ()
+
+
+def test_a_trial_is_recorded_in_a_run_that_has_ended(tmp_path: Path) -> None:
+    run = ended_run(tmp_path)
+    before = snapshot(run)
+    with run.events.open("ab") as file:
+        file.write(b'{"v":1,"type":"torn')
+    record_trial(run, EVENT)
+    record_trial(run, EVENT)
+    after = snapshot(run)
+    assert after.trials == (EVENT, EVENT)
+    assert (after.status, after.step) == (before.status, before.step) == ("done", 5)
+    assert all(parse(line) for line in run.events.read_bytes().splitlines())
+    assert run.live_owner() is None
+
+
+def test_a_trial_is_recorded_by_the_run_that_lives(tmp_path: Path) -> None:
+    with live_run(tmp_path) as run:
+        record_trial(run.directory, EVENT)
+        until(lambda: run.recorder.snapshot().trials == (EVENT,))
+        socket = run.directory.control_socket
+        for event in (None, {}, {"type": "mark"}, MarkEvent("note", 1, "x").to_json(0), 3):
+            with pytest.raises(UsageError, match="only the result of a trial can be recorded"):
+                send(socket, "record", event=event)
+        with pytest.raises(UsageError, match=rf"allowed: at most {MAX_LINE:,}"):
+            send(socket, "record", event={"text": "x" * MAX_LINE})
+    assert snapshot(run.directory).trials == (EVENT,)
+
+
+def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path) -> None:
+    run = ended_run(tmp_path)
+    lock = RunLock(run)
+    lock.acquire()
+    try:
+        with pytest.raises(UsageError):
+            record_trial(run, EVENT)  # somebody writes it and does not listen
+    finally:
+        lock.release()
+    with pytest.raises((UsageError, RunLockedError), match="cannot be recorded"):
+        record_trial(RunDir(tmp_path / "gone"), EVENT)
