@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from trial_help import children, descendants, lives, measured, planted
 
 from ndd_engine.errors import ConfigError, UsageError
+from ndd_engine.text import size
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import run_trial
 
@@ -33,7 +35,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     assert event.ratio is not None and event.low is not None and event.high is not None
     assert 2 < event.low <= event.ratio <= event.high
     assert event.quads >= 3
-    assert event.text.startswith(f"gain {event.ratio:.2f}x (")
+    assert re.match(r"gain \d+\.\d+x \(\d+\.\d+ to \d+\.\d+, 95 %\), \d+ quads in ", event.text)
     assert event.break_even_steps is not None
     for side in (event.base, event.change):
         assert side["items_per_step"] == 4 and side["threads"] == 1
@@ -54,9 +56,9 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
 
 
 def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path: Path) -> None:
-    event = measured(planted(tmp_path, count=2000, **SLOW), "loader.workers=1", "loader.persistent=true")
+    sets = ("loader.workers=1", "loader.persistent=true")
+    event = measured(planted(tmp_path, count=2000, **SLOW), *sets, budget_s=20)
     assert event.verdict in ("gain", "no gain", "loss", "undecided")
-    assert event.ratio is not None
     assert event.in_effect is True, event.not_in_effect
     assert (event.loss, event.change["not_in_effect"]) == ("same", [])
 
@@ -66,7 +68,6 @@ def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path:
     [
         ("huge", "out of memory", "tried to allocate"),
         ("killed", "out of memory", "killed by signal 9"),
-        ("broken", "failed", "this model is broken"),
     ],
 )
 def test_a_change_that_fails_is_a_result(tmp_path: Path, fault: str, verdict: str, words: str) -> None:
@@ -108,14 +109,17 @@ def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
     stop = threading.Event()
 
     def look(progress: Progress) -> None:
-        if progress.quads:
+        if progress.stage == "measuring":
             stop.set()
 
+    before = children()
     event = run_trial(TrialRequest(planted(tmp_path, **SLOW), ("batch.accumulation=2",)), look, stop)
     assert event.verdict == "stopped"
-    assert 1 <= event.quads <= 2
-    assert event.change["items_per_s"] > 0
-    assert not children()
+    assert event.text == "stopped before it was clear; peak memory {} as before".format(
+        size(event.change["peak_bytes"])
+    )
+    assert event.quads == 0 and event.change["prepare_s"] > 0
+    assert children() <= before
 
 
 PARENT = """
@@ -129,7 +133,7 @@ print(run_trial(request, lambda told: print(told.stage, told.quads, flush=True))
 """
 
 
-@pytest.mark.parametrize("victim", ["the trial", "a side"])
+@pytest.mark.parametrize("victim", ["the trial", pytest.param("a side", marks=pytest.mark.slow)])
 def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str) -> None:
     planted(tmp_path)
     # Temporary folders lie here, so that what is left of them can be seen; a short path, as sockets lie there too.

@@ -15,7 +15,7 @@ from .paired import FEWEST_QUADS
 SHORT_S = 0.5
 LONG_S = 2.0
 # Quads that are planned for, where blocks of a good length allow it; and that whole epochs have to leave room for.
-GOOD_QUADS = 8
+GOOD_QUADS = 12
 ENOUGH_QUADS = 4
 BLOCKS = 4  # in a quad
 # What recurs so often in a block need not be in it a whole number of times.

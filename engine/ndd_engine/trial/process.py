@@ -45,8 +45,8 @@ class SideError(Exception):
 class SideProcess:
     """One side. Made, its process imports what it needs; `prepare` it, `train` blocks, `close` it.
 
-    spec: which configuration, see Side. place: the folder that gets a
-    temporary one for its run, removed with `close`; None: the system's.
+    spec: which configuration, see Side. place: the folder that gets a temporary one for everything it writes, removed
+    with `close`; None: the system's.
     """
 
     def __init__(self, spec: Mapping[str, Any], place: Path | None = None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing.util
 import os
 import select
 import shutil
@@ -124,6 +125,8 @@ class Side:
     def __init__(self, pipe: Pipe, folder: Path) -> None:
         self.pipe = pipe
         self.folder = folder
+        # Of the loader's processes, which use it too when it is there before them.
+        self._sockets = multiprocessing.util.get_temp_dir()
         self.facts = SideFacts()
         self.workers: tuple[int, ...] = ()
 
@@ -131,7 +134,8 @@ class Side:
         """End the process at once; its workers end with it, as they watch for that."""
         with contextlib.suppress(Exception):
             self.wake_workers()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for folder in (self.folder, self._sockets):
+                shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     def serve(self) -> None:
@@ -381,6 +385,8 @@ def main(arguments: list[str]) -> None:
     with contextlib.suppress(OSError):
         # If memory runs out, the kernel should take this process and not the run or the console.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    # With stopped workers in the group, the kernel sends it when the trial dies; there is something to remove first.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     side = Side(Pipe(int(arguments[0]), int(arguments[1])), Path(arguments[2]))
 
     def end_with_the_trial() -> None:
