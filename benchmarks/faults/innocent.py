@@ -57,7 +57,7 @@ INNOCENTS: list[Case] = [
     ),
     _innocent(
         "cheap-encoding", "finetune", "items are encoded anew each time, which takes next to nothing",
-        (*FINETUNE, "workload.size=small", "loader.cache=false", "workload.document_chars=256"),
+        (*FINETUNE, "workload.size=medium", "loader.cache=false", "workload.document_chars=128"),
         ("on-the-fly", "few-workers", "data-wait"),
     ),
     _innocent(
@@ -66,8 +66,8 @@ INNOCENTS: list[Case] = [
         ("oversubscribed", "few-threads"),
     ),
     _innocent(
-        "small-but-full", "antispoof", "micro-batches of 4, each of which keeps the cores busy",
-        ("workload.size=small", "workload.clips=80", "loader.cache=true", "batch.micro=4", "batch.effective=16"),
+        "small-but-full", "chartext", "micro-batches of 8, each of which keeps the cores busy",
+        ("workload.size=small", "batch.micro=8", "batch.effective=16", "batch.sequence=128"),
         ("small-micro", "user-code"),
     ),
 ]  # fmt: skip

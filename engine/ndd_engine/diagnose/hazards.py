@@ -35,7 +35,7 @@ def leak(view: View) -> Finding | None:
         return None
     if snapshot.totals.recompiles and len(snapshot.memory_trend) < COMPILING_POINTS:
         return None  # what is compiled takes memory as well
-    growth = steady_growth(snapshot.memory_trend)
+    growth = steady_growth(snapshot.memory_trend, 0 if view.card else GROWN_BYTES)
     if growth is None:
         return None
     slope, noise, last = growth
@@ -140,10 +140,13 @@ def no_effect(view: View) -> Finding | None:
 RULES = (leak, near_limit, no_effect)
 
 
-def steady_growth(trend: tuple[tuple[int, float], ...]) -> tuple[float, float, float] | None:
+def steady_growth(
+    trend: tuple[tuple[int, float], ...], least_bytes: float = 0
+) -> tuple[float, float, float] | None:
     """(bytes a step, noise in bytes, newest value) of the later two thirds of a curve that grows to its end.
 
-    None where it does not: too few points, within the noise, levelling off, or not rising all along.
+    None where it does not: too few points, within the noise, less than least_bytes, levelling off, or not rising all
+    along. A process's resident memory creeps for a while as its allocator spreads; a card's allocated memory does not.
     """
     later = trend[len(trend) // 3 :]
     if len(trend) < LEAST_POINTS or later[-1][0] <= later[0][0]:
@@ -155,7 +158,7 @@ def steady_growth(trend: tuple[tuple[int, float], ...]) -> tuple[float, float, f
     at = median(y - slope * x for x, y in points)
     noise = 1.5 * median(abs(y - slope * x - at) for x, y in points)
     used, growth = points[-1][1], slope * (points[-1][0] - points[0][0])
-    if growth < min(GROWN * used, GROWN_BYTES) or growth < TIMES_NOISE * noise:
+    if growth < max(min(GROWN * used, GROWN_BYTES), least_bytes) or growth < TIMES_NOISE * noise:
         return None
     pairs = [(b[1] - a[1]) > 0 for index, a in enumerate(points) for b in points[index + 1 :]]
     if sum(pairs) < RISING * len(pairs):

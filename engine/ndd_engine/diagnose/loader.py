@@ -279,9 +279,9 @@ def few_workers(view: View) -> Finding | None:
 
 
 def data_wait(view: View) -> Finding | None:
-    """Waiting for data, for none of the reasons above."""
+    """Waiting for data, for none of the reasons above: it takes more of it to be worth a word."""
     wait = view.wait
-    if not wait.clear:
+    if not wait.clear or wait.share < 2 * FLOOR:
         return None
     line = view.line("data_wait")
     change = Change(
