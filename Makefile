@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11 to 3.13 and make:
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts and tests
-# `make test-slow` runs the tests that take over a minute each; `make faults` plants faults and looks whether they are
+# `make test-slow` runs the tests that take long; `make faults` plants faults and looks whether they are
 # named and cured (about 40 minutes).
 
 PYTHON ?= python3

@@ -113,6 +113,7 @@ def test_names_in_a_record_cannot_steer_the_terminal(two_runs: Path) -> None:
 # ladder
 
 
+@pytest.mark.slow
 def test_a_ladder_that_is_really_climbed_prints_its_table_and_writes_its_configuration(
     tmp_path: Path,
 ) -> None:
@@ -178,9 +179,10 @@ def test_the_claims_are_listed_with_what_they_need(tmp_path: Path) -> None:
     assert listed["claims"][1]["seconds_at_most"] == 10.0
 
 
+@pytest.mark.slow
 def test_a_claim_is_really_measured(tmp_path: Path) -> None:
     done = run(
-        "claims", "S8", "A4", "--budget", "4", "--json", "-o", "claims.json", folder=tmp_path, timeout=170
+        "claims", "S8", "A4", "--budget", "20", "--json", "-o", "claims.json", folder=tmp_path, timeout=170
     )
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)

@@ -59,6 +59,7 @@ def until_step(folder: Path, step: int) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_live_run_is_paused_meanwhile_goes_on_and_keeps_the_result(tmp_path: Path) -> None:
     training = start(
         "train", "--headless", "--run", "one", *TINY, "--set", "run.epochs=1000000", folder=tmp_path

@@ -87,14 +87,14 @@ def test_a_cause_within_the_noise_is_not_named() -> None:
     # One long first window, in which the workers started, and none after it.
     steady = Planted(phases=healthy(data_wait=0.1), loader=None)
     events = steady.events()
-    first = next(index for index, (_, event) in enumerate(events) if event.type == "window")
+    odd = [index for index, (_, event) in enumerate(events) if event.type == "window"][-3]
     slow = Planted(phases=healthy(data_wait=300.0)).window_event(0, 1)
     from ndd_engine.diagnose import diagnose
     from ndd_engine.record.state import RunState
 
     state = RunState()
     for index, (t, event) in enumerate(events):
-        state.fold(t, slow if index == first else event)
+        state.fold(t, slow if index == odd else event)
     wait = next(phase for phase in state.snapshot().phases if phase.name == "data_wait")
     assert wait.share > 0.3
     assert [item.cause for item in diagnose(state.snapshot())] == ["healthy"]

@@ -82,6 +82,7 @@ def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None
         goes_on(tmp_path, processes)
 
 
+@pytest.mark.slow
 def test_a_viewer_that_is_killed_in_a_trial_leaves_the_run_going_on(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)

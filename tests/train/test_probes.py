@@ -183,8 +183,13 @@ def test_what_would_take_long_is_left_out() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ndd, "forward", slow)
         event = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline
-    assert event is not None
-    assert (event.runs, event.other_ns, event.by_threads) == (1, None, []) and event.micro_ns > 0.5e9
+        patch.setattr(probes, "SLOW_NS", 0.3e9)
+        slower = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline
+    # A slow one is worth a second run, and the other thread count; a very slow one is not.
+    assert event is not None and event.micro_ns > 0.5e9
+    assert (event.runs, event.other_ns, [count for count, _ in event.by_threads]) == (2, None, [2])
+    assert slower is not None
+    assert (slower.runs, slower.other_ns, slower.by_threads) == (1, None, [])
 
 
 def test_a_size_that_the_model_does_not_take_costs_nothing() -> None:

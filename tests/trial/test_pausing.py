@@ -64,6 +64,24 @@ def test_what_a_person_paused_stays_paused_and_what_a_person_resumes_goes_on(tmp
             until(lambda: run.recorder.snapshot().status == "training")
 
 
+def test_a_run_that_cannot_be_paused_is_not_measured_beside(tmp_path: Path) -> None:
+    with live_run(tmp_path) as run:
+        run.directory.control_socket.unlink()
+        with pytest.raises(UsageError, match="cannot be paused, and would disturb"), held([run.directory]):
+            pytest.fail("it was measured all the same")
+
+
+def test_a_run_that_somebody_resumes_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    with live_run(tmp_path) as run:
+        with held([run.directory], told.append):
+            told.clear()
+            send(run.directory.control_socket, "resume")
+            until(lambda: run.recorder.snapshot().status == "training")
+            until(lambda: snapshot(run.directory).status == "training")
+        assert len(told) == 1 and "went on before the trial was over" in told[0]
+
+
 def test_a_run_goes_on_by_itself_when_its_holder_is_killed(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         holder = subprocess.Popen(

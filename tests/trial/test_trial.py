@@ -55,6 +55,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path: Path) -> None:
     sets = ("loader.workers=1", "loader.persistent=true")
     event = measured(planted(tmp_path, count=2000, **SLOW), *sets, budget_s=20)

@@ -142,6 +142,7 @@ def item_collate(view: View) -> Finding | None:
         ],
         [Change("make each batch in one gather", ("loader.fetch=auto",)), on_device(view)],
         "certain",
+        bound=crowded_bound(view),
     )
 
 

@@ -159,11 +159,16 @@ def slowed_by_workers(view: View) -> bool:
 
 
 def crowded_bound(view: View) -> float | None:
-    """What it gains at most when loader processes leave the model's cores alone and nothing is waited for."""
-    if view.card or not view.workers:
+    """What it gains at most when nothing is waited for, and nothing takes the model's cores and caches from it.
+
+    Loading in the training process disturbs too: between two steps it empties the caches.
+    """
+    if view.card:
         return None
     if (bound := view.undisturbed()) is not None:
         return bound
+    if not view.workers:
+        return None
     here = batch_ns(view.snapshot.loader) if view.snapshot.loader is not None else None
     if here is None or not view.step_ns:
         return None

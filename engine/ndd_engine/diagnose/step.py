@@ -62,7 +62,8 @@ def clip(view: View) -> Finding | None:
     """Clipping the gradient's norm."""
     cost = view.cost("clip")
     limit = view.get("clip.max_norm")
-    if not cost.clear or not isinstance(limit, (int, float)) or limit <= 0:
+    # Without it the training is another one: it takes more of it to be worth a word.
+    if not cost.clear or cost.share < 2 * FLOOR or not isinstance(limit, (int, float)) or limit <= 0:
         return None
     norm = view.snapshot.grad_norm
     changes = [

@@ -51,12 +51,14 @@ class PhaseShare:
 class Totals:
     """Sums since the run began or was resumed, pauses and profiler bursts left out; nanoseconds by the host clock.
 
-    phases: by name, sub-phases too. gc_ns: None where collections are not watched; gc_max_ns: the longest pause.
-    evaluations, checkpoints: done, with their time in phases "evaluate" and "checkpoint". epochs: begun.
+    windows: those with steps. phases: by name, sub-phases too.
+    gc_ns: None where collections are not watched; gc_max_ns: the longest pause.
+    evaluations, checkpoints: done, with their time in phases "evaluate" and "checkpoint".
     """
 
     wall_ns: int = 0
     steps: int = 0
+    windows: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
     gc_ns: int | None = None
     gc_count: int = 0

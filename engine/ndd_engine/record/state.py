@@ -38,6 +38,8 @@ from .trend import Trend
 
 # How much the figures on the screen look back: enough windows to be calm, few enough to be current.
 RECENT_WINDOWS = 12
+# The first window of a process holds what starting costs (loader processes, caches); with so many it is left out.
+STARTED_WINDOWS = 4
 KEPT_MARKS = 60
 KEPT_EVALUATIONS = 60
 KEPT_SETTINGS = 80
@@ -198,6 +200,10 @@ class RunState:
         totals = self.totals
         totals["wall_ns"] += event.wall_ns
         totals["steps"] += event.steps
+        if event.steps:
+            totals["windows"] += 1
+            if totals["windows"] == STARTED_WINDOWS and len(self.recent) > 1:
+                self.recent.popleft()
         phases = totals["phases"]
         for name, figures in event.phases.items():
             phases[name] = phases.get(name, 0) + figures["host_ns"]
@@ -379,8 +385,8 @@ class RunState:
 def _no_totals() -> Json:
     """See snapshot.Totals."""
     return {
-        "wall_ns": 0, "steps": 0, "phases": {}, "gc_ns": None, "gc_count": 0, "gc_max_ns": 0, "evaluations": 0,
-        "checkpoints": 0, "recompiles": 0,
+        "wall_ns": 0, "steps": 0, "windows": 0, "phases": {}, "gc_ns": None, "gc_count": 0, "gc_max_ns": 0,
+        "evaluations": 0, "checkpoints": 0, "recompiles": 0,
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -151,7 +152,9 @@ def _foreign_folders() -> tuple[str, ...]:
     folders |= {Path(torch.__file__).parent, Path(os.__file__).parent}
     # A frame may name the folder that a link leads to.
     folders |= {folder.resolve() for folder in folders}
-    return tuple(sorted(map(_inside, folders)))
+    # What torch.compile writes is nobody's own: it lies in the folder that is named, or in a temporary one.
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(Path(tempfile.gettempdir(), "torchinductor_"))
+    return (*sorted(map(_inside, folders)), compiled)
 
 
 def _inside(folder: Path) -> str:

@@ -61,12 +61,22 @@ def held(
     asked: list[RunDir] = []
     try:
         for run in runs:
-            with suppress(UsageError):  # it has ended in this moment
+            try:
                 send(run.control_socket, "pause", holder=os.getpid())
                 asked.append(run)
+            except UsageError as error:
+                if run.live_owner() is not None:  # else it has ended in this moment
+                    raise UsageError(
+                        f"run {printable(run.name)} cannot be paused, and would disturb the measurement: {error}"
+                    ) from None
         for run in asked:
             _wait(run, tell, stop, patience_s)
         yield
+        for run in asked:
+            if tell is not None and _went_on(run):
+                tell(
+                    f"run {printable(run.name)} went on before the trial was over and disturbed it: measure again"
+                )
     finally:
         _release(asked)
 
@@ -75,6 +85,14 @@ def _release(runs: Sequence[RunDir]) -> None:
     for run in runs:
         with suppress(UsageError):  # it has ended meanwhile
             send(run.control_socket, "resume", holder=os.getpid())
+
+
+def _went_on(run: RunDir) -> bool:
+    """Whether somebody resumed it meanwhile."""
+    reader = RunReader(run)
+    reader.poll()
+    snapshot = reader.snapshot()
+    return not snapshot.final and snapshot.status != "paused"
 
 
 def _wait(
