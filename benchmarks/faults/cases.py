@@ -37,8 +37,8 @@ class Case:
     configuration with the plant; cure: what takes the plant away again, as edits on top of it (a change of code is an
     option of the own workload), () where that is no matter of configuration. suspects: causes that an innocent must not
     be charged with. busy, asleep: processes beside the run. planted: in one line, how. seconds: of training before
-    the diagnosis. to_end: the run is diagnosed after its end. proved: whether the cure's gain is one of speed, which a
-    trial can measure.
+    the diagnosis; trial_s: of a trial at the least, where sides take long to start. to_end: the run is diagnosed after
+    its end. proved: whether the cure's gain is one of speed, which a trial can measure.
     """
 
     kind: Kind
@@ -53,6 +53,7 @@ class Case:
     busy: int = 0
     asleep: int = 0
     seconds: float = 8.0
+    trial_s: float = 0.0
     to_end: bool = False
     proved: bool = True
     truth: str = field(init=False)
@@ -100,6 +101,7 @@ def three(
     busy: Sequence[int] = (0, 0, 0),
     factory: str = "",
     seconds: float = 8.0,
+    trial_s: float = 0.0,
     to_end: bool = False,
     proved: bool = True,
 ) -> list[Case]:
@@ -107,7 +109,7 @@ def three(
     return [
         Case(
             "fault", fault, severity, workload, planted, (*own, *sets), tuple(cure), factory, (), count,
-            seconds=seconds, to_end=to_end, proved=proved,
+            seconds=seconds, trial_s=trial_s, to_end=to_end, proved=proved,
         )
         for severity, (workload, own), count in zip(SEVERITIES, plants, busy, strict=True)
     ]  # fmt: skip

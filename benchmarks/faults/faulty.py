@@ -74,12 +74,14 @@ LOADER: list[Case] = [
     ),
     *three(
         "many-workers",
-        "3, 6 and 12 loader processes a core, for clips that change every epoch",
-        [
-            ("antispoof", (*CHANGING, "workload.clips=160", f"loader.workers={count}"))
-            for count in (3 * CORES, 6 * CORES, 12 * CORES)
-        ],
-        cure=["loader.workers=1"],
+        "3, 6 and 12 loader processes a core, for images that are cut out anew in less time than they take to send",
+        [(OWN, (f"loader.workers={count}",)) for count in (3 * CORES, 6 * CORES, 12 * CORES)],
+        sets=["batch.micro=64"],
+        cure=["loader.workers=0"],
+        factory="crops",
+        # So many processes take seconds to start, on one side of a trial too.
+        seconds=25.0,
+        trial_s=60.0,
     ),
     *three(
         "worker-restart",

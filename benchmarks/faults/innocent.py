@@ -11,9 +11,11 @@ LOADERS = ("few-workers", "data-wait", "item-collate", "on-the-fly", "slow-stora
 
 def _innocent(
     name: str, workload: str, looks: str, sets: tuple[str, ...], suspects: tuple[str, ...], *,
-    factory: str = "", asleep: int = 0,
+    factory: str = "", asleep: int = 0, seconds: float = 8.0,
 ) -> Case:  # fmt: skip
-    return Case("innocent", name, "", workload, looks, sets, (), factory, suspects, asleep=asleep)
+    return Case(
+        "innocent", name, "", workload, looks, sets, (), factory, suspects, asleep=asleep, seconds=seconds
+    )
 
 
 INNOCENTS: list[Case] = [
@@ -33,6 +35,11 @@ INNOCENTS: list[Case] = [
         "short-lived-workers", OWN, "the loader process ends with every epoch, and epochs are long",
         ("workload.options.latency_ms=1", "batch.micro=4", "loader.workers=1", "loader.persistent=false"),
         ("worker-restart", "many-workers", "few-workers", "in-memory-workers"), factory="storage",
+    ),
+    _innocent(
+        "workers-beyond-cores", "antispoof", "two loader processes a core, for clips that change every epoch",
+        ("workload.size=small", "workload.augment=true", "batch.micro=8", f"loader.workers={2 * CORES}"),
+        ("many-workers", "few-workers", "oversubscribed"), seconds=15.0,
     ),
     _innocent(
         "evaluations", "finetune", "an evaluation every epoch, which is over at once",

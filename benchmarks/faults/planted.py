@@ -85,6 +85,40 @@ def storage(settings: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# Items that are cheap to make, and large to send from one process to another.
+
+
+class Crops(Dataset[tuple[Tensor, Tensor]]):
+    """Images (3, pixels, pixels), each epoch cut out of larger ones elsewhere, and a target (1,)."""
+
+    MARGIN = 8
+
+    def __init__(self, items: int, pixels: int) -> None:
+        self.items, self.pixels = items, pixels
+        self.images = torch.randn(256, 3, pixels + self.MARGIN, pixels + self.MARGIN)
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        epoch, item = divmod(index, self.items)
+        x, y = 7919 * (item + 31 * epoch) % self.MARGIN, 104_729 * (item + 17 * epoch) % self.MARGIN
+        image = self.images[item % len(self.images)]
+        return image[:, x : x + self.pixels, y : y + self.pixels], image[0, 0, :1]
+
+
+def crops(settings: Any) -> dict[str, Any]:
+    """pixels: of an image's side, a multiple of 16; width: of the net's layers."""
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(nn.functional.adaptive_avg_pool2d(batch[0].mean(dim=1), 16).flatten(1))
+
+    return {
+        "model": Net(settings.option("width", 64)), "train_data": Crops(8 * ITEMS, settings.option("pixels", 32)),
+        "loss": loss, "forward": forward, "epochs_differ": True,
+    }  # fmt: skip
+
+
 # Python objects that come and go.
 
 

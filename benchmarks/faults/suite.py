@@ -136,7 +136,7 @@ class Suite:
     ) -> Measured:
         body = {
             "what": "trial", "workload": case.workload_name, "sets": case.all_sets(folder), "change": sets,
-            "budget_s": budget_s, "cause": cause,
+            "budget_s": max(budget_s, case.trial_s), "cause": cause,
         }  # fmt: skip
         try:
             return Measured.of_trial(task(folder, name, body))

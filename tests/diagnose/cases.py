@@ -158,10 +158,13 @@ LOADER = [
     Pair(
         "many-workers",
         Planted(
-            phases=WAITING, sets=["loader.workers=8"], loader=files(epochs_differ=True), baseline=alone()
+            phases=WAITING,
+            sets=["loader.workers=8"],
+            loader=files(epochs_differ=True, item_ns=1e5, item_cpu_ns=1e5),
         ),
+        # As much waiting for items that take long to make: fewer workers would make fewer of them.
         Planted(sets=["loader.workers=8"], loader=files(epochs_differ=True), baseline=alone()),
-        ("loader.workers=2",),
+        ("loader.workers=0",),
     ),
     Pair(
         "many-workers",

@@ -9,8 +9,7 @@ standard errors; a signal that is missing is null, and its rule abstains.
     in-memory-workers  waits or a slowed model; workers, and one gather does     loader.workers=0
     worker-restart     first batches of epochs; workers that are not persistent  loader.persistent=true
     slow-storage       waits; an item computes less than 40 % of its time        loader.workers, loader.cache
-    many-workers       waits or a slowed model; more workers than cores, or a    loader.workers
-                       batch made here takes less than the wait for one
+    many-workers       waits; a batch made here takes less than the wait for one loader.workers=0
     on-the-fly         waits; items take processor time and could be kept        loader.cache=true
     few-workers        waits; items take it and cannot be kept; cores are free   loader.workers
     data-wait          waits, for none of these                                  code, with its line

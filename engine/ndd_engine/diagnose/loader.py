@@ -191,37 +191,30 @@ def slow_storage(view: View) -> Finding | None:
 
 
 def many_workers(view: View) -> Finding | None:
-    """More workers than cores, or workers that cost more than they save."""
+    """Workers that cost more than they save: a batch is made here in less time than is waited for theirs.
+
+    More workers than cores are no fault by themselves: where items take long to make, they keep the cores busy.
+    """
     loader, cores = view.snapshot.loader, view.whole_cores
-    if loader is None or not view.workers or ready(loader) or not (view.wait.clear or crowded(view)):
+    if loader is None or not view.workers or ready(loader) or not view.wait.clear:
         return None
     here = batch_ns(loader)
-    useless = here is not None and view.wait.clear and here * view.micro_steps < CHEAPER * view.wait.ns
-    too_many = cores is not None and view.workers > cores and computes(view, loader)
-    if not useless and not too_many:
+    if here is None or here * view.micro_steps >= CHEAPER * view.wait.ns:
         return None
-    if useless:
-        sets, text = no_workers(view), "load without workers: here a batch takes less than the wait for one"
-    else:
-        sets, text = (f"loader.workers={cores}",), "no more workers than cores"
+    crowd = f" on {cores} cores" if cores is not None and view.workers > cores else ""
+    each = "s" if view.workers == 1 else ""
     return finding(
         "many-workers",
-        f"input-bound: {view.workers} workers"
-        + (
-            f" on {cores} cores"
-            if too_many
-            else f" cost more than they save ({percent(view.wait.share)} is waiting)"
-        ),
+        f"input-bound: {view.workers} worker{'' if each else 's'}{crowd} cost{each} more than "
+        f"{'it saves' if each else 'they save'} ({percent(view.wait.share)} is waiting)",
         view.wait,
         [
             taken(view.wait, "waiting for data takes"),
-            Evidence(f"a micro-batch is made in this process in {span(here)}", BASELINE) if here else None,
+            Evidence(f"a micro-batch is made in this process in {span(here)}", BASELINE),
             slower(view),
-            Evidence(f"loader.workers is {view.workers}, and {view.usable:g} cores may be used", CONFIG)
-            if view.usable
-            else None,
+            workers_are(view),
         ],
-        [Change(text, sets), None if useless else keep(view, loader)],
+        [Change("load without workers: here a batch takes less than the wait for one", no_workers(view))],
         bound=crowded_bound(view),
     )
 
