@@ -156,6 +156,18 @@ LOADER = [
         ("loader.workers=3",),
     ),
     Pair(
+        "slow-storage",
+        Planted(phases=WAITING, sets=["loader.workers=1"], loader=files(item_cpu_ns=2e4)),
+        # The worker makes a batch in 3 ms of the 20 that a step takes: what is waited for is not the storage.
+        Planted(
+            phases=healthy(data_wait=3.0),
+            sets=["loader.workers=1"],
+            loader=files(item_ns=1e5, item_cpu_ns=2e4),
+        ),
+        ("loader.workers=3",),
+        "worker",
+    ),
+    Pair(
         "many-workers",
         Planted(
             phases=WAITING,

@@ -14,6 +14,7 @@ from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES, Finding, diagnose
 from ndd_engine.diagnose.hazards import steady_growth
 from ndd_engine.record.events import EndEvent, SettingEvent, StageEvent, TrialEvent
+from ndd_engine.record.fold import from_event, to_event
 
 WORKLOADS = ("antispoof", "chartext", "finetune", "ndd", "summarise")
 MB = 1 << 20
@@ -273,11 +274,10 @@ def _told(found: tuple[Finding, ...]) -> list[Any]:
 
 
 def test_a_replay_says_the_same() -> None:
-    from ndd_engine.record.state import RunState
 
     for pair in PAIRS:
         state = pair.guilty.state()
-        again = RunState.from_event(state.to_event())
+        again = from_event(to_event(state))
         assert _told(diagnose(again.snapshot())) == _told(diagnose(state.snapshot()))
 
 

@@ -22,6 +22,7 @@ from record_help import (
 )
 
 from ndd_engine.record.events import Event, FoldEvent, StageEvent
+from ndd_engine.record.fold import from_event, to_event
 from ndd_engine.record.state import (
     KEPT_EVALUATIONS,
     KEPT_MARKS,
@@ -40,15 +41,15 @@ def test_restoring_from_any_point_gives_the_same_snapshot(events: list[Event], d
         whole.fold(index * 0.25, event)
     for index, event in enumerate(events[:cut]):
         first.fold(index * 0.25, event)
-    written = through_json(first.to_event())
+    written = through_json(to_event(first))
     assert isinstance(written, FoldEvent)
-    second = RunState.from_event(written)
+    second = from_event(written)
     assert second.snapshot() == first.snapshot()
     for index, event in enumerate(events[cut:], start=cut):
         second.fold(index * 0.25, through_json(event))
     assert second.snapshot(3) == whole.snapshot(3)
     # And what it would write again is the same, so that nothing erodes over many fold events.
-    assert second.to_event().to_json(1.0) == whole.to_event().to_json(1.0)
+    assert to_event(second).to_json(1.0) == to_event(whole).to_json(1.0)
 
 
 def test_a_figure_that_is_not_a_number_is_the_same_live_and_replayed() -> None:
@@ -64,13 +65,13 @@ def test_a_figure_that_is_not_a_number_is_the_same_live_and_replayed() -> None:
 
 
 def test_a_fold_event_of_another_version_is_refused() -> None:
-    good = folded(run_event(), window(1)).to_event().state
+    good = to_event(folded(run_event(), window(1))).state
     for name in good:
         body = {key: value for key, value in good.items() if key != name}
         with pytest.raises((KeyError, TypeError)):
-            RunState.from_event(FoldEvent(body))
+            from_event(FoldEvent(body))
     with pytest.raises(KeyError):
-        RunState.from_event(FoldEvent({**good, "mood": "fine"}))
+        from_event(FoldEvent({**good, "mood": "fine"}))
 
 
 def test_a_new_state_says_nothing_it_does_not_know() -> None:
@@ -217,7 +218,7 @@ def test_the_state_stays_small_however_long_the_run() -> None:
     assert len(snapshot.evaluations) == KEPT_EVALUATIONS
     assert len(snapshot.settings) == KEPT_SETTINGS
     assert snapshot.settings[-1].name == "made.up_3999"
-    assert len(state.to_event().to_json(1.0)) < 64 * 1024
+    assert len(to_event(state).to_json(1.0)) < 64 * 1024
 
 
 @given(st.lists(st.sampled_from(["warning", "error", "epoch", "note", "checkpoint"]), max_size=100))

@@ -11,6 +11,7 @@ import pytest
 from record_help import end, folded, mark, run_event, status, window
 
 from ndd_engine.record.events import Event, FoldEvent
+from ndd_engine.record.fold import to_event
 from ndd_engine.record.reader import RunReader, load_state, truncate_torn_line
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.record.snapshot import Snapshot
@@ -178,7 +179,7 @@ def long_log(run: RunDir, megabytes: int) -> int:
             file.write(line * count)
             for _ in range(60):
                 state.fold(1.0, mark("note", step, "padding " * 100))
-            file.write((state.to_event().to_json(1.0) + "\n").encode())
+            file.write((to_event(state).to_json(1.0) + "\n").encode())
         step += 1
         file.write((window(step, loss=1.0).to_json(1.0) + "\n").encode())
     return step
@@ -223,7 +224,7 @@ def test_opening_by_the_end_and_reading_it_all_agree(run: RunDir) -> None:
 
 def test_a_torn_fold_event_is_passed_over(run: RunDir) -> None:
     events = [run_event(), window(1), window(2)]
-    append(run, *events, folded(*events).to_event(), window(3), folded(*events, window(3)).to_event())
+    append(run, *events, to_event(folded(*events)), window(3), to_event(folded(*events, window(3))))
     run.events.write_bytes(run.events.read_bytes()[:-20])
     assert read(run).step == 3
 

@@ -13,6 +13,7 @@ import pytest
 from record_help import end, mark, run_event, window
 
 from ndd_engine.record.events import Event, FoldEvent, MarkEvent, WindowEvent, parse
+from ndd_engine.record.fold import from_event
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.recorder import FOLD_EVERY_BYTES, Recorder
 from ndd_engine.record.rundir import RunDir
@@ -243,7 +244,7 @@ def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
         item = parse(line)
         assert item is not None
         if isinstance(item[1], FoldEvent):
-            assert RunState.from_event(item[1]).snapshot() == state.snapshot()
+            assert from_event(item[1]).snapshot() == state.snapshot()
         else:
             state.fold(*item)
     assert state.snapshot() == live

@@ -17,6 +17,8 @@ from .loader_facts import (
     free,
     items_ns,
     keep,
+    keeps_up,
+    made_ns,
     more_workers,
     no_workers,
     off_device,
@@ -161,7 +163,7 @@ def slow_storage(view: View) -> Finding | None:
     if loader.item_cpu_ns > computes * loader.item_ns:
         return None
     waits = loader.micro * (loader.item_ns - loader.item_cpu_ns) * view.micro_steps
-    if view.workers and waits / view.workers < EXPLAINS * wait.ns:
+    if keeps_up(view) or (view.workers and waits / view.workers < EXPLAINS * wait.ns):
         return None
     needed = ceil(loader.micro * loader.item_ns * view.micro_steps / max(view.step_ns - wait.ns, 1.0)) + 1
     count = max(min(needed, USUAL_WORKERS), 2)
@@ -198,8 +200,8 @@ def many_workers(view: View) -> Finding | None:
     loader, cores = view.snapshot.loader, view.whole_cores
     if loader is None or not view.workers or ready(loader) or not view.wait.clear:
         return None
-    here = batch_ns(loader)
-    if here is None or here * view.micro_steps >= CHEAPER * view.wait.ns:
+    here = made_ns(loader)
+    if not here or not 0 < here * view.micro_steps < CHEAPER * view.wait.ns:
         return None
     crowd = f" on {cores} cores" if cores is not None and view.workers > cores else ""
     each = "s" if view.workers == 1 else ""
@@ -223,7 +225,8 @@ def on_the_fly(view: View) -> Finding | None:
     """Items are encoded anew each time, and could be kept."""
     loader = view.snapshot.loader
     change = keep(view, loader) if loader is not None else None
-    if loader is None or change is None or not (view.wait.clear or crowded(view)):
+    waits = view.wait.clear and not keeps_up(view)
+    if loader is None or change is None or not (waits or crowded(view)):
         return None
     here = batch_ns(loader)
     if here is None or not explains(view, loader, EXPLAINS):
@@ -246,7 +249,7 @@ def on_the_fly(view: View) -> Finding | None:
 def few_workers(view: View) -> Finding | None:
     """Items take processor time, cannot be kept, and cores are free."""
     loader, wait = view.snapshot.loader, view.wait
-    if loader is None or ready(loader) or not wait.clear or not computes(view, loader):
+    if loader is None or ready(loader) or not wait.clear or keeps_up(view) or not computes(view, loader):
         return None
     change = more_workers(view, loader)
     here = batch_ns(loader)
@@ -275,7 +278,7 @@ def few_workers(view: View) -> Finding | None:
 def data_wait(view: View) -> Finding | None:
     """Waiting for data, for none of the reasons above: it takes more of it to be worth a word."""
     wait = view.wait
-    if not wait.clear or wait.share < 2 * FLOOR:
+    if not wait.clear or wait.share < 2 * FLOOR or keeps_up(view):
         return None
     line = view.line("data_wait")
     change = Change(

@@ -15,6 +15,8 @@ COMPUTES_CROWDED = 0.08
 # Copying an item takes Python so long, and so long a byte, on slow machines.
 COPY_NS = 100_000.0
 COPY_BYTE_NS = 2.0
+# Workers that need less than this part of the time between two batches keep up, even when others slow them down.
+KEEPS_UP = 0.5
 # Loader processes use this share of a step's time on the cores before they disturb.
 DISTURBS = 0.1
 MOST_WORKERS = 16
@@ -115,8 +117,14 @@ def items_ns(loader: LoaderEvent) -> float | None:
     return None if each is None else loader.micro * each + (loader.collate_ns or 0.0)
 
 
+def made_ns(loader: LoaderEvent) -> float | None:
+    """Time of a micro-batch made in one process by the clock on the wall, in the fastest way there is."""
+    by_item = None if loader.item_ns is None else loader.micro * loader.item_ns + (loader.collate_ns or 0.0)
+    return min((ns for ns in (by_item, loader.gather_ns) if ns is not None), default=None)
+
+
 def batch_ns(loader: LoaderEvent) -> float | None:
-    """Time of a micro-batch made in one process, in the fastest way there is."""
+    """Processor time of a micro-batch made in one process, in the fastest way there is."""
     known = [ns for ns in (items_ns(loader), loader.gather_ns) if ns is not None]
     return min(known, default=None)
 
@@ -130,6 +138,19 @@ def explains(view: View, loader: LoaderEvent, part: float) -> bool:
         return loader.item_ns is not None
     made = loader.micro * loader.item_ns + (loader.collate_ns or 0.0)
     return made * view.micro_steps / max(view.workers, 1) >= part * view.wait.ns
+
+
+def keeps_up(view: View) -> bool:
+    """Whether workers make batches far faster than they are used: what is waited for then is the handing over from one
+    process to another, which is the same for faster items and for more workers."""
+    loader = view.snapshot.loader
+    if loader is None or not view.workers or loader.item_ns is None:
+        return False
+    computing = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
+    at_once = min(view.workers, view.whole_cores or view.workers)
+    each = max(loader.item_ns - computing, 0.0) / view.workers + computing / at_once
+    made = loader.micro * each + (loader.collate_ns or 0.0) / at_once
+    return made * view.micro_steps < KEEPS_UP * (view.step_ns - view.wait.ns)
 
 
 def computes(view: View, loader: LoaderEvent) -> bool:

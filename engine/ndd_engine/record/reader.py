@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .events import Event, FoldEvent, parse
+from .fold import from_event
 from .rundir import RunDir
 from .snapshot import FINAL, Snapshot
 from .state import RunState
@@ -77,7 +78,7 @@ class RunReader:
             return
         if found is not None:
             try:
-                self.state = RunState.from_event(found[1])
+                self.state = from_event(found[1])
                 self._offset = found[0]
             except (KeyError, TypeError, IndexError, ValueError):
                 self.state = RunState()  # written by another version: read it all

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .events import EndEvent, Event, MarkEvent
+from .fold import to_event
 from .reader import truncate_torn_line
 from .snapshot import Snapshot
 from .state import RunState
@@ -151,7 +152,7 @@ class Recorder:
     def _append(self, t: float, event: Event) -> None:
         self._write(event.to_json(t))
         if self._since_fold >= FOLD_EVERY_BYTES and self._write_error is None:
-            self._write(self._state.to_event().to_json(t))
+            self._write(to_event(self._state).to_json(t))
             self._since_fold = 0
 
     def _fold(self, t: float, event: Event) -> None:

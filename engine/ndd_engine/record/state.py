@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from .derive import core_use, headroom, idle, memory_bytes, phase_shares, setting_text, throughput
 from .events import (
     BaselineEvent,
     EndEvent,
     Event,
-    FoldEvent,
     Json,
     KernelsEvent,
     LoaderEvent,
@@ -45,16 +44,6 @@ KEPT_EVALUATIONS = 60
 KEPT_SETTINGS = 80
 KEPT_TRIALS = 20
 RECENT_SAMPLES = 12
-# Events of which the newest is kept as it is: field of the state and of the snapshot -> type.
-_NEWEST: dict[str, type[Event]] = {
-    "run": RunEvent, "end": EndEvent, "sample": SampleEvent, "memory": MemoryEvent, "work": WorkEvent,
-    "loader": LoaderEvent, "baseline": BaselineEvent, "kernels": KernelsEvent, "stacks": StacksEvent,
-}  # fmt: skip
-# What a fold event holds as it is; everything else needs rebuilding.
-_PLAIN = (
-    "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
-    "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings",
-)  # fmt: skip
 
 
 class RunState:
@@ -332,55 +321,6 @@ class RunState:
             dropped_events=dropped_events,
         )
 
-    def to_event(self) -> FoldEvent:
-        """The state as an event, from which `from_event` rebuilds an equal one."""
-        state: Json = {name: getattr(self, name) for name in _PLAIN}
-        for name in _NEWEST:
-            state[name] = _body(getattr(self, name))
-        state["recent"] = [_body(window) for window in self.recent]
-        state["samples"] = [_body(sample) for sample in self.samples]
-        state["trials"] = [_body(trial) for trial in self.trials]
-        state["totals"] = {**self.totals, "phases": dict(self.totals["phases"])}
-        state["asides"] = [self.evaluating.to_list(), self.saving.to_list()]
-        state["settings"] = [_body(setting) for setting in self.settings.values()]
-        state["evaluations"] = [_plain_evaluation(item) for item in self.evaluations]
-        state["best"] = _plain_evaluation(self.best) if self.best else None
-        state["checkpoint"] = [self.checkpoint.t, _body(self.checkpoint.mark)] if self.checkpoint else None
-        state["marks"] = [[item.t, _body(item.mark)] for item in self.marks]
-        for name in ("losses", "rates", "memories"):
-            state[name] = getattr(self, name).to_dict()
-        return FoldEvent(state)
-
-    @classmethod
-    def from_event(cls, event: FoldEvent) -> RunState:
-        """Rebuild. Raises KeyError or TypeError when the event was written by an incompatible version."""
-        body = dict(event.state)
-        state = cls()
-        for name, kind in _NEWEST.items():
-            value = body.pop(name)
-            setattr(state, name, kind.from_dict(value) if value is not None else None)
-        state.recent.extend(WindowEvent.from_dict(item) for item in body.pop("recent"))
-        state.samples.extend(SampleEvent.from_dict(item) for item in body.pop("samples"))
-        state.trials.extend(TrialEvent.from_dict(item) for item in body.pop("trials"))
-        state.totals = body.pop("totals")
-        state.evaluating, state.saving = map(Aside.from_list, body.pop("asides"))
-        for item in body.pop("settings"):
-            setting = SettingEvent.from_dict(item)
-            state.settings[setting.name] = setting
-        state.evaluations.extend(Evaluation(*item) for item in body.pop("evaluations"))
-        best = body.pop("best")
-        state.best = Evaluation(*best) if best else None
-        saved = body.pop("checkpoint")
-        state.checkpoint = TimedMark(saved[0], MarkEvent.from_dict(saved[1])) if saved else None
-        state.marks.extend(TimedMark(t, MarkEvent.from_dict(mark)) for t, mark in body.pop("marks"))
-        for name in ("losses", "rates", "memories"):
-            setattr(state, name, Trend.from_dict(body.pop(name)))
-        if body.keys() != set(_PLAIN):
-            raise KeyError(*body.keys() ^ set(_PLAIN))
-        for name, value in body.items():
-            setattr(state, name, value)
-        return state
-
 
 def _no_totals() -> Json:
     """See snapshot.Totals."""
@@ -406,11 +346,3 @@ def _joined(first: WindowEvent, second: WindowEvent) -> WindowEvent:
 def _host_ns(window: WindowEvent, phase: str) -> int:
     found = window.phases.get(phase)
     return int(found["host_ns"]) if found else 0
-
-
-def _body(event: Event | None) -> Json | None:
-    return None if event is None else {name: getattr(event, name) for name in event.__dataclass_fields__}
-
-
-def _plain_evaluation(item: Evaluation) -> list[Any]:
-    return [item.step, item.metrics, item.seconds]

@@ -1,0 +1,97 @@
+"""The folded state as an event, so that a long log opens at once, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .events import (
+    BaselineEvent,
+    EndEvent,
+    Event,
+    FoldEvent,
+    Json,
+    KernelsEvent,
+    LoaderEvent,
+    MarkEvent,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    SettingEvent,
+    StacksEvent,
+    TrialEvent,
+    WindowEvent,
+    WorkEvent,
+)
+from .snapshot import Evaluation, TimedMark
+from .state import RunState
+from .timeleft import Aside
+from .trend import Trend
+
+# Events of which the newest is kept as it is: field of the state and of the snapshot -> type.
+_NEWEST: dict[str, type[Event]] = {
+    "run": RunEvent, "end": EndEvent, "sample": SampleEvent, "memory": MemoryEvent, "work": WorkEvent,
+    "loader": LoaderEvent, "baseline": BaselineEvent, "kernels": KernelsEvent, "stacks": StacksEvent,
+}  # fmt: skip
+# What a fold event holds as it is; everything else needs rebuilding.
+_PLAIN = (
+    "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
+    "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings",
+)  # fmt: skip
+
+
+def to_event(state: RunState) -> FoldEvent:
+    """The state as an event, from which `from_event` rebuilds an equal one."""
+    body: Json = {name: getattr(state, name) for name in _PLAIN}
+    for name in _NEWEST:
+        body[name] = _body(getattr(state, name))
+    body["recent"] = [_body(window) for window in state.recent]
+    body["samples"] = [_body(sample) for sample in state.samples]
+    body["trials"] = [_body(trial) for trial in state.trials]
+    body["totals"] = {**state.totals, "phases": dict(state.totals["phases"])}
+    body["asides"] = [state.evaluating.to_list(), state.saving.to_list()]
+    body["settings"] = [_body(setting) for setting in state.settings.values()]
+    body["evaluations"] = [_plain_evaluation(item) for item in state.evaluations]
+    body["best"] = _plain_evaluation(state.best) if state.best else None
+    body["checkpoint"] = [state.checkpoint.t, _body(state.checkpoint.mark)] if state.checkpoint else None
+    body["marks"] = [[item.t, _body(item.mark)] for item in state.marks]
+    for name in ("losses", "rates", "memories"):
+        body[name] = getattr(state, name).to_dict()
+    return FoldEvent(body)
+
+
+def from_event(event: FoldEvent) -> RunState:
+    """Rebuild. Raises KeyError or TypeError when the event was written by an incompatible version."""
+    body = dict(event.state)
+    state = RunState()
+    for name, kind in _NEWEST.items():
+        value = body.pop(name)
+        setattr(state, name, kind.from_dict(value) if value is not None else None)
+    state.recent.extend(WindowEvent.from_dict(item) for item in body.pop("recent"))
+    state.samples.extend(SampleEvent.from_dict(item) for item in body.pop("samples"))
+    state.trials.extend(TrialEvent.from_dict(item) for item in body.pop("trials"))
+    state.totals = body.pop("totals")
+    state.evaluating, state.saving = map(Aside.from_list, body.pop("asides"))
+    for item in body.pop("settings"):
+        setting = SettingEvent.from_dict(item)
+        state.settings[setting.name] = setting
+    state.evaluations.extend(Evaluation(*item) for item in body.pop("evaluations"))
+    best = body.pop("best")
+    state.best = Evaluation(*best) if best else None
+    saved = body.pop("checkpoint")
+    state.checkpoint = TimedMark(saved[0], MarkEvent.from_dict(saved[1])) if saved else None
+    state.marks.extend(TimedMark(t, MarkEvent.from_dict(mark)) for t, mark in body.pop("marks"))
+    for name in ("losses", "rates", "memories"):
+        setattr(state, name, Trend.from_dict(body.pop(name)))
+    if body.keys() != set(_PLAIN):
+        raise KeyError(*body.keys() ^ set(_PLAIN))
+    for name, value in body.items():
+        setattr(state, name, value)
+    return state
+
+
+def _body(event: Event | None) -> Json | None:
+    return None if event is None else {name: getattr(event, name) for name in event.__dataclass_fields__}
+
+
+def _plain_evaluation(item: Evaluation) -> list[Any]:
+    return [item.step, item.metrics, item.seconds]
