@@ -34,8 +34,8 @@ PATIENCE_S = 300.0
 # A run goes on until it has so many steps, for at most so many times the seconds that it should take.
 FEWEST_STEPS = 40
 MOST = 4.0
-# Blocks with and without the neighbours, in quads A B B A.
-BLOCK_S = 3.0
+# Blocks with and without the neighbours, in quads A B B A: a step beside them may take a second.
+BLOCK_S = 6.0
 QUADS = 3
 
 

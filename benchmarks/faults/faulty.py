@@ -89,6 +89,8 @@ LOADER: list[Case] = [
         [("antispoof", (*CHANGING, f"workload.clips={clips}")) for clips in (320, 120, 40)],
         sets=["loader.workers=1", "loader.persistent=false"],
         cure=["loader.persistent=true"],
+        # Whole epochs are compared, and the first one takes longer than the others.
+        trial_s=90.0,
     ),
     *three(
         "slow-storage",
@@ -119,6 +121,7 @@ STEP: list[Case] = [
             ("chartext", (*TINY_TEXT, "evaluate.batches=8", "evaluate.every_steps=10")),
         ],
         cure=["evaluate.every_steps=0"],
+        trial_s=60.0,  # blocks have to hold evaluations
     ),
     *three(
         "checkpoint",
@@ -190,12 +193,14 @@ STEP: list[Case] = [
         sets=OWN_BATCH,
         cure=["workload.options.each=0"],
         factory="garbage",
+        trial_s=120.0,  # blocks hold whole stretches between two collections
     ),
     *three(
         "neighbour-cores",
         "other processes compute on the same cores: one fewer than there are, as many, and one more",
         [("chartext", CHARTEXT), ("ndd", NDD), ("antispoof", ANTISPOOF)],
         busy=[max(CORES - 1, 1), CORES, CORES + 1],
+        trial_s=60.0,
     ),
     *three(
         "leak",
@@ -210,17 +215,17 @@ STEP: list[Case] = [
         "logging",
         "every step is recorded by itself (log.window_s = 0), in shorter and shorter steps",
         [
-            ("chartext", TINY_TEXT),
-            ("ndd", ("batch.micro=256", "workload.hidden=[32]")),
-            ("ndd", ("batch.micro=32", "workload.hidden=[8]")),
+            (OWN, (f"workload.options.width={width}", f"batch.micro={micro}"))
+            for width, micro in ((256, 64), (64, 16), (16, 4))
         ],
-        sets=["log.window_s=0", "run.threads=1"],
+        sets=["log.window_s=0"],
         cure=["log.window_s=1.0"],
+        factory="plain",
     ),
     *three(
         "user-code",
         "a Python loop in forward works out a number that never changes",
-        [(OWN, (f"workload.options.rounds={rounds}",)) for rounds in (10_000, 60_000, 300_000)],
+        [(OWN, (f"workload.options.rounds={rounds}",)) for rounds in (20_000, 60_000, 300_000)],
         sets=OWN_BATCH,
         cure=["workload.options.rounds=0"],
         factory="loop",

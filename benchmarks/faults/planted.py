@@ -50,6 +50,14 @@ def in_memory(items: int = ITEMS) -> TensorDataset:
     return TensorDataset(*tensors(items))
 
 
+# A net and nothing else.
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """width: of the net's layers."""
+    return {"model": Net(settings.option("width", 512)), "train_data": in_memory(8 * ITEMS), "loss": loss}
+
+
 # Slow storage: each item takes a while to arrive, as from a network disk.
 
 

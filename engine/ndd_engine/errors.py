@@ -31,6 +31,10 @@ class MachineError(NddError):
     exit_status = EXIT_MACHINE
 
 
+class DoesNotFitError(MachineError):
+    """What was asked for needs more memory than there is; nothing of it was allocated."""
+
+
 class RunLockedError(UsageError):
     """Another process is writing this run."""
 
@@ -41,6 +45,10 @@ class CheckpointError(NddError):
 
 class TrainingError(NddError):
     """Training cannot go on; the message says at which step, why, and what was saved."""
+
+
+class OutOfMemoryError(TrainingError):
+    """An allocation failed; the message says what filled the memory and what would fit."""
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,24 @@ LOADER = [
         "cheap",
     ),
     Pair(
+        "many-workers",
+        # What is waited for is little more than a batch costs here; but the model is slowed down as well.
+        Planted(
+            phases=healthy(data_wait=4.0),
+            sets=["loader.workers=8"],
+            loader=files(epochs_differ=True, item_ns=1e5, item_cpu_ns=1e5),
+            baseline=alone(micro_ns=10e6),
+        ),
+        Planted(
+            phases=healthy(data_wait=4.0),
+            sets=["loader.workers=8"],
+            loader=files(epochs_differ=True, item_ns=1e5, item_cpu_ns=1e5),
+            baseline=alone(),
+        ),
+        ("loader.workers=0",),
+        "slowed",
+    ),
+    Pair(
         "on-the-fly",
         Planted(phases=healthy(data_wait=32.0), loader=files()),
         Planted(phases=healthy(data_wait=0.5), loader=files(item_ns=1e4, item_cpu_ns=1e4)),
@@ -210,6 +228,14 @@ LOADER = [
         ("loader.workers=2",),
     ),
     Pair("data-wait", Planted(phases=WAITING), Planted(), ("loader.workers=1",)),
+    Pair(
+        "data-wait",
+        Planted(phases=WAITING, loader=data(gather_ns=15e6, item_ns=1e6, item_cpu_ns=1e6)),
+        # A batch is made in far less time than its phase takes: it is not the data that is waited for.
+        Planted(phases=WAITING, loader=data()),
+        (),
+        "made-here",
+    ),
 ]
 
 PROCESSOR = [
@@ -245,7 +271,7 @@ PROCESSOR = [
         "gc",
         Planted(window={"gc_ns": 60_000_000, "gc_count": 3, "gc_max_ns": 30_000_000}),
         Planted(window={"gc_ns": 4_000_000, "gc_count": 3, "gc_max_ns": 3_000_000}),
-        ("run.gc_every_steps=500",),
+        ("run.gc_every_steps=50",),
     ),
 ]
 
@@ -295,6 +321,13 @@ MODEL = [
         own(phases=healthy(forward=20.0), stacks=OWN_LOOP),
         own(phases=healthy(forward=7.0)),
         name="pace",
+    ),
+    Pair(
+        "user-code",
+        own(phases=healthy(forward=20.0), stacks=OWN_LOOP, baseline=alone(micro_ns=31e6)),
+        # By itself the same code is much faster: something else takes its time.
+        own(phases=healthy(forward=20.0), stacks=OWN_LOOP, baseline=alone()),
+        name="by-itself",
     ),
     Pair(
         "user-code",

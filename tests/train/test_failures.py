@@ -178,7 +178,7 @@ def config_of() -> Any:
             FileNotFoundError(2, "No such file or directory", "/data/\x1b[1mx"),
             ["/data/\\x1b[1mx: No such file or directory"],
         ),
-        (KeyError("x"), ["KeyError at step 7 in forward: 'x'", "console.log"]),
+        (KeyError("x"), ["KeyError at step 7 in forward: 'x'"]),
         (ValueError(), ["ValueError at step 7 in forward: no message"]),
     ],
 )

@@ -61,6 +61,7 @@ def test_the_effect_is_what_the_run_verified() -> None:
         ([2.0, 1.0], [2.0, float("nan")], ["precision.amp"], ITEMS, "differs"),
         ([2.0], [2.0], ["batch.micro"], (16, 32), "not comparable"),
         ([2.0], [2.0], ["workload.size"], ITEMS, "not comparable"),
+        ([2.0], [2.0], ["workload.decoder"], ITEMS, "same"),
         ([2.0], [2.0], ["optimizer.lr"], ITEMS, "not comparable"),
         ([2.0], [2.0], ["optimizer.implementation"], ITEMS, "same"),
         ([], [2.0], ["loader.workers"], ITEMS, "not comparable"),

@@ -158,7 +158,7 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str) -> None:
             found = descendants(process.pid) if process.poll() is None else []
             process.kill()
             until_gone(found)
-            assert not list(Path(temporary).glob(".ndd-trial-*")) or victim == "a side"
+            assert not list(Path(temporary).glob(".ndd-*")) or victim == "a side"
         finally:
             process.kill()
             process.communicate()

@@ -342,3 +342,15 @@ def _line_of(text: str, path: Sequence[str | int]) -> int | None:
             if found == names[: len(found)] and len(found) > len(section):
                 return index
     return None
+
+
+def anywhere(config: Config) -> Config:
+    """The same with its paths as they hold in any directory, for a resume from another one, or a file elsewhere."""
+    if config.log.trace is not None:
+        trace = str(Path(config.log.trace).expanduser().absolute())
+        config = config.model_copy(update={"log": config.log.model_copy(update={"trace": trace})})
+    path = Path(config.workload.data)
+    if path.is_absolute() or not path.exists():
+        return config
+    workload = config.workload.model_copy(update={"data": str(path.absolute())})
+    return config.model_copy(update={"workload": workload})

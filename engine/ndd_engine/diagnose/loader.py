@@ -201,7 +201,9 @@ def many_workers(view: View) -> Finding | None:
     if loader is None or not view.workers or ready(loader) or not view.wait.clear:
         return None
     here = made_ns(loader)
-    if not here or not 0 < here * view.micro_steps < CHEAPER * view.wait.ns:
+    # Beside the wait, they cost what they slow the model down.
+    slowed = view.model.ns * (1 - 1 / (view.slowed or 1.0)) if slowed_by_workers(view) else 0.0
+    if not here or not 0 < here * view.micro_steps < CHEAPER * (view.wait.ns + slowed):
         return None
     crowd = f" on {cores} cores" if cores is not None and view.workers > cores else ""
     each = "s" if view.workers == 1 else ""
@@ -280,6 +282,9 @@ def data_wait(view: View) -> Finding | None:
     wait = view.wait
     if not wait.clear or wait.share < 2 * FLOOR or keeps_up(view):
         return None
+    here = None if view.snapshot.loader is None else made_ns(view.snapshot.loader)
+    if not view.workers and here is not None and here * view.micro_steps < EXPLAINS * wait.ns:
+        return None  # made here in far less time: something else takes its processor time
     line = view.line("data_wait")
     change = Change(
         "make batches with less work in the dataset's __getitem__ and the collate function", (), line

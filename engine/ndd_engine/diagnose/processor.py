@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from ndd_engine.text import printable
@@ -34,7 +35,9 @@ LEAST_SAMPLES = 3
 FULL = 0.9
 # Threads that wait for each other lose more than the processor time that is taken from one of them.
 WAITING = 1.6
-GC_STEPS = 500
+# Of the time between two collections, what one may take at most; and the steps between two that are proposed.
+GC_SHARE = 0.03
+GC_STEPS = (50, 100, 200, 500, 1000, 2000)
 
 
 def oversubscribed(view: View) -> Finding | None:
@@ -103,12 +106,14 @@ def neighbour_cores(view: View) -> Finding | None:
     if use.own >= 0.97 * min(wanted, use.usable) and (slowed or 0) < SLOWED:
         return None  # it has what it can use
     share = min(use.others / use.usable, 0.9)
-    # Fair shares: a core of one thread and k others gives each the same, and threads wait for the slowest of them.
+    # Fair shares: a core of one thread and k others gives each the same.
     competing = sum(ceil(cores) for _, _, cores in use.neighbours) or ceil(use.others)
     fair = WAITING * (1 + ceil(competing / use.usable))
+    # Several threads wait for the slowest of them at the end of every operator, for as long as the system likes.
+    together = not view.card and (view.threads or 1) > 1
     names = [f"{printable(name)} (pid {pid}, {cores:.1f} cores)" for pid, name, cores in use.neighbours[:3]]
     confidence: Confidence = "likely" if slowed is not None and slowed >= SLOWED else "possible"
-    return finding(
+    found = finding(
         "neighbour-cores",
         f"another process takes {use.others:.1f} of {use.usable:g} cores"
         + (f": {printable(use.neighbours[0][1])}" if use.neighbours else ""),
@@ -123,6 +128,12 @@ def neighbour_cores(view: View) -> Finding | None:
             Evidence(f"forward and backward take {slowed:.2g} times as long as by themselves", BASELINE)
             if slowed is not None and slowed >= SLOWED
             else None,
+            Evidence(
+                f"{view.threads} threads wait for each other at every operator: there is no bound to what it costs",
+                CONFIG,
+            )
+            if together
+            else None,
         ],
         [
             Change("stop it, or let it run elsewhere" + (f": {names[0]}" if names else "")),
@@ -131,6 +142,7 @@ def neighbour_cores(view: View) -> Finding | None:
         confidence,
         bound=max(fair, view.undisturbed() or 1.0),
     )
+    return replace(found, ceiling=None) if together else found
 
 
 def quota(view: View) -> Finding | None:
@@ -169,7 +181,8 @@ def collections(view: View) -> Finding | None:
     every = view.whole("run.gc_every_steps") or 0
     if share < FLOOR - 0.01 or not totals.gc_count:
         return None
-    steps = max(GC_STEPS, 10 * every)
+    enough = max(totals.gc_max_ns / (GC_SHARE * totals.wall_ns / totals.steps), 10 * every)
+    steps = next((steps for steps in GC_STEPS if steps >= enough), max(GC_STEPS[-1], 10 * every))
     return finding(
         "gc",
         f"garbage collection pauses take {percent(share)} of the time",
@@ -186,7 +199,8 @@ def collections(view: View) -> Finding | None:
             Change("keep fewer small Python objects alive: tensors or arrays instead of lists and dicts"),
         ],
         "certain",
-        bound=ceiling(1.25 * share),
+        # What the collector pushes out of the caches has to be read again.
+        bound=ceiling(1.4 * share),
     )
 
 

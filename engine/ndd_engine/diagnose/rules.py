@@ -8,7 +8,7 @@ from ndd_engine.record.snapshot import Snapshot
 
 from . import card, hazards, healthy, loader, model, processor, step
 from .finding import Finding
-from .view import View
+from .view import View, ceiling
 from .worth import leave, tried
 
 Rule = Callable[[View], Finding | None]
@@ -23,8 +23,8 @@ RULES: tuple[Rule, ...] = (*loader.RULES, *processor.RULES, *card.RULES, *model.
 def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:
     """Everything that holds the run back, the verdict first; never empty.
 
-    What ends the run comes first, then what costs time by its ceiling, behind it what was tried in vain and what
-    costs no time.
+    What ends the run comes first, then what costs time by its ceiling (where there is none, by what its share of the
+    time comes to), behind it what was tried in vain and what costs no time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -43,6 +43,7 @@ def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:
 def _rank(view: View, item: Finding) -> tuple[int, float]:
     if item.cause in ("leak", "near-limit"):
         return 0, 0.0
-    if item.ceiling is not None:
-        return (1 if tried(view, item) is None else 2), -item.ceiling
+    if item.ceiling is not None or item.share is not None:
+        bound = item.ceiling if item.ceiling is not None else ceiling(item.share or 0.0)
+        return (1 if tried(view, item) is None else 2), -bound
     return (3 if item.cause == "too-short" else 4), 0.0

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from ndd_engine.config import Config, Draft
+from ndd_engine.hardware.card import Machine
+from ndd_engine.hardware.host import usable_threads
 from ndd_engine.text import number
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.facts import problems
@@ -37,12 +39,30 @@ class Choice:
     memory_gb: float | None = None
 
 
+def decide(draft: Draft, machine: Machine, progress: Callable[[str], None]) -> tuple[Config, Choice | None]:
+    """The configuration for this machine, and how its model's size was chosen where that is "auto".
+
+    Tells torch how many threads to use.
+    """
+    torch.set_num_threads(draft.resolve().run.threads or usable_threads(machine.host))
+    if draft.size != "auto":
+        return draft.resolve(), None
+    card = machine.chosen
+    total = card.memory_total_bytes if card is not None else None
+    memory_gb = None if total is None else total / (1 << 30)
+    choice = choose_size(draft, torch.device(machine.device), progress, memory_gb)
+    config = draft.resolve(choice.size, choice.memory_gb)
+    if choice.threads is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"threads": choice.threads})})
+    return config, choice
+
+
 def choose_size(
     draft: Draft, device: torch.device, progress: Callable[[str], None], memory_gb: float | None = None
 ) -> Choice:
     """The size for `size = "auto"`: the card's on a card, else the largest that steps often enough.
 
-    Leaves torch with the number of threads that was found best.
+    memory_gb: GiB of the card, which the guides' batches go by. Leaves torch with the threads that were found best.
     """
     auto = draft.auto
     # Sizes that this data cannot feed (a text shorter than their sequence) are not in question.

@@ -25,10 +25,18 @@ _WORKER = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure for people. kind: oom, worker, error."""
+    """A failure for people. kind: oom, worker, killed (a worker, as the kernel does when memory runs out) or error.
+    where: of an error, the place in the code of a user's own workload, if it is in there.
+    """
 
     kind: str
     text: str
+    where: str | None = None
+
+    @property
+    def of_memory(self) -> bool:
+        """Memory ran out, as far as can be told."""
+        return self.kind in ("oom", "killed")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -48,7 +56,8 @@ def explain(
         return Failure("oom", out_of_memory(error, place, config, device, stepper))
     text = str(error)
     if found := _WORKER.search(text):
-        return Failure("worker", f"{_worker(found)} {place}; {_other_workers(config)}")
+        kind, worker = _worker(found)
+        return Failure(kind, f"{worker} {place}; {_other_workers(config)}")
     if "DataLoader timed out" in text:
         return Failure(
             "worker",
@@ -58,15 +67,7 @@ def explain(
     first = printable(text.strip().splitlines()[0]) if text.strip() else "no message"
     if isinstance(error, OSError) and error.filename:
         first = f"{printable(str(error.filename))}: {error.strerror}"
-    return Failure(
-        "error",
-        f"{type(error).__name__} {place}: {first} ({users_line(error)}the whole traceback is in console.log)",
-    )
-
-
-def users_line(error: BaseException) -> str:
-    """Where in the code of a user's own workload it happened: "my_workload.py:12; ", or "" when in none."""
-    return f"{found}; " if (found := own_module.place(error)) else ""
+    return Failure("error", f"{type(error).__name__} {place}: {first}", own_module.place(error))
 
 
 def out_of_memory(
@@ -123,20 +124,20 @@ def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> li
     return filled
 
 
-def _worker(found: re.Match[str]) -> str:
+def _worker(found: re.Match[str]) -> tuple[str, str]:
+    """(kind of failure, what became of it)."""
     pids = found[1].strip()
     if not found[2]:
-        return f"loader worker {pids} died without a message (often the kernel's out-of-memory killer)"
+        return (
+            "worker",
+            f"loader worker {pids} died without a message (often the kernel's out-of-memory killer)",
+        )
     name = found[2]
-    hint = ""
     if name in ("Killed", "SIGKILL"):
-        name, hint = "SIGKILL", " (often the kernel's out-of-memory killer)"
-    else:
-        for known in signal.Signals:
-            if signal.strsignal(known) == name:
-                name = known.name
-                break
-    return f"loader worker {pids} was killed by {name}{hint}"
+        hint = "(often the kernel's out-of-memory killer)"
+        return "killed", f"loader worker {pids} was killed by SIGKILL {hint}"
+    name = next((known.name for known in signal.Signals if signal.strsignal(known) == name), name)
+    return "worker", f"loader worker {pids} was killed by {name}"
 
 
 def _other_workers(config: Config) -> str:

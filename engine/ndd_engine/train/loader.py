@@ -89,7 +89,7 @@ class Batches:
     """The training batches of a run. `epoch(n, start)` iterates; the loader lives as long as the run.
 
     collate, epochs_differ: the workload's. device: where `placement = "device"` puts the data. tell: progress of
-    encoding. Raises UsageError and MachineError, see make_source.
+    encoding. Raises UsageError and DoesNotFitError, see make_source.
     """
 
     def __init__(

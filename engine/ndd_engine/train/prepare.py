@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ndd_engine import __version__
-from ndd_engine.config import Config, to_toml
-from ndd_engine.errors import NddError, TrainingError, UsageError
+from ndd_engine.config import Config, anywhere, to_toml
+from ndd_engine.errors import NddError, OutOfMemoryError, UsageError
 from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
@@ -25,7 +25,7 @@ from ndd_engine.text import printable
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.registry import prepare
 
-from .autosize import choose_size
+from .autosize import decide
 from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state
 from .clock import DevicePhaseClock, PhaseClock, TimingEvent
 from .failures import is_out_of_memory, out_of_memory
@@ -59,23 +59,15 @@ class Prepared:
 def prepare_run(run: Run) -> Prepared:
     """Prepare in the order in which a user can be told about it. Raises NddError."""
     draft = run.request.draft
-    rough = draft.resolve()
     run.stage("looking at the hardware")
-    machine = detect(rough.run.device)
+    machine = detect(draft.resolve().run.device)
     device = torch.device(machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.set_num_threads(rough.run.threads or usable_threads(machine.host))
     for problem in machine.problems:
         run.put(MarkEvent("warning", 0, problem))
-
-    choice = None
-    if draft.size == "auto":
-        choice = choose_size(draft, device, run.stage, memory_gb(machine))
-    config = draft.resolve(*(choice.size, choice.memory_gb) if choice else ())
-    if choice is not None and choice.threads is not None:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"threads": choice.threads})})
-    config = _absolute(config)
+    config, choice = decide(draft, machine, run.stage)
+    config = anywhere(config)
     _determinism(config)
 
     run.stage("reading the data")
@@ -155,7 +147,7 @@ def _rehearse(
 ) -> tuple[Rehearsal, LoaderEvent | None]:
     """The trial step, with what it showed of the sub-phases acted upon, and what its batch costs to make.
 
-    cores: of the probes; None leaves them out. Raises TrainingError when memory ran out.
+    cores: of the probes; None leaves them out. Raises OutOfMemoryError.
     """
     try:
         begin = time.perf_counter_ns()
@@ -168,7 +160,7 @@ def _rehearse(
     except Exception as error:
         if is_out_of_memory(error):
             text = out_of_memory(error, "in a trial step", config, stepper.device, stepper)
-            raise TrainingError(text) from None
+            raise OutOfMemoryError(text) from None
         raise
     if dropped := stepper.parts.keep_cheap(found.part_calls, found.micro_ns):
         found.notes.append(
@@ -176,12 +168,6 @@ def _rehearse(
             f"{found.micro_ns / 1e6:.2g} ms."
         )
     return found, cost
-
-
-def memory_gb(machine: Machine) -> float | None:
-    """GiB of the chosen card, None without one: what the guides' batches go by."""
-    card = machine.chosen
-    return None if card is None or card.memory_total_bytes is None else card.memory_total_bytes / (1 << 30)
 
 
 def seed(value: int) -> None:
@@ -196,18 +182,6 @@ def total_steps(config: Config, steps_per_epoch: int) -> int:
     if config.run.epochs is not None:
         limits.append(config.run.epochs * steps_per_epoch)
     return min(limits)
-
-
-def _absolute(config: Config) -> Config:
-    """With the paths as they hold in any directory, for a resume from another one."""
-    if config.log.trace is not None:
-        trace = str(Path(config.log.trace).expanduser().absolute())
-        config = config.model_copy(update={"log": config.log.model_copy(update={"trace": trace})})
-    path = Path(config.workload.data)
-    if path.is_absolute() or not path.exists():
-        return config
-    workload = config.workload.model_copy(update={"data": str(path.absolute())})
-    return config.model_copy(update={"workload": workload})
 
 
 def _timing_event() -> TimingEvent:

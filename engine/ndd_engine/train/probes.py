@@ -157,7 +157,7 @@ class Baseline:
             if measured is None:
                 return None
             micro_ns, runs = measured
-            other = micro // 2 if micro > 1 else 2
+            other = _other_size(stepper, micro)
             other_ns = self._other(stepper, other, micro_ns * max(other / micro, 1.0), deadline)
             by_threads = self._threads(stepper, batch, micro_ns, deadline)
         return BaselineEvent(
@@ -210,6 +210,21 @@ class Baseline:
         finally:
             torch.set_num_threads(threads)
         return [] if measured is None else [[float(self.cores), measured[0]]]
+
+
+def _other_size(stepper: Stepper, micro: int) -> int:
+    """Twice the micro-batch where several make a step, as the question is what larger ones would gain; else half of it.
+
+    A smaller one does not tell: from some size on, operators are split among threads, or take another algorithm.
+    """
+    twice = stepper.config.batch.accumulation > 1
+    if twice and stepper.device.type == "cuda":
+        taken, free = (
+            torch.cuda.max_memory_allocated(stepper.device),
+            torch.cuda.mem_get_info(stepper.device)[0],
+        )
+        twice = free > 2 * taken
+    return 2 * micro if twice or micro == 1 else micro // 2
 
 
 def _plain(stepper: Stepper) -> bool:

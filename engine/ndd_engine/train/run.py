@@ -129,7 +129,7 @@ class Run:
             reason = str(error)
             if error.__cause__ is not None:  # of the user's own code
                 append(self.directory.console_log, "".join(traceback.format_exception(error.__cause__)))
-                reason += " (the whole traceback is in console.log)"
+                reason += _traced(None)
             end = self._ended("failed", reason, error.exit_status)
         self.end = end
         self.recorder.put(end)
@@ -181,22 +181,21 @@ class Run:
         """An error inside training: told in one message, with a checkpoint first if the state is whole."""
         append(self.directory.console_log, "".join(traceback.format_exception(error)))
         prepared = self._prepared
-        from .failures import explain, is_out_of_memory, users_line
+        from ndd_engine.workloads.own_module import place
+
+        from .failures import explain, is_out_of_memory
 
         if prepared is None:
             what = "out of memory" if is_out_of_memory(error) else type(error).__name__
             first = printable((str(error).splitlines() or ["no message"])[0])
             self.recorder.flush()  # the stage that it failed in has to be in the snapshot
             stage = self.recorder.snapshot().stage or "preparing"
-            return self._ended(
-                "failed",
-                f"{what} while {stage}: {first} ({users_line(error)}the whole traceback is in console.log)",
-            )
+            return self._ended("failed", f"{what} while {stage}: {first}{_traced(place(error))}")
 
         loop = prepared.loop
         phase = prepared.clock.current
         failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
-        text = failure.text
+        text = failure.text + (_traced(failure.where) if failure.kind == "error" else "")
         # Between two steps, and in the wait for a step's first batch, the state is whole and may be kept.
         whole = loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)
         if loop.step and whole:
@@ -205,7 +204,12 @@ class Run:
             except Exception as second:  # noqa: BLE001  the first failure is the one to tell
                 text += f"; no checkpoint of this moment: {printable(str(second))}"
         stopped = self.control.stop_status
-        if stopped is not None and failure.kind == "worker" and loop.saved and loop.saved.step == loop.step:
+        if (
+            stopped is not None
+            and failure.kind in ("worker", "killed")
+            and loop.saved
+            and loop.saved.step == loop.step
+        ):
             # A signal to the whole process group ends the workers too; what was asked for has been done.
             return self._ended(stopped, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
         text += (
@@ -253,3 +257,8 @@ def append(path: Path, text: str) -> None:
     """Add text to a log; a full disk must not hide the failure that is being told."""
     with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write(text)
+
+
+def _traced(where: str | None) -> str:
+    """What follows an error whose traceback was written down. where: in the code of a user's own workload."""
+    return f" ({f'{where}; ' if where else ''}the whole traceback is in console.log)"

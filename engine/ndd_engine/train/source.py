@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from ndd_engine.config.schema import LoaderSection
-from ndd_engine.errors import MachineError, UsageError
+from ndd_engine.errors import DoesNotFitError, UsageError
 from ndd_engine.hardware.cgroup import read_limits
 from ndd_engine.text import size
 from ndd_engine.workloads.base import Batch, Collate, GatherDataset
@@ -113,7 +113,7 @@ def make_source(
 ) -> Source:
     """The data as `loader.cache`, `loader.placement` and `loader.fetch` want it.
 
-    Raises UsageError where items cannot be kept, MachineError with the numbers where they do not fit.
+    Raises UsageError where items cannot be kept, DoesNotFitError with the numbers where they do not fit.
     """
     place = loader.placement == "device"
     gather = _gathering(data)
@@ -131,7 +131,9 @@ def make_source(
         if gather is None:
             return _on_device(cast(Kept, data), collate, device, encoded)
         if gather.nbytes > (limit := free_bytes(device)) * SHARE:
-            raise MachineError(_does_not_fit('loader.placement "device"', gather.nbytes, limit, str(device)))
+            raise DoesNotFitError(
+                _does_not_fit('loader.placement "device"', gather.nbytes, limit, str(device))
+            )
         gather = gather.to(device)
         return Source(cast(Any, gather), None, gather, encoded, device, gather.nbytes, gather)
     nbytes = None
@@ -147,7 +149,7 @@ def _on_device(data: Kept, collate: Collate | None, device: torch.device, encode
     """Items of different shapes on the device, collated there."""
     needed = sum(item_bytes(item) for item in data.items)
     if needed > (limit := free_bytes(device)) * SHARE:
-        raise MachineError(_does_not_fit('loader.placement "device"', needed, limit, str(device)))
+        raise DoesNotFitError(_does_not_fit('loader.placement "device"', needed, limit, str(device)))
     moved = Kept([mapped(item, lambda tensor: tensor.to(device)) for item in data.items])
     join = collate or default_collate
     if any(tensor.device.type != device.type for tensor in tensors(join([moved[0]]))):
@@ -173,7 +175,7 @@ def _encode(
     predicted = sum(map(item_bytes, looked)) * count // len(looked)
     # Stacking holds both forms for a moment.
     if 2 * predicted > (limit := free_bytes(torch.device("cpu"))) * SHARE:
-        raise MachineError(_does_not_fit(key, 2 * predicted, limit, "the host"))
+        raise DoesNotFitError(_does_not_fit(key, 2 * predicted, limit, "the host"))
     items = []
     step = max(count // 20, 1)
     for index in range(count):

@@ -18,8 +18,8 @@ from .side import SideFacts
 # Losses that differ by no more than this share count as close.
 CLOSE = 0.01
 # A change of these keys makes another training of it, so that losses say nothing about each other.
-_OTHER_TRAINING = ("workload.", "schedule.", "clip.", "run.seed", "batch.sequence")
-_SAME_RESULT = frozenset({"optimizer.implementation", "optimizer.set_to_none"})
+_OTHER_TRAINING = ("workload.", "optimizer.", "schedule.", "clip.", "run.seed", "batch.sequence")
+_SAME_RESULT = frozenset({"optimizer.implementation", "optimizer.set_to_none", "workload.decoder"})
 
 
 def differences(base: Config, change: Config) -> dict[str, tuple[Any, Any]]:
@@ -57,11 +57,7 @@ def compare_losses(
     base: Sequence[float], change: Sequence[float], changed: Iterable[str], items: tuple[int, int]
 ) -> tuple[str, str]:
     """(same, close, differs or not comparable; how that was found) of the first losses of both sides."""
-    other = [
-        key
-        for key in changed
-        if key.startswith(_OTHER_TRAINING) or (key.startswith("optimizer.") and key not in _SAME_RESULT)
-    ]
+    other = [key for key in changed if key.startswith(_OTHER_TRAINING) and key not in _SAME_RESULT]
     if other:
         return "not comparable", f"with another {', '.join(other)} the losses are those of another training"
     if items[0] != items[1]:

@@ -12,22 +12,21 @@ When the pipe closes, however the other end died, the process and everything it 
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing.util
 import os
-import select
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ndd_engine.config import read, to_toml
-from ndd_engine.errors import MachineError, NddError
+from ndd_engine.child import Pipe, first_to_go
+from ndd_engine.config import anywhere, read, to_toml
+from ndd_engine.errors import DoesNotFitError, NddError, OutOfMemoryError
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
 from ndd_engine.text import printable
 
@@ -82,43 +81,6 @@ class SideFacts:
         return {**body, "not_in_effect": self.not_in_effect}
 
 
-class Pipe:
-    """Lines of JSON from and to the trial; any thread may send."""
-
-    def __init__(self, source: int, target: int) -> None:
-        # Neither the loader's workers nor their server may hold an end open.
-        os.set_inheritable(source, False)
-        os.set_inheritable(target, False)
-        self._source, self._target = source, target
-        self._rest = b""
-        self._lock = threading.Lock()
-
-    def receive(self) -> Json:
-        """The next command; sleeps until it comes. Raises EOFError when the other end is closed."""
-        while b"\n" not in self._rest:
-            part = os.read(self._source, 65536)
-            if not part:
-                raise EOFError
-            self._rest += part
-        line, _, self._rest = self._rest.partition(b"\n")
-        command: Json = json.loads(line)
-        return command
-
-    def send(self, body: Json) -> None:
-        """Answer, or tell a stage. Raises OSError when nobody listens."""
-        data = json.dumps(body).encode() + b"\n"
-        with self._lock:
-            while data:
-                data = data[os.write(self._target, data) :]
-
-    def wait_for_end(self) -> None:
-        """Sleep until the other end is closed."""
-        poll = select.poll()
-        poll.register(self._source, 0)  # nothing but a hang-up
-        while not poll.poll():
-            continue
-
-
 class Side:
     """The process: what it was told to prepare, and what is known of it."""
 
@@ -146,7 +108,7 @@ class Side:
 
             while (command := self.pipe.receive())["do"] != "end":
                 if command["do"] == "choose":
-                    self.pipe.send({"config": chosen(command, self.tell)})
+                    self.pipe.send({"config": chosen(command, self.pipe.tell)})
                 elif command["do"] == "prepare":
                     self._train(command)
         except (EOFError, BrokenPipeError):
@@ -156,11 +118,6 @@ class Side:
             kind, text = told(error)
             with contextlib.suppress(OSError):
                 self.pipe.send({"error": text, "kind": kind})
-
-    def tell(self, text: str, _name: str = "") -> None:
-        """What is being done, for people."""
-        with contextlib.suppress(OSError):
-            self.pipe.send({"stage": text})
 
     def _train(self, command: Json) -> None:
         from ndd_engine.train.prepare import prepare_run
@@ -186,13 +143,14 @@ class Side:
             failure = explain(
                 error, loop.step + 1, prepared.clock.current, prepared.config, prepared.device, loop.stepper
             )
-            raise _ExplainedError(failure.kind, failure.text) from error
+            text = failure.text + (f" ({failure.where})" if failure.where else "")
+            raise _ExplainedError(failure.of_memory, text) from error
 
     def _hear(self, _t: float, event: Event) -> None:
         """In the recorder's thread: what the run says of itself."""
         facts = self.facts
         if isinstance(event, StageEvent):
-            self.tell(event.text)
+            self.pipe.tell(event.text)
         elif isinstance(event, SettingEvent):
             facts.settings[event.name] = [event.requested, event.applied, event.in_effect, event.verified]
         elif isinstance(event, MarkEvent) and event.kind == "compile":
@@ -297,54 +255,42 @@ class Blocks:
 
 
 class _ExplainedError(Exception):
-    """A failure in training in words, with its kind."""
+    """A failure in training in words. of_memory: memory ran out."""
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, of_memory: bool, text: str) -> None:
         super().__init__(text)
-        self.kind = kind
+        self.of_memory = of_memory
 
 
 def told(error: BaseException) -> tuple[str, str]:
     """(kind, text) of what ended a side. kind: "oom" or "failed"."""
-    from ndd_engine.train.failures import is_out_of_memory, users_line
+    from ndd_engine.train.failures import is_out_of_memory
+    from ndd_engine.workloads.own_module import place
 
     text = (str(error).splitlines() or ["no message"])[0]
-    if not isinstance(error, (NddError, _ExplainedError)):
-        where = users_line(error).removesuffix("; ")
+    if isinstance(error, _ExplainedError):
+        of_memory = error.of_memory
+    elif isinstance(error, NddError):
+        cause = error.__cause__  # of the user's own code
+        of_memory = isinstance(error, (OutOfMemoryError, DoesNotFitError)) or (
+            cause is not None and is_out_of_memory(cause)
+        )
+    else:
+        of_memory = is_out_of_memory(error)
+        where = place(error)
         text = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
-    for words in ("; the whole traceback is in console.log)", " (the whole traceback is in console.log)"):
-        text = text.replace(words, ")" if words.startswith(";") else "")
-    memory = (
-        is_out_of_memory(error)
-        or (error.__cause__ is not None and is_out_of_memory(error.__cause__))
-        or (isinstance(error, _ExplainedError) and (error.kind == "oom" or "SIGKILL" in text))
-        or (isinstance(error, MachineError) and "does not fit" in text)
-        or text.startswith("out of memory")
-    )
-    return ("oom" if memory else "failed"), printable(text)
+    return ("oom" if of_memory else "failed"), printable(text)
 
 
-def chosen(command: Json, tell: Any) -> str | None:
-    """The present's configuration as TOML with the size that is best here, where that is to be found; else None."""
-    import torch
-
+def chosen(command: Json, tell: Callable[[str], None]) -> str:
+    """The present's configuration as TOML, as it holds in any folder, with the size that is best here."""
     from ndd_engine.hardware.card import detect
-    from ndd_engine.hardware.host import usable_threads
-    from ndd_engine.train.autosize import choose_size
-    from ndd_engine.train.prepare import memory_gb
+    from ndd_engine.train.autosize import decide
 
     path = command["config"]
     draft = read(Path(path) if path else None, command["sets"], command["workload"])
-    if draft.size != "auto":
-        return None
-    rough = draft.resolve()
-    machine = detect(rough.run.device)
-    torch.set_num_threads(rough.run.threads or usable_threads(machine.host))
-    choice = choose_size(draft, torch.device(machine.device), tell, memory_gb(machine))
-    config = draft.resolve(choice.size, choice.memory_gb)
-    if choice.threads is not None:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"threads": choice.threads})})
-    return to_toml(config)
+    config, _ = decide(draft, detect(draft.resolve().run.device), tell)
+    return to_toml(anywhere(config))
 
 
 def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
@@ -382,18 +328,12 @@ def _resident_peak() -> int | None:
 
 def main(arguments: list[str]) -> None:
     """The process. arguments: the numbers of the pipes' ends, and the folder for everything it writes."""
-    with contextlib.suppress(OSError):
-        # If memory runs out, the kernel should take this process and not the run or the console.
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    first_to_go()
     # With stopped workers in the group, the kernel sends it when the trial dies; there is something to remove first.
     signal.signal(signal.SIGHUP, lambda *_: None)
     side = Side(Pipe(int(arguments[0]), int(arguments[1])), Path(arguments[2]))
 
-    def end_with_the_trial() -> None:
-        side.pipe.wait_for_end()
-        side.leave()
-
-    threading.Thread(target=end_with_the_trial, name="ndd-trial-end", daemon=True).start()
+    side.pipe.leave_when_closed(side.leave)
     side.serve()
     side.leave()
 

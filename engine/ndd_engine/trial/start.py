@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_engine.config import Config, Draft, read
+from ndd_engine.child import ChildError
+from ndd_engine.config import Config, Draft, anywhere, read
 from ndd_engine.errors import NddError
 
-from .process import SideError, SideProcess
+from .process import SideProcess
 from .request import Base
 
 
@@ -25,7 +26,7 @@ def start_config(
     folder: for a file in between. Raises NddError when no size can be chosen, or when asked to stop.
     """
     if draft.size != "auto":
-        return _absolute(draft.resolve())
+        return anywhere(draft.resolve())
 
     def tick(stage: str | None) -> None:
         if stop.is_set():
@@ -37,20 +38,10 @@ def start_config(
     side = SideProcess({"config": path, "workload": base.workload, "sets": list(base.sets)})
     try:
         text = side.choose(tick)
-    except SideError as error:
+    except ChildError as error:
         raise NddError(f"the size of the model cannot be chosen: {error}") from None
     finally:
         side.close()
-    assert text is not None  # the size is "auto"
     chosen = folder / "chosen.toml"
     chosen.write_text(text, encoding="utf-8")
-    return _absolute(read(chosen).resolve())
-
-
-def _absolute(config: Config) -> Config:
-    """The configuration is written into another folder, where a relative path would mean something else."""
-    path = Path(config.workload.data)
-    if path.is_absolute() or not path.exists():
-        return config
-    workload = config.workload.model_copy(update={"data": str(path.absolute())})
-    return config.model_copy(update={"workload": workload})
+    return read(chosen).resolve()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ndd_engine.child import ChildError, Tick
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
@@ -35,7 +36,7 @@ from .plan import (
     saves,
     switched_off,
 )
-from .process import SideError, SideProcess, Tick
+from .process import SideProcess
 from .request import Progress, TrialRequest
 from .side import LOSSES, SideFacts
 
@@ -58,7 +59,7 @@ class _StoppedError(Exception):
 
 
 class _SideFailedError(Exception):
-    """A side could not go on. index into SIDES; kind as in SideError."""
+    """A side could not go on. index into SIDES; kind as in ChildError."""
 
     def __init__(self, index: int, kind: str, text: str) -> None:
         super().__init__(text)
@@ -182,7 +183,7 @@ class _Trial:
             self._open(0)
             verdict, reason = self._compare(self._prepare(0), changes)
         for index, side in self._sides.items():
-            with suppress(SideError):  # what is known already will do
+            with suppress(ChildError):  # what is known already will do
                 side.learn(self._tick(None))
                 first, now = self._facts[index], side.facts
                 first.settings = now.settings
@@ -216,8 +217,6 @@ class _Trial:
         self._open(0)
         found = self._asked(0, lambda side, tick: side.choose(tick))
         self._close(0)
-        if found is None:
-            return
         self._chosen = tempfile.TemporaryDirectory(prefix="ndd-trial-")
         self._of = Path(self._chosen.name, "base.toml")
         self._of.write_text(found, encoding="utf-8")
@@ -292,7 +291,7 @@ class _Trial:
     def _asked(self, index: int, ask: Callable[[SideProcess, Tick], T]) -> T:
         try:
             return ask(self._sides[index], self._tick(index))
-        except SideError as error:
+        except ChildError as error:
             raise _SideFailedError(index, error.kind, str(error)) from None
 
     def _tick(self, index: int | None) -> Tick:

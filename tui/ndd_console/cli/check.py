@@ -64,18 +64,15 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     import torch
 
     from ndd_engine.hardware.card import detect
-    from ndd_engine.hardware.host import usable_threads
     from ndd_engine.predict.rough import rough
-    from ndd_engine.train.autosize import choose_size
+    from ndd_engine.train.autosize import decide
     from ndd_engine.train.failures import is_out_of_memory, smaller_batch
-    from ndd_engine.train.prepare import memory_gb, seed
+    from ndd_engine.train.prepare import seed
     from ndd_engine.workloads.registry import prepare
 
     machine = detect(draft.resolve().run.device)
     device = torch.device(machine.device)
-    torch.set_num_threads(draft.resolve().run.threads or usable_threads(machine.host))
-    choice = choose_size(draft, device, progress, memory_gb(machine)) if draft.size == "auto" else None
-    config = draft.resolve(*(choice.size, choice.memory_gb) if choice else ())
+    config, choice = decide(draft, machine, progress)
     seed(config.run.seed)
     workload = prepare(config, progress)
     if machine.chosen is not None:

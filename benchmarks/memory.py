@@ -1,0 +1,160 @@
+"""How well two small traces tell the memory of far larger batches, against real traces of these.
+
+Five workloads, several models each, fp32 and bf16: a step is recorded at two small micro-batches, rebuilt for ones 4
+to 24 times as large, and compared with what is recorded there. "in use" is the most that is allocated at a time,
+"reserved" what a card's allocator would hold for the same requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ndd_engine.config import read
+from ndd_engine.errors import NddError
+from ndd_engine.predict.allocator import Rules
+from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
+from ndd_engine.predict.probing import Prober
+from ndd_engine.predict.trace import fit
+from ndd_engine.train.prepare import seed
+from ndd_engine.workloads.registry import prepare
+
+from .common import Options, Table, say
+
+CPU = torch.device("cpu")
+PROBES = (2, 4)
+TIMES = (4, 8, 16, 24)
+PRECISIONS = ("off", "bf16")
+BELOW = 0.02
+MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "ndd": (
+        ("workload.hidden=[32]",), ("workload.hidden=[256, 128]",),
+        ("workload.hidden=[64, 64, 64]", "batch.sequence=64"),
+    ),
+    "chartext": (
+        ("workload.size=tiny",), ("workload.size=mini",), ("workload.size=small", "batch.sequence=64"),
+    ),
+    "antispoof": (
+        ("workload.size=tiny", "workload.clips=320"),
+        ("workload.size=tiny", "workload.clips=320", "workload.channels=[4, 4, 8, 16]"),
+        ("workload.size=tiny", "workload.clips=320", "workload.channels=[16, 16, 32, 32]"),
+    ),
+    "finetune": (
+        ("workload.size=tiny", "workload.examples=320", "workload.document_chars=600"),
+        ("workload.size=tiny", "workload.examples=320", "workload.layers=1", "workload.document_chars=600"),
+        ("workload.size=tiny", "workload.examples=320", "batch.sequence=64", "workload.document_chars=600"),
+    ),
+    "summarise": (
+        ("workload.size=tiny", "workload.pairs=800", "batch.sequence=32", "workload.target=12"),
+        ("workload.size=tiny", "workload.pairs=800", "batch.sequence=64", "workload.target=8"),
+        ("workload.size=tiny", "workload.pairs=800", "batch.sequence=24", "workload.target=16", "workload.layers=1"),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One extrapolation. Signed errors, of the truth; aligned: whether the two probes lined up."""
+
+    workload: str
+    amp: str
+    micro: int
+    in_use: float
+    reserved: float
+    aligned: bool
+
+
+def measure(options: Options) -> list[Table]:
+    """All of them; --quick takes one model of each workload and two sizes."""
+    cases = list(_cases(options))
+    table = Table(
+        "peak memory of batches 4 to 24 times as large as the probes: predicted over recorded, minus 1",
+        ("workload", "precision", "cases", "not aligned", "in use: median", "p95", "lowest", "highest",
+         "reserved: median", "p95", "lowest", "highest"),
+    )  # fmt: skip
+    for workload in MODELS:
+        for amp in PRECISIONS:
+            _row(
+                table, workload, amp, [case for case in cases if (case.workload, case.amp) == (workload, amp)]
+            )
+    _row(table, "all", "", cases)
+    table.note(f"probes at micro-batches of {PROBES[0]} and {PROBES[1]}; p95: of the error without its sign")
+    return [table, _targets(cases)]
+
+
+def _targets(cases: list[Case]) -> Table:
+    table = Table("targets", ("figure", "found", "target", ""))
+    errors = sorted(abs(case.in_use) for case in cases)
+    silent = sum(case.in_use < -BELOW and case.aligned for case in cases)
+    for name, value, limit, shown in (
+        ("median error of what is in use", _at(errors, 0.5), 0.005, _percent),
+        ("p95 of it", _at(errors, 0.95), 0.02, _percent),
+        (
+            "more than 2 % below the truth, without a warning",
+            float(silent),
+            0.0,
+            lambda value: f"{value:.0f}",
+        ),
+    ):
+        table.add(name, shown(value), f"≤ {shown(limit)}", "reached" if value <= limit else "NOT REACHED")
+    return table
+
+
+def _row(table: Table, workload: str, amp: str, cases: list[Case]) -> None:
+    if not cases:
+        return
+    cells = []
+    for name in ("in_use", "reserved"):
+        signed = sorted(getattr(case, name) for case in cases)
+        size = sorted(map(abs, signed))
+        cells += [
+            _percent(_at(size, 0.5)),
+            _percent(_at(size, 0.95)),
+            _signed(signed[0]),
+            _signed(signed[-1]),
+        ]
+    loose = sum(not case.aligned for case in cases)
+    table.add(workload, "fp32" if amp == "off" else amp, str(len(cases)), str(loose), *cells)
+
+
+def _cases(options: Options) -> Iterator[Case]:
+    torch.set_num_threads(1)
+    for workload, models in MODELS.items():
+        if options.workloads and workload not in options.workloads:
+            continue
+        for sets in models[:1] if options.quick else models:
+            for amp in PRECISIONS:
+                say(f"memory: {workload} {' '.join(sets)} {amp}")
+                try:
+                    yield from _extrapolations(workload, sets, amp, TIMES[::3] if options.quick else TIMES)
+                except NddError as error:
+                    say(f"memory: {workload}: {error}")
+
+
+def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: tuple[int, ...]) -> Iterator[Case]:
+    config = read(sets=[*sets, f"precision.amp={amp}", "run.device=cpu"], workload=workload).resolve()
+    seed(config.run.seed)
+    prober = Prober(config, prepare(config, lambda _: None), CPU, lambda _: None)
+    family = fit(prober.trace(PROBES[0]), prober.trace(PROBES[1]), PROBES)
+    for many in times:
+        micro = PROBES[1] * many
+        truth = prober.trace(micro).ordered()
+        for mark in (ONE, MANY):
+            guess, real = family.trace(micro).until(mark), truth.until(mark)
+            in_use = guess.peak(HOST_GRANULE) / real.peak(HOST_GRANULE) - 1
+            reserved = guess.on_card(Rules()).peak_reserved / real.on_card(Rules()).peak_reserved - 1
+            yield Case(workload, amp, micro, in_use, reserved, family.aligned)
+
+
+def _at(ordered: list[float], part: float) -> float:
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+
+
+def _percent(value: float) -> str:
+    return f"{value:.3%}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2%}"

@@ -1,0 +1,295 @@
+"""Traces of a step as a card would run it, on a machine without one: tensors without contents, no compiler needed.
+
+Fake tensors run a step without computing or allocating anything; a dispatch mode follows their storages. They stand on
+the processor, since a build of torch without CUDA cannot differentiate on "cuda"; so what a card does in another way
+is put in its place (`AsOnCard`):
+
+- attention takes the flash or the memory-efficient kernel, not the mathematical one with its (B, H, T, T) scores;
+- autocast keeps more operations in fp32 than on a processor;
+- LSTMs are one call of cuDNN with a reserve, not thousands of small operations;
+- the optimizer's implementation is named, since `auto` falls back for tensors that are fake.
+
+Scratch memory inside kernels is not seen, but where its size is known (`SCRATCH`). What comes of it is a prediction
+that nobody has verified on the card.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from ndd_engine.config import Config
+from ndd_engine.train.clock import PhaseClock
+from ndd_engine.train.step import Stepper
+from ndd_engine.train.work import WorkCounter
+from ndd_engine.workloads.base import Workload
+
+from .memory import MANY, ONE
+from .probing import endless
+from .trace import FREED, Trace
+
+aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
+# What cuDNN keeps of an LSTM for the backward pass: values for each step, direction and unit (four gates, the cell and
+# its tanh). Its own figure differs by a few per cent between versions.
+RESERVED = 6.0
+# Names of what autocast runs in fp32 on a card and not on a processor.
+IN_FP32 = frozenset({
+    "softmax", "log_softmax", "layer_norm", "group_norm", "rms_norm", "exp", "log", "log2", "log10", "log1p", "expm1",
+    "pow", "rsqrt", "sum", "cumsum", "cumprod", "prod", "norm", "softplus", "cosine_similarity", "gelu_", "erfinv",
+})  # fmt: skip
+_ON = "cpu"
+
+
+def traced(config: Config, workload: Workload, micro: int) -> tuple[Trace, int]:
+    """(trace of two steps of one micro-batch and one of two, operations of one), as a card would run them.
+
+    A multiply-add is two operations. Raises what a step raises on fake tensors: a model that looks at the values of its
+    tensors cannot be traced so.
+    """
+    batch = next(endless(workload, config, micro))
+    follow, counter = Follow(), WorkCounter()
+    fake = FakeTensorMode()
+    with fake, AsOnCard(), follow:
+        fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+        stepper = _Fake(workload, _faked(workload.model, fake), _told(config)).stepper()
+        for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
+            follow.note(parameter, "parameter")
+        with _autocast(config):
+            for index, count in enumerate((1, 1, 2)):
+                if count > 1:
+                    follow.mark(ONE)
+                single = stepper.config.batch.model_copy(update={"accumulation": count})
+                stepper.config = stepper.config.model_copy(update={"batch": single})
+                with nullcontext() if index else counter:
+                    stepper.eager_step(_copies(fakes), PhaseClock(), index)
+        follow.mark(MANY)
+        return follow.trace(), counter.flops
+
+
+def _copies(batch: Any) -> Iterator[Any]:
+    """A batch as it arrives on the card, again and again: memory of its own each time."""
+    while True:
+        yield tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+
+
+class _Fake:
+    """A workload whose model is another one."""
+
+    def __init__(self, workload: Workload, model: nn.Module, config: Config) -> None:
+        self._workload, self.model, self._config = workload, model, config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def stepper(self) -> Stepper:
+        return Stepper(self, self._config, torch.device(_ON), total_steps=1000)
+
+
+def _told(config: Config) -> Config:
+    """What is left to be found in a run is named: fake tensors would find something else."""
+    optimizer = config.optimizer
+    if optimizer.implementation == "auto":
+        optimizer = optimizer.model_copy(update={"implementation": "fused"})
+    precision = config.precision.model_copy(update={"amp": "off"})  # autocast is set around all of it
+    speed = config.speed.model_copy(update={"compile": "off", "cuda_graph": False, "attention": "auto"})
+    update = {"optimizer": optimizer, "precision": precision, "speed": speed}
+    return config.model_copy(update=update)
+
+
+def _faked(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
+    """A copy with fake parameters and buffers; what is shared stays shared."""
+    known: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        replaced: Tensor = fake.from_tensor(tensor.detach())
+        if isinstance(tensor, nn.Parameter):
+            replaced = nn.Parameter(replaced, tensor.requires_grad)
+        known[id(tensor)] = replaced
+    return copy.deepcopy(model, known)
+
+
+@contextmanager
+def _autocast(config: Config) -> Iterator[None]:
+    """Autocast of the processor to the configured type: that of a card switches itself off where there is none."""
+    amp = config.precision.amp
+    if amp == "off":
+        yield
+        return
+    dtype = torch.float16 if amp == "fp16" else torch.bfloat16
+    before = torch.is_autocast_enabled(_ON), torch.get_autocast_dtype(_ON)
+    torch.set_autocast_enabled(_ON, True)
+    torch.set_autocast_dtype(_ON, dtype)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled(_ON, before[0])
+        torch.set_autocast_dtype(_ON, before[1])
+
+
+class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down every storage that an operation makes, and when it dies."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._events: list[tuple[int, int]] = []
+        self._labels: list[str] = []
+        self._marks: dict[str, int] = {}
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name
+        for size in SCRATCH[name](args) if name in SCRATCH else ():
+            self._scratch(size, name)
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_iter(result):
+            if isinstance(leaf, Tensor):
+                self.note(leaf, name)
+        return result
+
+    def note(self, tensor: Tensor, label: str) -> None:
+        """A storage that is there now; one that is known already is left alone."""
+        storage = tensor.untyped_storage()
+        address, size = storage._cdata, storage.nbytes()
+        if address in self._known or not size:
+            return
+        key = len(self._labels)
+        self._known[address] = key
+        self._labels.append(label)
+        self._events.append((key, size))
+        weakref.finalize(storage, self._died, key, address).atexit = False  # type: ignore[misc]
+
+    def mark(self, name: str) -> None:
+        """From here on it is another part."""
+        self._marks[name] = len(self._events)
+
+    def trace(self) -> Trace:
+        """All of it so far."""
+        return Trace(tuple(self._events), tuple(self._labels), dict(self._marks))
+
+    def _died(self, key: int, address: int) -> None:
+        self._events.append((key, FREED))
+        self._known.pop(address, None)
+
+    def _scratch(self, size: int, name: str) -> None:
+        key = len(self._labels)
+        self._labels.append(f"{name}/scratch")
+        self._events += [(key, size), (key, FREED)]
+
+
+def _flash_backward(args: Any) -> tuple[int, ...]:
+    """fp32 sums of the softmax and of the gradient of the queries (FlashAttention-2, mha_bwd)."""
+    batch, heads, length, width = args[1].shape
+    rows, columns = -(-length // 128) * 128, -(-width // 32) * 32
+    return batch * heads * rows * 4, batch * heads * rows * columns * 4
+
+
+SCRATCH: dict[str, Callable[[Any], tuple[int, ...]]] = {
+    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
+}
+
+
+class AsOnCard(TorchFunctionMode):
+    """Calls what a card would call, where a processor has another way."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _attention(*args, **named)
+        name = getattr(func, "__name__", "")
+        if name == "lstm" and len(args) == 9 and isinstance(args[3], bool):
+            return _lstm(*args)
+        if name in IN_FP32 and torch.is_autocast_enabled(_ON):
+            args = tree_map(_widened, args)
+        return func(*args, **named)
+
+
+def _widened(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype in HALVES else leaf
+
+
+def _lowered(tensor: Tensor) -> Tensor:
+    """In the type of autocast, where it is on: attention and LSTMs are on its list."""
+    if torch.is_autocast_enabled(_ON) and tensor.is_floating_point():
+        return tensor.to(torch.get_autocast_dtype(_ON))
+    return tensor
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    query, key, value = _lowered(query), _lowered(key), _lowered(value)
+    if enable_gqa and key.shape[1] != query.shape[1]:
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    if query.dtype in HALVES and attn_mask is None:
+        found = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )
+    else:
+        found = aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+        )
+    result: Tensor = found[0]
+    return result
+
+
+def _lstm(
+    x: Tensor, state: tuple[Tensor, Tensor], weights: list[Tensor], _bias: bool, layers: int, _dropout: float,
+    _train: bool, both_ways: bool, batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    hidden = weights[1].shape[1]
+    inputs = [_lowered(tensor) for tensor in (x, *state, *weights)]
+    found: tuple[Tensor, Tensor, Tensor] = _Lstm.apply(hidden, layers, both_ways, batch_first, *inputs)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Lstm(torch.autograd.Function):
+    """What cuDNN's LSTM allocates: output, states, the reserve and the weights in one piece; nothing is computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: int, layers: int, both_ways: bool, batch_first: bool, x: Tensor, h: Tensor, c: Tensor,
+        *weights: Tensor,
+    ) -> Any:  # fmt: skip
+        batch, length = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+        ways = 2 if both_ways else 1
+        y = x.new_empty((length, batch, hidden * ways))
+        reserve = x.new_empty(int(RESERVED * batch * length * hidden * layers * ways))
+        packed = x.new_empty(sum(weight.numel() for weight in weights))
+        ctx.save_for_backward(x, h, c, y, reserve, packed, *weights)
+        return (y.transpose(0, 1) if batch_first else y), torch.empty_like(h), torch.empty_like(c)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        x, h, c, _, _, packed, *weights = ctx.saved_tensors
+        scratch = torch.empty_like(packed)
+        gradients = [torch.empty_like(weight) for weight in weights]
+        del scratch
+        return (
+            None,
+            None,
+            None,
+            None,
+            torch.empty_like(x),
+            torch.empty_like(h),
+            torch.empty_like(c),
+            *gradients,
+        )

@@ -1,0 +1,102 @@
+"""The highest memory of a training run at any batch, replayed from the traces of two small ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from .allocator import OutOfMemoryError, Rules
+from .trace import Family, Trace
+
+Json = dict[str, Any]
+# glibc hands out memory in multiples of this, with torch's alignment of 64 bytes.
+HOST_GRANULE = 64
+ONE, MANY = "one", "many"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a training run of one model takes, by its micro-batch.
+
+    on: "card", then the allocator's rules apply, or "host". outside_bytes: beside what a step allocates: on a card
+    the context and other libraries, on the host the process with the program, the model and the data. source: where
+    the traces come from, in words.
+    """
+
+    family: Family
+    on: Literal["card", "host"]
+    outside_bytes: int
+    source: str
+    rules: Rules = field(default_factory=Rules)
+
+    def peak(self, micro: int, accumulation: int = 1) -> int:
+        """Predicted bytes at the peak, as the card or the process shows them."""
+        trace = self._trace(micro, accumulation)
+        inside = trace.peak(HOST_GRANULE) if self.on == "host" else trace.on_card(self.rules).peak_reserved
+        return self.outside_bytes + inside
+
+    def fits(self, micro: int, accumulation: int, free_bytes: int) -> bool:
+        """Whether it goes through with so many bytes, outside and all; on a card after retries, as it would."""
+        if self.on == "host":
+            return self.peak(micro, accumulation) <= free_bytes
+        try:
+            self._trace(micro, accumulation).on_card(self.rules, free_bytes - self.outside_bytes)
+        except OutOfMemoryError:
+            return False
+        return True
+
+    def largest(self, free_bytes: int, most: int, accumulation: int = 1) -> int:
+        """The largest micro-batch up to `most` that fits without a retry; 0 where not even one item does."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.peak(middle, accumulation) <= free_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    @property
+    def promised(self) -> bool:
+        """Whether the traces line up, so that the prediction holds; else it is a guess."""
+        return self.family.aligned
+
+    def _trace(self, micro: int, accumulation: int) -> Trace:
+        return self.family.trace(micro).until(ONE if accumulation == 1 else MANY)
+
+    @cached_property
+    def resident_bytes(self) -> int:
+        """What lives between two steps: on a card the parameters and the optimizer's state, on the host the latter."""
+        return self.family.first.until(ONE).left()
+
+    def to_dict(self) -> Json:
+        """As JSON takes it."""
+        family = self.family
+        body = {
+            "at": family.at,
+            "events": family.first.events,
+            "labels": family.first.labels,
+            "marks": family.first.marks,
+            "lines": family.lines,
+            "aligned": family.aligned,
+            "loose": family.loose,
+        }
+        return {
+            "family": body,
+            "on": self.on,
+            "outside_bytes": self.outside_bytes,
+            "source": self.source,
+            "rules": asdict(self.rules),
+        }
+
+    @classmethod
+    def from_dict(cls, body: Json) -> Memory:
+        """The reverse of to_dict."""
+        known = body["family"]
+        events = tuple((key, size) for key, size in known["events"])
+        trace = Trace(events, tuple(known["labels"]), dict(known["marks"]))
+        lines = tuple((start, slope) for start, slope in known["lines"])
+        at = (known["at"][0], known["at"][1])
+        family = Family(at, trace, lines, known["aligned"], known["loose"])
+        return cls(family, body["on"], body["outside_bytes"], body["source"], Rules(**body["rules"]))

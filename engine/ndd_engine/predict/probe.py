@@ -1,0 +1,276 @@
+"""Probes in a process of their own: `python -m ndd_engine.predict.probe IN OUT FOLDER`, see `ndd_engine.child`.
+
+Memory that runs out there, a card's caches and settings for a whole process are gone with it. Commands:
+
+    open    config, workload, sets: prepare all of the data once. Answers {"opened": what they are}
+    probe   sets on top, small, micros, longest_s, free_bytes: one model. Answers {"probed": …}
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ndd_engine.child import Json, Pipe, first_to_go
+from ndd_engine.config import Config, Draft, read
+
+LEAVE_STATUS = 0
+# A card's own part of the memory is not to be filled to the last byte by a probe.
+CARD_SHARE = 0.95
+# Of a card that is not here: what the context of a process and its libraries take beside the allocator (seen: 287 to
+# 667 MB).
+ABSENT_CONTEXT = 667 << 20
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a configuration trains on, and where. Bytes.
+
+    process_bytes: of this process with torch and the device, before data and model; data_bytes: all of the data and
+    what reading it left behind. lengths: tokens of items that were looked at, where these vary, ascending.
+    """
+
+    device: str
+    device_name: str
+    threads: int
+    item: str
+    token: str | None
+    tokens_per_item: float
+    train_items: int
+    eval_items: int
+    parameters: int
+    model: str
+    data: str
+    size: str | None
+    sequence: int
+    amp: str
+    process_bytes: int
+    data_bytes: int
+    lengths: list[int]
+
+
+class Probes:
+    """The process: what it was told to open, and the probes of it."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self._spec: Json = {}
+        self._opened: Opened | None = None
+        self._context_bytes = 0
+
+    def serve(self) -> None:
+        """Do what is asked until the end; every error is told and ends a question, not the process."""
+        while True:
+            try:
+                command = self.pipe.receive()
+            except EOFError:
+                return
+            try:
+                answer = {"open": self.open, "probe": self.probe}[command["do"]](command)
+            except BaseException as error:  # noqa: BLE001  every way to fail is told, a dataset's sys.exit too
+                traceback.print_exc()
+                answer = _error(error)
+            with suppress(OSError):
+                self.pipe.send(answer)
+
+    def open(self, command: Json) -> Json:
+        """See Opened."""
+        self.pipe.tell("importing torch")
+        import torch
+
+        from ndd_engine.hardware.card import detect
+        from ndd_engine.train.autosize import decide
+        from ndd_engine.train.optim import make_precision
+        from ndd_engine.train.prepare import seed
+        from ndd_engine.workloads.base import parameter_count
+        from ndd_engine.workloads.registry import prepare
+
+        self._spec = command
+        draft = self._draft()
+        machine = detect(draft.resolve().run.device)
+        device = torch.device(machine.device)
+        config, _ = decide(draft, machine, self.pipe.tell)
+        product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # brings the libraries in
+        del product
+        if device.type == "cuda":
+            self._context_bytes = _context(device, machine.chosen.free_bytes if machine.chosen else None)
+        begin = resident()
+        self.pipe.tell("reading the data")
+        seed(config.run.seed)
+        workload = prepare(config, self.pipe.tell)
+        weights = sum(tensor.nbytes for tensor in workload.model.parameters())
+        grown = resident() - begin
+        self._opened = Opened(
+            device=machine.device,
+            device_name=machine.chosen.name if machine.chosen is not None else machine.host.cpu,
+            threads=torch.get_num_threads(),
+            item=workload.item,
+            token=workload.token,
+            tokens_per_item=workload.tokens_per_item,
+            train_items=len(cast(Any, workload.train_data)),
+            eval_items=len(cast(Any, workload.eval_data)),
+            parameters=parameter_count(workload.model),
+            model=workload.describe_model(),
+            data=workload.describe_data(),
+            size=getattr(config.workload, "size", None),
+            sequence=config.batch.sequence,
+            amp=_amp(make_precision(config, device).name),
+            process_bytes=begin,
+            data_bytes=max(grown - weights, 0),
+            lengths=lengths(workload),
+        )
+        return {"opened": asdict(self._opened)}
+
+    def probe(self, command: Json) -> Json:
+        """One model, by its memory and its time. What cannot be found out is null, with the reason."""
+        import torch
+
+        from ndd_engine.train.prepare import seed
+        from ndd_engine.workloads.base import parameter_count
+        from ndd_engine.workloads.registry import prepare
+
+        from .probing import Prober
+
+        opened = self._opened
+        assert opened is not None  # "open" comes first
+        draft = self._draft(command["sets"])
+        config = draft.resolve()
+        seed(config.run.seed)
+        workload = prepare(_few(draft, config), self.pipe.tell)
+        if command["card"] is not None:
+            return {"probed": _absent(config, workload, command)}
+        device = torch.device(opened.device)
+        weights = sum(tensor.nbytes for tensor in (*workload.model.parameters(), *workload.model.buffers()))
+        free = command["free_bytes"]
+        if device.type == "cuda":
+            total = torch.cuda.mem_get_info(device)[1]
+            torch.cuda.set_per_process_memory_fraction(min(CARD_SHARE * free / total, 1.0), device)
+            outside = self._context_bytes
+        else:
+            outside = opened.process_bytes + opened.data_bytes + weights
+        prober = Prober(config, workload, device, self.pipe.tell)
+        small = tuple(command["small"])
+        memory = prober.memory(outside, (small[0], small[1]))
+        times = prober.time(
+            command["micros"], command["longest_s"], lambda micro: memory.peak(micro) <= CARD_SHARE * free
+        )
+        return {
+            "probed": {
+                "parameters": parameter_count(workload.model),
+                "tokens_per_item": workload.tokens_per_item,
+                "memory": memory.to_dict(),
+                "time": times.to_dict(),
+            }
+        }
+
+    def _draft(self, more: tuple[str, ...] | list[str] = ()) -> Draft:
+        spec = self._spec
+        path = spec["config"]
+        return read(Path(path) if path else None, [*spec["sets"], *more], spec["workload"])
+
+
+def _absent(config: Config, workload: Any, command: Json) -> Json:
+    """A model on a card that is not here: its memory from fake tensors, its time as the published peaks allow."""
+    from ndd_engine.hardware.profiles import load
+    from ndd_engine.workloads.base import parameter_count
+
+    from .fakes import traced
+    from .memory import Memory
+    from .steptime import Point, StepTime
+    from .trace import fit
+
+    card = next(card for card in load() if card.slug == command["card"])
+    small = command["small"]
+    (first, flops), (second, more) = (traced(config, workload, micro) for micro in small)
+    family = fit(first, second, (small[0], small[1]))
+    memory = Memory(family, "card", ABSENT_CONTEXT, f"fake tensors, as {card.name} would run them")
+    amp = config.precision.amp
+    kind = amp if amp in ("bf16", "fp16") else "tf32" if config.precision.tf32 else "fp32"
+    peak = card.peak_tflops(kind) or card.peak_tflops("fp32")
+    times = None
+    if peak:
+        seconds = [count / (peak * 1e12) for count in (flops, more)]
+        points = tuple(Point(micro, spent, 0.0, 0.0) for micro, spent in zip(small, seconds, strict=True))
+        times = StepTime(points, 0.0, on_card=True).to_dict()
+    return {
+        "parameters": parameter_count(workload.model),
+        "tokens_per_item": workload.tokens_per_item,
+        "memory": memory.to_dict(),
+        "time": times,
+        "lower_bound": True,
+    }
+
+
+def _few(draft: Draft, config: Config) -> Config:
+    """The same on little data: making or reading all of it for each model would take longer than the probe."""
+    few = config.workload.model_copy(update=draft.auto.get("probe", {}))
+    return config.model_copy(update={"workload": few})
+
+
+def _amp(name: str) -> str:
+    return name if name in ("bf16", "fp16") else "off"
+
+
+def lengths(workload: Any, most: int = 256) -> list[int]:
+    """Tokens of some items spread over the data, where they vary; [] where all are as long."""
+    import torch
+
+    if workload.collate is None:
+        return []
+    data, found = workload.train_data, []
+    count = len(data)
+    for place in range(0, count, max(count // most, 1)):
+        item = data[place]
+        first = item[0] if isinstance(item, (tuple, list)) else item
+        if not isinstance(first, torch.Tensor) or not first.ndim:
+            return []
+        found.append(int(first.shape[0]))
+    return sorted(found) if len(set(found)) > 1 else []
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _context(device: Any, free_before: int | None) -> int:
+    """On a card: what this process holds beside the allocator, for the context and the libraries' own memory.
+
+    By what was free before and is now: other processes that come or go meanwhile are in it.
+    """
+    import torch
+
+    if free_before is None:
+        return 0
+    taken = free_before - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
+    return max(int(taken), 0)
+
+
+def _error(error: BaseException) -> Json:
+    from ndd_engine.train.failures import is_out_of_memory
+    from ndd_engine.workloads.own_module import place
+
+    lines = str(error).splitlines() or ["no message"]
+    where = place(error)
+    name = "" if type(error).__module__.startswith("ndd_engine") else f"{type(error).__name__}: "
+    text = f"{name}{lines[0]}" + (f" ({where})" if where else "")
+    return {"error": text, "kind": "oom" if is_out_of_memory(error) else "failed"}
+
+
+def main(arguments: list[str]) -> None:
+    """The process."""
+    first_to_go()
+    pipe = Pipe(int(arguments[0]), int(arguments[1]))
+    pipe.leave_when_closed(lambda: os._exit(LEAVE_STATUS))
+    Probes(pipe).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

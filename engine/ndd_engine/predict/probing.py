@@ -1,0 +1,180 @@
+"""Measures one configuration: the traces of its steps at two small micro-batches, and the time of a few spread ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from ndd_engine.config import Config
+from ndd_engine.train.autosize import probe_batches
+from ndd_engine.train.failures import is_out_of_memory
+from ndd_engine.train.prepare import seed
+from ndd_engine.train.step import Stepper
+from ndd_engine.workloads.base import Batch, Workload
+
+from .allocator import Rules
+from .memory import Memory
+from .recording import record
+from .steptime import Point, StepTime, merged
+from .trace import Trace, fit
+
+Tell = Callable[[str], None]
+# Batch normalisation needs more than one item.
+SMALL = (2, 4)
+RUNS = 5
+# Seconds for one size of the micro-batch, of which at least one run is made.
+POINT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What is known of a configuration. memory, time: None where that could not be found out, and `why`."""
+
+    parameters: int
+    memory: Memory | None
+    time: StepTime | None
+    why: str = ""
+
+
+class Prober:
+    """Probes of a configuration on its prepared workload; its loader settings and batch do not matter."""
+
+    def __init__(self, config: Config, workload: Workload, device: torch.device, tell: Tell) -> None:
+        self.config, self.workload, self.device = config, workload, device
+        self._tell = tell
+
+    def memory(self, outside_bytes: int, at: tuple[int, int] = SMALL) -> Memory:
+        """Recorded here, at two small micro-batches. Raises what a step raises."""
+        self._tell("recording what a step allocates")
+        small, large = (self.trace(micro) for micro in at)
+        card = self.device.type == "cuda"
+        source = "two steps recorded on this card" if card else "two steps recorded on this processor"
+        return Memory(
+            fit(small, large, at), "card" if card else "host", outside_bytes, source, Rules.of_environment()
+        )
+
+    def trace(self, micro: int) -> Trace:
+        """Of steps with that micro-batch."""
+        seed(self.config.run.seed)
+        if self.device.type == "cuda":
+            self.workload.model.to("cpu")
+            _forget(self.device)
+        return record(self._stepper, self._batches(micro), self.device)
+
+    def time(self, micros: Sequence[int], longest_s: float, most: Callable[[int], bool]) -> StepTime:
+        """At those micro-batches, ascending, up to the first that takes longer than `longest_s`.
+
+        most: whether memory holds a micro-batch; one that it does not is left out. Raises what a step raises.
+        """
+        stepper = self._stepper()
+        on_card = self.device.type == "cuda"
+        points: list[Point] = []
+        update_s = 0.0
+        for micro in sorted(micros):
+            if points and not most(micro):
+                break
+            self._tell(f"timing micro-batches of {micro}")
+            try:
+                point, update_s = self._point(stepper, micro, update_s)
+            except RuntimeError as error:
+                if points and is_out_of_memory(error):
+                    stepper.optimizer.zero_grad(set_to_none=True)
+                    break
+                raise
+            points.append(point)
+            if point.compute_s + point.data_s > longest_s:
+                break
+        found = StepTime(merged(points), update_s, on_card)
+        # Where the host's pace gives way to the card's, the two lines are furthest from the truth.
+        knee = found.knee()
+        if knee is not None and points[0].micro < knee < points[-1].micro and not found.measured(knee):
+            point, _ = self._point(stepper, knee, update_s)
+            found = StepTime(merged([*points, point]), update_s, on_card)
+        return found
+
+    def _point(self, stepper: Stepper, micro: int, update_s: float) -> tuple[Point, float]:
+        batches = self._batches(micro)
+        data: list[float] = []
+        compute: list[float] = []
+        host: list[float] = []
+        updates: list[float] = [update_s] if update_s else []
+        begin = time.perf_counter()
+        while len(compute) < 2 or (len(compute) <= RUNS and time.perf_counter() - begin < POINT_S):
+            at = time.perf_counter()
+            batch = next(batches)
+            data.append(time.perf_counter() - at)
+            issued, done = self._timed(stepper, batch)
+            host.append(issued)
+            compute.append(done)
+            at = time.perf_counter()
+            stepper.set_rate(0)
+            stepper.update(_nowhere)
+            stepper.optimizer.zero_grad(set_to_none=stepper.config.optimizer.set_to_none)
+            self._wait()
+            updates.append(time.perf_counter() - at)
+            if done > POINT_S:
+                break
+        # Libraries choose their ways at the first run of a shape.
+        skip = 1 if len(compute) > 1 else 0
+        point = Point(micro, median(compute[skip:]), median(host[skip:]), median(data[skip:]))
+        return point, median(updates[1:] or updates)
+
+    def _timed(self, stepper: Stepper, batch: Batch) -> tuple[float, float]:
+        """(seconds until everything was issued, until it was done) of moving a micro-batch and computing it."""
+        if self.device.type != "cuda":
+            begin = time.perf_counter()
+            stepper.forward_backward(batch, _nowhere)
+            spent = time.perf_counter() - begin
+            return spent, spent
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._wait()
+        begin = time.perf_counter()
+        first.record()
+        stepper.forward_backward(stepper.moved(batch), _nowhere)
+        last.record()
+        issued = time.perf_counter() - begin
+        self._wait()
+        return issued, float(first.elapsed_time(last)) * 1e-3
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _stepper(self) -> Stepper:
+        single = self.config.batch.model_copy(update={"accumulation": 1})
+        config = self.config.model_copy(update={"batch": single})
+        return Stepper(self.workload, config, self.device, total_steps=1000)
+
+    def _batches(self, micro: int) -> Iterator[Any]:
+        return endless(self.workload, self.config, micro)
+
+
+def endless(workload: Workload, config: Config, micro: int) -> Iterator[Any]:
+    """Micro-batches of a size, made in this process, one epoch after the other."""
+    batch = config.batch.model_copy(update={"micro": micro, "accumulation": 1})
+    batches = probe_batches(workload, config.model_copy(update={"batch": batch}))
+    if not batches.per_epoch:
+        raise ValueError(f"the data has fewer than {micro} items")
+    epoch = 0
+    while True:
+        yield from batches.epoch(epoch)
+        epoch += 1
+
+
+def _forget(device: torch.device) -> None:
+    """Give back what the allocator has cached, workspaces of libraries too, so that a recording begins at nothing."""
+    torch.cuda.synchronize(device)
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def _nowhere(_phase: int) -> None:
+    return

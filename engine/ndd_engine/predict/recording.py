@@ -1,0 +1,150 @@
+"""Records what real training steps allocate: on the host by torch's profiler, on a card by its memory history.
+
+A recording holds two whole steps of one micro-batch (the first one makes the optimizer's state), then one of two
+micro-batches, whose gradients live on from the first to the second. What accumulates needs the same memory however
+many micro-batches it has, so that the two marks "one" and "many" answer for all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ndd_engine.train.clock import PhaseClock
+from ndd_engine.train.step import Stepper
+from ndd_engine.workloads.base import Batch
+
+from .memory import MANY, ONE
+from .trace import FREED, Trace
+
+STEPS_OF_ONE = 2
+_MARK = "ndd/mark/"
+# Entries of the card's history; a step has thousands.
+_HISTORY = 4_000_000
+
+Mark = Callable[[str], None]
+
+
+def record(make: Callable[[], Stepper], batches: Iterator[Batch], device: torch.device) -> Trace:
+    """The trace of making a stepper and of its steps. Raises what they raise, out of memory among it.
+
+    make: called once. batches: as many as are asked for, of the size that is meant. On the host the parameters are
+    there before and not part of the trace, on a card they are moved there and are.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()  # what dies with a cycle would be freed at another place each time
+    try:
+        run = _Steps(make, batches)
+        return _of_card(run, device) if device.type == "cuda" else _of_host(run)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Steps:
+    """The steps of a recording; called with what sets a mark."""
+
+    def __init__(self, make: Callable[[], Stepper], batches: Iterator[Batch]) -> None:
+        self._make, self._batches = make, batches
+
+    def __call__(self, mark: Mark) -> None:
+        stepper = self._make()
+        config = stepper.config
+        clock = PhaseClock()
+        counts = [1] * STEPS_OF_ONE + [2]
+        try:
+            for index, count in enumerate(counts):
+                if count > 1:
+                    mark(ONE)
+                batch = config.batch.model_copy(update={"accumulation": count})
+                stepper.config = config.model_copy(update={"batch": batch})
+                stepper.eager_step(self._batches, clock, index)
+        finally:
+            stepper.config = config
+        mark(MANY)
+
+
+def _of_host(run: Callable[[Mark], None]) -> Trace:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+
+        def mark(name: str) -> None:
+            with record_function(_MARK + name):
+                pass
+
+        run(mark)
+    results = profiler.profiler.kineto_results
+    return _in_order(_nodes(results.experimental_event_tree()))
+
+
+def _nodes(roots: list[Any]) -> list[tuple[int, str, int, int]]:
+    """(nanoseconds, label, address, bytes) of each request (bytes above 0), end (below) and mark (0), by time."""
+    found = []
+    stack = [(node, "") for node in reversed(roots)]
+    while stack:
+        node, label = stack.pop()
+        fields = node.extra_fields
+        if hasattr(fields, "alloc_size"):
+            if fields.device.type == "cpu":
+                found.append((node.start_time_ns, label, int(fields.ptr), int(fields.alloc_size)))
+            continue
+        name = str(node.name)
+        if name.startswith(_MARK):
+            found.append((node.start_time_ns, name.removeprefix(_MARK), 0, 0))
+        stack += [(child, name) for child in reversed(node.children)]
+    return sorted(found, key=lambda item: item[0])
+
+
+def _in_order(nodes: list[tuple[int, str, int, int]]) -> Trace:
+    events: list[tuple[int, int]] = []
+    labels: list[str] = []
+    marks: dict[str, int] = {}
+    live: dict[int, int] = {}
+    for _, label, address, size in nodes:
+        if size > 0:
+            live[address] = len(labels)
+            events.append((len(labels), size))
+            labels.append(label)
+        elif size < 0:
+            if (key := live.pop(address, None)) is not None:
+                events.append((key, FREED))
+        elif not address:
+            marks[label] = len(events)
+    return Trace(tuple(events), tuple(labels), marks)
+
+
+def _of_card(run: Callable[[Mark], None], device: torch.device) -> Trace:
+    memory = torch.cuda.memory
+    marks: dict[str, int] = {}
+
+    def entries() -> list[dict[str, Any]]:
+        torch.cuda.synchronize(device)
+        found: list[dict[str, Any]] = memory._snapshot()["device_traces"][device.index or 0]
+        return found
+
+    def mark(name: str) -> None:
+        marks[name] = len(entries())
+
+    torch.cuda.synchronize(device)
+    memory._record_memory_history("all", context=None, max_entries=_HISTORY)
+    try:
+        run(mark)
+        history = entries()
+    finally:
+        memory._record_memory_history(None)
+    nodes = []
+    at = {count: name for name, count in marks.items()}
+    for place, entry in enumerate(history):
+        if place in at:
+            nodes.append((place, at[place], 0, 0))
+        if entry["action"] == "alloc":
+            nodes.append((place, "", int(entry["addr"]), int(entry["size"])))
+        elif entry["action"] == "free_completed":
+            nodes.append((place, "", int(entry["addr"]), -1))
+    if len(history) in at:
+        nodes.append((len(history), at[len(history)], 0, 0))
+    return _in_order(nodes)

@@ -1,0 +1,103 @@
+"""How long a step takes at any batch: a few measured micro-batches, spread far apart, and lines between them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One micro-batch, measured. Seconds.
+
+    compute_s: forward and backward until they are done; host_s: until the host had issued all of it (on the host the
+    same). data_s: to make it in the training process.
+    """
+
+    micro: int
+    compute_s: float
+    host_s: float
+    data_s: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """points: by micro, ascending, at least one. update_s: the optimizer's step with clipping, once an optimizer step.
+
+    on_card: the host issues the next operations while the card computes, so that the slower of them decides.
+    """
+
+    points: tuple[Point, ...]
+    update_s: float
+    on_card: bool
+
+    def micro_s(self, micro: int, workers: int = 0) -> float:
+        """Predicted seconds of a micro-batch, with its data made by so many loader processes on cores of their own."""
+        compute, host, data = (self._at(micro, name) for name in ("compute_s", "host_s", "data_s"))
+        if not self.on_card:
+            return compute + data if not workers else max(compute, data / workers)
+        return max(compute, host + data) if not workers else max(compute, host, data / workers)
+
+    def step_s(self, micro: int, accumulation: int = 1, workers: int = 0) -> float:
+        """Predicted seconds of an optimizer step of that many micro-batches."""
+        return accumulation * self.micro_s(micro, workers) + self.update_s
+
+    def measured(self, micro: int) -> bool:
+        """Whether that micro-batch itself was measured."""
+        return any(point.micro == micro for point in self.points)
+
+    def knee(self) -> int | None:
+        """The micro-batch from which on the card decides instead of the host; None where the host never does."""
+        if not self.on_card or len(self.points) < 2:
+            return None
+        first, last = self.points[0], self.points[-1]
+        slope = (last.compute_s - self.points[-2].compute_s) / (last.micro - self.points[-2].micro)
+        host = first.host_s + first.data_s
+        if slope <= 0 or first.compute_s > host * 1.1:
+            return None
+        return max(round(last.micro - (last.compute_s - host) / slope), 1)
+
+    def _at(self, micro: int, name: str) -> float:
+        """On the line between the two points around it, or through the two at the end that it lies beyond."""
+        points = self.points
+        values = [getattr(point, name) for point in points]
+        if len(points) == 1:
+            return float(values[0]) * micro / points[0].micro
+        place = min(max(bisect_right([point.micro for point in points], micro), 1), len(points) - 1)
+        left, right = points[place - 1], points[place]
+        slope = (values[place] - values[place - 1]) / (right.micro - left.micro)
+        found = values[place - 1] + slope * (micro - left.micro)
+        # A line that falls is noise: time does not shrink below what a smaller batch took.
+        return float(max(found, min(values) * min(micro / points[0].micro, 1.0)))
+
+    def to_dict(self) -> Json:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, body: Json) -> StepTime:
+        """The reverse of to_dict."""
+        points = tuple(Point(**point) for point in body["points"])
+        return cls(points, body["update_s"], body["on_card"])
+
+
+def spread(least: int, most: int, count: int = 3) -> list[int]:
+    """That many micro-batches from `least` to `most`, each as many times the one before: fewer where they coincide."""
+    if most <= least:
+        return [most]
+    ratio = (most / least) ** (1 / (count - 1))
+    return sorted({min(max(round(least * ratio**index), least), most) for index in range(count)})
+
+
+def merged(points: Iterable[Point]) -> tuple[Point, ...]:
+    """By micro; of two for the same one the faster counts, as nothing makes a step faster than it is."""
+    best: dict[int, Point] = {}
+    for point in points:
+        known = best.get(point.micro)
+        if known is None or point.compute_s < known.compute_s:
+            best[point.micro] = point
+    return tuple(best[micro] for micro in sorted(best))

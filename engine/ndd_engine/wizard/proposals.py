@@ -1,0 +1,189 @@
+"""Proposals: combinations with predicted memory and time, what each costs, and which of them nothing beats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ndd_engine.config import Config
+from ndd_engine.text import number
+
+from .answers import Answers
+from .space import Batch, Model
+
+Json = dict[str, Any]
+# Of the fastest that fits, what "fits beside others" may give up for less memory.
+BESIDE = 0.8
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a verification found. Seconds and bytes; verdict: "measured", or why there is no figure."""
+
+    step_s: float | None
+    memory_bytes: int | None
+    verdict: str = "measured"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One row of the trade-offs.
+
+    memory_bytes: predicted peak, None where it cannot be predicted; free_bytes: what may be used. step_s: predicted,
+    None where unknown; total_s: of `items` items (the run, or those of the goal). promised: the traces line up, so that
+    the memory is no guess. lower_bound: the time is what the card's published peaks allow at best. cost: what it costs
+    beside time and memory, in plain words; "" for nothing.
+    """
+
+    model: Model
+    batch: Batch
+    placement: str
+    workers: int
+    parameters: int
+    memory_bytes: int | None
+    free_bytes: int
+    step_s: float | None
+    items: int
+    tokens_per_item: float
+    setup_s: float = 0.0
+    promised: bool = True
+    lower_bound: bool = False
+    cost: str = ""
+    measured: Measured | None = None
+
+    @property
+    def missing_bytes(self) -> int:
+        """What there is too little of; 0 where it fits, or where that is not known."""
+        return max((self.memory_bytes or 0) - self.free_bytes, 0)
+
+    @property
+    def fits(self) -> bool:
+        return self.missing_bytes == 0
+
+    @property
+    def items_per_s(self) -> float | None:
+        return None if not self.step_s else self.batch.items / self.step_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        rate = self.items_per_s
+        return None if rate is None or not self.tokens_per_item else rate * self.tokens_per_item
+
+    @property
+    def total_s(self) -> float | None:
+        rate = self.items_per_s
+        return None if rate is None else self.setup_s + self.items / rate
+
+    def sets(self) -> tuple[str, ...]:
+        """The edits that make it, on top of the configuration to begin with."""
+        return (
+            *self.model.sets(),
+            f"batch.micro={self.batch.micro}",
+            f"batch.accumulation={self.batch.accumulation}",
+            f"loader.placement={self.placement}",
+            f"loader.workers={self.workers}",
+        )
+
+    def to_dict(self) -> Json:
+        """As JSON takes it."""
+        measured = self.measured
+        return {
+            "size": self.model.size,
+            "sequence": self.model.sequence,
+            "amp": self.model.amp,
+            "micro": self.batch.micro,
+            "accumulation": self.batch.accumulation,
+            "placement": self.placement,
+            "workers": self.workers,
+            "parameters": self.parameters,
+            "predicted_memory_bytes": self.memory_bytes,
+            "missing_bytes": self.missing_bytes,
+            "memory_promised": self.promised,
+            "predicted_step_s": self.step_s,
+            "step_is_lower_bound": self.lower_bound,
+            "predicted_items_per_s": self.items_per_s,
+            "predicted_tokens_per_s": self.tokens_per_s,
+            "predicted_total_s": self.total_s,
+            "cost": self.cost,
+            "measured_step_s": None if measured is None else measured.step_s,
+            "measured_memory_bytes": None if measured is None else measured.memory_bytes,
+            "verification": None if measured is None else measured.verdict,
+            "set": list(self.sets()),
+        }
+
+
+def pareto(proposals: Iterable[Proposal]) -> list[Proposal]:
+    """Those that fit and that no other one beats or equals in memory, speed, sequence and size of the model at once."""
+    fitting = [proposal for proposal in proposals if proposal.fits]
+    return [one for one in fitting if not any(_beats(other, one) for other in fitting)]
+
+
+def _beats(one: Proposal, other: Proposal) -> bool:
+    mine, theirs = _merits(one), _merits(other)
+    return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
+
+
+def _merits(proposal: Proposal) -> tuple[float, ...]:
+    """The more the better."""
+    return (
+        -(proposal.memory_bytes or 0),
+        proposal.items_per_s or 0.0,
+        proposal.model.sequence,
+        proposal.parameters,
+    )
+
+
+def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
+    """The ones that fit, the best for the goal first."""
+    fitting = [proposal for proposal in proposals if proposal.fits]
+    known = [proposal for proposal in fitting if proposal.items_per_s is not None]
+    if answers.goal == "beside" and known:
+        enough = BESIDE * max(proposal.items_per_s or 0.0 for proposal in known)
+        lean = [proposal for proposal in known if (proposal.items_per_s or 0.0) >= enough]
+        rest = [proposal for proposal in fitting if proposal not in lean]
+        return [*sorted(lean, key=lambda one: one.memory_bytes or 0), *sorted(rest, key=_slowness)]
+    if answers.goal == "time":
+        return sorted(fitting, key=lambda one: (one.total_s is None, one.total_s or 0.0))
+    return sorted(fitting, key=_slowness)
+
+
+def _slowness(proposal: Proposal) -> tuple[bool, float, int]:
+    """Equally fast ones by their memory."""
+    rate = proposal.items_per_s
+    return rate is None, -(rate or 0.0), proposal.memory_bytes or 0
+
+
+def with_measured(proposal: Proposal, measured: Measured) -> Proposal:
+    """The same, verified."""
+    return replace(proposal, measured=measured)
+
+
+def cost_in_words(
+    config: Config,
+    token: str | None,
+    now: tuple[str | None, int],
+    model: Model,
+    batch: Batch,
+    parameters: tuple[int, int],
+) -> str:
+    """What a combination costs beside time and memory.
+
+    now: size and sequence that are configured. parameters: of the configured model, and of this one.
+    """
+    words = []
+    if model.sequence < now[1]:
+        unit = f"{token}s" if token else "steps"
+        words.append(f"sees {model.sequence} of {now[1]} {unit} at a time")
+    if model.size != now[0] and parameters[1] != parameters[0]:
+        kind = "smaller" if parameters[1] < parameters[0] else "larger"
+        words.append(f"a {kind} model: {number(parameters[1])} of {number(parameters[0])} parameters")
+    if batch.items != config.batch.items:
+        words.append(
+            f"{batch.items} items a step instead of {config.batch.items}: another training, tune optimizer.lr"
+        )
+    if model.amp == "fp16":
+        words.append("fp16 has a narrow range: losses are scaled")
+    if model.amp in ("bf16", "fp16"):
+        words.append(f"{model.amp} rounds to {'8' if model.amp == 'bf16' else '11'} bits")
+    return "; ".join(words)

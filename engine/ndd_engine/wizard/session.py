@@ -1,0 +1,170 @@
+"""The wizard from the answers to the written configuration, for a screen and the command line alike. No torch here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ndd_engine.config import Config, read
+from ndd_engine.hardware.card import Machine
+from ndd_engine.text import duration, number, size
+from ndd_engine.trial.outcome import differences
+
+from .answers import GOALS, Answers
+from .plan import Found, Planner, Situation, Tell, proposals
+from .proposals import Proposal, pareto, ranked
+from .writing import fresh, into
+
+# How many proposals are verified.
+VERIFIED = 4
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Everything that was proposed so far. found: by model, in the order of the probes; rows: of all of them."""
+
+    situation: Situation
+    found: tuple[Found, ...] = ()
+    rows: tuple[Proposal, ...] = ()
+
+    @property
+    def best(self) -> tuple[Proposal, ...]:
+        """Those that nothing beats."""
+        return tuple(pareto(self.rows))
+
+    def ranked(self, answers: Answers) -> list[Proposal]:
+        """The ones that fit, the best for the goal first."""
+        return ranked(self.rows, answers)
+
+    def verified(self, measured: Sequence[Proposal]) -> Planned:
+        """With rows replaced by what they became once measured."""
+        known = {(one.model, one.batch, one.placement, one.workers): one for one in measured}
+        rows = tuple(known.get((one.model, one.batch, one.placement, one.workers), one) for one in self.rows)
+        return replace(self, rows=rows)
+
+
+def plan(
+    answers: Answers,
+    machine: Machine,
+    tell: Tell,
+    stop: threading.Event,
+    look: Callable[[Planned], None] = lambda _: None,
+) -> Planned:
+    """Probe every model that the answers allow. look: called after each with what is known. Raises NddError."""
+    with Planner(answers, machine, tell, stop) as planner:
+        planned = Planned(planner.open())
+        look(planned)
+        for found in planner.probe(planned.situation):
+            rows = proposals(planned.situation, answers, found)
+            planned = replace(planned, found=(*planned.found, found), rows=(*planned.rows, *rows))
+            look(planned)
+    return planned
+
+
+def to_verify(planned: Planned, answers: Answers, count: int = VERIFIED) -> list[Proposal]:
+    """The best for the goal, of which no two are nearly the same: neighbours in the batch measure alike."""
+    chosen: list[Proposal] = []
+    for one in planned.ranked(answers):
+        alike = [other for other in chosen if other.model == one.model and _near(other, one)]
+        if not alike:
+            chosen.append(one)
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def _near(one: Proposal, other: Proposal) -> bool:
+    small, large = sorted((one.batch.micro, other.batch.micro))
+    return large < 2 * small
+
+
+def best_measured(verified: Sequence[Proposal], answers: Answers) -> Proposal | None:
+    """The best for the goal by what was measured; None where nothing was."""
+    measured = [
+        replace(one, step_s=one.measured.step_s, memory_bytes=one.measured.memory_bytes or one.memory_bytes)
+        for one in verified
+        if one.measured is not None and one.measured.step_s is not None
+    ]
+    order = ranked(
+        [replace(one, free_bytes=max(one.free_bytes, one.memory_bytes or 0)) for one in measured], answers
+    )
+    if not order:
+        return None
+    first = order[0]
+    return next(one for one in verified if (one.model, one.batch) == (first.model, first.batch))
+
+
+def configuration(answers: Answers, proposal: Proposal) -> Config:
+    """The proposal's configuration. Raises ConfigError."""
+    return read(answers.config, (*answers.all_sets, *proposal.sets()), answers.workload).resolve()
+
+
+def written(answers: Answers, situation: Situation, proposal: Proposal) -> str:
+    """The TOML of a proposal, every value that was chosen with its reason and its figures."""
+    return fresh(
+        configuration(answers, proposal), heading(answers, situation, proposal), reasons(situation, proposal)
+    )
+
+
+def written_into(answers: Answers, situation: Situation, proposal: Proposal, path: Path) -> str:
+    """A file's text with what the proposal changes in it; its comments stay. Raises NddError."""
+    config = configuration(answers, proposal)
+    changed = differences(read(path).resolve(), config)
+    # The effective batch follows from the two that it is made of.
+    values: dict[str, Any] = {
+        key: new for key, (_, new) in changed.items() if not key.startswith("workload.path")
+    }
+    text = path.read_text(encoding="utf-8")
+    return into(text, values, reasons(situation, proposal))
+
+
+def heading(answers: Answers, situation: Situation, proposal: Proposal) -> str:
+    """What stands on top of the file."""
+    where = situation.card.name if situation.card is not None else situation.opened.device_name
+    lines = [f"Proposed for {where}: {GOALS[answers.goal]}."]
+    memory, step = proposal.memory_bytes, proposal.step_s
+    figures = []
+    if memory is not None:
+        figures.append(f"peak memory {size(memory)} of {size(proposal.free_bytes)} that may be used")
+    if step is not None:
+        bound = "at least " if proposal.lower_bound else ""
+        figures.append(f"{bound}{duration(step)} a step")
+    if figures:
+        lines.append(f"Predicted: {', '.join(figures)}.")
+    measured = proposal.measured
+    if measured is not None and measured.step_s is not None:
+        seen = "" if measured.memory_bytes is None else f"peak memory {size(measured.memory_bytes)}, "
+        lines.append(f"Measured here: {seen}{duration(measured.step_s)} a step.")
+    else:
+        lines.append("Not verified by a measurement.")
+    if proposal.cost:
+        lines.append(f"What it costs: {proposal.cost}.")
+    return "\n".join(lines)
+
+
+def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
+    """By dotted key, why a value was chosen."""
+    opened, batch, measured = situation.opened, proposal.batch, proposal.measured
+    found = {
+        "batch.accumulation": f"{batch.micro} x {batch.accumulation} is {batch.items} {opened.item}s a step",
+        "batch.sequence": "as configured"
+        if proposal.model.sequence == opened.sequence
+        else f"instead of {opened.sequence}",
+        "workload.size": f"{number(proposal.parameters)} parameters",
+    }
+    if proposal.memory_bytes is not None:
+        text = f"predicted {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
+        if not proposal.promised:
+            text += ", a guess as the traces do not line up"
+        if measured is not None and measured.memory_bytes is not None:
+            text += f", measured {size(measured.memory_bytes)}"
+        found["batch.micro"] = text
+    if (rate := proposal.items_per_s) is not None:
+        text = f"predicted {number(rate)} {opened.item}s/s"
+        if measured is not None and measured.step_s:
+            text += f", measured {number(batch.items / measured.step_s)}"
+        found["precision.amp"] = text
+    return found

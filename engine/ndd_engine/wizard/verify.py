@@ -1,0 +1,148 @@
+"""The best proposals measured: each trained for a while in a process of its own, beside what was predicted for it.
+
+Successive halving: all of them for a few steps, the better half for three times as many, and so on, so that most of the
+time goes to those that matter. No torch here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ndd_engine.child import ChildError
+from ndd_engine.trial.plan import switched_off
+from ndd_engine.trial.process import SideProcess
+
+from .answers import Answers
+from .plan import Situation, StoppedError
+from .proposals import Measured, Proposal, with_measured
+
+# Steps of the first round, and how many times as many each further one has.
+STEPS = 5
+GROWTH = 3
+ROUNDS = 3
+# Seconds of a round for one proposal, at least two steps whatever they take.
+ROUND_S = 4.0
+PATIENCE_S = 120.0
+
+Tell = Callable[[str, float], None]
+
+
+@dataclass
+class _Candidate:
+    """A proposal under measurement. rates: items a second of each round, the longest one last."""
+
+    proposal: Proposal
+    side: SideProcess | None = None
+    rates: list[float] = field(default_factory=list)
+    memory_bytes: int | None = None
+    verdict: str = "measured"
+
+    @property
+    def rate(self) -> float:
+        return self.rates[-1] if self.rates else 0.0
+
+
+def verify(
+    situation: Situation,
+    answers: Answers,
+    chosen: Sequence[Proposal],
+    budget_s: float,
+    tell: Tell,
+    stop: threading.Event,
+) -> list[Proposal]:
+    """The same proposals with what was measured, in their order. One that fails says why; none is left out.
+
+    budget_s: no new round of a proposal begins after so many seconds. Raises StoppedError.
+    """
+    candidates = [_Candidate(proposal) for proposal in chosen]
+    race = _Race(situation, answers, budget_s, tell, stop)
+    try:
+        alive = candidates
+        for number in range(ROUNDS):
+            alive = race.round(alive, STEPS * GROWTH**number, number)
+            if len(alive) == 1 and number:
+                break
+            alive = sorted(alive, key=lambda one: -one.rate)[: max((len(alive) + 1) // 2, 1)]
+            race.close([one for one in candidates if one not in alive])
+    finally:
+        race.close(candidates)
+    return [with_measured(one.proposal, _measured(one)) for one in candidates]
+
+
+def _measured(candidate: _Candidate) -> Measured:
+    if not candidate.rates:
+        return Measured(None, candidate.memory_bytes, candidate.verdict)
+    return Measured(
+        candidate.proposal.batch.items / candidate.rate, candidate.memory_bytes, candidate.verdict
+    )
+
+
+class _Race:
+    """Rounds of several candidates, one after the other: two at a time would take each other's cores."""
+
+    def __init__(
+        self, situation: Situation, answers: Answers, budget_s: float, tell: Tell, stop: threading.Event
+    ) -> None:
+        self._situation, self._answers = situation, answers
+        self._budget_s, self._tell, self._stop = budget_s, tell, stop
+        self._begin = time.monotonic()
+
+    def round(self, candidates: Sequence[_Candidate], steps: int, number: int) -> list[_Candidate]:
+        """Those that could be measured."""
+        done: list[_Candidate] = []
+        for place, one in enumerate(candidates):
+            if self._elapsed_s > self._budget_s and (number or done):
+                break
+            words = f"measuring {place + 1} of {len(candidates)}, round {number + 1}"
+            try:
+                self._measure(one, steps, words)
+            except ChildError as error:
+                one.verdict = f"out of memory: {error}" if error.kind == "oom" else str(error)
+                self.close([one])
+                continue
+            done.append(one)
+        return done
+
+    def close(self, candidates: Sequence[_Candidate]) -> None:
+        """End their processes; safe to call twice."""
+        for one in candidates:
+            if one.side is not None:
+                one.side.close()
+                one.side = None
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._begin
+
+    def _measure(self, one: _Candidate, steps: int, words: str) -> None:
+        def tick(text: str | None) -> None:
+            if self._stop.is_set():
+                raise StoppedError("stopped")
+            share = min(self._elapsed_s / self._budget_s, 1.0)
+            self._tell(words if text is None else f"{words}: {text}", share)
+
+        if one.side is None:
+            one.side = self._open(one.proposal)
+            one.side.prepare(PATIENCE_S, tick)
+            one.side.train(STEPS, PATIENCE_S, tick, lead=0, until_s=ROUND_S / 2, least=2)  # warms up
+        seconds, done = one.side.train(steps, PATIENCE_S, tick, until_s=ROUND_S, least=2)
+        one.rates.append(done * one.proposal.batch.items / seconds)
+        one.side.learn(tick)
+        facts = one.side.facts
+        one.memory_bytes = facts.reserved_bytes if facts.reserved_bytes is not None else facts.peak_bytes
+
+    def _open(self, proposal: Proposal) -> SideProcess:
+        answers = self._answers
+        spec = {
+            "config": None if answers.config is None else str(answers.config.absolute()),
+            "workload": answers.workload,
+            "sets": [*answers.all_sets, *proposal.sets()],
+            "overrides": switched_off([]),
+        }
+        try:
+            return SideProcess(spec)
+        except OSError as error:
+            raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None

@@ -1,0 +1,88 @@
+"""The chosen configuration as commented TOML: new, or into a file whose comments stay. No torch here."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from ndd_engine.config import Config, anywhere, to_toml
+from ndd_engine.errors import NddError, UsageError
+from ndd_engine.text import printable
+
+
+def fresh(config: Config, heading: str, reasons: Mapping[str, str]) -> str:
+    """A whole configuration; every value with its reason, or with what it does."""
+    return to_toml(anywhere(config), heading, reasons)
+
+
+def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """A TOML file's text with some values changed: all else, comments above all, stays as it is.
+
+    values: by dotted key, None to take a key out. reasons: by dotted key, the comment behind a value that changes; a
+    comment that stood there is the user's and stays, above the line.
+    """
+    try:
+        document = tomlkit.parse(text)
+    except TOMLKitError as error:
+        raise UsageError(f"the file is not valid TOML: {printable(str(error))}") from None
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        table = document.get(section)
+        if value is None:
+            if table is not None and name in table:
+                table.remove(name)
+            continue
+        if table is None:
+            table = tomlkit.table()
+            if document.body:
+                document.add(tomlkit.nl())
+            document.add(section, table)
+        before = table.get(name)
+        if before is not None and before == value:
+            continue
+        item = tomlkit.item(value)
+        reason = reasons.get(key, "")
+        theirs = "" if before is None else str(before.trivia.comment or "").lstrip("# ")
+        item.comment(" | ".join(part for part in (theirs, reason) if part)) if theirs or reason else None
+        table[name] = item
+    return tomlkit.dumps(document)
+
+
+def difference(before: str, after: str, name: str) -> list[str]:
+    """The lines of a unified diff between a file and what would be written; [] where nothing changes."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"{name} (now)", f"{name} (new)", lineterm="", n=2
+    )
+    return [printable(line) for line in lines]
+
+
+def save(path: Path, text: str) -> None:
+    """Write whole or not at all. Raises NddError."""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise NddError(f"{printable(str(path))} cannot be written: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise NddError(f"{printable(str(path))} cannot be written: {error.strerror}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

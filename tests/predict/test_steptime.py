@@ -1,0 +1,62 @@
+"""Lines between measured micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ndd_engine.predict.steptime import Point, StepTime, merged, spread
+
+
+def line(
+    micros: list[int], fixed: float = 1e-3, each: float = 1e-4, data: float = 2e-5, host: float = 0.0
+) -> StepTime:
+    """On a card when `host` is given: seconds that the host takes whatever the batch."""
+    points = [
+        Point(micro, fixed + each * micro, host or fixed + each * micro, data * micro) for micro in micros
+    ]
+    return StepTime(tuple(points), 5e-4, on_card=host > 0)
+
+
+def test_a_straight_line_is_found_again() -> None:
+    time = line([2, 16, 64])
+    for micro in (1, 2, 7, 64, 300):
+        assert time.micro_s(micro) == pytest.approx(1e-3 + 1.2e-4 * micro)
+    assert time.step_s(8, 4) == pytest.approx(4 * (1e-3 + 1.2e-4 * 8) + 5e-4)
+
+
+def test_workers_load_beside_the_model() -> None:
+    slow = line([2, 16], data=1e-3)
+    assert slow.micro_s(16) == pytest.approx(1e-3 + 1.6e-3 + 16e-3)
+    assert slow.micro_s(16, workers=2) == pytest.approx(8e-3)
+    assert line([2, 16]).micro_s(16, workers=2) == pytest.approx(2.6e-3)
+
+
+def test_on_a_card_the_slower_of_host_and_card_decides() -> None:
+    time = line([1, 8, 64], fixed=1e-4, data=0.0, host=3e-3)
+    assert time.micro_s(4) == pytest.approx(3e-3)
+    assert time.micro_s(64) == pytest.approx(1e-4 + 6.4e-3)
+    assert time.knee() == 29
+    assert line([1, 8, 64]).knee() is None
+
+
+def test_one_point_is_taken_in_proportion() -> None:
+    assert line([4], fixed=0.0).micro_s(8) == pytest.approx(2 * line([4], fixed=0.0).micro_s(4))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.floats(1e-6, 1.0)), min_size=1, max_size=5),
+    st.integers(1, 5000),
+)
+def test_time_is_never_negative(points: list[tuple[int, float]], micro: int) -> None:
+    time = StepTime(merged(Point(size, seconds, seconds, 0.0) for size, seconds in points), 0.0, False)
+    assert time.micro_s(micro) > 0
+    assert StepTime.from_dict(time.to_dict()) == time
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "expected"), [(2, 128, [2, 16, 128]), (2, 3, [2, 3]), (4, 4, [4]), (4, 1, [1])]
+)
+def test_probes_are_spread_geometrically(least: int, most: int, expected: list[int]) -> None:
+    assert spread(least, most) == expected

@@ -1,0 +1,132 @@
+"""What is proposed: answers that make sense, combinations within them, and which of them nothing beats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ndd_engine.config import Config, read
+from ndd_engine.errors import UsageError
+from ndd_engine.wizard.answers import Answers, card_named
+from ndd_engine.wizard.proposals import Proposal, cost_in_words, pareto, ranked
+from ndd_engine.wizard.space import Batch, Model, batches, models, sequences
+
+
+def config(*sets: str) -> Config:
+    return read(None, ["workload.size=tiny", *sets], "chartext").resolve()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("RTX 4080 SUPER", "NVIDIA GeForce RTX 4080 SUPER"),
+        ("rtx-4080-super", "NVIDIA GeForce RTX 4080 SUPER"),
+        ("h200", "NVIDIA H200"),
+    ],
+)
+def test_a_card_is_found_by_what_people_call_it(wanted: str, found: str) -> None:
+    assert found in card_named(wanted).name
+
+
+@pytest.mark.parametrize("wanted", ["RTX 3080", "Voodoo 2", ""])
+def test_a_card_that_is_not_clear_is_refused_with_what_there_is(wanted: str) -> None:
+    with pytest.raises(UsageError, match="RTX 3080"):
+        card_named(wanted)
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        (Answers(goal="time"), "--items N"),
+        (Answers(goal="fast"), "throughput, beside, reproducible, time"),  # type: ignore[arg-type]
+        (Answers(items=0), "1 or more"),
+        (Answers(effective=-3), "1 or more"),
+        (Answers(shortest=1), "2 to 64"),
+        (Answers(shortest=65), "2 to 64"),
+        (Answers(leave_bytes=-1), "0 or more"),
+        (Answers(sizes=("tiny", "huge")), "tiny, mini"),
+        (Answers(card="Voodoo"), "no figures"),
+    ],
+)
+def test_answers_that_make_no_sense_say_what_is_allowed(answers: Answers, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        answers.checked(config(), ("tiny", "mini"))
+
+
+def test_sequences_are_halved_down_to_the_shortest() -> None:
+    assert sequences(256, None) == [256]
+    assert sequences(256, 64) == [256, 128, 64]
+    assert sequences(256, 100) == [256, 128, 100]
+    assert sequences(256, 2) == [256, 128, 64, 32, 2]
+
+
+def test_an_effective_batch_is_held_by_accumulation() -> None:
+    found = batches(config(), 96, 10_000)
+    assert found[-1] == Batch(96, 1)
+    assert all(batch.items == 96 for batch in found)
+    assert {batch.micro for batch in found} >= {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96}
+    assert [batch.micro for batch in batches(config(), 96, 20)][-1] == 16
+
+
+def test_a_free_batch_grows_in_even_steps() -> None:
+    found = batches(config("batch.micro=20"), None, 100)
+    assert all(batch.accumulation == 1 for batch in found)
+    assert [batch.micro for batch in found][-3:] == [48, 64, 96]
+    assert 20 in [batch.micro for batch in found]
+
+
+def test_the_configured_model_comes_first() -> None:
+    found = models(config(), Answers(shortest=16), ["mini", "tiny"], ["off", "bf16"])
+    assert found[0] == Model("tiny", 64, "off")
+    assert len(found) == 2 * 3 * 2
+    assert all(config(*model.sets()) for model in found)
+
+
+BASE = Proposal(Model("tiny", 64, "off"), Batch(8, 2), "host", 0, 1000, 100, 500, 0.1, 1600, 64.0)
+
+
+def test_a_proposal_tells_rate_time_and_what_is_missing() -> None:
+    assert BASE.items_per_s == 160
+    assert BASE.tokens_per_s == 160 * 64
+    assert BASE.total_s == 10
+    assert BASE.fits
+    assert replace(BASE, memory_bytes=700).missing_bytes == 200
+    assert replace(BASE, step_s=None).total_s is None
+    resolved = config(*BASE.sets())
+    assert (resolved.batch.micro, resolved.batch.accumulation) == (8, 2)
+
+
+def test_what_something_else_beats_in_everything_is_left_out() -> None:
+    slower = replace(BASE, step_s=0.2)
+    leaner = replace(BASE, step_s=0.2, memory_bytes=50)
+    longer = replace(BASE, model=Model("tiny", 128, "off"), step_s=0.3, memory_bytes=400)
+    too_big = replace(BASE, memory_bytes=900, step_s=0.01)
+    assert pareto([slower, BASE, leaner, longer, too_big]) == [BASE, leaner, longer]
+
+
+def test_the_goal_decides_the_order() -> None:
+    lean = replace(BASE, step_s=0.12, memory_bytes=50)
+    slow = replace(BASE, step_s=0.5, memory_bytes=10)
+    late = replace(BASE, step_s=0.05, setup_s=100.0, memory_bytes=300)
+    rows = [slow, BASE, lean, late]
+    assert ranked(rows, Answers(goal="throughput"))[0] is late
+    assert ranked(rows, Answers(goal="time", items=1600))[0] is BASE
+    assert ranked([slow, BASE, lean], Answers(goal="beside"))[0] is lean
+    assert ranked([slow, BASE, lean], Answers(goal="beside"))[-1] is slow
+
+
+def test_costs_are_told_in_plain_words() -> None:
+    words = cost_in_words(
+        config(), "character", ("tiny", 64), Model("mini", 32, "bf16"), Batch(8, 1), (1000, 25_000)
+    )
+    for part in ("sees 32 of 64 characters", "a larger model", "8 items a step instead of 16", "bf16"):
+        assert part in words
+    assert cost_in_words(config(), None, ("tiny", 64), Model("tiny", 64, "off"), Batch(16, 1), (1, 1)) == ""
+
+
+def test_the_configuration_to_begin_with_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('[workload]\nname = "chartext"\nsize = "mini"\n')
+    assert Answers(config=path, sets=("batch.micro=4",)).draft().resolve().batch.micro == 4

@@ -1,0 +1,84 @@
+"""The written TOML: read back as it was meant, and a user's file keeps what the user wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tomli
+
+from ndd_engine.config import read
+from ndd_engine.errors import NddError, UsageError
+from ndd_engine.wizard.writing import difference, fresh, into, save
+
+THEIRS = """# my run, do not touch
+[workload]
+name = "chartext"   # the novels
+size = "tiny"
+
+[batch]
+# 32 was too much for the old card
+micro = 16 # fits
+
+[run]
+epochs = 3
+"""
+
+
+def test_a_fresh_file_reads_back_equal_and_gives_reasons(tmp_path: Path) -> None:
+    config = read(None, ["workload.size=tiny", "batch.micro=24"], "chartext").resolve()
+    text = fresh(config, "Written by the wizard.", {"batch.micro": "predicted 1.2 GB of 3.4 free"})
+    path = tmp_path / "new.toml"
+    save(path, text)
+    assert read(path).resolve() == config
+    assert text.startswith("# Written by the wizard.")
+    assert "micro = 24 # predicted 1.2 GB of 3.4 free" in text
+
+
+def test_an_edited_file_keeps_its_comments_and_its_order() -> None:
+    text = into(
+        THEIRS, {"batch.micro": 48, "batch.accumulation": 2, "precision.amp": "bf16"}, {"batch.micro": "why"}
+    )
+    assert tomli.loads(text)["batch"] == {"micro": 48, "accumulation": 2}
+    assert tomli.loads(text)["precision"] == {"amp": "bf16"}
+    for line in (
+        "# my run, do not touch",
+        'name = "chartext"   # the novels',
+        "# 32 was too much for the old card",
+    ):
+        assert line in text
+    assert "micro = 48 # fits | why" in text
+    assert text.index("[workload]") < text.index("[batch]") < text.index("[run]")
+
+
+def test_what_is_as_wanted_is_not_touched() -> None:
+    assert into(THEIRS, {"batch.micro": 16, "run.epochs": 3}, {"batch.micro": "why"}) == THEIRS
+    assert difference(THEIRS, THEIRS, "a.toml") == []
+
+
+def test_a_key_can_be_taken_out() -> None:
+    assert "micro" not in tomli.loads(into(THEIRS, {"batch.micro": None}, {}))["batch"]
+
+
+def test_the_difference_is_shown_as_people_know_it() -> None:
+    lines = difference(THEIRS, into(THEIRS, {"batch.micro": 48}, {}), "a.toml")
+    assert lines[0] == "--- a.toml (now)"
+    assert "-micro = 16 # fits" in lines
+    assert "+micro = 48 # fits" in lines
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(UsageError, match="not valid TOML"):
+        into("[batch\nmicro", {"batch.micro": 1}, {})
+
+
+def test_saving_replaces_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("old")
+    path.chmod(0o600)
+    save(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [item.name for item in tmp_path.iterdir()] == ["a.toml"]
+    with pytest.raises(NddError, match="nowhere"):
+        save(tmp_path / "nowhere" / "a.toml", "text")

@@ -1,0 +1,251 @@
+"""`ndd-console wizard`: trade-offs for this card, predicted, verified and written down."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ndd_console.view.rows import cells
+from ndd_engine.errors import EXIT_MACHINE, UsageError
+from ndd_engine.text import MISSING, duration, number, printable, size
+
+from .measuring import check_writable, stoppable
+from .options import configuration
+
+if TYPE_CHECKING:
+    from ndd_engine.wizard.answers import Answers
+    from ndd_engine.wizard.proposals import Proposal
+    from ndd_engine.wizard.session import Planned
+
+GOALS = ("throughput", "beside", "reproducible", "time")
+_EVERY_S = 5.0
+_HEADINGS = ("", "size", "sequence", "precision", "micro", "x", "memory", "step", "per second", "in all", "")
+MIB = 1 << 20
+# Rows of the table, unless all of them are asked for.
+SHOWN = 12
+
+
+@click.command()
+@configuration
+@click.option(
+    "--goal", type=click.Choice(GOALS), default="throughput", show_default=True,
+    help="Most items a second; fits beside others; the same result again; shortest time to --items.",
+)  # fmt: skip
+@click.option("--items", type=int, metavar="N", help="Items of the goal time; also what total times are for.")
+@click.option(
+    "--effective", type=int, metavar="N", help="Items of an optimizer step to hold (default: as configured)."
+)
+@click.option("--free-batch", is_flag=True, help="Let the items of an optimizer step be whatever is best.")
+@click.option(
+    "--shortest", type=int, metavar="N", help="Shortest acceptable sequence (default: as configured)."
+)
+@click.option(
+    "--size", "sizes", multiple=True, metavar="NAME", help="An acceptable size of the model; may be repeated."
+)
+@click.option(
+    "--leave", type=click.FloatRange(min=0), metavar="MB", help="Memory to leave free (default: 8 % of it)."
+)
+@click.option(
+    "--card", metavar="NAME", help="Propose for a card that is not here, from its published figures."
+)
+@click.option("--headless", is_flag=True, help="Without a screen: the answers are the options.")
+@click.option("--no-verify", is_flag=True, help="Leave out the measurements of the best proposals.")
+@click.option(
+    "--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
+    help="Of the verification.",
+)  # fmt: skip
+@click.option("-o", "output", type=click.Path(path_type=Path), help="Write the TOML to this file.")
+@click.option("--force", is_flag=True, help="Write over a file that exists; its comments stay.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+def wizard(
+    ctx: click.Context,
+    config: Path | None,
+    workload: str | None,
+    sets: tuple[str, ...],
+    goal: str,
+    items: int | None,
+    effective: int | None,
+    free_batch: bool,
+    shortest: int | None,
+    sizes: tuple[str, ...],
+    leave: float | None,
+    card: str | None,
+    headless: bool,
+    no_verify: bool,
+    budget: float,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> int:
+    """Propose batch, sequence, size and precision for this machine, measure the best, and write a commented TOML.
+
+    The configuration to begin with is CONFIG or the workload's defaults. Nothing that is running is touched.
+    """
+    from ndd_engine.wizard.answers import Answers
+
+    if free_batch and effective is not None:
+        raise UsageError("--effective and --free-batch exclude each other")
+    check_writable(output)
+    if output is not None and output.exists() and not force:
+        raise UsageError(f"-o {printable(str(output))}: exists; --force changes it and keeps its comments")
+    answers = Answers(
+        config=config, workload=workload, sets=sets, card=card, goal=goal, items=items,  # type: ignore[arg-type]
+        effective=effective, hold_effective=not free_batch, shortest=shortest, sizes=sizes,
+        leave_bytes=None if leave is None else int(leave * MIB),
+    )  # fmt: skip
+    draft = answers.draft()
+    answers.checked(draft.resolve(draft.sizes[0] if draft.size == "auto" else None), draft.sizes)
+    return _headless(answers, no_verify, budget, output, as_json)
+
+
+def _headless(answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool) -> int:
+    from ndd_engine.hardware.card import detect
+    from ndd_engine.wizard.session import best_measured, plan, to_verify, written, written_into
+    from ndd_engine.wizard.verify import verify
+    from ndd_engine.wizard.writing import save
+
+    narrator = Narrator(lambda line: click.echo(line, err=True))
+    machine = detect(use_torch=False)
+    with stoppable("the wizard") as stop:
+        planned = plan(answers, machine, narrator.tell, stop)
+        chosen = to_verify(planned, answers)
+        verified: Sequence[Proposal] = []
+        if chosen and not no_verify and answers.card is None:
+            verified = verify(planned.situation, answers, chosen, budget, narrator.tell, stop)
+            planned = planned.verified(verified)
+    best = best_measured(verified, answers) or (chosen[0] if chosen else None)
+    text = "" if best is None else written(answers, planned.situation, best)
+    if as_json:
+        click.echo(json.dumps(document(planned, answers, best), indent=2, allow_nan=False))
+    else:
+        for line in describe(planned, answers, best):
+            click.echo(line)
+    if best is None:
+        return stop.exit_status or EXIT_MACHINE
+    if output is not None:
+        if output.exists():
+            text = written_into(answers, planned.situation, best, output)
+        save(output, text)
+        click.echo(
+            f"wrote {printable(str(output))}; train it with: ndd-console train {printable(str(output))}",
+            err=True,
+        )
+    elif not as_json:
+        click.echo(f"\n{text}", nl=False)
+    return stop.exit_status
+
+
+class Narrator:
+    """Says what is being done, each thing once, and how far it is every few seconds."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._last, self._next = "", 0.0
+
+    def tell(self, text: str, share: float) -> None:
+        """For `plan` and `verify`."""
+        now = self._clock()
+        if text == self._last or (
+            now < self._next and text.partition(":")[0] == self._last.partition(":")[0]
+        ):
+            return
+        self._last, self._next = text, now + _EVERY_S
+        self._say(printable(f"{share:4.0%}  {text}"))
+
+
+def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Iterator[str]:
+    """The table of trade-offs, and what was left out of it."""
+    situation = planned.situation
+    opened = situation.opened
+    where = situation.card.name if situation.card is not None else opened.device_name
+    yield printable(f"{where}: {size(situation.free_bytes)} may be used")
+    yield printable(f"{opened.data}; {opened.model}")
+    if opened.lengths:
+        lengths = opened.lengths
+        yield (
+            f"lengths: {lengths[0]} to {lengths[-1]} {opened.token or 'step'}s, half of them up to "
+            f"{lengths[len(lengths) // 2]}"
+        )
+    for note in situation.notes:
+        yield printable(note)
+    for found in planned.found:
+        if found.why:
+            yield printable(f"{found.model}: {found.why}")
+    rows = sorted(planned.best, key=lambda one: -(one.items_per_s or 0.0))[:SHOWN]
+    tight = [one for one in planned.rows if not one.fits]
+    shown = [*rows, *sorted(tight, key=lambda one: one.missing_bytes)[:2]]
+    if not shown:
+        yield "nothing could be predicted"
+        return
+    grid = [_HEADINGS, *(_cells(one, one is best or _same(one, best)) for one in shown)]
+    widths = [max(cells(row[column]) for row in grid) for column in range(len(_HEADINGS))]
+    yield ""
+    for row in grid:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield ""
+    yield "memory and time are predicted" + (", where nothing else is said" if _any_measured(shown) else "")
+
+
+def _same(one: Proposal, other: Proposal | None) -> bool:
+    return other is not None and (one.model, one.batch) == (other.model, other.batch)
+
+
+def _any_measured(rows: Sequence[Proposal]) -> bool:
+    return any(one.measured is not None for one in rows)
+
+
+def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
+    memory = MISSING if one.memory_bytes is None else size(one.memory_bytes)
+    step = MISSING if one.step_s is None else duration(one.step_s)
+    if one.lower_bound:
+        step = f"≥ {step}"
+    measured = one.measured
+    words = []
+    if one.missing_bytes:
+        words.append(f"does not fit: {size(one.missing_bytes)} missing")
+    if measured is not None:
+        if measured.step_s is None:
+            words.append(measured.verdict)
+        else:
+            words.append(f"measured {size(measured.memory_bytes)}, {duration(measured.step_s)} a step")
+    if not one.promised and one.memory_bytes is not None:
+        words.append("memory is a guess")
+    if one.cost:
+        words.append(one.cost)
+    return (
+        "*" if best else "",
+        one.model.size or "",
+        str(one.model.sequence),
+        "fp32" if one.model.amp == "off" else one.model.amp,
+        str(one.batch.micro),
+        str(one.batch.accumulation),
+        memory,
+        step,
+        MISSING if one.items_per_s is None else number(one.items_per_s),
+        MISSING if one.total_s is None else duration(one.total_s),
+        printable("; ".join(words)),
+    )
+
+
+def document(planned: Planned, answers: Answers, best: Proposal | None) -> dict[str, Any]:
+    """All of it, for programs."""
+    situation = planned.situation
+    return {
+        "device": situation.opened.device,
+        "card": None if situation.card is None else situation.card.name,
+        "verified": situation.card is None,
+        "free_bytes": situation.free_bytes,
+        "goal": answers.goal,
+        "data": situation.opened.data,
+        "train_items": situation.opened.train_items,
+        "proposals": [one.to_dict() for one in planned.rows],
+        "pareto": [list(one.sets()) for one in planned.best],
+        "chosen": None if best is None else best.to_dict(),
+        "failed": [{"model": str(found.model), "why": found.why} for found in planned.found if found.why],
+    }
