@@ -197,12 +197,14 @@ LOADER = [
             sets=["loader.workers=8"],
             loader=files(epochs_differ=True, item_ns=1e5, item_cpu_ns=1e5),
             baseline=alone(micro_ns=10e6),
+            host=cores(2.0, 1.95),
         ),
         Planted(
             phases=healthy(data_wait=4.0),
             sets=["loader.workers=8"],
             loader=files(epochs_differ=True, item_ns=1e5, item_cpu_ns=1e5),
             baseline=alone(),
+            host=cores(2.0, 1.95),
         ),
         ("loader.workers=0",),
         "slowed",
@@ -230,7 +232,7 @@ LOADER = [
     Pair("data-wait", Planted(phases=WAITING), Planted(), ("loader.workers=1",)),
     Pair(
         "data-wait",
-        Planted(phases=WAITING, loader=data(gather_ns=15e6, item_ns=1e6, item_cpu_ns=1e6)),
+        Planted(phases=WAITING, loader=data(gather_ns=15e6)),
         # A batch is made in far less time than its phase takes: it is not the data that is waited for.
         Planted(phases=WAITING, loader=data()),
         (),

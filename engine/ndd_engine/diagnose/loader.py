@@ -9,6 +9,7 @@ from .finding import Change, Evidence, Finding
 from .loader_facts import (
     COMPUTES_CROWDED,
     MOST_WORKERS,
+    as_made_ns,
     batch_ns,
     computes,
     crowded,
@@ -282,7 +283,7 @@ def data_wait(view: View) -> Finding | None:
     wait = view.wait
     if not wait.clear or wait.share < 2 * FLOOR or keeps_up(view):
         return None
-    here = None if view.snapshot.loader is None else made_ns(view.snapshot.loader)
+    here = None if view.snapshot.loader is None else as_made_ns(view, view.snapshot.loader)
     if not view.workers and here is not None and here * view.micro_steps < EXPLAINS * wait.ns:
         return None  # made here in far less time: something else takes its processor time
     line = view.line("data_wait")

@@ -119,8 +119,17 @@ def items_ns(loader: LoaderEvent) -> float | None:
 
 def made_ns(loader: LoaderEvent) -> float | None:
     """Time of a micro-batch made in one process by the clock on the wall, in the fastest way there is."""
-    by_item = None if loader.item_ns is None else loader.micro * loader.item_ns + (loader.collate_ns or 0.0)
-    return min((ns for ns in (by_item, loader.gather_ns) if ns is not None), default=None)
+    return min((ns for ns in (_by_item_ns(loader), loader.gather_ns) if ns is not None), default=None)
+
+
+def as_made_ns(view: View, loader: LoaderEvent) -> float | None:
+    """The same in the way in which the run makes it, where that is in its own process."""
+    gathers = loader.gather_ns is not None and view.get("loader.fetch") != "item"
+    return loader.gather_ns if gathers else _by_item_ns(loader)
+
+
+def _by_item_ns(loader: LoaderEvent) -> float | None:
+    return None if loader.item_ns is None else loader.micro * loader.item_ns + (loader.collate_ns or 0.0)
 
 
 def batch_ns(loader: LoaderEvent) -> float | None:
@@ -136,8 +145,8 @@ def explains(view: View, loader: LoaderEvent, part: float) -> bool:
     """
     if loader.item_ns is None or not view.workers:
         return loader.item_ns is not None
-    made = loader.micro * loader.item_ns + (loader.collate_ns or 0.0)
-    return made * view.micro_steps / max(view.workers, 1) >= part * view.wait.ns
+    made = _by_item_ns(loader) or 0.0
+    return made * view.micro_steps / view.workers >= part * view.wait.ns
 
 
 def keeps_up(view: View) -> bool:
