@@ -20,6 +20,7 @@ from .screens.base import Look, post_from_thread
 from .screens.home import HomeScreen
 from .screens.ladder import LadderScreen, LadderSource
 from .screens.live import LiveScreen, Result
+from .screens.wizard import WizardScreen, WizardSource
 from .source import HomeSource, RunRow, RunSource, StartRow
 
 Opener = Callable[[str], RunSource]
@@ -87,6 +88,22 @@ class LadderApp(CanvasApp):
 
     def get_default_screen(self) -> Screen[None]:
         return LadderScreen(self._look, self._climb, lambda: self._finish("quit"), self._on_first_paint)
+
+
+class WizardApp(CanvasApp):
+    """The wizard's screen. to_train: the file that is to be trained once it is closed, "" for none."""
+
+    def __init__(self, source: WizardSource, *, ascii_only: bool = False, monochrome: bool = False) -> None:
+        super().__init__(ascii_only=ascii_only, monochrome=monochrome)
+        self._source = source
+        self.to_train = ""
+
+    def get_default_screen(self) -> Screen[None]:
+        return WizardScreen(self._look, self._source, self._close)
+
+    def _close(self, to_train: str) -> None:
+        self.to_train = to_train
+        self._finish("quit")
 
 
 class ConsoleApp(CanvasApp):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ndd_engine.config import read
-from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, NddError, UsageError
+from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
 from .app import LadderApp
+from .hosting import hosted
 from .saving import save_new
-from .terminal import Captured, HangupWatch, capabilities
+from .terminal import capabilities
 
 if TYPE_CHECKING:
     from ndd_engine.trial.ladder import LadderState
@@ -120,23 +119,7 @@ def run_screen(job: LadderJob, ascii_only: bool) -> tuple[LadderState, int, str]
     """The screen of a climb that is not begun; see `show`."""
     can = capabilities(ascii_only)
     app = LadderApp(job, ascii_only=can.ascii_only, monochrome=can.monochrome, on_first_paint=job.start)
-    status = EXIT_DONE
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        nonlocal status
-        status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
-        job.stop()
-        app.leave()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    # What its processes print has no place on the screen, and no run whose log it belongs to.
-    with Captured(Path("/dev/null")) as captured:
-        app._capture_stdout = app._capture_stderr = captured.stream  # type: ignore[assignment]
-        hangup = HangupWatch(0, app.leave)
-        hangup.start()
-        app.run(mouse=False)
-        hangup.stop()
+    status = hosted(app, job.stop)
     job.stop()
     job.join()
     if job.error is not None:

@@ -14,6 +14,7 @@ from ndd_engine import __version__
 # Name of a command -> (its line in --help). Each lives in the module of the same name; a keyword has a _ behind it.
 COMMANDS = {
     "train": "Train a model: in the live screen, or headless without a terminal.",
+    "wizard": "Propose batch, sequence, size and precision for this card, measure the best, write the TOML.",
     "check": "Preflight: configuration, data, card, rough memory and time; every problem at once.",
     "card": "Show the card and the machine, with the reason for every detected value.",
     "attach": "Watch a run, live or finished, and steer a live one.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ndd_console.terminal import interactive
 from ndd_console.view.rows import cells
 from ndd_engine.errors import EXIT_MACHINE, UsageError
 from ndd_engine.text import MISSING, duration, number, printable, size
@@ -101,7 +104,16 @@ def wizard(
     )  # fmt: skip
     draft = answers.draft()
     answers.checked(draft.resolve(draft.sizes[0] if draft.size == "auto" else None), draft.sizes)
-    return _headless(answers, no_verify, budget, output, as_json)
+    if headless or as_json or not interactive():
+        return _headless(answers, no_verify, budget, output, as_json)
+    from ndd_console.wizard import show
+
+    to_train, status = show(answers, output, budget, ctx.obj["ascii"])
+    if to_train:
+        # Afresh: a run begins before any thread exists.
+        runs = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
+        os.execv(sys.executable, [sys.executable, "-m", "ndd_console", *runs, "train", to_train])
+    return status
 
 
 def _headless(answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool) -> int:

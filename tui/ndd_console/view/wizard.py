@@ -1,0 +1,281 @@
+"""The wizard's pages: the machine, the workload, the goal, probing, trade-offs, verification and the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ndd_console.source import StartRow
+from ndd_engine.text import MISSING, duration, number, size
+
+from .bars import progress_bar
+from .live import Keys, footer_row
+from .rows import BLANK, cells, ends, fit, foreign, rule, shorten, wrap
+from .style import Row, Span
+from .tradeoffs import BY_SPEED, heading_row, ordered, plot_rows, proposal_row
+
+if TYPE_CHECKING:
+    from ndd_engine.wizard.proposals import Proposal
+
+PAGES = ("machine", "workload", "goal", "probing", "trade-offs", "verify", "file")
+MACHINE, WORKLOAD, GOAL, PROBING, TABLE, VERIFY, FILE = range(len(PAGES))
+_PLOT = 10
+_LABEL = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One question of the goal: what it is called, the answer, and what the answer means."""
+
+    name: str
+    value: str
+    meaning: str
+    bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WizardView:
+    """What the wizard shows.
+
+    machine: lines, None while it is looked at. workloads: what can be chosen, with the facts of the data in `facts`.
+    fields: the goal's questions; chosen: the line of the page that is chosen. rows, best: of the trade-offs, sorted by
+    `column`; marked: those to verify. stage, share: what is done now and the part of it that is, None when nothing is.
+    verified: proposals with what was measured. text, diff: of the file. saved: where it was written. message: for the
+    user; bad: it is a problem.
+    """
+
+    page: int = MACHINE
+    machine: tuple[str, ...] | None = None
+    workloads: tuple[StartRow, ...] = ()
+    facts: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+    rows: tuple[Proposal, ...] = ()
+    best: tuple[Proposal, ...] = ()
+    marked: tuple[Proposal, ...] = ()
+    verified: tuple[Proposal, ...] = ()
+    notes: tuple[str, ...] = ()
+    column: int = BY_SPEED
+    plot: bool = True
+    chosen: int = 0
+    top: int = 0
+    stage: str = ""
+    share: float | None = None
+    left_s: float | None = None
+    text: tuple[str, ...] = ()
+    diff: tuple[str, ...] = ()
+    show_diff: bool = False
+    path: str = ""
+    saved: str = ""
+    message: str = ""
+    bad: bool = False
+    keys: Keys = field(default=())
+
+
+def wizard_rows(view: WizardView, width: int, height: int) -> list[Row]:
+    """Exactly `height` rows of exactly `width` cells."""
+    margin = 1 if width >= 40 else 0
+    inner = max(width - 2 * margin, 1)
+    style = "bad" if view.bad else "accent"
+    lines = [line for part in view.message.splitlines() for line in wrap(foreign(part), inner)]
+    message: list[Row] = [((line, style),) for line in lines[: max(height // 2, 1)]]
+    top = [trail(view.page, inner), BLANK] if height >= 12 else [trail(view.page, inner)]
+    room = max(height - len(top) - len(message) - 1, 0)
+    page = (_machine, _workload, _goal, _probing, _table, _verify, _file)[view.page]
+    body = page(view, inner, room)[:room]
+    rows = [*top, *body, *[BLANK] * (room - len(body)), *message, footer_row(view.keys, inner)]
+    rows = rows[-height:] if height > 0 else []
+    if margin:
+        rows = [((" ", "text"), *row) for row in rows]
+    return [fit(row, width) for row in rows]
+
+
+def trail(page: int, width: int) -> Row:
+    """Where in the wizard this is: all pages where there is room, else the number of this one."""
+    spans: list[Span] = []
+    for place, name in enumerate(PAGES):
+        look = "accent" if place == page else "text" if place < page else "dim"
+        spans += [(f"{place + 1} {name}", look), ("  ", "text")]
+    if sum(cells(text) for text, _ in spans) <= width:
+        return fit(tuple(spans), width)
+    return ends(((PAGES[page], "accent"),), ((f"{page + 1} of {len(PAGES)}", "dim"),), width)
+
+
+def _machine(view: WizardView, width: int, room: int) -> list[Row]:
+    if view.machine is None:
+        return [(("looking at the hardware…", "dim"),)]
+    lines = [foreign(line) if line.strip() else "" for line in view.machine]
+    return [
+        rule("what is proposed is for this machine", width),
+        *(((shorten(line, width), "text"),) for line in lines),
+    ][:room]
+
+
+def _workload(view: WizardView, width: int, room: int) -> list[Row]:
+    rows = [rule("what is to be trained", width)]
+    names = max((cells(foreign(row.name)) for row in view.workloads), default=0)
+    facts = [line for text in view.facts for line in wrap(foreign(text), width)]
+    space = max(room - 1 - (len(facts) + 2 if facts else 0), 1)
+    start = _start(view.chosen, len(view.workloads), space)
+    for place, row in enumerate(view.workloads[start : start + space], start):
+        chosen = place == view.chosen
+        name = foreign(row.name)
+        lead = (("▸ " if chosen else "  ", "accent"), (name, "select" if chosen else "bold"))
+        gap = " " * (names - cells(name) + 2)
+        about = foreign(row.title if not row.text else f"{row.title}: {row.text}")
+        rows.append((*lead, (gap, "text"), (shorten(about, width - names - 4), "text")))
+    if facts:
+        rows += [BLANK, rule("its data", width), *(((line, "text"),) for line in facts)]
+    return rows
+
+
+def _goal(view: WizardView, width: int, _room: int) -> list[Row]:
+    rows = [rule("the goal, and the limits", width)]
+    for place, item in enumerate(view.fields):
+        chosen = place == view.chosen
+        lead: list[Span] = [
+            ("▸ " if chosen else "  ", "accent"),
+            (item.name.ljust(_LABEL), "bold" if chosen else "text"),
+        ]
+        look = "bad" if item.bad else "select" if chosen else "accent"
+        rows.append((*lead, (f" {foreign(item.value)} ", look)))
+        if chosen:
+            rows += [
+                ((" " * (_LABEL + 3) + line, "dim"),)
+                for line in wrap(item.meaning, max(width - _LABEL - 3, 20))
+            ]
+    return rows
+
+
+def _probing(view: WizardView, width: int, room: int) -> list[Row]:
+    rows = [rule("probing", width), *_progress(view, width), BLANK]
+    rows += [((line, "text"),) for note in view.notes for line in wrap(foreign(note), width)]
+    if view.rows:
+        rows += [BLANK, heading_row(width, view.column)]
+        for one in ordered(view.best, view.column)[: max(room - len(rows), 0)]:
+            rows.append(proposal_row(one, width, view.column, False, True))
+    return rows
+
+
+def _progress(view: WizardView, width: int) -> list[Row]:
+    if view.share is None:
+        return [((foreign(view.stage) or "starting…", "accent"),)]
+    end = f" {view.share:.0%}" + (f", {duration(view.left_s)} left" if view.left_s is not None else "")
+    line = (*progress_bar(view.share, max(width - cells(end), 1)), (end, "text"))
+    return [((shorten(foreign(view.stage), width), "accent"),), line]
+
+
+def _table(view: WizardView, width: int, room: int) -> list[Row]:
+    rows = ordered(view.rows, view.column)
+    chosen = rows[view.chosen] if view.chosen < len(rows) else None
+    plot = plot_rows(rows, view.best, chosen, width, _PLOT) if view.plot and room >= _PLOT + 8 else []
+    about = [] if chosen is None else _about(chosen, width)
+    space = max(room - 1 - len(plot) - len(about), 1)
+    start = _start(view.chosen, len(rows), space)
+    out = [heading_row(width, view.column)]
+    for place, one in enumerate(rows[start : start + space], start):
+        line = proposal_row(one, width, view.column, place == view.chosen, one in view.best)
+        marked = one in view.marked and place != view.chosen
+        out.append((("✔ ", "good"), *line[1:]) if marked else line)
+    out += [BLANK] * (space - (len(out) - 1))
+    return [*out, *about, *plot]
+
+
+def _about(one: Proposal, width: int) -> list[Row]:
+    """The chosen proposal in words."""
+    memory = f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
+    if one.missing_bytes:
+        memory += f": does not fit, {size(one.missing_bytes)} missing"
+    elif not one.promised:
+        memory += ", a guess: the traces of the probes do not line up"
+    speed = f"{number(one.items_per_s)} items/s, {number(one.tokens_per_s)} tokens/s"
+    speed += f", {number(one.parameters)} parameters"
+    if one.lower_bound:
+        speed += "; time is what the card's published peak allows at best"
+    rows: list[Row] = [((shorten(f"{memory}; {speed}", width), "dim"),)]
+    if one.cost:
+        rows.append(((shorten(f"costs: {foreign(one.cost)}", width), "warn"),))
+    return rows
+
+
+def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
+    rows: list[Row] = [rule("predicted, and measured here", width)]
+    if view.share is not None:
+        rows += [*_progress(view, width), BLANK]
+    head = ("", "memory predicted", "measured", "error", "step predicted", "measured", "error")
+    widths = (26, 17, 10, 8, 15, 10, 8)
+    shown = widths if width >= sum(widths) else (26, 0, 10, 8, 0, 10, 8)
+    rows.append(
+        tuple((text.ljust(cell)[:cell], "dim") for text, cell in zip(head, shown, strict=True) if cell)
+    )
+    for place, one in enumerate(view.verified):
+        chosen = place == view.chosen
+        name = shorten(("▸ " if chosen else "  ") + _name(one), 25).ljust(26)
+        known = one.measured
+        if known is None:
+            rows.append(((name, "bold" if chosen else "text"), ("not measured yet", "dim")))
+            continue
+        if known.step_s is None:
+            rows.append(
+                ((name, "bold" if chosen else "text"), (shorten(foreign(known.verdict), width - 26), "bad"))
+            )
+            continue
+        cells_ = (
+            name, size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
+            duration(one.step_s), duration(known.step_s), _error(one.step_s, known.step_s),
+        )  # fmt: skip
+        spans = [
+            (shorten(text, cell).ljust(cell), "bold" if chosen and not place_ else "text")
+            for place_, (text, cell) in enumerate(zip(cells_, shown, strict=True))
+            if cell
+        ]
+        rows.append(tuple(spans))
+    return rows
+
+
+def _name(one: Proposal) -> str:
+    kind = "" if one.model.amp == "off" else f" {one.model.amp}"
+    times = f" x {one.batch.accumulation}" if one.batch.accumulation > 1 else ""
+    return f"{one.model.size or 'model'} {one.model.sequence}, {one.batch.micro}{times}{kind}"
+
+
+def _error(predicted: float | None, measured: float | None) -> str:
+    """How far the prediction was off, with its sign: predicted over measured."""
+    if not predicted or not measured:
+        return MISSING
+    return f"{(predicted / measured - 1) * 100:+.1f} %"
+
+
+def _file(view: WizardView, width: int, room: int) -> list[Row]:
+    what = "what would change in" if view.show_diff else "the configuration"
+    title = f"{what} {foreign(view.path)}" if view.show_diff and view.path else what
+    lines = view.diff if view.show_diff else view.text
+    place = f" {min(view.top + room - 1, len(lines))}/{len(lines)} " if len(lines) > room - 1 else ""
+    out = [rule(title, width, "bold", place)]
+    seen = lines[view.top : view.top + max(room - 1, 0)]
+    out += [((shorten(foreign_line(line), width), _look(line, view.show_diff)),) for line in seen]
+    if not lines:
+        out.append((("nothing would change", "dim"),))
+    return out
+
+
+def foreign_line(line: str) -> str:
+    """A line of a file with its spaces, unable to steer the terminal."""
+    lead = line[: len(line) - len(line.lstrip(" "))]
+    return lead + foreign(line)
+
+
+def _look(line: str, diff: bool) -> str:
+    if diff:
+        return "good" if line.startswith("+") else "bad" if line.startswith("-") else "dim"
+    return "dim" if line.lstrip().startswith("#") else "bold" if line.startswith("[") else "text"
+
+
+def _start(chosen: int, count: int, room: int) -> int:
+    """The first line to show so that the chosen one is seen."""
+    return min(max(chosen - room + 1, 0), max(count - room, 0))
+
+
+def bounded(value: int, rows: Sequence[object]) -> int:
+    """A place in `rows`."""
+    return min(max(value, 0), max(len(rows) - 1, 0))

@@ -1,0 +1,317 @@
+"""The wizard in a terminal: its work in a thread, the screen over it, and both ended together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ndd_console.source import StartRow
+from ndd_console.view.machine import describe
+from ndd_console.view.wizard import Field, WizardView
+from ndd_engine.config import WORKLOADS
+from ndd_engine.config.loading import DEFAULT_WORKLOAD
+from ndd_engine.errors import NddError
+from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.text import number, size
+from ndd_engine.wizard.answers import GOALS, LEFT_FREE, Answers, Goal
+from ndd_engine.wizard.proposals import Proposal
+
+from .app import WizardApp
+from .hosting import hosted
+from .saving import save_new
+from .terminal import capabilities
+
+if TYPE_CHECKING:
+    from ndd_engine.config import Config
+    from ndd_engine.wizard.session import Planned
+
+_GOALS: tuple[Goal, ...] = tuple(GOALS)
+_LEAVE = (None, 0.0, 0.2, 0.4, 0.6)
+_TIMES = (1, 2, 4, 8)
+MEANINGS = {
+    "throughput": "as many items a second as possible, within the limits below",
+    "beside": "nearly as fast as possible with as little memory as possible, for a machine that others use too",
+    "reproducible": "fp32 and deterministic algorithms: the same result again on the same machine",
+    "time": "the shortest time to the items of the whole run",
+}
+
+
+class WizardJob:
+    """See screens.wizard.WizardSource. answers: to begin with, as the command line has them. output: where the file is
+    written, None for a new name."""
+
+    def __init__(self, answers: Answers, output: Path | None, budget_s: float) -> None:
+        self.answers = answers
+        self._output, self._budget_s = output, budget_s
+        self._machine: Machine | None = None
+        self._names: tuple[str, ...] = ()
+        self._config: Config | None = None
+        self._sizes: tuple[str, ...] = ()
+        self._planned: Planned | None = None
+        self._verified: tuple[Proposal, ...] = ()
+        self._stage, self._share, self._began = "", 0.0, 0.0
+        self._error = ""
+        self._leave = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._detect, name="ndd-wizard-machine", daemon=True).start()
+
+    # The questions.
+
+    def machine_lines(self) -> tuple[str, ...] | None:
+        return None if self._machine is None else tuple(describe(self._machine))
+
+    def workloads(self) -> tuple[StartRow, ...]:
+        import ndd_profiles
+
+        asked = self.answers.workload
+        rows = []
+        if self.answers.config is not None:
+            rows.append(StartRow(str(self.answers.config), "the file that was given", ""))
+        elif asked is not None and asked not in WORKLOADS:
+            rows.append(StartRow(asked, "your own workload", ""))
+        if self.answers.config is None:
+            names = sorted(WORKLOADS, key=lambda name: name != (asked or DEFAULT_WORKLOAD))
+            rows += [StartRow(name, _about(ndd_profiles.read("workloads", name)), "") for name in names]
+        self._names = tuple(row.name for row in rows)
+        return tuple(rows)
+
+    def choose(self, place: int) -> tuple[str, ...]:
+        from ndd_engine.workloads.facts import facts
+
+        name = self._names[place]
+        if self.answers.config is None:
+            self.answers = replace(self.answers, workload=name)
+        try:
+            draft = self.answers.draft()
+            config = draft.resolve(draft.auto["candidates"][0] if draft.size == "auto" else None)
+            known = facts(config)
+        except NddError as error:
+            self._config, self._error = None, str(error)
+            return ()
+        self._config, self._sizes, self._error = config, draft.sizes, ""
+        if known is None:
+            return ("what it holds is known once it is opened",)
+        each = f", {number(known.tokens_per_item)} {known.token}s each" if known.tokens_per_item else ""
+        return (known.text, f"{number(known.train_items)} {known.item}s to train on{each}")
+
+    def fields(self) -> tuple[Field, ...]:
+        answers, config = self.answers, self._config
+        assert config is not None
+        hold = answers.step_items(config)
+        sizes = ", ".join(answers.sizes) or "as configured"
+        shortest = config.batch.sequence if answers.shortest is None else answers.shortest
+        leave = (
+            f"{LEFT_FREE:.0%} of what is free" if answers.leave_bytes is None else size(answers.leave_bytes)
+        )
+        return (
+            Field("goal", GOALS[answers.goal], MEANINGS[answers.goal]),
+            Field(
+                "items of a step",
+                "free" if hold is None else f"{hold} held",
+                "the effective batch: micro-batches are accumulated to hold it, as another one is another training",
+            ),
+            Field(
+                "shortest sequence",
+                str(shortest),
+                "shorter ones are faster and lighter, and see less at a time",
+            ),
+            Field(
+                "sizes of the model", sizes, "smaller models are faster and lighter, and reach a higher loss"
+            ),
+            Field("memory to leave free", leave, "for evaluations, libraries, and others on this machine"),
+        )
+
+    def change(self, place: int, by: int) -> str:
+        answers, config = self.answers, self._config
+        assert config is not None
+        if place == 0:
+            goal = _GOALS[(_GOALS.index(answers.goal) + by) % len(_GOALS)]
+            items = answers.items
+            if goal == "time" and items is None:
+                from ndd_engine.wizard.plan import run_items
+
+                items = run_items(config, config.batch.items * 1000)
+            self.answers = replace(answers, goal=goal, items=items)
+        elif place == 1:
+            self._change_batch(config, by)
+        elif place == 2:
+            now = config.batch.sequence
+            choices = [now, *(now // 2**power for power in (1, 2, 3) if now // 2**power >= 2)]
+            at = choices.index(answers.shortest) if answers.shortest in choices else 0
+            self.answers = replace(answers, shortest=choices[(at + by) % len(choices)])
+        elif place == 3:
+            # None, each by itself, then all of them.
+            choices_ = [(), *((name,) for name in self._sizes), self._sizes]
+            at = choices_.index(answers.sizes) if answers.sizes in choices_ else 0
+            self.answers = replace(answers, sizes=tuple(choices_[(at + by) % len(choices_)]))
+        else:
+            self._change_leave(by)
+        return self.problem()
+
+    def problem(self) -> str:
+        if self._config is None:
+            return self._error or "choose a workload first"
+        try:
+            self.answers.checked(self._config, self._sizes)
+        except NddError as error:
+            return str(error)
+        return ""
+
+    # The work.
+
+    def probe(self) -> None:
+        self._planned, self._verified = None, ()
+        self._start(self._plan)
+
+    def verify(self, chosen: tuple[Proposal, ...]) -> None:
+        self._verified = chosen
+        self._start(lambda: self._measure(chosen))
+
+    def look(self, view: WizardView) -> WizardView:
+        planned = self._planned
+        if planned is not None:
+            notes = (planned.situation.opened.data, planned.situation.opened.model, *planned.situation.notes)
+            notes += tuple(f"{found.model}: {found.why}" for found in planned.found if found.why)
+            view = replace(view, rows=planned.rows, best=planned.best, notes=notes)
+        if self.working():
+            spent = time.monotonic() - self._began
+            left = spent / self._share - spent if self._share > 0.05 else None
+            view = replace(view, stage=self._stage, share=self._share, left_s=left)
+        if self._verified:
+            view = replace(view, verified=self._verified)
+        return view
+
+    def working(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def failed(self) -> str:
+        return "" if self.working() else self._error
+
+    def suggested(self) -> tuple[Proposal, ...]:
+        if self._planned is None or self.answers.card is not None:
+            return ()
+        from ndd_engine.wizard.session import to_verify
+
+        return tuple(to_verify(self._planned, self.answers))
+
+    def preview(self, chosen: Proposal) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+        from ndd_engine.wizard.writing import difference
+
+        text = self._text(chosen)
+        path = self._output or self.answers.config
+        diff: list[str] = []
+        if path is not None and path.exists():
+            diff = difference(path.read_text(encoding="utf-8"), text, str(path))
+        return tuple(text.splitlines()), tuple(diff), str(path) if diff and path is not None else ""
+
+    def save(self, chosen: Proposal) -> str:
+        from ndd_engine.wizard.writing import save
+
+        text = self._text(chosen)
+        path = self._output or self.answers.config
+        if path is None:
+            return str(save_new("wizard", text))
+        save(path, text)
+        return str(path)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait for the end of what goes on; its processes end with it."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _text(self, chosen: Proposal) -> str:
+        from ndd_engine.wizard.session import written, written_into
+
+        assert self._planned is not None
+        path = self._output or self.answers.config
+        situation = self._planned.situation
+        if path is not None and path.exists():
+            return written_into(self.answers, situation, chosen, path)
+        return written(self.answers, situation, chosen)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self.stop()
+        self.join()
+        self._stop = threading.Event()
+        self._stage, self._share, self._began, self._error = "starting", 0.0, time.monotonic(), ""
+        self._thread = threading.Thread(target=self._work, args=(work,), name="ndd-wizard")
+        self._thread.start()
+
+    def _work(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except NddError as error:
+            self._error = str(error)
+        except Exception as error:  # noqa: BLE001  told on the screen, which would wait for ever
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _plan(self) -> None:
+        from ndd_engine.wizard.session import plan
+
+        machine = self._machine or detect(use_torch=False)
+
+        def look(planned: Planned) -> None:
+            self._planned = planned
+
+        self._planned = plan(self.answers, machine, self._tell, self._stop, look)
+        if not self._planned.rows:
+            reasons = "; ".join(found.why for found in self._planned.found if found.why)
+            self._error = f"nothing could be predicted: {reasons or 'no combination is left'}"
+
+    def _measure(self, chosen: Sequence[Proposal]) -> None:
+        from ndd_engine.wizard.verify import verify
+
+        assert self._planned is not None
+        found = verify(self._planned.situation, self.answers, chosen, self._budget_s, self._tell, self._stop)
+        self._verified = tuple(found)
+        self._planned = self._planned.verified(found)
+
+    def _tell(self, text: str, share: float) -> None:
+        self._stage, self._share = text, share
+
+    def _detect(self) -> None:
+        self._machine = detect(use_torch=False)
+
+    def _change_batch(self, config: Config, by: int) -> None:
+        now = config.batch.items
+        choices: list[int | None] = [*(now * times for times in _TIMES), None]
+        hold = self.answers.step_items(config)
+        at = choices.index(hold) if hold in choices else 0
+        chosen = choices[(at + by) % len(choices)]
+        self.answers = replace(self.answers, hold_effective=chosen is not None, effective=chosen)
+
+    def _change_leave(self, by: int) -> None:
+        machine = self._machine
+        card = machine.chosen if machine is not None else None
+        free = card.free_bytes if card is not None else None
+        if free is None:
+            free = psutil.virtual_memory().available
+        self._leave = (self._leave + by) % len(_LEAVE)
+        part = _LEAVE[self._leave]
+        self.answers = replace(self.answers, leave_bytes=None if part is None else int(part * free))
+
+
+def _about(profile: dict[str, object]) -> str:
+    sizes = profile.get("sizes")
+    return f"sizes {', '.join(sizes)}" if isinstance(sizes, dict) and sizes else "one size"
+
+
+def show(answers: Answers, output: Path | None, budget_s: float, ascii_only: bool) -> tuple[str, int]:
+    """The wizard with its screen. Returns, once it is closed, the file to train ("" for none) and the exit status."""
+    can = capabilities(ascii_only)
+    job = WizardJob(answers, output, budget_s)
+    app = WizardApp(job, ascii_only=can.ascii_only, monochrome=can.monochrome)
+    status = hosted(app, job.stop)
+    job.stop()
+    job.join()
+    return app.to_train, status
