@@ -36,7 +36,7 @@ FULL = 0.9
 # Threads that wait for each other lose more than the processor time that is taken from one of them.
 WAITING = 1.6
 # Of the time between two collections, what one may take at most; and the steps between two that are proposed.
-GC_SHARE = 0.03
+GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
 
 

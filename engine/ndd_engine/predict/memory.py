@@ -21,7 +21,7 @@ class Memory:
 
     on: "card", then the allocator's rules apply, or "host". outside_bytes: beside what a step allocates: on a card
     the context and other libraries, on the host the process with the program, the model and the data. source: where
-    the traces come from, in words.
+    the traces come from, in words. caveat: why the prediction is no promise although the traces line up; "" for none.
     """
 
     family: Family
@@ -29,6 +29,7 @@ class Memory:
     outside_bytes: int
     source: str
     rules: Rules = field(default_factory=Rules)
+    caveat: str = ""
 
     def peak(self, micro: int, accumulation: int = 1) -> int:
         """Predicted bytes at the peak, as the card or the process shows them."""
@@ -59,8 +60,15 @@ class Memory:
 
     @property
     def promised(self) -> bool:
-        """Whether the traces line up, so that the prediction holds; else it is a guess."""
-        return self.family.aligned
+        """Whether the prediction holds; else it is a guess, to be measured."""
+        return self.family.aligned and not self.caveat
+
+    @property
+    def why_not(self) -> str:
+        """Why it is no promise; "" where it is."""
+        if self.caveat:
+            return self.caveat
+        return "" if self.family.aligned else "the steps of the two probes allocate in another order"
 
     def _trace(self, micro: int, accumulation: int) -> Trace:
         return self.family.trace(micro).until(ONE if accumulation == 1 else MANY)
@@ -88,6 +96,7 @@ class Memory:
             "outside_bytes": self.outside_bytes,
             "source": self.source,
             "rules": asdict(self.rules),
+            "caveat": self.caveat,
         }
 
     @classmethod
@@ -99,4 +108,6 @@ class Memory:
         lines = tuple((start, slope) for start, slope in known["lines"])
         at = (known["at"][0], known["at"][1])
         family = Family(at, trace, lines, known["aligned"], known["loose"])
-        return cls(family, body["on"], body["outside_bytes"], body["source"], Rules(**body["rules"]))
+        return cls(
+            family, body["on"], body["outside_bytes"], body["source"], Rules(**body["rules"]), body["caveat"]
+        )

@@ -54,9 +54,8 @@ class Prober:
         small, large = (self.trace(micro) for micro in at)
         card = self.device.type == "cuda"
         source = "two steps recorded on this card" if card else "two steps recorded on this processor"
-        return Memory(
-            fit(small, large, at), "card" if card else "host", outside_bytes, source, Rules.of_environment()
-        )
+        family, on = fit(small, large, at), "card" if card else "host"
+        return Memory(family, on, outside_bytes, source, Rules.of_environment(), caveat(self.config))
 
     def trace(self, micro: int) -> Trace:
         """Of steps with that micro-batch."""
@@ -147,11 +146,25 @@ class Prober:
 
     def _stepper(self) -> Stepper:
         single = self.config.batch.model_copy(update={"accumulation": 1})
-        config = self.config.model_copy(update={"batch": single})
+        # Operation by operation: a compiler would compile anew for every size.
+        plain = self.config.speed.model_copy(update={"compile": "off", "cuda_graph": False})
+        config = self.config.model_copy(update={"batch": single, "speed": plain})
         return Stepper(self.workload, config, self.device, total_steps=1000)
 
     def _batches(self, micro: int) -> Iterator[Any]:
         return endless(self.workload, self.config, micro)
+
+
+def caveat(config: Config) -> str:
+    """Why the probes of a configuration do not tell what a run of it takes; "" where they do."""
+    speed = config.speed
+    if speed.cuda_graph:
+        return "a CUDA graph keeps a pool of its own"
+    if speed.compile != "off":
+        return "compiled steps fuse operations and keep pools of their own"
+    if getattr(config.workload, "pad", None) == "longest":
+        return "batches are as long as their longest item"
+    return ""
 
 
 def endless(workload: Workload, config: Config, micro: int) -> Iterator[Any]:

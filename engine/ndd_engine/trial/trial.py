@@ -340,8 +340,12 @@ class _Trial:
             enough_s = FEWEST_QUADS * 4 * max(base.step_s, change.step_s, LOOK_S)
             raise DoesNotFitError(f"preparing both sides took {duration(self._elapsed_s)}", enough_s)
         by_epochs = needs_epochs(*self._configs, self._changed)
+        if by_epochs:
+            # The look at a few steps may have seen the beginning of an epoch, or none of it.
+            self._stage = "looking at a whole epoch"
+            base, change = self._over_epoch(0, base), self._over_epoch(1, change)
         plan = make_plan(base, change, self._left_s, by_epochs)
-        if plan.within or self._exclusive:
+        if plan.within or self._exclusive or by_epochs:
             return plan
         # What happens now and then takes a time that the look at a few steps has not seen.
         self._stage = "looking at a whole block"
@@ -355,6 +359,11 @@ class _Trial:
                 replace(pace, step_s=max(seconds / steps, pace.step_s if steps < plan.steps[index] else 0))
             )
         return make_plan(paces[0], paces[1], self._left_s, by_epochs, whole)
+
+    def _over_epoch(self, index: int, pace: Pace) -> Pace:
+        """The pace of a whole epoch, its beginning in it; as before where an epoch would take too long."""
+        seconds, steps = self._train(index, pace.per_epoch, until_s=self._left_s / (FEWEST_QUADS * 2))
+        return replace(pace, step_s=seconds / steps) if steps == pace.per_epoch else pace
 
     def _quads(self, plan: Plan) -> tuple[str, str]:
         quad_s = plan.quad_s

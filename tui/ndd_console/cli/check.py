@@ -64,7 +64,7 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     import torch
 
     from ndd_engine.hardware.card import detect
-    from ndd_engine.predict.rough import rough
+    from ndd_engine.predict.outlook import outlook
     from ndd_engine.train.autosize import decide
     from ndd_engine.train.failures import is_out_of_memory, smaller_batch
     from ndd_engine.train.prepare import seed
@@ -84,7 +84,7 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         if machine.host.memory_limit_bytes:
             available = min(available, machine.host.memory_limit_bytes)
     try:
-        found = rough(config, workload, device, available, progress)
+        found = outlook(config, workload, device, available, progress)
     except NddError:
         raise
     except Exception as error:
@@ -113,17 +113,14 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         "parameters": found.parameters,
         "micro_batch": config.batch.micro,
         "effective_batch": config.batch.items,
-        "predicted_bytes": {
-            "parameters": found.parameter_bytes,
-            "gradients": found.gradient_bytes,
-            "optimizer": found.optimizer_bytes,
-            "activations": found.activation_bytes,
-            "total": found.total_bytes,
-        },
+        "predicted_bytes": found.parts,
+        "memory_promised": found.memory.promised,
+        "memory_why_not": found.memory.why_not,
+        "nearest": found.nearest if found.fits is False else None,
         "available_bytes": found.available_bytes,
         "fits": found.fits,
         "step_s": found.step_s,
-        "step_measured": found.measured_micro == config.batch.micro,
+        "step_measured": found.step_measured,
         "steps_per_epoch": found.steps_per_epoch,
         "total_steps": found.total_steps,
         "epoch_s": found.epoch_s,
@@ -174,11 +171,17 @@ def describe(report: dict[str, Any]) -> list[str]:
         _line(
             "memory",
             f"predicted {size(memory['total'])} of {size(report['available_bytes'])} available, {fits}: "
-            + ", ".join(
-                f"{name} {size(memory[name])}"
-                for name in ("parameters", "gradients", "optimizer", "activations")
-            ),
+            + ", ".join(f"{name} {size(count)}" for name, count in memory.items() if name != "total"),
         ),
+    ]
+    if not report["memory_promised"]:
+        lines.append(_line("", f"a guess, as {report['memory_why_not']}"))
+    if report["nearest"] is not None:
+        micro, times = report["nearest"]
+        lines.append(
+            _line("fits", f"--set batch.micro={micro} --set batch.accumulation={times}: as many items a step")
+        )
+    lines += [
         _line("step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"),
         _line(
             "time",

@@ -1,0 +1,138 @@
+"""The wizard against measurement: how soon it answers, how well it predicts, and whether its choice is the best one.
+
+For each workload: the wizard at its default settings ("most items per second"), timed; its verified proposals,
+predicted against measured; and a grid of configurations within the same limits, each measured, of which the chosen one
+has to be as fast as the best to 5 %.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ndd_engine.config.workload_sections import WORKLOADS
+from ndd_engine.hardware.card import detect
+from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.proposals import Proposal
+from ndd_engine.wizard.session import Planned, best_measured, plan, to_verify
+from ndd_engine.wizard.verify import verify
+
+from .common import Options, Table, as_percent, as_ratio, as_seconds, say
+
+GRID = 20
+GRID_S = 150.0
+VERIFY_S = 60.0
+# Sizes that train on few cores.
+SETS: dict[str, tuple[str, ...]] = {
+    "ndd": ("run.device={device}",),
+    "chartext": ("run.device={device}", "workload.size=mini"),
+    "antispoof": ("run.device={device}", "workload.size=tiny", "workload.clips=160", "loader.cache=true"),
+    "finetune": ("run.device={device}", "workload.size=tiny", "workload.document_chars=3000"),
+    "summarise": ("run.device={device}", "workload.size=tiny", "workload.pairs=800", "workload.summaries=0"),
+}
+
+
+@dataclass
+class Outcome:
+    """One workload. Seconds; errors signed, predicted over measured minus 1."""
+
+    workload: str
+    first_s: float = 0.0
+    whole_s: float = 0.0
+    step_errors: list[float] = field(default_factory=list)
+    memory_errors: list[float] = field(default_factory=list)
+    chosen: str = ""
+    over_best: float | None = None
+
+
+def measure(options: Options) -> list[Table]:
+    """All workloads, or those that were asked for. --quick leaves the grid out."""
+    outcomes = [
+        _outcome(workload, options) for workload in options.workloads or tuple(WORKLOADS) if workload in SETS
+    ]
+    table = Table(
+        "the wizard: soon, true and right?",
+        ("workload", "first proposals", "with verification", "step: median error", "largest", "memory: median error",
+         "largest", "chosen", "over the best of the grid"),
+    )  # fmt: skip
+    for outcome in outcomes:
+        table.add(
+            outcome.workload, as_seconds(outcome.first_s), as_seconds(outcome.whole_s), *_errors(outcome.step_errors),
+            *_errors(outcome.memory_errors), outcome.chosen,
+            "not measured" if outcome.over_best is None else as_ratio(outcome.over_best),
+        )  # fmt: skip
+    steps = sorted(abs(error) for outcome in outcomes for error in outcome.step_errors)
+    if steps:
+        middle, ninety = steps[len(steps) // 2], steps[min(int(0.9 * len(steps)), len(steps) - 1)]
+        table.note(
+            f"steps of {len(steps)} verified proposals: median error {as_percent(middle)} (target 5 %), p90 "
+            f"{as_percent(ninety)} (target 15 %)"
+        )
+    table.note(
+        "first proposals: from the workload loaded (target 10 s); with verification: all of it (target 2 min)"
+    )
+    return [table]
+
+
+def _outcome(workload: str, options: Options) -> Outcome:
+    say(f"wizard: {workload}")
+    outcome = Outcome(workload)
+    sets = tuple(item.format(device=options.device) for item in SETS[workload])
+    answers = Answers(workload=workload, sets=sets)
+    machine, stop = detect(use_torch=options.device != "cpu"), threading.Event()
+    begin = time.perf_counter()
+    loaded: list[float] = []
+
+    def look(planned: Planned) -> None:
+        now = time.perf_counter()
+        if not planned.rows:
+            loaded.append(now)
+        elif not outcome.first_s:
+            outcome.first_s = now - loaded[0]
+
+    planned = plan(answers, machine, _silent, stop, look)
+    verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, _silent, stop)
+    outcome.whole_s = time.perf_counter() - begin
+    for one in verified:
+        known = one.measured
+        if known is None or known.step_s is None:
+            continue
+        if one.step_s:
+            outcome.step_errors.append(one.step_s / known.step_s - 1)
+        if one.memory_bytes and known.memory_bytes:
+            outcome.memory_errors.append(one.memory_bytes / known.memory_bytes - 1)
+    best = best_measured(verified, answers)
+    if best is not None:
+        outcome.chosen = f"{best.batch.micro} x {best.batch.accumulation}"
+        if not options.quick:
+            outcome.over_best = _against_grid(planned, answers, best, stop)
+    return outcome
+
+
+def _against_grid(planned: Planned, answers: Answers, best: Proposal, stop: threading.Event) -> float | None:
+    """Speed of the chosen one over that of the fastest in the grid, both measured in one go."""
+    rows = [one for one in planned.rows if one.fits][:: max(len(planned.rows) // GRID, 1)][:GRID]
+    fresh = [replace(one, measured=None) for one in (best, *rows)]
+    found = verify(planned.situation, answers, fresh, GRID_S, _silent, stop)
+    rates = [
+        one.batch.items / one.measured.step_s
+        for one in found
+        if one.measured is not None and one.measured.step_s is not None
+    ]
+    mine = found[0].measured
+    if mine is None or mine.step_s is None or len(rates) < 2:
+        return None
+    return found[0].batch.items / mine.step_s / max(rates)
+
+
+def _errors(errors: Sequence[float]) -> tuple[str, str]:
+    if not errors:
+        return "none", ""
+    ordered = sorted(errors, key=abs)
+    return as_percent(abs(ordered[len(ordered) // 2])), f"{ordered[-1]:+.1%}"
+
+
+def _silent(_text: str, _share: float) -> None:
+    return

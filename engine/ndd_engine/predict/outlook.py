@@ -1,0 +1,124 @@
+"""What one configuration will need: its memory, its time, and the nearest one that fits where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ndd_engine.config import Config
+from ndd_engine.train.autosize import probe_batches
+from ndd_engine.train.prepare import total_steps
+from ndd_engine.workloads.base import Workload, parameter_count
+
+from .memory import Memory
+from .probe import resident
+from .probing import SMALL, Prober
+from .steptime import StepTime, spread
+
+# A micro-batch that takes longer ends the timing; what is larger is predicted.
+LONGEST_S = 0.8
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Bytes and seconds. available_bytes: None where that is not known."""
+
+    config: Config
+    memory: Memory
+    time: StepTime
+    parameters: int
+    parameter_bytes: int
+    optimizer_bytes: int
+    available_bytes: int | None
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Predicted peak, as the card or the process shows it."""
+        return self.memory.peak(self.config.batch.micro, self.config.batch.accumulation)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What the peak is made of; the activations are what is left."""
+        outside = self.memory.outside_bytes - (self.parameter_bytes if self.memory.on == "host" else 0)
+        known = {
+            "parameters": self.parameter_bytes,
+            "gradients": self.parameter_bytes,
+            "optimizer": self.optimizer_bytes,
+            "process": max(outside, 0),
+        }
+        return {
+            **known,
+            "activations": max(self.total_bytes - sum(known.values()), 0),
+            "total": self.total_bytes,
+        }
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits into what is available, or None when that is not known."""
+        return None if self.available_bytes is None else self.total_bytes <= self.available_bytes
+
+    @property
+    def nearest(self) -> tuple[int, int] | None:
+        """(micro, accumulation) of the largest smaller micro-batch that fits and holds the items of a step."""
+        items = self.config.batch.items
+        for micro in range(self.config.batch.micro - 1, 0, -1):
+            if items % micro == 0 and self.memory.peak(micro, items // micro) <= (self.available_bytes or 0):
+                return micro, items // micro
+        return None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of an optimizer step."""
+        batch = self.config.batch
+        return self.time.step_s(batch.micro, batch.accumulation, self.config.loader.workers)
+
+    @property
+    def step_measured(self) -> bool:
+        """Whether micro-batches of that size were timed."""
+        return self.time.measured(self.config.batch.micro)
+
+    @property
+    def epoch_s(self) -> float:
+        """Predicted seconds of training an epoch, without evaluation and checkpoints."""
+        return self.step_s * self.steps_per_epoch
+
+    @property
+    def total_s(self) -> float:
+        """Predicted seconds of the whole run, likewise."""
+        return self.step_s * self.total_steps
+
+
+def outlook(
+    config: Config,
+    workload: Workload,
+    device: torch.device,
+    available_bytes: int | None,
+    progress: Callable[[str], None],
+) -> Outlook:
+    """Probe the configuration on the device, in this process. Raises what a step raises."""
+    per_epoch = probe_batches(workload, config).per_epoch // config.batch.accumulation
+    prober = Prober(config, workload, device, progress)
+    outside = 0 if device.type == "cuda" else resident()
+    # What this process holds already is not to be found free again.
+    available = None if available_bytes is None else available_bytes + outside
+    memory = prober.memory(outside)
+    micros = [micro for micro in spread(SMALL[0], config.batch.micro) if micro <= config.batch.micro]
+    times = prober.time(micros, LONGEST_S, lambda micro: available is None or memory.peak(micro) <= available)
+    parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
+    section = config.optimizer
+    moments = 2 if section.name != "sgd" else int(section.momentum > 0)
+    return Outlook(
+        config=config,
+        memory=memory,
+        time=times,
+        parameters=parameter_count(workload.model),
+        parameter_bytes=parameter_bytes,
+        optimizer_bytes=moments * parameter_bytes,
+        available_bytes=available,
+        steps_per_epoch=per_epoch,
+        total_steps=total_steps(config, per_epoch),
+    )

@@ -1,0 +1,100 @@
+"""`ndd-console wizard` without a screen: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tomli
+
+from ndd_console.cli.wizard import Narrator
+
+from .program import run
+
+pytestmark = pytest.mark.timeout(170)
+
+TINY = ("--set", "workload.size=tiny", "--set", "run.device=cpu", "--set", "run.max_steps=5")
+
+
+def test_it_proposes_writes_and_what_it_wrote_trains(tmp_path: Path) -> None:
+    written = run(
+        "wizard",
+        "--workload",
+        "chartext",
+        *TINY,
+        "--headless",
+        "--no-verify",
+        "-o",
+        "mine.toml",
+        folder=tmp_path,
+    )
+    assert written.returncode == 0, written.stderr
+    assert "in all" in written.stdout and "*" in written.stdout
+    assert "train it with: ndd-console train mine.toml" in written.stderr
+    text = (tmp_path / "mine.toml").read_text()
+    assert "Not verified by a measurement." in text
+    assert "# predicted" in text
+    trained = run("train", "mine.toml", "--headless", folder=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    again = run("wizard", "--headless", "-o", "mine.toml", folder=tmp_path)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+
+
+def test_for_a_card_that_is_not_here(tmp_path: Path) -> None:
+    done = run(
+        "wizard", "--workload", "chartext", "--set", "workload.size=mini", "--set", "precision.amp=bf16", "--card",
+        "RTX 4080 SUPER", "--headless", "--json", folder=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["card"] == "NVIDIA GeForce RTX 4080 SUPER"
+    assert found["verified"] is False
+    assert all(row["step_is_lower_bound"] for row in found["proposals"])
+    assert all(row["predicted_memory_bytes"] > 500 << 20 for row in found["proposals"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--card", "Voodoo 2"], "there are no figures of such a card"),
+        (["--goal", "time"], "--items N"),
+        (["--effective", "8", "--free-batch"], "exclude each other"),
+        (["--size", "huge"], "there is no such size"),
+        (["--shortest", "9999"], "allowed: 2 to"),
+        (["-o", "nowhere/a.toml"], "does not exist"),
+        (["gone.toml"], "gone.toml"),
+        (["--set", "batch.micro=0"], "batch.micro"),
+        (["--workload", "nope"], "there is no such workload"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_probed(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    done = run("wizard", "--headless", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_narrator_says_each_thing_once() -> None:
+    told: list[str] = []
+    clock = iter(range(0, 1000, 1))
+    narrator = Narrator(told.append, lambda: float(next(clock)))
+    for text, share in (
+        ("probing a: reading", 0.0),
+        ("probing a: reading", 0.1),
+        ("probing b: \x1b[1mx", 0.5),
+    ):
+        narrator.tell(text, share)
+    assert len(told) == 2
+    assert "\x1b" not in told[1]
+
+
+def test_the_written_file_is_toml(tmp_path: Path) -> None:
+    done = run("wizard", "--workload", "ndd", "--set", "workload.samples=400", "--set", "batch.sequence=8", "--set",
+               "run.device=cpu", "--headless", "--no-verify", folder=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = done.stdout[done.stdout.index("# Proposed for") :]
+    assert tomli.loads(text)["workload"]["name"] == "ndd"

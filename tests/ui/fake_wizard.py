@@ -1,0 +1,142 @@
+"""A wizard whose machine, probes and measurements answer at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ndd_console.source import StartRow
+from ndd_console.view.wizard import Field, WizardView
+from ndd_engine.errors import NddError
+from ndd_engine.wizard.proposals import Measured, Proposal, pareto, with_measured
+from ndd_engine.wizard.space import Batch, Model
+
+GB = 1 << 30
+FREE = 12 * GB
+
+
+def proposal(
+    size: str, sequence: int, micro: int, accumulation: int, memory_gb: float, step_s: float
+) -> Proposal:
+    """One row; smaller models and shorter sequences cost something."""
+    cost = "" if sequence == 256 else f"sees {sequence} of 256 characters at a time"
+    parameters = {"guide": 10_900_000, "medium": 2_700_000}[size]
+    return Proposal(
+        Model(size, sequence, "bf16"), Batch(micro, accumulation), "host", 0, parameters, int(memory_gb * GB), FREE,
+        step_s, 5_000_000, float(sequence), cost=cost,
+    )  # fmt: skip
+
+
+ROWS = (
+    proposal("guide", 256, 64, 2, 6.1, 0.118),
+    proposal("guide", 256, 128, 1, 11.2, 0.102),
+    proposal("guide", 256, 256, 1, 21.9, 0.203),
+    proposal("guide", 128, 128, 1, 5.4, 0.055),
+    proposal("medium", 256, 128, 1, 4.0, 0.041),
+    replace(proposal("medium", 128, 128, 1, 2.2, 0.021), promised=False),
+)
+TOML = (
+    "# Proposed for NVIDIA GeForce RTX 4080 SUPER: most items per second.",
+    "[batch]",
+    "micro = 128 # predicted 11.2 GB of 12.9 GB, measured 11.3 GB",
+)
+
+
+class FakeWizard:
+    """See screens.wizard.WizardSource. It works until `go_on` is called."""
+
+    def __init__(self) -> None:
+        self.goal, self.trouble, self.error = 0, "", ""
+        self.rows: tuple[Proposal, ...] = ()
+        self.verified: tuple[Proposal, ...] = ()
+        self.busy = False
+        self.stopped = 0
+        self.saved: list[Proposal] = []
+        self.cannot_save = ""
+
+    def machine_lines(self) -> tuple[str, ...]:
+        return (
+            "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GB, 12.9 GB free  (NVML)",
+            "  others    python (pid 812) 2.1 GB", "device      cuda:0  (the only card)",
+        )  # fmt: skip
+
+    def workloads(self) -> tuple[StartRow, ...]:
+        return (
+            StartRow("chartext", "character-level text model", "sizes tiny, mini, small, medium, guide"),
+            StartRow("ndd", "EEG forecasters", "sizes guide, large, lstm, gru"),
+        )
+
+    def choose(self, place: int) -> tuple[str, ...]:
+        return (
+            "465,231 characters, windows of 256",
+            f"{1_723 + place:,} windows to train on, 256 characters each",
+        )
+
+    def fields(self) -> tuple[Field, ...]:
+        goals = ("most items per second", "fits beside others")
+        return (
+            Field(
+                "goal", goals[self.goal % 2], "as many items a second as possible, within the limits below"
+            ),
+            Field("items of a step", "128 held", "the effective batch"),
+            Field("shortest sequence", "128", "shorter ones are faster and lighter, and see less at a time"),
+        )
+
+    def change(self, place: int, by: int) -> str:
+        if place == 0:
+            self.goal += by
+        return self.trouble
+
+    def problem(self) -> str:
+        return self.trouble
+
+    def probe(self) -> None:
+        self.busy, self.rows = True, ()
+
+    def verify(self, chosen: tuple[Proposal, ...]) -> None:
+        self.busy, self.verified = True, chosen
+
+    def go_on(self) -> None:
+        """What was begun comes to its end."""
+        if self.verified:
+            self.verified = tuple(
+                with_measured(one, Measured((one.step_s or 0) * 1.03, int((one.memory_bytes or 0) * 1.01)))
+                for one in self.verified
+            )
+        else:
+            self.rows = ROWS
+        self.busy = False
+
+    def look(self, view: WizardView) -> WizardView:
+        if self.rows:
+            view = replace(view, rows=self.rows, best=tuple(pareto(self.rows)))
+        if self.busy:
+            view = replace(
+                view, stage="probing guide, sequence 256: timing micro-batches of 16", share=0.4, left_s=9.0
+            )
+        return replace(view, verified=self.verified) if self.verified else view
+
+    def working(self) -> bool:
+        return self.busy
+
+    def failed(self) -> str:
+        return "" if self.busy else self.error
+
+    def suggested(self) -> tuple[Proposal, ...]:
+        return ROWS[1:2] + ROWS[4:5]
+
+    def preview(self, chosen: Proposal) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+        return (
+            TOML,
+            ("--- mine.toml (now)", "+++ mine.toml (new)", "-micro = 64", "+micro = 128"),
+            "mine.toml",
+        )
+
+    def save(self, chosen: Proposal) -> str:
+        if self.cannot_save:
+            raise NddError(self.cannot_save)
+        self.saved.append(chosen)
+        return "mine.toml"
+
+    def stop(self) -> None:
+        self.stopped += 1
+        self.busy = False
