@@ -32,7 +32,7 @@ BEYOND = 4.0
 # Of the looks at the model's phases, the part of one function that is to blame.
 LINE = 0.3
 # What a function costs beside the time in which it is seen.
-UNSEEN = 1.15
+UNSEEN = 1.3
 # Of a micro-batch, the part that does not grow with it.
 FIXED = 0.15
 # A stepwise decoder is to blame where operators are as small as this on average, and as many.
