@@ -193,7 +193,7 @@ STEP: list[Case] = [
         sets=OWN_BATCH,
         cure=["workload.options.each=0"],
         factory="garbage",
-        trial_s=120.0,  # blocks hold whole stretches between two collections
+        trial_s=200.0,  # blocks hold whole stretches between two collections
     ),
     *three(
         "neighbour-cores",
