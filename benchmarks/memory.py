@@ -16,7 +16,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import NddError
 from ndd_engine.predict.allocator import Rules
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
-from ndd_engine.predict.probing import Prober
+from ndd_engine.predict.probing import SMALL, Prober
 from ndd_engine.predict.trace import fit
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
@@ -24,7 +24,7 @@ from ndd_engine.workloads.registry import prepare
 from .common import Options, Table, say
 
 CPU = torch.device("cpu")
-PROBES = (2, 4)
+PROBES = SMALL
 TIMES = (4, 8, 16, 24)
 PRECISIONS = ("off", "bf16")
 BELOW = 0.02

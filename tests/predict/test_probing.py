@@ -32,7 +32,7 @@ def prober(workload: str, *sets: str) -> Prober:
 @pytest.mark.parametrize("amp", ["off", "bf16"])
 def test_two_small_steps_tell_a_larger_one(amp: str) -> None:
     probe = prober("chartext", "workload.size=tiny", f"precision.amp={amp}")
-    family = fit(probe.trace(2), probe.trace(4), (2, 4))
+    family = fit(probe.trace(4), probe.trace(8), (4, 8))
     truth = probe.trace(32)
     for mark in (ONE, MANY):
         predicted = family.trace(32).until(mark).peak(HOST_GRANULE)
@@ -43,7 +43,8 @@ def test_what_a_step_leaves_behind_is_the_state_of_the_optimizer() -> None:
     probe = prober("ndd", "workload.hidden=[64]")
     moments = 2 * sum(parameter.nbytes for parameter in probe.workload.model.parameters())
     left = probe.trace(4).until(ONE).left()
-    assert moments <= left <= 1.2 * moments + 4096
+    order = 8 * len(probe.workload.train_data)  # of an epoch's items
+    assert moments <= left <= 1.1 * moments + order + 8192
 
 
 def test_accumulating_takes_the_gradients_more() -> None:
@@ -117,7 +118,7 @@ def test_attention_on_a_card_keeps_no_scores() -> None:
 def test_the_optimizer_of_fakes_is_the_one_of_the_run() -> None:
     config, found = made("ndd", "workload.hidden=[512, 512]")
     trace, _ = traced(config, found, 2)
-    assert any("fused" in label for label in trace.labels)
+    assert not any("foreach" in label for label in trace.labels)  # with its copies of all gradients
 
 
 def test_an_lstm_is_one_call_with_its_reserve() -> None:

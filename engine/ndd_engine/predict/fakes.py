@@ -59,10 +59,12 @@ def traced(config: Config, workload: Workload, micro: int) -> tuple[Trace, int]:
     """
     batch = next(endless(workload, config, micro))
     follow, counter = Follow(), WorkCounter()
-    fake = FakeTensorMode()
+    # What a model keeps beside its parameters and buffers becomes fake when it is used.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+    model = _faked(workload.model, fake)
     with fake, AsOnCard(), follow:
-        fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
-        stepper = _Fake(workload, _faked(workload.model, fake), _told(config)).stepper()
+        stepper = _Fake(workload, model, _told(config)).stepper()
         for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
             follow.note(parameter, "parameter")
         with _autocast(config):
@@ -115,7 +117,10 @@ def _faked(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
         if isinstance(tensor, nn.Parameter):
             replaced = nn.Parameter(replaced, tensor.requires_grad)
         known[id(tensor)] = replaced
-    return copy.deepcopy(model, known)
+    copied = copy.deepcopy(model, known)
+    # It is where it has to be, and torch cannot move fake parameters.
+    copied.to = lambda *_, **__: copied  # type: ignore[method-assign]
+    return copied
 
 
 @contextmanager

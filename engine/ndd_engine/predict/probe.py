@@ -3,7 +3,7 @@
 Memory that runs out there, a card's caches and settings for a whole process are gone with it. Commands:
 
     open    config, workload, sets: prepare all of the data once. Answers {"opened": what they are}
-    probe   sets on top, small, micros, longest_s, free_bytes: one model. Answers {"probed": …}
+    probe   sets on top, micros, longest_s, free_bytes: one model. Answers {"probed": …}
 """
 
 from __future__ import annotations
@@ -154,8 +154,7 @@ class Probes:
         else:
             outside = opened.process_bytes + opened.data_bytes + weights
         prober = Prober(config, workload, device, self.pipe.tell)
-        small = tuple(command["small"])
-        memory = prober.memory(outside, (small[0], small[1]))
+        memory = prober.memory(outside)
         times = prober.time(
             command["micros"], command["longest_s"], lambda micro: memory.peak(micro) <= CARD_SHARE * free
         )
@@ -181,11 +180,12 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
 
     from .fakes import traced
     from .memory import Memory
+    from .probing import SMALL
     from .steptime import Point, StepTime
     from .trace import fit
 
     card = next(card for card in load() if card.slug == command["card"])
-    small = command["small"]
+    small = SMALL
     (first, flops), (second, more) = (traced(config, workload, micro) for micro in small)
     family = fit(first, second, (small[0], small[1]))
     memory = Memory(family, "card", ABSENT_CONTEXT, f"fake tensors, as {card.name} would run them")

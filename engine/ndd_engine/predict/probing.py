@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,8 +24,9 @@ from .steptime import Point, StepTime, merged
 from .trace import Trace, fit
 
 Tell = Callable[[str], None]
-# Batch normalisation needs more than one item.
-SMALL = (2, 4)
+# Micro-batches that are recorded. Smaller ones take other ways: two items are no matrix to some kernels, and batch
+# normalisation needs more than one.
+SMALL = (4, 8)
 RUNS = 5
 # Seconds for one size of the micro-batch, of which at least one run is made.
 POINT_S = 0.5
@@ -48,13 +49,15 @@ class Prober:
         self.config, self.workload, self.device = config, workload, device
         self._tell = tell
 
-    def memory(self, outside_bytes: int, at: tuple[int, int] = SMALL) -> Memory:
+    def memory(self, outside_bytes: int) -> Memory:
         """Recorded here, at two small micro-batches. Raises what a step raises."""
         self._tell("recording what a step allocates")
+        at = SMALL if len(self.workload.train_data) >= SMALL[1] else (1, 2)  # type: ignore[arg-type]
         small, large = (self.trace(micro) for micro in at)
         card = self.device.type == "cuda"
         source = "two steps recorded on this card" if card else "two steps recorded on this processor"
-        family, on = fit(small, large, at), "card" if card else "host"
+        on: Literal["card", "host"] = "card" if card else "host"
+        family = fit(small, large, at)
         return Memory(family, on, outside_bytes, source, Rules.of_environment(), caveat(self.config))
 
     def trace(self, micro: int) -> Trace:

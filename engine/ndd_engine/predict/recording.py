@@ -8,6 +8,7 @@ many micro-batches it has, so that the two marks "one" and "many" answer for all
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,6 +71,8 @@ class _Steps:
 
 
 def _of_host(run: Callable[[Mark], None]) -> Trace:
+    # Its messages go to the terminal past everything that could capture them.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
 
         def mark(name: str) -> None:

@@ -26,8 +26,6 @@ from .proposals import Proposal, cost_in_words
 from .space import Model, batches, models
 
 GIB = 1 << 30
-# Micro-batches whose allocations are recorded.
-SMALL = (2, 4)
 # Micro-batches that are timed, and how long the slowest of them may take.
 TIMED = 3
 LONGEST_S = 1.0
@@ -133,8 +131,7 @@ class Planner:
         command = {
             "do": "probe",
             "sets": list(model.sets()),
-            "small": list(SMALL),
-            "micros": spread(grid[0], grid[-1], TIMED) if grid else list(SMALL),
+            "micros": spread(grid[0], grid[-1], TIMED),
             "longest_s": LONGEST_S,
             "free_bytes": situation.free_bytes,
             "card": None if situation.card is None else situation.card.slug,

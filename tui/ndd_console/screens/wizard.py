@@ -135,6 +135,7 @@ class WizardScreen(CanvasScreen):
     def on_key(self, event: events.Key) -> None:
         event.stop()
         key = event.character if event.is_printable and event.character else event.key
+        key = "space" if key == " " else key
         if key in _CLOSE:
             self._source.stop()
             self._leave("")
