@@ -2,7 +2,7 @@
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts and tests
 # `make test-slow` runs the tests that take long; `make faults` plants faults and looks whether they are
-# named and cured (about 40 minutes).
+# named and cured (about 70 minutes).
 
 PYTHON ?= python3
 VENV ?= .venv
