@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH_VENV ?= $(VENV)-bench
+# Test files at a time.
+JOBS ?= 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/python $(INSTALL)
 PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
@@ -18,7 +20,7 @@ run: $(VENV)/.run
 	@$(BIN)/ndd-console train $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 1800

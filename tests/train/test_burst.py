@@ -291,7 +291,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_training(trainer: Trai
     for path, why in ((tmp_path / "no" / "trace.json", "no folder"), (tmp_path / "folder", "is a folder")):
         with pytest.raises(UsageError, match=r"log\.trace") as caught:
             trainer.open(*trainer.ndd, f"log.trace={path}")
-        assert str(path) in str(caught.value)
+        assert str(path)[:40] in str(caught.value)  # a long one is cut
         assert why in str(caught.value)
     assert not trainer.root.exists()
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]

@@ -175,10 +175,12 @@ class WizardJob:
         self._start(lambda: self._measure(chosen))
 
     def look(self, view: WizardView) -> WizardView:
+        from ndd_engine.wizard.plan import model_name
+
         planned = self._planned
         if planned is not None:
             notes = (planned.situation.opened.data, planned.situation.opened.model, *planned.situation.notes)
-            notes += tuple(f"{found.model}: {found.why}" for found in planned.found if found.why)
+            notes += tuple(f"{model_name(found.model)}: {found.why}" for found in planned.found if found.why)
             view = replace(view, rows=planned.rows, best=planned.best, notes=notes)
         if self.working():
             spent = time.monotonic() - self._began

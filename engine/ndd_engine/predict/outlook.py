@@ -13,7 +13,6 @@ from ndd_engine.train.prepare import total_steps
 from ndd_engine.workloads.base import Workload, parameter_count
 
 from .memory import Memory
-from .probe import resident
 from .probing import SMALL, Prober
 from .steptime import StepTime, spread
 
@@ -102,7 +101,7 @@ def outlook(
     """Probe the configuration on the device, in this process. Raises what a step raises."""
     per_epoch = probe_batches(workload, config).per_epoch // config.batch.accumulation
     prober = Prober(config, workload, device, progress)
-    outside = 0 if device.type == "cuda" else resident()
+    outside = 0 if device.type == "cuda" else prober.warm()
     # What this process holds already is not to be found free again.
     available = None if available_bytes is None else available_bytes + outside
     memory = prober.memory(outside)

@@ -31,8 +31,8 @@ ABSENT_CONTEXT = 667 << 20
 class Opened:
     """What a configuration trains on, and where. Bytes.
 
-    process_bytes: of this process with torch and the device, before data and model; data_bytes: all of the data and
-    what reading it left behind. lengths: tokens of items that were looked at, where these vary, ascending.
+    process_bytes: of this process with torch, the device and all of the data after a step, without the model.
+    lengths: tokens of items that were looked at, where these vary, ascending.
     """
 
     device: str
@@ -50,7 +50,6 @@ class Opened:
     sequence: int
     amp: str
     process_bytes: int
-    data_bytes: int
     lengths: list[int]
 
 
@@ -90,6 +89,8 @@ class Probes:
         from ndd_engine.workloads.base import parameter_count
         from ndd_engine.workloads.registry import prepare
 
+        from .probing import Prober
+
         self._spec = command
         draft = self._draft()
         machine = detect(draft.resolve().run.device)
@@ -99,12 +100,11 @@ class Probes:
         del product
         if device.type == "cuda":
             self._context_bytes = _context(device, machine.chosen.free_bytes if machine.chosen else None)
-        begin = resident()
         self.pipe.tell("reading the data")
         seed(config.run.seed)
         workload = prepare(config, self.pipe.tell)
         weights = sum(tensor.nbytes for tensor in workload.model.parameters())
-        grown = resident() - begin
+        process = Prober(config, workload, device, self.pipe.tell).warm()
         self._opened = Opened(
             device=machine.device,
             device_name=machine.chosen.name if machine.chosen is not None else machine.host.cpu,
@@ -120,8 +120,7 @@ class Probes:
             size=getattr(config.workload, "size", None),
             sequence=config.batch.sequence,
             amp=_amp(make_precision(config, device).name),
-            process_bytes=begin,
-            data_bytes=max(grown - weights, 0),
+            process_bytes=max(process - weights, 0),
             lengths=lengths(workload),
         )
         return {"opened": asdict(self._opened)}
@@ -152,7 +151,7 @@ class Probes:
             torch.cuda.set_per_process_memory_fraction(min(CARD_SHARE * free / total, 1.0), device)
             outside = self._context_bytes
         else:
-            outside = opened.process_bytes + opened.data_bytes + weights
+            outside = opened.process_bytes + weights
         prober = Prober(config, workload, device, self.pipe.tell)
         memory = prober.memory(outside)
         times = prober.time(
@@ -231,13 +230,6 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
             return []
         found.append(int(first.shape[0]))
     return sorted(found) if len(set(found)) > 1 else []
-
-
-def resident() -> int:
-    """Bytes of this process in memory."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
 
 
 def _context(device: Any, free_before: int | None) -> int:

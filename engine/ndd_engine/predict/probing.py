@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+import psutil
 import torch
 
 from ndd_engine.config import Config
 from ndd_engine.train.autosize import probe_batches
+from ndd_engine.train.clock import PhaseClock
 from ndd_engine.train.failures import is_out_of_memory
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step import Stepper
@@ -48,6 +51,15 @@ class Prober:
     def __init__(self, config: Config, workload: Workload, device: torch.device, tell: Tell) -> None:
         self.config, self.workload, self.device = config, workload, device
         self._tell = tell
+
+    def warm(self) -> int:
+        """Bytes of this process in memory once it has done a step: torch brings in much of itself only then."""
+        self._tell("trying a step")
+        stepper = self._stepper()
+        stepper.eager_step(self._batches(min(SMALL[0], len(self.workload.train_data))), PhaseClock(), 0)  # type: ignore[arg-type]
+        del stepper
+        gc.collect()
+        return resident()
 
     def memory(self, outside_bytes: int) -> Memory:
         """Recorded here, at two small micro-batches. Raises what a step raises."""
@@ -180,6 +192,11 @@ def endless(workload: Workload, config: Config, micro: int) -> Iterator[Any]:
     while True:
         yield from batches.epoch(epoch)
         epoch += 1
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def _forget(device: torch.device) -> None:

@@ -76,9 +76,14 @@ def batches(config: Config, hold: int | None, most: int) -> list[Batch]:
     """
     if hold is None:
         grid = sorted({*_steps(min(most, LARGEST_MICRO)), min(config.batch.micro, most)})
-        return [Batch(micro, 1) for micro in _thinned(grid)]
+        return [Batch(micro, 1) for micro in _thinned(_more_than_one(config, grid))]
     micros = [micro for micro in range(1, min(hold, most) + 1) if hold % micro == 0]
-    return [Batch(micro, hold // micro) for micro in _thinned(micros)]
+    return [Batch(micro, hold // micro) for micro in _thinned(_more_than_one(config, micros))]
+
+
+def _more_than_one(config: Config, micros: list[int]) -> list[int]:
+    """Without a single item, which batch normalisation cannot train on, unless that is what is configured."""
+    return micros if config.batch.micro == 1 else [micro for micro in micros if micro > 1] or micros
 
 
 def _steps(most: int) -> Iterable[int]:

@@ -173,6 +173,8 @@ class Narrator:
 
 def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Iterator[str]:
     """The table of trade-offs, and what was left out of it."""
+    from ndd_engine.wizard.plan import model_name
+
     situation = planned.situation
     opened = situation.opened
     where = situation.card.name if situation.card is not None else opened.device_name
@@ -188,7 +190,7 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
         yield printable(note)
     for found in planned.found:
         if found.why:
-            yield printable(f"{found.model}: {found.why}")
+            yield printable(f"{model_name(found.model)}: {found.why}")
     rows = sorted(planned.best, key=lambda one: -(one.items_per_s or 0.0))[:SHOWN]
     tight = [one for one in planned.rows if not one.fits]
     shown = [*rows, *sorted(tight, key=lambda one: one.missing_bytes)[:2]]
@@ -247,6 +249,8 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
 
 def document(planned: Planned, answers: Answers, best: Proposal | None) -> dict[str, Any]:
     """All of it, for programs."""
+    from ndd_engine.wizard.plan import model_name
+
     situation = planned.situation
     return {
         "device": situation.opened.device,
@@ -259,5 +263,7 @@ def document(planned: Planned, answers: Answers, best: Proposal | None) -> dict[
         "proposals": [one.to_dict() for one in planned.rows],
         "pareto": [list(one.sets()) for one in planned.best],
         "chosen": None if best is None else best.to_dict(),
-        "failed": [{"model": str(found.model), "why": found.why} for found in planned.found if found.why],
+        "failed": [
+            {"model": model_name(found.model), "why": found.why} for found in planned.found if found.why
+        ],
     }
