@@ -42,9 +42,9 @@ MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("workload.size=tiny", "workload.clips=320", "workload.channels=[16, 16, 32, 32]"),
     ),
     "finetune": (
-        ("workload.size=tiny", "workload.examples=320", "workload.document_chars=600"),
-        ("workload.size=tiny", "workload.examples=320", "workload.layers=1", "workload.document_chars=600"),
-        ("workload.size=tiny", "workload.examples=320", "batch.sequence=64", "workload.document_chars=600"),
+        ("workload.size=tiny", "workload.examples=78", "workload.document_chars=600"),
+        ("workload.size=tiny", "workload.examples=78", "workload.layers=1", "workload.document_chars=600"),
+        ("workload.size=tiny", "workload.examples=78", "batch.sequence=64", "workload.document_chars=600"),
     ),
     "summarise": (
         ("workload.size=tiny", "workload.pairs=800", "batch.sequence=32", "workload.target=12"),

@@ -15,7 +15,7 @@ from .cases import PLAIN
 from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
 from .suite import TaskError, append, task
 
-BUDGET_S = 9.0
+BUDGET_S = 16.0
 # How often the line of a headless run is printed: a trial prints none.
 CHANGE = ("log.headless_s=7.5",)
 SIDES = (
