@@ -13,7 +13,6 @@ import psutil
 
 from ndd_engine.child import ChildError, ChildProcess, Json
 from ndd_engine.config import Config, Draft
-from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.errors import MachineError, NddError, UsageError
 from ndd_engine.hardware.card import Machine
 from ndd_engine.hardware.profiles import CardProfile
@@ -100,7 +99,7 @@ class Planner:
         spec: Json = {
             "config": None if answers.config is None else str(answers.config.absolute()),
             "sets": list(answers.all_sets),
-            "workload": answers.workload or (None if answers.config else DEFAULT_WORKLOAD),
+            "workload": answers.workload,
         }
         opened = Opened(**self._ask({"do": "open", **spec})["opened"])
         config = draft.resolve(opened.size if draft.size == "auto" else None)

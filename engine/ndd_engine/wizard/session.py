@@ -14,7 +14,7 @@ from ndd_engine.text import duration, number, size
 from ndd_engine.trial.outcome import differences
 
 from .answers import GOALS, Answers
-from .plan import Found, Planner, Situation, Tell, proposals
+from .plan import Found, Planner, Situation, StoppedError, Tell, proposals
 from .proposals import Proposal, pareto, ranked
 from .writing import fresh, into
 
@@ -53,14 +53,21 @@ def plan(
     stop: threading.Event,
     look: Callable[[Planned], None] = lambda _: None,
 ) -> Planned:
-    """Probe every model that the answers allow. look: called after each with what is known. Raises NddError."""
+    """Probe every model that the answers allow. look: called after each with what is known.
+
+    Stopped after the first of them, it returns what is known; before, it raises StoppedError. Raises NddError.
+    """
     with Planner(answers, machine, tell, stop) as planner:
         planned = Planned(planner.open())
         look(planned)
-        for found in planner.probe(planned.situation):
-            rows = proposals(planned.situation, answers, found)
-            planned = replace(planned, found=(*planned.found, found), rows=(*planned.rows, *rows))
-            look(planned)
+        try:
+            for found in planner.probe(planned.situation):
+                rows = proposals(planned.situation, answers, found)
+                planned = replace(planned, found=(*planned.found, found), rows=(*planned.rows, *rows))
+                look(planned)
+        except StoppedError:
+            if not planned.rows:
+                raise
     return planned
 
 

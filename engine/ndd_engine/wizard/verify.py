@@ -38,7 +38,7 @@ class _Candidate:
     side: SideProcess | None = None
     rates: list[float] = field(default_factory=list)
     memory_bytes: int | None = None
-    verdict: str = "measured"
+    verdict: str = ""
 
     @property
     def rate(self) -> float:
@@ -55,7 +55,7 @@ def verify(
 ) -> list[Proposal]:
     """The same proposals with what was measured, in their order. One that fails says why; none is left out.
 
-    budget_s: no new round of a proposal begins after so many seconds. Raises StoppedError.
+    budget_s: no new round of a proposal begins after so many seconds. stop: set it to end early, with what is known.
     """
     candidates = [_Candidate(proposal) for proposal in chosen]
     race = _Race(situation, answers, budget_s, tell, stop)
@@ -67,6 +67,8 @@ def verify(
                 break
             alive = sorted(alive, key=lambda one: -one.rate)[: max((len(alive) + 1) // 2, 1)]
             race.close([one for one in candidates if one not in alive])
+    except StoppedError:
+        pass  # what was measured so far holds
     finally:
         race.close(candidates)
     return [with_measured(one.proposal, _measured(one)) for one in candidates]
@@ -74,9 +76,11 @@ def verify(
 
 def _measured(candidate: _Candidate) -> Measured:
     if not candidate.rates:
-        return Measured(None, candidate.memory_bytes, candidate.verdict)
+        return Measured(None, candidate.memory_bytes, candidate.verdict or "not measured")
     return Measured(
-        candidate.proposal.batch.items / candidate.rate, candidate.memory_bytes, candidate.verdict
+        candidate.proposal.batch.items / candidate.rate,
+        candidate.memory_bytes,
+        candidate.verdict or "measured",
     )
 
 

@@ -118,6 +118,7 @@ def wizard(
 
 def _headless(answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool) -> int:
     from ndd_engine.hardware.card import detect
+    from ndd_engine.wizard.plan import StoppedError
     from ndd_engine.wizard.session import best_measured, plan, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
     from ndd_engine.wizard.writing import save
@@ -125,10 +126,13 @@ def _headless(answers: Answers, no_verify: bool, budget: float, output: Path | N
     narrator = Narrator(lambda line: click.echo(line, err=True))
     machine = detect(use_torch=False)
     with stoppable("the wizard") as stop:
-        planned = plan(answers, machine, narrator.tell, stop)
+        try:
+            planned = plan(answers, machine, narrator.tell, stop)
+        except StoppedError:
+            return stop.exit_status  # before anything was known
         chosen = to_verify(planned, answers)
         verified: Sequence[Proposal] = []
-        if chosen and not no_verify and answers.card is None:
+        if chosen and not no_verify and answers.card is None and not stop.is_set():
             verified = verify(planned.situation, answers, chosen, budget, narrator.tell, stop)
             planned = planned.verified(verified)
     best = best_measured(verified, answers) or (chosen[0] if chosen else None)
