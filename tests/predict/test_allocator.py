@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.predict.allocator import MIB, Allocator, OutOfMemoryError, Rules, least_cap
+from ndd_engine.predict.allocator import MIB, Allocator, OutOfMemoryError, Rules
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,3 @@ def test_a_larger_cap_never_turns_a_success_into_a_failure_at_the_peak(
     same = Allocator(rules, cap=free.peak_reserved).replay(events)
     assert (same.peak_reserved, same.retries) == (free.peak_reserved, 0)
     assert Allocator(rules, cap=2 * free.peak_reserved).replay(events).peak_reserved == free.peak_reserved
-
-
-@given(requests())
-def test_the_least_cap_is_enough_and_no_more_than_the_peak(events: list[tuple[int, int]]) -> None:
-    found = least_cap(events, Rules())
-    allocator = Allocator(Rules(), cap=found).replay(events)
-    assert allocator.peak_requested <= found <= Allocator(Rules()).replay(events).peak_reserved

@@ -53,7 +53,6 @@ def test_accumulating_takes_the_gradients_more() -> None:
     assert memory.peak(64, 4) >= memory.peak(64, 1) > 100 * MIB
     assert memory.peak(64, 2) == memory.peak(64, 8)
     assert memory.peak(256) > memory.peak(64)
-    assert memory.largest(memory.peak(128), 4096) in range(128, 140)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ndd_console.source import StartRow
 from ndd_console.view.wizard import Field, WizardView
 from ndd_engine.errors import NddError
-from ndd_engine.wizard.proposals import Measured, Proposal, pareto, with_measured
+from ndd_engine.wizard.proposals import Measured, Proposal, pareto
 from ndd_engine.wizard.space import Batch, Model
 
 GB = 1 << 30
@@ -99,7 +99,7 @@ class FakeWizard:
         """What was begun comes to its end."""
         if self.verified:
             self.verified = tuple(
-                with_measured(one, Measured((one.step_s or 0) * 1.03, int((one.memory_bytes or 0) * 1.01)))
+                replace(one, measured=Measured((one.step_s or 0) * 1.03, int((one.memory_bytes or 0) * 1.01)))
                 for one in self.verified
             )
         else:

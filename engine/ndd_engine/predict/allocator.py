@@ -293,17 +293,3 @@ class Allocator:
 
 def _order(entry: tuple[int, int, Block]) -> tuple[int, int]:
     return entry[0], entry[1]
-
-
-def least_cap(events: list[tuple[int, int]], rules: Rules, exact: int = ROUND_LARGE) -> int:
-    """The smallest cap, to `exact` bytes, under which the events go through, retries included."""
-    free = Allocator(rules).replay(events)
-    low, high = free.peak_requested, free.peak_reserved
-    while high - low > exact:
-        middle = (low + high) // 2
-        try:
-            Allocator(rules, middle).replay(events)
-            high = middle
-        except OutOfMemoryError:
-            low = middle
-    return high

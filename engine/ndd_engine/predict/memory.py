@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
-from .allocator import OutOfMemoryError, Rules
+from .allocator import Rules
 from .trace import Family, Trace
 
 Json = dict[str, Any]
@@ -37,27 +36,6 @@ class Memory:
         inside = trace.peak(HOST_GRANULE) if self.on == "host" else trace.on_card(self.rules).peak_reserved
         return self.outside_bytes + inside
 
-    def fits(self, micro: int, accumulation: int, free_bytes: int) -> bool:
-        """Whether it goes through with so many bytes, outside and all; on a card after retries, as it would."""
-        if self.on == "host":
-            return self.peak(micro, accumulation) <= free_bytes
-        try:
-            self._trace(micro, accumulation).on_card(self.rules, free_bytes - self.outside_bytes)
-        except OutOfMemoryError:
-            return False
-        return True
-
-    def largest(self, free_bytes: int, most: int, accumulation: int = 1) -> int:
-        """The largest micro-batch up to `most` that fits without a retry; 0 where not even one item does."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.peak(middle, accumulation) <= free_bytes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
     @property
     def promised(self) -> bool:
         """Whether the prediction holds; else it is a guess, to be measured."""
@@ -72,11 +50,6 @@ class Memory:
 
     def _trace(self, micro: int, accumulation: int) -> Trace:
         return self.family.trace(micro).until(ONE if accumulation == 1 else MANY)
-
-    @cached_property
-    def resident_bytes(self) -> int:
-        """What lives between two steps: on a card the parameters and the optimizer's state, on the host the latter."""
-        return self.family.first.until(ONE).left()
 
     def to_dict(self) -> Json:
         """As JSON takes it."""

@@ -108,15 +108,13 @@ def outlook(
     micros = [micro for micro in spread(SMALL[0], config.batch.micro) if micro <= config.batch.micro]
     times = prober.time(micros, LONGEST_S, lambda micro: available is None or memory.peak(micro) <= available)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
-    section = config.optimizer
-    moments = 2 if section.name != "sgd" else int(section.momentum > 0)
     return Outlook(
         config=config,
         memory=memory,
         time=times,
         parameters=parameter_count(workload.model),
         parameter_bytes=parameter_bytes,
-        optimizer_bytes=moments * parameter_bytes,
+        optimizer_bytes=prober.stepper().moment_bytes(),
         available_bytes=available,
         steps_per_epoch=per_epoch,
         total_steps=total_steps(config, per_epoch),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -35,16 +34,6 @@ RUNS = 5
 POINT_S = 0.5
 
 
-@dataclass(frozen=True)
-class Probed:
-    """What is known of a configuration. memory, time: None where that could not be found out, and `why`."""
-
-    parameters: int
-    memory: Memory | None
-    time: StepTime | None
-    why: str = ""
-
-
 class Prober:
     """Probes of a configuration on its prepared workload; its loader settings and batch do not matter."""
 
@@ -55,7 +44,7 @@ class Prober:
     def warm(self) -> int:
         """Bytes of this process in memory once it has done a step: torch brings in much of itself only then."""
         self._tell("trying a step")
-        stepper = self._stepper()
+        stepper = self.stepper()
         stepper.eager_step(self._batches(min(SMALL[0], len(self.workload.train_data))), PhaseClock(), 0)  # type: ignore[arg-type]
         del stepper
         gc.collect()
@@ -78,14 +67,14 @@ class Prober:
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
             _forget(self.device)
-        return record(self._stepper, self._batches(micro), self.device)
+        return record(self.stepper, self._batches(micro), self.device)
 
     def time(self, micros: Sequence[int], longest_s: float, most: Callable[[int], bool]) -> StepTime:
         """At those micro-batches, ascending, up to the first that takes longer than `longest_s`.
 
         most: whether memory holds a micro-batch; one that it does not is left out. Raises what a step raises.
         """
-        stepper = self._stepper()
+        stepper = self.stepper()
         on_card = self.device.type == "cuda"
         points: list[Point] = []
         update_s = 0.0
@@ -159,9 +148,10 @@ class Prober:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _stepper(self) -> Stepper:
+    def stepper(self) -> Stepper:
+        """A fresh one, which steps through one micro-batch, operation by operation."""
         single = self.config.batch.model_copy(update={"accumulation": 1})
-        # Operation by operation: a compiler would compile anew for every size.
+        # A compiler would compile anew for every size.
         plain = self.config.speed.model_copy(update={"compile": "off", "cuda_graph": False})
         config = self.config.model_copy(update={"batch": single, "speed": plain})
         return Stepper(self.workload, config, self.device, total_steps=1000)

@@ -17,7 +17,7 @@ from ndd_engine.errors import MachineError, NddError, UsageError
 from ndd_engine.hardware.card import Machine
 from ndd_engine.hardware.profiles import CardProfile
 from ndd_engine.predict.memory import Memory
-from ndd_engine.predict.probe import Opened
+from ndd_engine.predict.probe_process import Opened
 from ndd_engine.predict.steptime import StepTime, spread
 
 from .answers import LEFT_FREE, Answers, card_named
@@ -82,7 +82,7 @@ class Planner:
 
     def __enter__(self) -> Planner:
         try:
-            self._child = ChildProcess("ndd_engine.predict.probe")
+            self._child = ChildProcess("ndd_engine.predict.probe_process")
         except OSError as error:
             raise MachineError(f"the process for the probes cannot be started: {error.strerror}") from None
         return self

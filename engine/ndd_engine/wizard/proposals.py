@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ndd_engine.config import Config
@@ -152,11 +152,6 @@ def _slowness(proposal: Proposal) -> tuple[bool, float, int]:
     """Equally fast ones by their memory."""
     rate = proposal.items_per_s
     return rate is None, -(rate or 0.0), proposal.memory_bytes or 0
-
-
-def with_measured(proposal: Proposal, measured: Measured) -> Proposal:
-    """The same, verified."""
-    return replace(proposal, measured=measured)
 
 
 def cost_in_words(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ndd_engine.child import ChildError
 from ndd_engine.trial.plan import switched_off
@@ -17,7 +17,7 @@ from ndd_engine.trial.process import SideProcess
 
 from .answers import Answers
 from .plan import Situation, StoppedError
-from .proposals import Measured, Proposal, with_measured
+from .proposals import Measured, Proposal
 
 # Steps of the first round, and how many times as many each further one has.
 STEPS = 5
@@ -71,7 +71,7 @@ def verify(
         pass  # what was measured so far holds
     finally:
         race.close(candidates)
-    return [with_measured(one.proposal, _measured(one)) for one in candidates]
+    return [replace(one.proposal, measured=_measured(one)) for one in candidates]
 
 
 def _measured(candidate: _Candidate) -> Measured:

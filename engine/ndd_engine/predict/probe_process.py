@@ -1,4 +1,4 @@
-"""Probes in a process of their own: `python -m ndd_engine.predict.probe IN OUT FOLDER`, see `ndd_engine.child`.
+"""Probes in a process of their own: `python -m ndd_engine.predict.probe_process IN OUT FOLDER`, see `ndd_engine.child`.
 
 Memory that runs out there, a card's caches and settings for a whole process are gone with it. Commands:
 
