@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from ndd_console.source import StartRow
 from ndd_console.view.machine import describe
 from ndd_console.view.wizard import Field, WizardView
@@ -293,11 +291,9 @@ class WizardJob:
         self.answers = replace(self.answers, hold_effective=chosen is not None, effective=chosen)
 
     def _change_leave(self, by: int) -> None:
-        machine = self._machine
-        card = machine.chosen if machine is not None else None
-        free = card.free_bytes if card is not None else None
+        free = self._machine.free_bytes if self._machine is not None else None
         if free is None:
-            free = psutil.virtual_memory().available
+            return
         self._leave = (self._leave + by) % len(_LEAVE)
         part = _LEAVE[self._leave]
         self.answers = replace(self.answers, leave_bytes=None if part is None else int(part * free))

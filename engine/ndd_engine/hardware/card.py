@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from ..errors import MachineError, UsageError
-from .host import Host, detect_host
+from .host import Host, detect_host, free_memory
 from .nvml import Nvml
 from .profiles import CardProfile, match, split_mig
 from .visible import Entry, visible
@@ -79,6 +79,11 @@ class Machine:
     reasons: dict[str, str]
     host: Host
     problems: tuple[str, ...] = ()
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Memory for a run: of the chosen card when it was looked at, else of the host now; None where not known."""
+        return self.chosen.free_bytes if self.chosen is not None else free_memory()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it. chosen: position in cards, or null."""

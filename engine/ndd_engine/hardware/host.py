@@ -40,6 +40,13 @@ def usable_threads(host: Host) -> int:
     return max(1, int(host.usable_cpus))
 
 
+def free_memory() -> int:
+    """Bytes that this process can still allocate: what is available now, and no more than its control group leaves."""
+    available = int(psutil.virtual_memory().available)
+    limit = read_limits().memory_limit_bytes
+    return available if limit is None else min(available, max(limit - psutil.Process().memory_info().rss, 0))
+
+
 def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
     """Read the machine. root holds proc/ and sys/. affinity: cores this process may run on, asked if None."""
     reasons: dict[str, str] = {}

@@ -246,14 +246,10 @@ def _context(device: Any, free_before: int | None) -> int:
 
 
 def _error(error: BaseException) -> Json:
-    from ndd_engine.train.failures import is_out_of_memory
-    from ndd_engine.workloads.own_module import place
+    from ndd_engine.train.failures import told
 
-    lines = str(error).splitlines() or ["no message"]
-    where = place(error)
-    name = "" if type(error).__module__.startswith("ndd_engine") else f"{type(error).__name__}: "
-    text = f"{name}{lines[0]}" + (f" ({where})" if where else "")
-    return {"error": text, "kind": "oom" if is_out_of_memory(error) else "failed"}
+    kind, text = told(error)
+    return {"error": text, "kind": kind}
 
 
 def main(arguments: list[str]) -> None:

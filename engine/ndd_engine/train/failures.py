@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ndd_engine.config.schema import Config
+from ndd_engine.errors import DoesNotFitError, NddError, OutOfMemoryError
 from ndd_engine.text import duration, printable, size
 from ndd_engine.workloads import own_module
 
@@ -68,6 +69,21 @@ def explain(
     if isinstance(error, OSError) and error.filename:
         first = f"{printable(str(error.filename))}: {error.strerror}"
     return Failure("error", f"{type(error).__name__} {place}: {first}", own_module.place(error))
+
+
+def told(error: BaseException) -> tuple[str, str]:
+    """(kind, text) of whatever ended the work of a helper process. kind: "oom" or "failed"."""
+    text = (str(error).splitlines() or ["no message"])[0]
+    if isinstance(error, NddError):
+        cause = error.__cause__  # of the user's own code
+        of_memory = isinstance(error, (OutOfMemoryError, DoesNotFitError)) or (
+            cause is not None and is_out_of_memory(cause)
+        )
+    else:
+        of_memory = is_out_of_memory(error)
+        where = own_module.place(error)
+        text = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
+    return ("oom" if of_memory else "failed"), printable(text)
 
 
 def out_of_memory(

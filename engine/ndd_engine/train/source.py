@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import psutil
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from ndd_engine.config.schema import LoaderSection
 from ndd_engine.errors import DoesNotFitError, UsageError
-from ndd_engine.hardware.cgroup import read_limits
+from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 from ndd_engine.workloads.base import Batch, Collate, GatherDataset
 
@@ -212,9 +211,7 @@ def free_bytes(device: torch.device) -> int:
     """What can still be allocated on a device now; on the host no more than the control group leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available = int(psutil.virtual_memory().available)
-    limit = read_limits().memory_limit_bytes
-    return available if limit is None else min(available, max(limit - psutil.Process().memory_info().rss, 0))
+    return free_memory()
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ndd_engine.child import Pipe, first_to_go
 from ndd_engine.config import anywhere, read, to_toml
-from ndd_engine.errors import DoesNotFitError, NddError, OutOfMemoryError
+from ndd_engine.errors import NddError
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
 from ndd_engine.text import printable
 
@@ -115,7 +115,7 @@ class Side:
             return
         except BaseException as error:  # noqa: BLE001  every way to end is told, a dataset's sys.exit too
             traceback.print_exc()
-            kind, text = told(error)
+            kind, text = _told(error)
             with contextlib.suppress(OSError):
                 self.pipe.send({"error": text, "kind": kind})
 
@@ -262,24 +262,12 @@ class _ExplainedError(Exception):
         self.of_memory = of_memory
 
 
-def told(error: BaseException) -> tuple[str, str]:
-    """(kind, text) of what ended a side. kind: "oom" or "failed"."""
-    from ndd_engine.train.failures import is_out_of_memory
-    from ndd_engine.workloads.own_module import place
-
-    text = (str(error).splitlines() or ["no message"])[0]
+def _told(error: BaseException) -> tuple[str, str]:
     if isinstance(error, _ExplainedError):
-        of_memory = error.of_memory
-    elif isinstance(error, NddError):
-        cause = error.__cause__  # of the user's own code
-        of_memory = isinstance(error, (OutOfMemoryError, DoesNotFitError)) or (
-            cause is not None and is_out_of_memory(cause)
-        )
-    else:
-        of_memory = is_out_of_memory(error)
-        where = place(error)
-        text = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
-    return ("oom" if of_memory else "failed"), printable(text)
+        return ("oom" if error.of_memory else "failed"), printable(str(error))
+    from ndd_engine.train.failures import told
+
+    return told(error)
 
 
 def chosen(command: Json, tell: Callable[[str], None]) -> str:

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import psutil
-
 from ndd_engine.child import ChildError, ChildProcess, Json
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import MachineError, NddError, UsageError
@@ -95,7 +93,7 @@ class Planner:
         """Prepare the workload. Raises NddError."""
         answers = self.answers
         draft = answers.draft()
-        free = self._free()  # before the process with the probes takes its part
+        free = self.machine.free_bytes  # before the process with the probes takes its part
         spec: Json = {
             "config": None if answers.config is None else str(answers.config.absolute()),
             "sets": list(answers.all_sets),
@@ -109,6 +107,8 @@ class Planner:
         card = None if answers.card is None else card_named(answers.card)
         if card is not None:
             free = int(card.memory_gb * GIB)
+        if free is None:
+            raise MachineError("how much memory of the card is free cannot be found out; name it with --card")
         leave = answers.leave_bytes if answers.leave_bytes is not None else int(free * LEFT_FREE)
         if leave >= free:
             raise UsageError(f"--leave {leave}: only {free} bytes are free")
@@ -163,14 +163,6 @@ class Planner:
             if command["do"] == "open":
                 raise NddError(str(error)) from None
             raise
-
-    def _free(self) -> int:
-        card = self.machine.chosen
-        if card is not None and card.free_bytes is not None:
-            return int(card.free_bytes)
-        free = int(psutil.virtual_memory().available)
-        limit = self.machine.host.memory_limit_bytes
-        return free if not limit else min(free, limit)
 
     def _amps(self, opened: Opened, config: Config) -> tuple[tuple[str, ...], list[str]]:
         """Precisions worth a probe, the usual one first, and what there is to tell of them."""

@@ -24,6 +24,11 @@ class Model:
     sequence: int
     amp: str
 
+    @property
+    def precision(self) -> str:
+        """As people call it."""
+        return "fp32" if self.amp == "off" else self.amp
+
     def sets(self) -> tuple[str, ...]:
         """The edits that make it."""
         size = () if self.size is None else (f"workload.size={self.size}",)

@@ -75,16 +75,8 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     config, choice = decide(draft, machine, progress)
     seed(config.run.seed)
     workload = prepare(config, progress)
-    if machine.chosen is not None:
-        available = machine.chosen.free_bytes
-    else:
-        import psutil
-
-        available = psutil.virtual_memory().available
-        if machine.host.memory_limit_bytes:
-            available = min(available, machine.host.memory_limit_bytes)
     try:
-        found = outlook(config, workload, device, available, progress)
+        found = outlook(config, workload, device, machine.free_bytes, progress)
     except NddError:
         raise
     except Exception as error:

@@ -240,7 +240,7 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
         "*" if best else "",
         one.model.size or "",
         str(one.model.sequence),
-        "fp32" if one.model.amp == "off" else one.model.amp,
+        one.model.precision,
         str(one.batch.micro),
         str(one.batch.accumulation),
         memory,

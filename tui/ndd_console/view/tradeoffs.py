@@ -34,7 +34,7 @@ def _or(value: float | None) -> float:
 COLUMNS: tuple[Column, ...] = (
     Column("size", 9, lambda one: one.model.size or MISSING, lambda one: one.parameters),
     Column("sequence", 10, lambda one: str(one.model.sequence), lambda one: -one.model.sequence),
-    Column("type", 6, lambda one: _type(one), lambda one: float(one.model.amp != "off")),
+    Column("type", 6, lambda one: one.model.precision, lambda one: float(one.model.amp != "off")),
     Column("micro", 7, lambda one: str(one.batch.micro), lambda one: -one.batch.micro),
     Column("x", 5, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
     Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
@@ -46,10 +46,6 @@ COLUMNS: tuple[Column, ...] = (
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # What goes first where there is little room.
 _YIELDS = ("tokens/s", "x", "type", "in all", "step", "size", "sequence")
-
-
-def _type(one: Proposal) -> str:
-    return "fp32" if one.model.amp == "off" else one.model.amp
 
 
 def _step(one: Proposal) -> str:
