@@ -11,6 +11,7 @@ from textual.app import App
 from textual.filter import NoColor
 from textual.message import Message
 from textual.screen import Screen
+from textual.timer import Timer, TimerCallback
 
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import NddError
@@ -48,6 +49,23 @@ class CanvasApp(App[str], inherit_bindings=False):
         self._console_loop = asyncio.get_running_loop()
         if self._leaving:
             self._finish(self._leaving)
+
+    def set_timer(
+        self,
+        delay: float,
+        callback: TimerCallback | None = None,
+        *,
+        name: str | None = None,
+        pause: bool = False,
+    ) -> Timer:
+        """As Textual's, but one that is late still fires.
+
+        Textual 8.2 drops a timer whose thread was held up past its time, as by a training thread that has the
+        interpreter's lock. Its resize of 1/120 s was lost so, and with it every later one.
+        """
+        timer = super().set_timer(delay, callback, name=name, pause=pause)
+        timer._skip = False  # read when the timer's task first runs, which is after this
+        return timer
 
     def leave(self) -> None:
         """Make `run()` return "quit". From a signal handler or any thread, at any time."""
