@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
+from card_cases import CARD
+from pairs import MB, Pair, burst, card, memory, own
 from planted_runs import (
-    NVML,
     Planted,
     alone,
     beside,
@@ -20,74 +18,7 @@ from planted_runs import (
     work,
 )
 
-from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, MemoryEvent, TrialEvent
-
-MB = 1 << 20
-CARD_STEP = {
-    "to_device": 0.2,
-    "forward": 7.0,
-    "loss": 0.5,
-    "backward": 11.5,
-    "optimizer": 0.4,
-    "log": 0.1,
-    "other": 0.1,
-}
-CARD_HOST = cores(1.2, 1.1, usable=16.0)
-CARD_RUN = {"usable_cores": 16.0, "threads": 16}
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A run with a fault, and one that only looks like it. sets: the edits that the fault's finding proposes first."""
-
-    cause: str
-    guilty: Planted
-    innocent: Planted
-    sets: tuple[str, ...] = ()
-    name: str = ""
-
-    @property
-    def id(self) -> str:
-        return self.cause + (f"-{self.name}" if self.name else "")
-
-
-def card(**changes: Any) -> Planted:
-    """A healthy run on a card."""
-    body: dict[str, Any] = {
-        "phases": healthy(to_device=0.1), "device": CARD_STEP, "card": NVML, "host": CARD_HOST, "run": CARD_RUN,
-        "sets": ("precision.amp=bf16",), "baseline": alone(threads=16),
-    }  # fmt: skip
-    body |= changes
-    if "precision" not in body["run"]:
-        body["run"] = {**body["run"], "precision": "bf16"}
-    return Planted(**body)
-
-
-def burst(
-    method: str = "operators", launches: int = 300, top: list[Any] | None = None, **idle: int
-) -> KernelsEvent:
-    """A burst of 100 ms; idle in milliseconds by cause."""
-    causes = {name.replace("_", " "): ms * 10**6 for name, ms in idle.items()}
-    busy = 100_000_000 - sum(causes.values())
-    return KernelsEvent(method, 200, 5, 100_000_000, busy, 0, causes, launches, top or [])
-
-
-def memory(**changes: Any) -> MemoryEvent:
-    """8 of 80 GB used."""
-    body: dict[str, Any] = {
-        "allocated_bytes": 6 << 30, "reserved_bytes": 8 << 30, "peak_allocated_bytes": 7 << 30,
-        "peak_reserved_bytes": 8 << 30, "growth_bytes": 1 << 30, "retries": 0, "ooms": 0, "free_bytes": 70 << 30,
-        "total_bytes": 80 << 30, "others_bytes": None,
-    }  # fmt: skip
-    return MemoryEvent(**{**body, **changes})
-
-
-def own(**changes: Any) -> Planted:
-    """A healthy run of a user's own workload, whose forward and backward keep the same pace."""
-    found = seen(
-        ("forward", "my/model.py", 10, "Net.forward", 30, 1), ("backward", "torch/a.py", 1, "backward", 60, 0)
-    )
-    return replace(Planted(workload="my.model:make", work=work(), stacks=found), **changes)
+from ndd_engine.record.events import Event, MarkEvent, TrialEvent
 
 
 def recompiled(step: int) -> tuple[Event, ...]:
@@ -104,15 +35,6 @@ OWN_LOOP = seen(
     ("forward", "my/model.py", 10, "Net.forward", 22, 1), ("forward", "my/model.py", 31, "penalty", 20, 1),
     ("forward", "my/model.py", 32, "penalty", 30, 1), ("backward", "torch/a.py", 1, "backward", 60, 0),
 )  # fmt: skip
-# Of a card without faster formats than TF32.
-OLD_CARD = {
-    **CARD_RUN,
-    "precision": "fp32",
-    "card": {"profile": {"dense_tflops": {"tf32": 494.7, "fp32": 66.9}}},
-}
-TF32_WORK = work(flops_per_step=600 * 10**9, peak_tflops=66.9, peak_kind="fp32", accumulation=1)
-CUDNN_TOP = [["cudnn_convolution_kernel", 60_000_000, 300]]
-
 LOADER = [
     Pair(
         "item-collate",
@@ -378,87 +300,6 @@ MODEL = [
             trials=[TrialEvent(["speed.deterministic=false"], "now", "no gain", "1.0x", 1.0, 0.99, 1.01)],
         ),
         ("speed.deterministic=false",),
-    ),
-]  # fmt: skip
-
-CARD = [
-    Pair(
-        "transfer",
-        card(device={**CARD_STEP, "to_device": 4.0}, sets=("precision.amp=bf16", "loader.pin_memory=false")),
-        card(sets=("precision.amp=bf16", "loader.pin_memory=false")),
-        ("loader.pin_memory=true",),
-    ),
-    Pair(
-        "launch-bound",
-        card(kernels=burst("kernels", launch_gaps=40)),
-        card(kernels=burst("kernels", launch_gaps=2)),
-        ("speed.cuda_graph=true",),
-        "burst",
-    ),
-    Pair(
-        "launch-bound",
-        card(card={**NVML, "util_percent": 45, "power_w": 200.0}),
-        card(card={**NVML, "util_percent": 99, "power_w": 200.0}),
-        ("speed.cuda_graph=true",),
-        "counters",
-    ),
-    Pair(
-        "sync",
-        card(kernels=burst("kernels", synchronising=20), sets=("precision.amp=bf16", "log.every_steps=1")),
-        card(kernels=burst("kernels", synchronising=1), sets=("precision.amp=bf16", "log.every_steps=1")),
-        ("log.every_steps=10",),
-        "burst",
-    ),
-    Pair(
-        "sync",
-        card(device={**CARD_STEP, "log": 3.0}, sets=("precision.amp=bf16", "log.every_steps=1")),
-        # The host waits there, and the card computes meanwhile.
-        card(phases=healthy(log=8.0), sets=("precision.amp=bf16", "log.every_steps=1")),
-        ("log.every_steps=10",),
-        "clock",
-    ),
-    Pair(
-        "tf32",
-        card(sets=("precision.amp=off", "precision.tf32=false"), run=OLD_CARD, work=TF32_WORK),
-        card(
-            sets=("precision.amp=off", "precision.tf32=false"), run=OLD_CARD,
-            work=replace(TF32_WORK, flops_per_step=10**9),
-        ),
-        ("precision.tf32=true",),
-    ),
-    Pair(
-        "amp",
-        card(
-            sets=("precision.amp=off",), run={**CARD_RUN, "precision": "tf32"},
-            work=work(flops_per_step=4000 * 10**9, peak_tflops=494.7, peak_kind="tf32"),
-        ),
-        card(
-            sets=("precision.amp=off",), run={**CARD_RUN, "precision": "tf32"},
-            work=work(flops_per_step=10**9, peak_tflops=494.7, peak_kind="tf32"),
-        ),
-        ("precision.amp=bf16",),
-    ),
-    Pair(
-        "cudnn-benchmark",
-        card(workload="antispoof", kernels=burst("kernels", top=CUDNN_TOP)),
-        card(workload="antispoof", kernels=burst("kernels", top=[["gemm", 60_000_000, 300]])),
-        ("speed.cudnn_benchmark=true",),
-    ),
-    Pair(
-        "neighbour-card",
-        card(card={**NVML, "processes": 1, "memory_others_bytes": 9 << 30}, baseline=alone(micro_ns=10e6)),
-        card(card={**NVML, "processes": 1, "memory_others_bytes": 9 << 30}),
-    ),
-    Pair(
-        "throttling",
-        card(card={**NVML, "throttle": ["thermal"], "sm_clock_mhz": 1100}),
-        card(card={**NVML, "throttle": ["power cap"], "sm_clock_mhz": 1900}),
-    ),
-    Pair(
-        "thrash",
-        card(memory=memory(retries=40), sets=("precision.amp=bf16", "batch.micro=32")),
-        card(memory=memory(retries=1), sets=("precision.amp=bf16", "batch.micro=32")),
-        ("batch.micro=16", "batch.accumulation=2"),
     ),
 ]  # fmt: skip
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cases import PAIRS, Pair
+from cases import PAIRS
 from hypothesis import given
 from hypothesis import strategies as st
+from pairs import Pair
 from planted_runs import Planted, alone, cores, data, files, healthy, seen
 from record_help import event_sequences, folded
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cases import PAIRS, Pair, card, own
+from cases import PAIRS
+from pairs import Pair, card, own
 from planted_runs import Planted, alone, cores, data, healthy, work
 
 from ndd_engine.diagnose import CAUSES

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cases import HAZARDS, PAIRS, Pair
+from cases import HAZARDS, PAIRS
+from pairs import Pair
 from planted_runs import HEALTHY, Planted, alone, cores, data, evaluated, files, healthy, seen
 
 from ndd_engine.config import read

@@ -23,6 +23,8 @@ standard errors; a signal that is missing is null, and its rule abstains.
     sync               waits of a burst; or the card's gap while losses are read log.every_steps, code
     tf32, amp          the model's share and FLOPs; published peaks              precision.tf32, precision.amp
     cudnn-benchmark    convolutions in a burst, of fixed shapes                  speed.cudnn_benchmark
+    cudnn-shapes       convolutions in a burst; a model slower than with one    speed.cudnn_benchmark
+                       shape, and cuDNN times its algorithms
     neighbour-card     other processes, a busy card, a slowed model              ask who
     throttling         NVML's reasons, and clocks that are lowered               nothing in software
     thrash             retries of the allocator                                  batch.micro, batch.accumulation

@@ -1,14 +1,11 @@
-"""The card: copies, launches, waits, number formats, and who else is on it. All rules abstain without one."""
+"""The card: copies, launches, waits, and who else is on it. All rules abstain without one."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from ndd_engine.record.snapshot import PhaseShare
 
 from .finding import Change, Evidence, Finding
-from .view import CONFIG, FLOOR, MODEL, Cost, View, ceiling, finding, percent, span, times
+from .view import CONFIG, FLOOR, MODEL, Cost, View, ceiling, finding, percent, span
 
 NVML = "NVML"
 DEVICE = "device clock"
@@ -21,9 +18,6 @@ BUSY_POWER = 0.7
 LAUNCH_GAPS = 0.1
 # Clocks below this part of their maximum count as lowered.
 LOWERED = 0.85
-# Of the FLOPs, the part that convolutions must have is not known: what cuDNN's choice may gain is bounded by this.
-CHOICE = 2.0
-SHORT_RUN = 0.5
 WORDS = ("power cap", "hw slowdown", "thermal", "hw thermal", "power brake")
 
 
@@ -124,7 +118,11 @@ def sync(view: View) -> Finding | None:
     if every is not None and every < 5:
         changes.append(Change("read losses less often", ("log.every_steps=10",)))
     line = view.line("forward", "loss", "clip", "log")
-    changes.append(Change("take .item(), .cpu() and torch.cuda.synchronize() out of the step", (), line))
+    changes.append(
+        Change(
+            "take .item(), .cpu(), synchronize() and empty_cache() of torch.cuda out of the step", (), line
+        )
+    )
     return finding(
         "sync",
         f"waiting for the card takes {percent(share)} of the time",
@@ -132,56 +130,6 @@ def sync(view: View) -> Finding | None:
         [evidence],
         changes,
         bound=ceiling(min(1.2 * share, 0.95)),
-    )
-
-
-def tf32(view: View) -> Finding | None:
-    """fp32 matrix products on a card that has TF32."""
-    run = view.snapshot.run
-    if not view.card or run is None or run.precision != "fp32" or view.get("precision.tf32") is not False:
-        return None
-    return _format(view, "tf32", "tf32", "TF32 matrix products", ("precision.tf32=true",))
-
-
-def amp(view: View) -> Finding | None:
-    """fp32 or TF32 where the card has a faster format."""
-    run = view.snapshot.run
-    if (
-        not view.card
-        or run is None
-        or run.precision not in ("fp32", "tf32")
-        or view.get("precision.amp") != "off"
-    ):
-        return None
-    kind = "bf16" if "bf16" in _peaks(view) else "fp16"
-    return _format(view, "amp", kind, f"mixed precision in {kind}", (f"precision.amp={kind}",))
-
-
-def cudnn_benchmark(view: View) -> Finding | None:
-    """Convolutions of fixed shapes with cuDNN's guess of the best algorithm."""
-    run, burst = view.snapshot.run, view.snapshot.kernels
-    if not view.card or run is None or view.get("speed.cudnn_benchmark") is not False:
-        return None
-    if view.get("speed.deterministic") or burst is None or not burst.wall_ns or burst.method != "kernels":
-        return None
-    if view.get("workload.pad") == "longest":
-        return None  # shapes vary: each new one would be measured
-    spent = sum(
-        item[1]
-        for item in burst.top
-        if any(word in str(item[0]).lower() for word in ("conv", "cudnn", "wgrad", "dgrad"))
-    )
-    share = spent / burst.wall_ns * (1 - 1 / CHOICE)
-    if share < FLOOR:
-        return None
-    return finding(
-        "cudnn-benchmark",
-        f"convolutions take {percent(spent / burst.wall_ns)} of the time with algorithms that nobody timed",
-        Cost(share * view.step_ns, share, None, share),
-        [Evidence(f"convolutions run {percent(spent / burst.wall_ns)} of a burst", BURST)],
-        [Change("let cuDNN time its algorithms: the shapes are fixed", ("speed.cudnn_benchmark=true",))],
-        "possible",
-        bound=ceiling(min(spent / burst.wall_ns, 0.9)),
     )
 
 
@@ -275,7 +223,7 @@ def thrash(view: View) -> Finding | None:
     )
 
 
-RULES = (transfer, launch_bound, sync, tf32, amp, cudnn_benchmark, neighbour_card, throttling, thrash)
+RULES = (transfer, launch_bound, sync, neighbour_card, throttling, thrash)
 
 
 def halved(view: View) -> tuple[str, ...]:
@@ -327,39 +275,4 @@ def _graph_needs(view: View) -> tuple[str, ...]:
     """What a recorded step does not go with."""
     return (
         ("speed.compile=default",) if view.get("speed.compile") in ("reduce-overhead", "max-autotune") else ()
-    )
-
-
-def _peaks(view: View) -> Mapping[str, float]:
-    """Published dense peaks of the card by format; {} where they are not known."""
-    run = view.snapshot.run
-    profile: Any = (run.card or {}).get("profile") if run is not None else None
-    found = profile.get("dense_tflops") if isinstance(profile, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def _format(view: View, cause: str, kind: str, what: str, sets: tuple[str, ...]) -> Finding | None:
-    """A faster number format: bounded by the published peaks, on what the model takes."""
-    run, work = view.snapshot.run, view.snapshot.work
-    peaks = _peaks(view)
-    now, then = peaks.get(run.precision if run is not None else ""), peaks.get(kind)
-    mfu = view.snapshot.throughput.mfu
-    if not now or not then or then <= now or work is None or mfu is None or not view.model.clear:
-        return None
-    # At its peak the arithmetic alone would take this share; the rest of the model's time is not arithmetic's, but
-    # half as many bytes move as well.
-    share = view.model.share * (1 - now / then)
-    if mfu < 0.05:
-        return None  # the arithmetic is not what takes the time
-    return finding(
-        cause,
-        f"the model takes {percent(view.model.share)} of each step in {run.precision if run is not None else 'fp32'}",
-        Cost(share * view.step_ns, share, view.model.error, share),
-        [
-            Evidence(
-                f"{now:g} TFLOP/s at most now, {then:g} in {kind} ({times(then / now)})", "published peaks"
-            ),
-            Evidence(f"{percent(mfu)} of the present peak is reached", "counted operations"),
-        ],
-        [Change(what, sets)],
     )

@@ -48,6 +48,7 @@ CAUSES: dict[str, str] = {
     "tf32": "TF32 is off",
     "amp": "mixed precision is off",
     "cudnn-benchmark": "cuDNN's choice of algorithms",
+    "cudnn-shapes": "cuDNN timed again for each shape",
     "no-effect": "a setting without effect",
     # Hazards, which cost no time until they end the run.
     "leak": "memory grows",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ndd_engine.record.snapshot import Snapshot
 
-from . import card, hazards, healthy, loader, model, processor, step
+from . import card, formats, hazards, healthy, loader, model, processor, step
 from .finding import Finding
 from .view import View, ceiling
 from .worth import leave, tried
@@ -17,7 +17,14 @@ Rule = Callable[[View], Finding | None]
 LEAST = 1.04
 # Told however short the run is.
 ALWAYS: tuple[Rule, ...] = (*hazards.RULES, model.compile_cost)
-RULES: tuple[Rule, ...] = (*loader.RULES, *processor.RULES, *card.RULES, *model.RULES, *step.RULES)
+RULES: tuple[Rule, ...] = (
+    *loader.RULES,
+    *processor.RULES,
+    *card.RULES,
+    *formats.RULES,
+    *model.RULES,
+    *step.RULES,
+)
 
 
 def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:

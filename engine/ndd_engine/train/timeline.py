@@ -43,7 +43,8 @@ CAUSE_OF = {
 _BLOCKED = frozenset({LAUNCH_GAPS, OTHER_CAUSE})
 # Phases whose operators on the host are not the model's.
 _NOT_COMPUTING = frozenset({"data_wait", "to_device", "checkpoint"})
-_WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
+# cudaFree waits for all of the card's work: what empty_cache() costs.
+_WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaFree")
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 # What newer profilers put on the card's line besides work.
 _NOT_WORK = frozenset({"Stream Sync", "Event Sync", "Context Sync", "Device Sync", "Stream Wait Event"})
