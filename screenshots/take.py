@@ -18,16 +18,21 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from ndd_console.app import CanvasApp, ConsoleApp, LadderApp
+from ndd_console.app import CanvasApp, ConsoleApp, LadderApp, WizardApp
 from ndd_console.ladder import LadderJob
 from ndd_console.screens.trial import TrialScreen
+from ndd_console.screens.wizard import WizardScreen
+from ndd_console.source import RunSource
 from ndd_console.sources import EngineSource, HomeFolder
+from ndd_console.view.wizard import TABLE
+from ndd_console.wizard import WizardJob
 from ndd_engine.config import read
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.trial.ladder import run_ladder
 from ndd_engine.trial.request import Base
+from ndd_engine.wizard.answers import Answers
 
 FOLDER = Path(__file__).parent
 # Long enough for curves that look like something, and for an evaluation or two.
@@ -35,6 +40,8 @@ TRAIN_S = 75.0
 # Items are encoded on the fly here, so that there is something to find and to try.
 SLOW = ("batch.micro=2", "batch.sequence=256")
 LADDER_BUDGET_S = 30.0
+WIZARD = Answers(workload="chartext", sizes=("mini", "tiny"), shortest=64)
+WIZARD_BUDGET_S = 40.0
 SIZES = {"live": (80, 24), "live-100x30": (100, 30), "live-120x40": (120, 40), "live-200x50": (200, 50)}
 
 
@@ -44,8 +51,14 @@ def main() -> int:
         asyncio.run(take(Path(folder)))
         asyncio.run(take_findings(Path(folder)))
         asyncio.run(take_ladder())
+        asyncio.run(take_wizard())
     to_png()
     return 0
+
+
+def wizard(_run: RunSource | None) -> WizardJob:
+    """What the key `w` opens."""
+    return WizardJob(WIZARD, None, WIZARD_BUDGET_S)
 
 
 async def take(root: Path) -> None:
@@ -63,8 +76,13 @@ async def take(root: Path) -> None:
         while time.monotonic() - begin < TRAIN_S and not run.finished.is_set():
             await asyncio.sleep(0.5)
         for name, size in SIZES.items():
-            await picture(name, size, ConsoleApp(EngineSource(run), None), lambda snapshot: snapshot.step > 0)
-        await picture("home", (80, 24), ConsoleApp(None, HomeFolder(root)), None)
+            await picture(
+                name,
+                size,
+                ConsoleApp(EngineSource(run), None, wizard=wizard),
+                lambda snapshot: snapshot.step > 0,
+            )
+        await picture("home", (80, 24), ConsoleApp(None, HomeFolder(root), wizard=wizard), None)
     finally:
         run.control.request("stop")
         engine.join()
@@ -79,7 +97,7 @@ async def take_findings(root: Path) -> None:
     engine = threading.Thread(target=run.execute, name="engine")
     engine.start()
     source = EngineSource(run)
-    app = ConsoleApp(source, None)
+    app = ConsoleApp(source, None, wizard=wizard)
     try:
         async with app.run_test(size=(80, 24)) as pilot:
             await until(lambda: any(found.sets for found in diagnose(source.snapshot())), pilot)
@@ -126,6 +144,38 @@ async def take_ladder() -> None:
         await pilot.pause(1.0)
         save("ladder", app)
         app.exit("quit")
+    job.join()
+
+
+async def take_wizard() -> None:
+    """The wizard from this machine to a file: its trade-offs, the measurements, the TOML."""
+    job = WizardJob(WIZARD, None, WIZARD_BUDGET_S)
+    app = WizardApp(job)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, WizardScreen)
+        await until(lambda: screen.view.machine is not None, pilot)
+        await pilot.press("enter", "enter")
+        await pilot.pause(0.5)
+        save("wizard-goal", app)
+        await pilot.press("enter")
+        await until(lambda: screen.view.page == TABLE, pilot)
+        await pilot.pause(1.0)
+        save("wizard", app)
+        await pilot.press("p")
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause(1.0)
+        save("wizard-120x40", app)
+        await pilot.press("v")
+        await until(lambda: not job.working(), pilot)
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause(1.0)
+        save("wizard-measured", app)
+        await pilot.press("enter")
+        await pilot.pause(1.0)
+        save("wizard-file", app)
+        app.exit("quit")
+    job.stop()
     job.join()
 
 

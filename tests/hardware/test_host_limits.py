@@ -34,6 +34,21 @@ def test_without_limits_everything_is_usable(tree: Tree) -> None:
     assert "no cgroup" in host.reasons["memory_limit_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("line", "units"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16 amx_bf16", ("amx_bf16", "avx512_bf16")),
+        ("Features\t: fp asimd bf16", ("bf16",)),
+        ("flags\t\t: fpu avx2", ()),
+        ("", ()),
+    ],
+)
+def test_instructions_for_bf16(tree: Tree, line: str, units: tuple[str, ...]) -> None:
+    files = machine()
+    files["proc/cpuinfo"] += line + "\n"
+    assert detect_host(tree(files), affinity=64).bf16_units == units
+
+
 def test_affinity(tree: Tree) -> None:
     host = detect_host(tree(machine()), affinity=2)
     assert host.usable_cpus == 2 and host.reasons["usable_cpus"] == "2 of 64 cores: CPU affinity"

@@ -11,8 +11,8 @@ from ndd_engine.config import Config, read
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
-from ndd_engine.predict.probing import Prober, caveat
-from ndd_engine.predict.trace import fit
+from ndd_engine.predict.probing import Prober, alike, caveat, disagreement
+from ndd_engine.predict.trace import Trace, fit
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 
@@ -37,6 +37,58 @@ def test_two_small_steps_tell_a_larger_one(amp: str) -> None:
     for mark in (ONE, MANY):
         predicted = family.trace(32).until(mark).peak(HOST_GRANULE)
         assert predicted == pytest.approx(truth.until(mark).peak(HOST_GRANULE), rel=0.01)
+
+
+def one(*sizes: int) -> Trace:
+    return Trace(tuple(enumerate(sizes)))
+
+
+def test_probes_go_on_until_two_neighbours_allocate_alike() -> None:
+    # At 4 a library takes another way: one request more.
+    traces = {4: one(400, 50, 7), 8: one(800, 50), 16: one(1600, 50), 32: one(3200, 50)}
+    asked: list[int] = []
+
+    def trace(micro: int) -> Trace:
+        asked.append(micro)
+        return traces[micro]
+
+    found = alike(trace, (4, 8, 16, 32))
+    assert asked == [4, 8, 16]
+    assert found.aligned and found.at == (8, 16)
+    assert found.trace(64).peak() == 6450
+
+
+def test_probes_that_never_line_up_end_with_the_largest() -> None:
+    traces = {4: one(400), 8: one(800, 1), 16: one(1600, 1, 2)}
+    found = alike(lambda micro: traces[micro], (4, 8, 16))
+    assert not found.aligned and found.at == (8, 16)
+
+
+def test_a_probe_that_does_not_fit_ends_them() -> None:
+    def trace(micro: int) -> Trace:
+        if micro > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return one(*range(micro))
+
+    found = alike(trace, (4, 8, 16))
+    assert found.at == (4, 8)
+    with pytest.raises(torch.OutOfMemoryError):
+        alike(trace, (16, 32))
+
+
+def test_items_that_the_loader_keeps_are_timed_as_kept() -> None:
+    sets = ("workload.size=tiny", "workload.examples=20", "workload.document_chars=3000")
+    plain, kept = (
+        prober("finetune", *sets, f"loader.cache={keeps}").time([4], 5.0, lambda _: True).points[0]
+        for keeps in ("false", "true")
+    )
+    assert kept.data_s < plain.data_s / 2  # encoding takes ten times as long as collating
+
+
+@pytest.mark.parametrize(("replayed", "words"), [(1000, ""), (1019, ""), (1100, "1 KB"), (800, "800 B")])
+def test_an_allocator_that_does_other_things_is_told(replayed: int, words: str) -> None:
+    found = disagreement(replayed, 1000)
+    assert (words in found) if words else found == ""
 
 
 def test_what_a_step_leaves_behind_is_the_state_of_the_optimizer() -> None:

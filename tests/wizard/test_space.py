@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from situations import BASE
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
 from ndd_engine.wizard.answers import Answers, card_named
-from ndd_engine.wizard.proposals import Proposal, cost_in_words, pareto, ranked
+from ndd_engine.wizard.proposals import cost_in_words, pareto, ranked
 from ndd_engine.wizard.space import Batch, Model, batches, models, sequences
 
 
@@ -82,9 +83,6 @@ def test_the_configured_model_comes_first() -> None:
     assert found[0] == Model("tiny", 64, "off")
     assert len(found) == 2 * 3 * 2
     assert all(config(*model.sets()) for model in found)
-
-
-BASE = Proposal(Model("tiny", 64, "off"), Batch(8, 2), "host", 0, 1000, 100, 500, 0.1, 1600, 64.0)
 
 
 def test_a_proposal_tells_rate_time_and_what_is_missing() -> None:

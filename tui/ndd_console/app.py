@@ -25,6 +25,8 @@ from .screens.wizard import WizardScreen, WizardSource
 from .source import HomeSource, RunRow, RunSource, StartRow
 
 Opener = Callable[[str], RunSource]
+# For the run that is on the screen, None for none.
+WizardOpener = Callable[[RunSource | None], WizardSource]
 
 
 class CanvasApp(App[str], inherit_bindings=False):
@@ -129,7 +131,9 @@ class ConsoleApp(CanvasApp):
 
     `run()` returns "quit" (nothing is running here, or a viewer was closed), "stop" (it was asked to
     stop and has ended), "detach" (leave the run going), "kill" (second Ctrl-C) or "hangup". `source` is the
-    run that was on the screen last; closing it is left to the caller.
+    run that was on the screen last, `wizard` one that is open; closing them is left to the caller.
+
+    start, attach, start_file: open a run by the name of its workload, by its own, by a configuration file.
     """
 
     class Opened(Message):
@@ -157,6 +161,8 @@ class ConsoleApp(CanvasApp):
         ssh: bool = False,
         start: Opener | None = None,
         attach: Opener | None = None,
+        start_file: Opener | None = None,
+        wizard: WizardOpener | None = None,
         on_first_paint: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.time,
         rules: Rules = diagnose,
@@ -168,6 +174,9 @@ class ConsoleApp(CanvasApp):
         self.home = home
         self._start_run = start
         self._attach_run = attach
+        self._start_file = start_file
+        self._new_wizard = wizard
+        self.wizard: WizardSource | None = None
         self._refresh_hz = refresh_hz
         self._ssh = ssh
         self._clock = clock
@@ -179,7 +188,8 @@ class ConsoleApp(CanvasApp):
         if self.source is not None:
             return self._live_screen(self.source, self._on_first_paint)
         assert self.home is not None
-        return HomeScreen(self.home, self._look, self._choose, self._quit, self._on_first_paint)
+        wizard = None if self._new_wizard is None else lambda: self._open_wizard(None)
+        return HomeScreen(self.home, self._look, self._choose, self._quit, self._on_first_paint, wizard)
 
     def on_mount(self) -> None:
         # The base class's handler runs as well.
@@ -210,6 +220,7 @@ class ConsoleApp(CanvasApp):
             clock=self._clock,
             diagnosis=Diagnosis(self._rules),
             on_painted=on_painted,
+            wizard=None if self._new_wizard is None else lambda: self._open_wizard(source),
         )
 
     def _leave_live(self, result: Result) -> None:
@@ -232,13 +243,34 @@ class ConsoleApp(CanvasApp):
 
     def _choose(self, entry: StartRow | RunRow) -> None:
         """Start or attach in a thread: it may take seconds, and the screen stays alive meanwhile."""
-        opener = self._start_run if isinstance(entry, StartRow) else self._attach_run
+        if isinstance(entry, StartRow):
+            self._begin(self._start_run, entry.name, "starting")
+        else:
+            self._begin(self._attach_run, entry.name, "opening")
+
+    def _begin(self, opener: Opener | None, name: str, word: str) -> None:
         if opener is None or self._opening:
             return
         self._opening = True
-        word = "starting" if isinstance(entry, StartRow) else "opening"
-        self._say(f"{word} {entry.name}…")
-        threading.Thread(target=self._open, args=(opener, entry.name), name="ndd-open", daemon=True).start()
+        self._say(f"{word} {name}…")
+        threading.Thread(target=self._open, args=(opener, name), name="ndd-open", daemon=True).start()
+
+    def _open_wizard(self, beside: RunSource | None) -> None:
+        """beside: the run on the screen; what is written is not trained in its place."""
+        if self._new_wizard is None or self.wizard is not None or self._opening:
+            return
+        self.wizard = self._new_wizard(beside)
+        can_train = beside is None and self._start_file is not None
+        self.push_screen(WizardScreen(self._look, self.wizard, self._leave_wizard, can_train=can_train))
+
+    def _leave_wizard(self, to_train: str) -> None:
+        if self.wizard is None:
+            return
+        self.wizard.stop()
+        self.wizard = None
+        self.pop_screen()
+        if to_train:
+            self._begin(self._start_file, to_train, "starting")
 
     def _open(self, opener: Opener, name: str) -> None:
         try:

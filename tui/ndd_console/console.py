@@ -12,11 +12,12 @@ from types import FrameType
 
 import click
 
-from ndd_engine.config import read
+from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import find_run, runs_root
 from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.wizard.answers import BUDGET_S, Answers
 
 from .app import ConsoleApp
 from .launcher import Leash, supervised
@@ -25,6 +26,7 @@ from .narrator import summary
 from .source import HomeSource, RunSource
 from .sources import AttachedSource, EngineSource, HomeFolder
 from .terminal import Captured, HangupWatch, capabilities, silence
+from .wizard import WizardJob, beside, live_runs
 
 # How long a stop at once may take before the process is ended under it.
 KILL_PATIENCE_S = 5.0
@@ -90,9 +92,17 @@ class Console:
 
     def _start_named(self, workload: str) -> RunSource:
         """From the home screen."""
-        source = self._open(RunRequest(read(workload=workload), self.root))
+        return self._start(read(workload=workload))
+
+    def _start(self, draft: Draft) -> RunSource:
+        source = self._open(RunRequest(draft, self.root))
         self._begin()
         return source
+
+    def _wizard(self, run: RunSource | None) -> WizardJob:
+        """Beside a run that is on the screen it begins with the run's configuration, which it does not change."""
+        config = None if run is None else find_run(self.root, run.name).config
+        return WizardJob(Answers(config=config), None, BUDGET_S, beside(live_runs(self.root)))
 
     def _begin(self) -> None:
         if self.engine is not None and self.engine.ident is None:
@@ -119,6 +129,8 @@ class Console:
             ssh=self.can.ssh,
             start=self._start_named,
             attach=lambda name: AttachedSource(find_run(self.root, name)),
+            start_file=lambda path: self._start(read(Path(path))),
+            wizard=self._wizard,
             on_first_paint=self._first_paint,
         )
         log = self.run.directory.console_log if self.run is not None else Path(os.devnull)
@@ -133,6 +145,8 @@ class Console:
             result = app.run(mouse=False)
             if app.source is not None:
                 app.source.close()  # a trial that still measures holds the run up
+            if app.wizard is not None:
+                app.wizard.stop()
             hangup.stop()
             self._captured = None
             lost = captured.terminal.lost

@@ -129,7 +129,7 @@ class RunTrials:
         return ""
 
     def check(self, sets: Sequence[str]) -> str:
-        from ndd_engine.trial.trial import check
+        from ndd_engine.trial.drafts import check
 
         try:
             check(TrialRequest(self._of, tuple(sets)))

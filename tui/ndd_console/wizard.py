@@ -16,6 +16,7 @@ from ndd_engine.config import WORKLOADS
 from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.errors import NddError
 from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.record.rundir import all_runs
 from ndd_engine.text import number, size
 from ndd_engine.wizard.answers import GOALS, LEFT_FREE, Answers, Goal
 from ndd_engine.wizard.proposals import Proposal
@@ -27,6 +28,7 @@ from .terminal import capabilities
 
 if TYPE_CHECKING:
     from ndd_engine.config import Config
+    from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.session import Planned
 
 _GOALS: tuple[Goal, ...] = tuple(GOALS)
@@ -41,12 +43,17 @@ MEANINGS = {
 
 
 class WizardJob:
-    """See screens.wizard.WizardSource. answers: to begin with, as the command line has them. output: where the file is
-    written, None for a new name."""
+    """See screens.wizard.WizardSource.
 
-    def __init__(self, answers: Answers, output: Path | None, budget_s: float) -> None:
+    answers: to begin with, as the command line has them. path: of the file that is written, and changed where it is
+    there; None for a new name. notes: what there is to know of the machine besides.
+    """
+
+    def __init__(
+        self, answers: Answers, path: Path | None, budget_s: float, notes: tuple[str, ...] = ()
+    ) -> None:
         self.answers = answers
-        self._output, self._budget_s = output, budget_s
+        self._path, self._budget_s, self._notes = path, budget_s, notes
         self._machine: Machine | None = None
         self._names: tuple[str, ...] = ()
         self._config: Config | None = None
@@ -63,7 +70,7 @@ class WizardJob:
     # The questions.
 
     def machine_lines(self) -> tuple[str, ...] | None:
-        return None if self._machine is None else tuple(describe(self._machine))
+        return None if self._machine is None else (*describe(self._machine), *self._notes)
 
     def workloads(self) -> tuple[StartRow, ...]:
         import ndd_profiles
@@ -108,8 +115,13 @@ class WizardJob:
         leave = (
             f"{LEFT_FREE:.0%} of what is free" if answers.leave_bytes is None else size(answers.leave_bytes)
         )
+        asked = [Field("goal", GOALS[answers.goal], MEANINGS[answers.goal])]
+        if answers.goal == "time":
+            asked.append(
+                Field("number of items", number(answers.items), "in all, preparing the data counts as well")
+            )
         return (
-            Field("goal", GOALS[answers.goal], MEANINGS[answers.goal]),
+            *asked,
             Field(
                 "items of a step",
                 "free" if hold is None else f"{hold} held",
@@ -129,6 +141,8 @@ class WizardJob:
     def change(self, place: int, by: int) -> str:
         answers, config = self.answers, self._config
         assert config is not None
+        if answers.goal != "time" and place > 0:
+            place += 1  # without the number of items
         if place == 0:
             goal = _GOALS[(_GOALS.index(answers.goal) + by) % len(_GOALS)]
             items = answers.items
@@ -138,13 +152,16 @@ class WizardJob:
                 items = run_items(config, config.batch.items * 1000)
             self.answers = replace(answers, goal=goal, items=items)
         elif place == 1:
-            self._change_batch(config, by)
+            items = answers.items or config.batch.items
+            self.answers = replace(answers, items=max(items * 2 if by > 0 else items // 2, 1))
         elif place == 2:
+            self._change_batch(config, by)
+        elif place == 3:
             now = config.batch.sequence
             choices = [now, *(now // 2**power for power in (1, 2, 3) if now // 2**power >= 2)]
             at = choices.index(answers.shortest) if answers.shortest in choices else 0
             self.answers = replace(answers, shortest=choices[(at + by) % len(choices)])
-        elif place == 3:
+        elif place == 4:
             # None, each by itself, then all of them.
             choices_ = [(), *((name,) for name in self._sizes), self._sizes]
             at = choices_.index(answers.sizes) if answers.sizes in choices_ else 0
@@ -177,7 +194,8 @@ class WizardJob:
 
         planned = self._planned
         if planned is not None:
-            notes = (planned.situation.opened.data, planned.situation.opened.model, *planned.situation.notes)
+            opened = planned.situation.opened
+            notes = (opened.data, opened.model, *lengths_line(opened), *planned.situation.notes, *self._notes)
             notes += tuple(f"{model_name(found.model)}: {found.why}" for found in planned.found if found.why)
             view = replace(view, rows=planned.rows, best=planned.best, notes=notes)
         if self.working():
@@ -205,7 +223,7 @@ class WizardJob:
         from ndd_engine.wizard.writing import difference
 
         text = self._text(chosen)
-        path = self._output or self.answers.config
+        path = self._path
         diff: list[str] = []
         if path is not None and path.exists():
             diff = difference(path.read_text(encoding="utf-8"), text, str(path))
@@ -215,7 +233,7 @@ class WizardJob:
         from ndd_engine.wizard.writing import save
 
         text = self._text(chosen)
-        path = self._output or self.answers.config
+        path = self._path
         if path is None:
             return str(save_new("wizard", text))
         save(path, text)
@@ -233,7 +251,7 @@ class WizardJob:
         from ndd_engine.wizard.session import written, written_into
 
         assert self._planned is not None
-        path = self._output or self.answers.config
+        path = self._path
         situation = self._planned.situation
         if path is not None and path.exists():
             return written_into(self.answers, situation, chosen, path)
@@ -304,10 +322,40 @@ def _about(profile: dict[str, object]) -> str:
     return f"sizes {', '.join(sizes)}" if isinstance(sizes, dict) and sizes else "one size"
 
 
-def show(answers: Answers, output: Path | None, budget_s: float, ascii_only: bool) -> tuple[str, int]:
-    """The wizard with its screen. Returns, once it is closed, the file to train ("" for none) and the exit status."""
+def beside(runs: Sequence[str]) -> tuple[str, ...]:
+    """What runs in progress mean for the wizard."""
+    if not runs:
+        return ()
+    verb = "trains" if len(runs) == 1 else "train"
+    return (
+        f"{', '.join(runs)} {verb} meanwhile: times are measured beside it, and its memory counts as used",
+    )
+
+
+def live_runs(root: Path) -> list[str]:
+    """Names of the runs in progress in a folder."""
+    return [run.name for run in all_runs(root) if run.live_owner()]
+
+
+def lengths_line(opened: Opened) -> tuple[str, ...]:
+    """The distribution of the items' lengths, where these vary."""
+    found = opened.lengths
+    if not found:
+        return ()
+    middle, long = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
+    unit = f"{opened.token or 'step'}s"
+    return (f"lengths: {found[0]} to {found[-1]} {unit}, half of them up to {middle}, 90 % up to {long}",)
+
+
+def show(
+    answers: Answers, output: Path | None, budget_s: float, ascii_only: bool, root: Path
+) -> tuple[str, int]:
+    """The wizard with its screen. root: of the runs.
+
+    Returns, once it is closed, the file to train ("" for none) and the exit status.
+    """
     can = capabilities(ascii_only)
-    job = WizardJob(answers, output, budget_s)
+    job = WizardJob(answers, output or answers.config, budget_s, beside(live_runs(root)))
     app = WizardApp(job, ascii_only=can.ascii_only, monochrome=can.monochrome)
     status = hosted(app, job.stop)
     job.stop()

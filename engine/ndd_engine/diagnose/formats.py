@@ -98,10 +98,8 @@ def _convolutions(view: View) -> float:
     if burst is None or not burst.wall_ns or burst.method != "kernels":
         return 0.0
     words = ("conv", "cudnn", "wgrad", "dgrad")
-    return (
-        sum(item[1] for item in burst.top if any(word in str(item[0]).lower() for word in words))
-        / burst.wall_ns
-    )
+    spent = sum(int(item[1]) for item in burst.top if any(word in str(item[0]).lower() for word in words))
+    return spent / burst.wall_ns
 
 
 def _peaks(view: View) -> Mapping[str, float]:

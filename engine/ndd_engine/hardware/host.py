@@ -13,13 +13,16 @@ import psutil
 
 from .cgroup import read_limits
 
+# Flags of /proc/cpuinfo, of x86 and ARM.
+_BF16 = ("amx_bf16", "avx512_bf16", "bf16")
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """The processor and the memory that this process may use.
 
     usable_cpus: cores, a fraction under a quota. memory_limit_bytes: None without a limit below the total.
-    reasons: why each value is what it is.
+    reasons: why each value is what it is. bf16_units: instructions of the processor that multiply bfloat16.
     """
 
     hostname: str
@@ -29,6 +32,7 @@ class Host:
     memory_total_bytes: int | None
     memory_limit_bytes: int | None
     reasons: dict[str, str] = field(default_factory=dict)
+    bf16_units: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -80,6 +84,7 @@ def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
         memory_total_bytes=total,
         memory_limit_bytes=limit,
         reasons=reasons,
+        bf16_units=tuple(unit for unit in _BF16 if unit in _cpu_flags(root)),
     )
 
 
@@ -100,14 +105,24 @@ def _logical_cores(root: Path) -> int:
 
 
 def _cpu_model(root: Path) -> str:
+    found = _cpu_line(root, "model name", "cpu model", "hardware")
+    return " ".join(found.split()) or platform.processor() or platform.machine() or "unknown"
+
+
+def _cpu_flags(root: Path) -> list[str]:
+    return _cpu_line(root, "flags", "features").split()
+
+
+def _cpu_line(root: Path, *keys: str) -> str:
+    """The value of the first line with one of the keys; "" where there is none."""
     try:
-        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip().lower() in ("model name", "cpu model", "hardware") and value.strip():
-                return " ".join(value.split())
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine() or "unknown"
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next(
+        (value.strip() for key, _, value in pairs if key.strip().lower() in keys and value.strip()), ""
+    )
 
 
 def _memory_total(root: Path) -> int | None:

@@ -15,6 +15,22 @@ ONE, MANY = "one", "many"
 
 
 @dataclass(frozen=True)
+class Items:
+    """All items of training and evaluation. kept_bytes: as tensors that are kept, None where they differ from epoch to
+    epoch and cannot be; gathers: they are such tensors already, in the memory of the process."""
+
+    kept_bytes: int | None
+    gathers: bool
+
+    def beside(self, on_card: bool, placement: str, cache: bool) -> int:
+        """Bytes that the loader's settings keep in the memory that is predicted, beside what a probe has seen."""
+        if on_card:
+            return (self.kept_bytes or 0) if placement == "device" else 0
+        keeps = cache or placement == "device"
+        return (self.kept_bytes or 0) if keeps and not self.gathers else 0
+
+
+@dataclass(frozen=True)
 class Memory:
     """What a training run of one model takes, by its micro-batch.
 

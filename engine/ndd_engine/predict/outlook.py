@@ -13,7 +13,7 @@ from ndd_engine.train.prepare import total_steps
 from ndd_engine.workloads.base import Workload, parameter_count
 
 from .memory import Memory
-from .probing import SMALL, Prober
+from .probing import SIZES, Prober, items_of
 from .steptime import StepTime, spread
 
 # A micro-batch that takes longer ends the timing; what is larger is predicted.
@@ -22,7 +22,7 @@ LONGEST_S = 0.8
 
 @dataclass(frozen=True)
 class Outlook:
-    """Bytes and seconds. available_bytes: None where that is not known."""
+    """Bytes and seconds. kept_bytes: of items that the loader keeps; available_bytes: None where it is not known."""
 
     config: Config
     memory: Memory
@@ -30,6 +30,7 @@ class Outlook:
     parameters: int
     parameter_bytes: int
     optimizer_bytes: int
+    kept_bytes: int
     available_bytes: int | None
     steps_per_epoch: int
     total_steps: int
@@ -37,7 +38,7 @@ class Outlook:
     @property
     def total_bytes(self) -> int:
         """Predicted peak, as the card or the process shows it."""
-        return self.memory.peak(self.config.batch.micro, self.config.batch.accumulation)
+        return self._peak(self.config.batch.micro, self.config.batch.accumulation)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -48,6 +49,7 @@ class Outlook:
             "gradients": self.parameter_bytes,
             "optimizer": self.optimizer_bytes,
             "process": max(outside, 0),
+            "kept items": self.kept_bytes,
         }
         return {
             **known,
@@ -65,9 +67,12 @@ class Outlook:
         """(micro, accumulation) of the largest smaller micro-batch that fits and holds the items of a step."""
         items = self.config.batch.items
         for micro in range(self.config.batch.micro - 1, 0, -1):
-            if items % micro == 0 and self.memory.peak(micro, items // micro) <= (self.available_bytes or 0):
+            if items % micro == 0 and self._peak(micro, items // micro) <= (self.available_bytes or 0):
                 return micro, items // micro
         return None
+
+    def _peak(self, micro: int, accumulation: int) -> int:
+        return self.memory.peak(micro, accumulation) + self.kept_bytes
 
     @property
     def step_s(self) -> float:
@@ -105,7 +110,9 @@ def outlook(
     # What this process holds already is not to be found free again.
     available = None if available_bytes is None else available_bytes + outside
     memory = prober.memory(outside)
-    micros = [micro for micro in spread(SMALL[0], config.batch.micro) if micro <= config.batch.micro]
+    loader = config.loader
+    kept = items_of(workload).beside(device.type == "cuda", loader.placement, loader.cache)
+    micros = [micro for micro in spread(SIZES[0], config.batch.micro) if micro <= config.batch.micro]
     times = prober.time(micros, LONGEST_S, lambda micro: available is None or memory.peak(micro) <= available)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
     return Outlook(
@@ -115,6 +122,7 @@ def outlook(
         parameters=parameter_count(workload.model),
         parameter_bytes=parameter_bytes,
         optimizer_bytes=prober.stepper().moment_bytes(),
+        kept_bytes=kept,
         available_bytes=available,
         steps_per_epoch=per_epoch,
         total_steps=total_steps(config, per_epoch),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -32,12 +33,16 @@ class Opened:
     """What a configuration trains on, and where. Bytes.
 
     process_bytes: of this process with torch, the device and all of the data after a step, without the model.
+    context_bytes: on a card, what a process takes beside its allocator. kept_bytes, gathers: see `memory.Items`.
+    setup_s: seconds to prepare the data. threads: in effect; chosen_threads: where their number was found by
+    measuring, else None.
     lengths: tokens of items that were looked at, where these vary, ascending.
     """
 
     device: str
     device_name: str
     threads: int
+    chosen_threads: int | None
     item: str
     token: str | None
     tokens_per_item: float
@@ -50,6 +55,10 @@ class Opened:
     sequence: int
     amp: str
     process_bytes: int
+    context_bytes: int
+    kept_bytes: int | None
+    gathers: bool
+    setup_s: float
     lengths: list[int]
 
 
@@ -89,26 +98,30 @@ class Probes:
         from ndd_engine.workloads.base import parameter_count
         from ndd_engine.workloads.registry import prepare
 
-        from .probing import Prober
+        from .probing import Prober, items_of
 
         self._spec = command
         draft = self._draft()
         machine = detect(draft.resolve().run.device)
         device = torch.device(machine.device)
-        config, _ = decide(draft, machine, self.pipe.tell)
+        config, choice = decide(draft, machine, self.pipe.tell)
         product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # brings the libraries in
         del product
         if device.type == "cuda":
             self._context_bytes = _context(device, machine.chosen.free_bytes if machine.chosen else None)
         self.pipe.tell("reading the data")
         seed(config.run.seed)
+        begin = time.monotonic()
         workload = prepare(config, self.pipe.tell)
+        setup_s = time.monotonic() - begin
         weights = sum(tensor.nbytes for tensor in workload.model.parameters())
+        items = items_of(workload)
         process = Prober(config, workload, device, self.pipe.tell).warm()
         self._opened = Opened(
             device=machine.device,
             device_name=machine.chosen.name if machine.chosen is not None else machine.host.cpu,
             threads=torch.get_num_threads(),
+            chosen_threads=None if choice is None else choice.threads,
             item=workload.item,
             token=workload.token,
             tokens_per_item=workload.tokens_per_item,
@@ -121,6 +134,10 @@ class Probes:
             sequence=config.batch.sequence,
             amp=_amp(make_precision(config, device).name),
             process_bytes=max(process - weights, 0),
+            context_bytes=self._context_bytes,
+            kept_bytes=items.kept_bytes,
+            gathers=items.gathers,
+            setup_s=setup_s,
             lengths=lengths(workload),
         )
         return {"opened": asdict(self._opened)}
@@ -179,22 +196,25 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
 
     from .fakes import traced
     from .memory import Memory
-    from .probing import SMALL
+    from .probing import alike, sizes
     from .steptime import Point, StepTime
-    from .trace import fit
+    from .trace import Trace
 
     card = next(card for card in load() if card.slug == command["card"])
-    small = SMALL
-    (first, flops), (second, more) = (traced(config, workload, micro) for micro in small)
-    family = fit(first, second, (small[0], small[1]))
+    flops: dict[int, float] = {}
+
+    def trace(micro: int) -> Trace:
+        found, flops[micro] = traced(config, workload, micro)
+        return found
+
+    family = alike(trace, sizes(workload))
     memory = Memory(family, "card", ABSENT_CONTEXT, f"fake tensors, as {card.name} would run them")
     amp = config.precision.amp
     kind = amp if amp in ("bf16", "fp16") else "tf32" if config.precision.tf32 else "fp32"
     peak = card.peak_tflops(kind) or card.peak_tflops("fp32")
     times = None
     if peak:
-        seconds = [count / (peak * 1e12) for count in (flops, more)]
-        points = tuple(Point(micro, spent, 0.0, 0.0) for micro, spent in zip(small, seconds, strict=True))
+        points = tuple(Point(micro, flops[micro] / (peak * 1e12), 0.0, 0.0) for micro in family.at)
         times = StepTime(points, 0.0, on_card=True).to_dict()
     return {
         "parameters": parameter_count(workload.model),

@@ -5,31 +5,42 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import psutil
 import torch
+from torch.utils.data import Subset
 
 from ndd_engine.config import Config
-from ndd_engine.train.autosize import probe_batches
+from ndd_engine.text import size
+from ndd_engine.train.autosize import ALONE, probe_batches
 from ndd_engine.train.clock import PhaseClock
 from ndd_engine.train.failures import is_out_of_memory
+from ndd_engine.train.loader import Batches
 from ndd_engine.train.prepare import seed
+from ndd_engine.train.source import can_keep, gathers, kept_bytes
 from ndd_engine.train.step import Stepper
 from ndd_engine.workloads.base import Batch, Workload
 
 from .allocator import Rules
-from .memory import Memory
+from .memory import Items, Memory
 from .recording import record
 from .steptime import Point, StepTime, merged
-from .trace import Trace, fit
+from .trace import Family, Trace, fit
 
 Tell = Callable[[str], None]
-# Micro-batches that are recorded. Smaller ones take other ways: two items are no matrix to some kernels, and batch
-# normalisation needs more than one.
-SMALL = (4, 8)
+# Micro-batches that are recorded, until two neighbours allocate alike. Smaller ones take other ways: two items are no
+# matrix to some kernels, and batch normalisation needs more than one.
+SIZES = (4, 8, 16, 32)
+# A recording that took longer is the last one.
+RECORD_S = 1.5
 RUNS = 5
+# Of what was reserved, how far a replay of the same steps may be off before the model is not believed.
+TOLERANCE = 0.02
+# Batches that are kept where the loader keeps items.
+KEPT_BATCHES = 2
 # Seconds for one size of the micro-batch, of which at least one run is made.
 POINT_S = 0.5
 
@@ -40,34 +51,50 @@ class Prober:
     def __init__(self, config: Config, workload: Workload, device: torch.device, tell: Tell) -> None:
         self.config, self.workload, self.device = config, workload, device
         self._tell = tell
+        # The newest recording on a card, and the bytes that its allocator had reserved at most.
+        self._seen: tuple[Trace, int] | None = None
 
     def warm(self) -> int:
         """Bytes of this process in memory once it has done a step: torch brings in much of itself only then."""
         self._tell("trying a step")
         stepper = self.stepper()
-        stepper.eager_step(self._batches(min(SMALL[0], len(self.workload.train_data))), PhaseClock(), 0)  # type: ignore[arg-type]
+        stepper.eager_step(self._batches(sizes(self.workload)[0]), PhaseClock(), 0)
         del stepper
         gc.collect()
         return resident()
 
     def memory(self, outside_bytes: int) -> Memory:
-        """Recorded here, at two small micro-batches. Raises what a step raises."""
-        self._tell("recording what a step allocates")
-        at = SMALL if len(self.workload.train_data) >= SMALL[1] else (1, 2)  # type: ignore[arg-type]
-        small, large = (self.trace(micro) for micro in at)
+        """Recorded here, at small micro-batches. Raises what a step raises."""
         card = self.device.type == "cuda"
         source = "two steps recorded on this card" if card else "two steps recorded on this processor"
         on: Literal["card", "host"] = "card" if card else "host"
-        family = fit(small, large, at)
-        return Memory(family, on, outside_bytes, source, Rules.of_environment(), caveat(self.config))
+        rules = Rules.of_environment()
+        family = self.family()
+        doubt = caveat(self.config) or (self._self_check(rules) if card else "")
+        return Memory(family, on, outside_bytes, source, rules, doubt)
+
+    def family(self) -> Family:
+        """Of its steps' traces. Raises what a step raises."""
+        return alike(self.trace, sizes(self.workload))
 
     def trace(self, micro: int) -> Trace:
         """Of steps with that micro-batch."""
+        self._tell(f"recording what a step of {micro} allocates")
         seed(self.config.run.seed)
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
             _forget(self.device)
-        return record(self.stepper, self._batches(micro), self.device)
+        found = record(self.stepper, self._batches(micro), self.device)
+        if self.device.type == "cuda":
+            self._seen = found, torch.cuda.max_memory_reserved(self.device)
+        return found
+
+    def _self_check(self, rules: Rules) -> str:
+        """Whether the allocator of this card does what the model of it does; "" where it does."""
+        if self._seen is None:
+            return ""
+        trace, reserved = self._seen
+        return disagreement(trace.on_card(rules).peak_reserved, reserved)
 
     def time(self, micros: Sequence[int], longest_s: float, most: Callable[[int], bool]) -> StepTime:
         """At those micro-batches, ascending, up to the first that takes longer than `longest_s`.
@@ -101,7 +128,7 @@ class Prober:
         return found
 
     def _point(self, stepper: Stepper, micro: int, update_s: float) -> tuple[Point, float]:
-        batches = self._batches(micro)
+        batches = endless(self.workload, self.config, micro, as_kept=True)
         data: list[float] = []
         compute: list[float] = []
         host: list[float] = []
@@ -160,6 +187,46 @@ class Prober:
         return endless(self.workload, self.config, micro)
 
 
+def sizes(workload: Workload) -> tuple[int, ...]:
+    """The micro-batches to record: SIZES, as far as there are so many items."""
+    found = tuple(micro for micro in SIZES if micro <= len(cast(Any, workload.train_data)))
+    return found if len(found) > 1 else (1, 2)
+
+
+def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
+    """The family of the first two neighbours whose traces line up, or of the last two: libraries take other ways for
+    batches that are too small. Raises what the first two recordings raise."""
+    small, found = trace(at[0]), None
+    for below, above in pairwise(at):
+        begin = time.perf_counter()
+        try:
+            large = trace(above)
+        except RuntimeError as error:
+            if found is None or not is_out_of_memory(error):
+                raise
+            break
+        found = fit(small, large, (below, above))
+        if found.aligned or time.perf_counter() - begin > RECORD_S:
+            break
+        small = large
+    assert found is not None  # `at` has two sizes or more
+    return found
+
+
+def items_of(workload: Workload) -> Items:
+    """What keeping all of the data would take."""
+    parts = (workload.train_data, workload.eval_data)
+    keeps = all(can_keep(part, workload.epochs_differ) for part in parts)
+    return Items(sum(map(kept_bytes, parts)) if keeps else None, all(map(gathers, parts)))
+
+
+def disagreement(replayed: int, reserved: int) -> str:
+    """What there is to say when a replay of recorded steps does not come to what they reserved; "" where it does."""
+    if abs(replayed - reserved) <= TOLERANCE * reserved:
+        return ""
+    return f"the allocator here reserved {size(reserved)} for steps that its model gives {size(replayed)}"
+
+
 def caveat(config: Config) -> str:
     """Why the probes of a configuration do not tell what a run of it takes; "" where they do."""
     speed = config.speed
@@ -172,10 +239,20 @@ def caveat(config: Config) -> str:
     return ""
 
 
-def endless(workload: Workload, config: Config, micro: int) -> Iterator[Any]:
-    """Micro-batches of a size, made in this process, one epoch after the other."""
+def endless(workload: Workload, config: Config, micro: int, as_kept: bool = False) -> Iterator[Any]:
+    """Micro-batches of a size, made in this process, one epoch after the other.
+
+    as_kept: where the loader keeps items, a few are kept and come again and again, as that is what they cost then.
+    """
     batch = config.batch.model_copy(update={"micro": micro, "accumulation": 1})
-    batches = probe_batches(workload, config.model_copy(update={"batch": batch}))
+    config = config.model_copy(update={"batch": batch})
+    if as_kept and config.loader.cache and not workload.epochs_differ:
+        few = min(KEPT_BATCHES * micro, len(cast(Any, workload.train_data)))
+        alone = config.loader.model_copy(update={**ALONE, "cache": True})
+        data = Subset(workload.train_data, range(few))
+        batches = Batches(data, config.model_copy(update={"loader": alone}), workload.collate)
+    else:
+        batches = probe_batches(workload, config)
     if not batches.per_epoch:
         raise ValueError(f"the data has fewer than {micro} items")
     epoch = 0

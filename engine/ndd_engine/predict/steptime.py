@@ -35,16 +35,20 @@ class StepTime:
     update_s: float
     on_card: bool
 
-    def micro_s(self, micro: int, workers: int = 0) -> float:
-        """Predicted seconds of a micro-batch, with its data made by so many loader processes on cores of their own."""
+    def micro_s(self, micro: int, workers: int = 0, placed: bool = False) -> float:
+        """Predicted seconds of a micro-batch, with its data made by so many loader processes on cores of their own.
+
+        placed: all of the data lies on the card, which gathers it in no time to speak of.
+        """
         compute, host, data = (self._at(micro, name) for name in ("compute_s", "host_s", "data_s"))
+        data = 0.0 if placed else data
         if not self.on_card:
             return compute + data if not workers else max(compute, data / workers)
         return max(compute, host + data) if not workers else max(compute, host, data / workers)
 
-    def step_s(self, micro: int, accumulation: int = 1, workers: int = 0) -> float:
+    def step_s(self, micro: int, accumulation: int = 1, workers: int = 0, placed: bool = False) -> float:
         """Predicted seconds of an optimizer step of that many micro-batches."""
-        return accumulation * self.micro_s(micro, workers) + self.update_s
+        return accumulation * self.micro_s(micro, workers, placed) + self.update_s
 
     def measured(self, micro: int) -> bool:
         """Whether that micro-batch itself was measured."""

@@ -26,6 +26,8 @@ MARGIN = 1.3
 HOPELESS = 0.4
 MEASURE_S = 0.25
 WARM_UP_STEPS = 2
+# Loader settings of a probe.
+ALONE = {"workers": 0, "prefetch": None, "persistent": None, "cache": False, "placement": "host"}
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,5 @@ def steps_per_second(config: Config, workload: Workload, device: torch.device, g
 
 def probe_batches(workload: Workload, config: Config) -> Batches:
     """Batches for a probe: made in this process as they come, since workers and encoding ahead take their time."""
-    unset = {"workers": 0, "prefetch": None, "persistent": None, "cache": False, "placement": "host"}
-    config = config.model_copy(update={"loader": config.loader.model_copy(update=unset)})
+    config = config.model_copy(update={"loader": config.loader.model_copy(update=ALONE)})
     return Batches(workload.train_data, config, workload.collate, workload.epochs_differ)

@@ -169,9 +169,7 @@ def _encode(
     data: Dataset[Any], collate: Collate | None, key: str, tell: Callable[[str], None]
 ) -> Stacked | Kept:
     """Each item once, after a look at what they will take."""
-    count = len(cast(Any, data))
-    looked = [data[index] for index in range(0, count, max(count // LOOKED_AT, 1))]
-    predicted = sum(map(item_bytes, looked)) * count // len(looked)
+    count, predicted = len(cast(Any, data)), kept_bytes(data)
     # Stacking holds both forms for a moment.
     if 2 * predicted > (limit := free_bytes(torch.device("cpu"))) * SHARE:
         raise DoesNotFitError(_does_not_fit(key, 2 * predicted, limit, "the host"))
@@ -184,6 +182,25 @@ def _encode(
     if collate is None and _same_shapes(items):
         return Stacked(default_collate(items))
     return Kept(items)
+
+
+def kept_bytes(data: Dataset[Any]) -> int:
+    """What all items take once they are kept: told by what gathers, else predicted from a look at some of them."""
+    if (gather := _gathering(data)) is not None:
+        return int(gather.nbytes)
+    count = len(cast(Any, data))
+    looked = [data[index] for index in range(0, count, max(count // LOOKED_AT, 1))]
+    return sum(map(item_bytes, looked)) * count // max(len(looked), 1)
+
+
+def gathers(data: Dataset[Any]) -> bool:
+    """Whether the items are tensors that make whole batches."""
+    return _gathering(data) is not None
+
+
+def can_keep(data: Dataset[Any], epochs_differ: bool) -> bool:
+    """Whether items can lie on a device: they gather there, or are the same ones every epoch."""
+    return _gathering(data) is not None or not epochs_differ
 
 
 def _same_shapes(items: Sequence[Any]) -> bool:

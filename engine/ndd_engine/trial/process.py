@@ -23,13 +23,16 @@ class SideProcess:
     """One side. Made, its process imports what it needs; `prepare` it, `train` blocks, `close` it.
 
     spec: which configuration, see Side. place: the folder that gets a temporary one for everything it writes; None:
-    the system's. Every question raises ChildError where the side cannot go on.
+    the system's. environment: for its process, alike for both sides of a trial. Every question raises ChildError where
+    the side cannot go on.
     """
 
-    def __init__(self, spec: Mapping[str, Any], place: Path | None = None) -> None:
+    def __init__(
+        self, spec: Mapping[str, Any], place: Path | None = None, environment: Mapping[str, str] = ALIKE
+    ) -> None:
         self.spec = spec
         self.facts = SideFacts()
-        self._child = ChildProcess("ndd_engine.trial.side", place, ALIKE)
+        self._child = ChildProcess("ndd_engine.trial.side", place, environment)
 
     def choose(self, tick: Tick) -> str:
         """The configuration with its size chosen, as TOML, as it holds in any folder."""

@@ -20,8 +20,8 @@ from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration
-from ndd_engine.train.preflight import preflight
 
+from .drafts import drafts
 from .outcome import differences, result
 from .paired import FEWEST_QUADS, FLOOR, early, estimate, last, quad
 from .plan import (
@@ -76,31 +76,9 @@ def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = 
     tell: called on this thread, a few times a second. stop: set it to end early, with what is known. Nothing is
     paused and nothing recorded here, see `pausing` and `keeping`. Leaves no process and no file behind.
     """
-    base, change = _drafts(request)
+    base, change = drafts(request)
     with _Trial(request, base, change, tell, stop) as trial:
         return trial.run()
-
-
-def check(request: TrialRequest) -> dict[str, tuple[object, object]]:
-    """The keys that the change changes, with both values. Raises UsageError for what cannot be tried."""
-    base, change = _drafts(request)
-    return differences(base.resolve(), change.resolve())
-
-
-def _drafts(request: TrialRequest) -> tuple[Draft, Draft]:
-    if not request.sets:
-        raise UsageError("nothing is changed: say what to try with --set KEY=VALUE")
-    if not request.budget_s > 0:
-        raise UsageError(f"the budget of a trial is {request.budget_s:g} s; allowed: more than 0")
-    of = request.base
-    base = read(of.config, of.sets, of.workload)
-    change = read(of.config, (*of.sets, *request.sets), of.workload)
-    configs = [preflight(draft, use_torch=False) for draft in (base, change)]
-    if base.size == change.size and configs[0] == configs[1]:
-        raise UsageError(
-            f"{', '.join(request.sets)}: this is what {of.name} has already; there is nothing to compare"
-        )
-    return base, change
 
 
 class _Trial:

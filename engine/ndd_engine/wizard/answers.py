@@ -19,6 +19,8 @@ GOALS: dict[Goal, str] = {
 }
 # Of the memory that is free, what is left free unless the user says otherwise: evaluations and other libraries.
 LEFT_FREE = 0.08
+# Seconds of the verification.
+BUDGET_S = 60.0
 
 
 @dataclass(frozen=True)

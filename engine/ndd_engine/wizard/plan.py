@@ -14,7 +14,7 @@ from ndd_engine.config import Config, Draft
 from ndd_engine.errors import MachineError, NddError, UsageError
 from ndd_engine.hardware.card import Machine
 from ndd_engine.hardware.profiles import CardProfile
-from ndd_engine.predict.memory import Memory
+from ndd_engine.predict.memory import Items, Memory
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.predict.steptime import StepTime, spread
 
@@ -171,7 +171,12 @@ class Planner:
         if config.precision.amp != "auto":
             return (config.precision.amp,), []
         if self.machine.chosen is None and self.answers.card is None:
-            return ("off",), ["no card: bf16 is left out, as processors compute it in fp32 for the most part"]
+            units = self.machine.host.bf16_units
+            if not units:
+                return ("off",), ["bf16 is left out: this processor has no instructions for it"]
+            return ("off", "bf16"), [
+                f"bf16 is looked at: this processor has instructions for it ({units[0]})"
+            ]
         return ("off", "bf16") if opened.amp != "fp16" else ("off", "fp16"), []
 
 
@@ -189,34 +194,55 @@ def proposals(situation: Situation, answers: Answers, found: Found) -> list[Prop
     hold = answers.step_items(config)
     items = answers.items or run_items(config, opened.train_items)
     now = (opened.size, opened.sequence)
+    loader, kept = config.loader, Items(opened.kept_bytes, opened.gathers)
+    card = on_card(situation)
     rows = []
     for batch in batches(config, hold, opened.train_items):
         memory = None if found.memory is None else found.memory.peak(batch.micro, batch.accumulation)
-        step = (
-            None
-            if found.time is None
-            else found.time.step_s(batch.micro, batch.accumulation, config.loader.workers)
+        cost = cost_in_words(
+            config, opened.token, now, found.model, batch, (opened.parameters, found.parameters)
         )
-        rows.append(
-            Proposal(
-                model=found.model,
-                batch=batch,
-                placement=config.loader.placement,
-                workers=config.loader.workers,
-                parameters=found.parameters,
-                memory_bytes=memory,
-                free_bytes=situation.free_bytes,
-                step_s=step,
-                items=items,
-                tokens_per_item=found.tokens_per_item,
-                promised=found.memory is not None and found.memory.promised,
-                lower_bound=found.lower_bound,
-                cost=cost_in_words(
-                    config, opened.token, now, found.model, batch, (opened.parameters, found.parameters)
-                ),
+        for placement in placements(situation):
+            placed = placement == "device" and card
+            beside = kept.beside(card, placement, loader.cache)
+            step = (
+                None
+                if found.time is None
+                else found.time.step_s(batch.micro, batch.accumulation, loader.workers, placed)
             )
-        )
+            rows.append(
+                Proposal(
+                    model=found.model,
+                    batch=batch,
+                    placement=placement,
+                    workers=loader.workers,
+                    threads=opened.chosen_threads,
+                    parameters=found.parameters,
+                    memory_bytes=None if memory is None else memory + beside,
+                    free_bytes=situation.free_bytes,
+                    step_s=step,
+                    items=items,
+                    tokens_per_item=found.tokens_per_item,
+                    setup_s=opened.setup_s,
+                    promised=found.memory is not None and found.memory.promised,
+                    lower_bound=found.lower_bound,
+                    cost=cost,
+                )
+            )
     return rows
+
+
+def on_card(situation: Situation) -> bool:
+    """Whether the proposals are for a card, here or not."""
+    return situation.card is not None or situation.opened.device.startswith("cuda")
+
+
+def placements(situation: Situation) -> list[str]:
+    """Where the data may lie, the configured place first. On a card its memory is worth a row of its own."""
+    loader = situation.config.loader
+    if not on_card(situation) or situation.opened.kept_bytes is None or loader.workers:
+        return [loader.placement]
+    return sorted(("host", "device"), key=lambda place: place != loader.placement)
 
 
 def run_items(config: Config, train_items: int) -> int:

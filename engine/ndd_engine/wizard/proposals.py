@@ -31,9 +31,10 @@ class Proposal:
     """One row of the trade-offs.
 
     memory_bytes: predicted peak, None where it cannot be predicted; free_bytes: what may be used. step_s: predicted,
-    None where unknown; total_s: of `items` items (the run, or those of the goal). promised: the traces line up, so that
-    the memory is no guess. lower_bound: the time is what the card's published peaks allow at best. cost: what it costs
-    beside time and memory, in plain words; "" for nothing.
+    None where unknown; total_s: of `items` items (the run, or those of the goal), preparing the data included.
+    promised: the traces line up, so that the memory is no guess. lower_bound: the time is what the card's published
+    peaks allow at best. cost: what it costs beside time and memory, in plain words; "" for nothing. threads: intra-op
+    threads, None for the usual number.
     """
 
     model: Model
@@ -51,6 +52,12 @@ class Proposal:
     lower_bound: bool = False
     cost: str = ""
     measured: Measured | None = None
+    threads: int | None = None
+
+    @property
+    def key(self) -> tuple[Model, Batch, str, int]:
+        """What tells it from others of the same table, whatever is known of it."""
+        return self.model, self.batch, self.placement, self.workers
 
     @property
     def missing_bytes(self) -> int:
@@ -77,8 +84,10 @@ class Proposal:
 
     def sets(self) -> tuple[str, ...]:
         """The edits that make it, on top of the configuration to begin with."""
+        threads = () if self.threads is None else (f"run.threads={self.threads}",)
         return (
             *self.model.sets(),
+            *threads,
             f"batch.micro={self.batch.micro}",
             f"batch.accumulation={self.batch.accumulation}",
             f"loader.placement={self.placement}",

@@ -14,7 +14,7 @@ from ndd_engine.text import duration, number, size
 from ndd_engine.trial.outcome import differences
 
 from .answers import GOALS, Answers
-from .plan import Found, Planner, Situation, StoppedError, Tell, proposals
+from .plan import Found, Planner, Situation, StoppedError, Tell, on_card, proposals
 from .proposals import Proposal, pareto, ranked
 from .writing import fresh, into
 
@@ -41,8 +41,8 @@ class Planned:
 
     def verified(self, measured: Sequence[Proposal]) -> Planned:
         """With rows replaced by what they became once measured."""
-        known = {(one.model, one.batch, one.placement, one.workers): one for one in measured}
-        rows = tuple(known.get((one.model, one.batch, one.placement, one.workers), one) for one in self.rows)
+        known = {one.key: one for one in measured}
+        rows = tuple(known.get(one.key, one) for one in self.rows)
         return replace(self, rows=rows)
 
 
@@ -101,7 +101,7 @@ def best_measured(verified: Sequence[Proposal], answers: Answers) -> Proposal | 
     if not order:
         return None
     first = order[0]
-    return next(one for one in verified if (one.model, one.batch) == (first.model, first.batch))
+    return next(one for one in verified if one.key == first.key)
 
 
 def configuration(answers: Answers, proposal: Proposal) -> Config:
@@ -173,5 +173,14 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
         text = f"predicted {number(rate)} {opened.item}s/s"
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"
-        found["precision.amp"] = text
+        found["batch.accumulation"] += f": {text}"
+    if proposal.threads is not None:
+        found["run.threads"] = "fewer than the cores, as others used them while this was measured"
+    if on_card(situation):
+        kept = opened.kept_bytes
+        found["loader.placement"] = (
+            "this data has to stay on the host" if kept is None else f"all of the data takes {size(kept)}"
+        )
+    if opened.device_name and situation.card is None:
+        found["precision.amp"] = f"{proposal.model.precision} on {opened.device_name}"
     return found

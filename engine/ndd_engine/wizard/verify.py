@@ -84,6 +84,10 @@ def _measured(candidate: _Candidate) -> Measured:
     )
 
 
+def _held(candidates: Sequence[_Candidate]) -> int:
+    return sum(max(one.proposal.memory_bytes or 0, one.memory_bytes or 0) for one in candidates)
+
+
 class _Race:
     """Rounds of several candidates, one after the other: two at a time would take each other's cores."""
 
@@ -93,6 +97,8 @@ class _Race:
         self._situation, self._answers = situation, answers
         self._budget_s, self._tell, self._stop = budget_s, tell, stop
         self._begin = time.monotonic()
+        # Candidates whose processes stay open between rounds, the oldest first.
+        self._holding: list[_Candidate] = []
 
     def round(self, candidates: Sequence[_Candidate], steps: int, number: int) -> list[_Candidate]:
         """Those that could be measured."""
@@ -116,6 +122,14 @@ class _Race:
             if one.side is not None:
                 one.side.close()
                 one.side = None
+        self._holding = [one for one in self._holding if one.side is not None]
+
+    def _make_room(self, proposal: Proposal) -> None:
+        """Those that wait hold their memory: as many of them end as the next one needs to fit."""
+        if proposal.memory_bytes is None:
+            self.close(list(self._holding))  # nobody knows what it takes
+        while self._holding and _held(self._holding) + (proposal.memory_bytes or 0) > proposal.free_bytes:
+            self.close(self._holding[:1])
 
     @property
     def _elapsed_s(self) -> float:
@@ -129,14 +143,21 @@ class _Race:
             self._tell(words if text is None else f"{words}: {text}", share)
 
         if one.side is None:
+            self._make_room(one.proposal)
             one.side = self._open(one.proposal)
+            self._holding.append(one)
             one.side.prepare(PATIENCE_S, tick)
             one.side.train(STEPS, PATIENCE_S, tick, lead=0, until_s=ROUND_S / 2, least=2)  # warms up
         seconds, done = one.side.train(steps, PATIENCE_S, tick, until_s=ROUND_S, least=2)
         one.rates.append(done * one.proposal.batch.items / seconds)
         one.side.learn(tick)
         facts = one.side.facts
-        one.memory_bytes = facts.reserved_bytes if facts.reserved_bytes is not None else facts.peak_bytes
+        one.memory_bytes = (
+            # The allocator's part alone: the card shows the context beside it.
+            facts.reserved_bytes + self._situation.opened.context_bytes
+            if facts.reserved_bytes is not None
+            else facts.peak_bytes
+        )
 
     def _open(self, proposal: Proposal) -> SideProcess:
         answers = self._answers
@@ -147,6 +168,6 @@ class _Race:
             "overrides": switched_off([]),
         }
         try:
-            return SideProcess(spec)
+            return SideProcess(spec, environment={})  # as it will be trained
         except OSError as error:
             raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None

@@ -23,6 +23,7 @@ from ndd_engine.errors import (
     Problem,
     TrainingError,
 )
+from ndd_engine.hardware.host import Host
 from ndd_engine.text import duration, number, printable, size
 from ndd_engine.train.preflight import preflight
 from ndd_engine.workloads.own_module import place, said
@@ -118,21 +119,24 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         "epoch_s": found.epoch_s,
         "total_s": found.total_s,
         "notes": list(workload.notes()),
-        "advice": advice(config, machine.host.usable_cpus, machine.device),
+        "advice": advice(config, machine.host, machine.device),
     }
 
 
-def advice(config: Config, cores: float, device: str) -> list[str]:
+def advice(config: Config, host: Host, device: str) -> list[str]:
     """Combinations that are allowed but probably not meant."""
     found = []
-    if config.loader.workers > cores:
+    if config.loader.workers > host.usable_cpus:
         found.append(
-            f"loader.workers {config.loader.workers} is more than the {cores:g} cores this process may use"
+            f"loader.workers {config.loader.workers} is more than the {host.usable_cpus:g} cores this process may use"
         )
     if config.loader.pin_memory and device == "cpu":
         found.append("loader.pin_memory has no effect without a CUDA card")
-    if config.precision.amp in ("fp16", "bf16") and device == "cpu":
-        found.append(f"precision.amp {config.precision.amp} on the processor is usually slower than fp32")
+    amp = config.precision.amp
+    if device == "cpu" and (amp == "fp16" or (amp == "bf16" and not host.bf16_units)):
+        found.append(
+            f"precision.amp {amp}: this processor has no instructions for it; try measures what it costs"
+        )
     if not (
         config.checkpoint.every_epochs or config.checkpoint.every_steps or config.checkpoint.every_minutes
     ):
@@ -163,7 +167,9 @@ def describe(report: dict[str, Any]) -> list[str]:
         _line(
             "memory",
             f"predicted {size(memory['total'])} of {size(report['available_bytes'])} available, {fits}: "
-            + ", ".join(f"{name} {size(count)}" for name, count in memory.items() if name != "total"),
+            + ", ".join(
+                f"{name} {size(count)}" for name, count in memory.items() if name != "total" and count
+            ),
         ),
     ]
     if not report["memory_promised"]:

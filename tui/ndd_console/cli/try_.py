@@ -64,9 +64,10 @@ def try_(
     root = runs_root(ctx.obj["runs"])
     base = present(root, what, workload)
     request = TrialRequest(base, sets, budget, cause)
+    from ndd_engine.trial.drafts import check
     from ndd_engine.trial.keeping import record_trial
     from ndd_engine.trial.pausing import held, to_pause
-    from ndd_engine.trial.trial import check, run_trial
+    from ndd_engine.trial.trial import run_trial
 
     check(request)  # mistakes are told before anything is paused
     narrator = Narrator(sys.stderr)

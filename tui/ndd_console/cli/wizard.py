@@ -15,7 +15,9 @@ import click
 from ndd_console.terminal import interactive
 from ndd_console.view.rows import cells
 from ndd_engine.errors import EXIT_MACHINE, UsageError
+from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import MISSING, duration, number, printable, size
+from ndd_engine.wizard.answers import BUDGET_S
 
 from .measuring import check_writable, stoppable
 from .options import configuration
@@ -59,7 +61,7 @@ SHOWN = 12
 @click.option("--headless", is_flag=True, help="Without a screen: the answers are the options.")
 @click.option("--no-verify", is_flag=True, help="Leave out the measurements of the best proposals.")
 @click.option(
-    "--budget", type=click.FloatRange(min=1), default=60.0, show_default=True, metavar="SECONDS",
+    "--budget", type=click.FloatRange(min=1), default=BUDGET_S, show_default=True, metavar="SECONDS",
     help="Of the verification.",
 )  # fmt: skip
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Write the TOML to this file.")
@@ -104,11 +106,12 @@ def wizard(
     )  # fmt: skip
     draft = answers.draft()
     answers.checked(draft.resolve(draft.sizes[0] if draft.size == "auto" else None), draft.sizes)
+    root = runs_root(ctx.obj["runs"])
     if headless or as_json or not interactive():
-        return _headless(answers, no_verify, budget, output, as_json)
+        return _headless(answers, no_verify, budget, output, as_json, root)
     from ndd_console.wizard import show
 
-    to_train, status = show(answers, output, budget, ctx.obj["ascii"])
+    to_train, status = show(answers, output, budget, ctx.obj["ascii"], root)
     if to_train:
         # Afresh: a run begins before any thread exists.
         runs = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
@@ -116,7 +119,10 @@ def wizard(
     return status
 
 
-def _headless(answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool) -> int:
+def _headless(
+    answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool, root: Path
+) -> int:
+    from ndd_console.wizard import beside, live_runs
     from ndd_engine.hardware.card import detect
     from ndd_engine.wizard.plan import StoppedError
     from ndd_engine.wizard.session import best_measured, plan, to_verify, written, written_into
@@ -124,6 +130,8 @@ def _headless(answers: Answers, no_verify: bool, budget: float, output: Path | N
     from ndd_engine.wizard.writing import save
 
     narrator = Narrator(lambda line: click.echo(line, err=True))
+    for note in beside(live_runs(root)):
+        click.echo(printable(note), err=True)
     machine = detect(use_torch=False)
     with stoppable("the wizard") as stop:
         try:
@@ -177,6 +185,7 @@ class Narrator:
 
 def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Iterator[str]:
     """The table of trade-offs, and what was left out of it."""
+    from ndd_console.wizard import lengths_line
     from ndd_engine.wizard.plan import model_name
 
     situation = planned.situation
@@ -184,12 +193,7 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
     where = situation.card.name if situation.card is not None else opened.device_name
     yield printable(f"{where}: {size(situation.free_bytes)} may be used")
     yield printable(f"{opened.data}; {opened.model}")
-    if opened.lengths:
-        lengths = opened.lengths
-        yield (
-            f"lengths: {lengths[0]} to {lengths[-1]} {opened.token or 'step'}s, half of them up to "
-            f"{lengths[len(lengths) // 2]}"
-        )
+    yield from lengths_line(opened)
     for note in situation.notes:
         yield printable(note)
     for found in planned.found:
@@ -211,7 +215,7 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
 
 
 def _same(one: Proposal, other: Proposal | None) -> bool:
-    return other is not None and (one.model, one.batch) == (other.model, other.batch)
+    return other is not None and one.key == other.key
 
 
 def _any_measured(rows: Sequence[Proposal]) -> bool:
@@ -234,6 +238,8 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
             words.append(f"measured {size(measured.memory_bytes)}, {duration(measured.step_s)} a step")
     if not one.promised and one.memory_bytes is not None:
         words.append("memory is a guess")
+    if one.placement == "device":
+        words.append("data on the card")
     if one.cost:
         words.append(one.cost)
     return (

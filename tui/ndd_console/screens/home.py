@@ -18,7 +18,7 @@ from .pages import HelpScreen
 
 
 class HomeScreen(CanvasScreen):
-    """Lists what can be started and opened. `choose` is called with the chosen entry."""
+    """Lists what can be started and opened. `choose` is called with the chosen entry. wizard: opens it."""
 
     class CardRead(Message):
         """The hardware was looked at."""
@@ -41,9 +41,11 @@ class HomeScreen(CanvasScreen):
         choose: Callable[[StartRow | RunRow], None],
         leave: Callable[[], None],
         on_painted: Callable[[], None] | None = None,
+        wizard: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
         self._home = home
+        self._wizard = wizard
         self._choose = choose
         self._leave = leave
         self.state = HomeState(None, None, None)
@@ -122,6 +124,8 @@ class HomeScreen(CanvasScreen):
         elif key == "r":
             self.say(None)
             self.refresh_runs()
+        elif key == "w" and self._wizard is not None:
+            self._wizard()
         elif key == "enter":
             self._open()
         elif key in moves:

@@ -59,9 +59,11 @@ class LiveScreen(CanvasScreen):
         clock: Callable[[], float],
         diagnosis: Diagnosis,
         on_painted: Callable[[], None] | None = None,
+        wizard: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
         self.source = source
+        self._wizard = wizard
         self._diagnosis = diagnosis
         self._trials = source.trials()
         self._leave = leave
@@ -134,9 +136,15 @@ class LiveScreen(CanvasScreen):
         """Whether a change can be measured: the run is known, and not on its way out."""
         return self._trials is not None and snapshot.run is not None and not self.stopping
 
+    def _can_choose(self, snapshot: Snapshot) -> bool:
+        """Whether the wizard can begin from this run's configuration."""
+        return self._wizard is not None and snapshot.run is not None and not self.stopping
+
     def _keys(self, snapshot: Snapshot) -> Keys:
         keys: list[tuple[str, str]] = [("t", "try")] if self._can_try(snapshot) else []
         keys.append(("d", "diagnosis"))
+        if self._can_choose(snapshot):
+            keys.append(("w", "wizard"))
         if self._steerable(snapshot):
             if snapshot.status in _WORKING:
                 keys += [("p", "resume" if snapshot.status == "paused" else "pause")]
@@ -172,6 +180,8 @@ class LiveScreen(CanvasScreen):
             self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
         elif key == "t" and self._can_try(self._snapshot):
             self._try()
+        elif key == "w" and self._wizard is not None and self._can_choose(self._snapshot):
+            self._wizard()
         elif key == "i":
             self.app.push_screen(SettingsScreen(self.look, self.source))
         elif key == "l":

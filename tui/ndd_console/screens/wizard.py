@@ -91,7 +91,7 @@ class WizardSource(Protocol):
 
 
 class WizardScreen(CanvasScreen):
-    """`leave` is called with the name of a file to train, or "" to close."""
+    """`leave` is called with the name of a file to train, or "" to close. can_train: whether that may be asked for."""
 
     def __init__(
         self,
@@ -99,12 +99,15 @@ class WizardScreen(CanvasScreen):
         source: WizardSource,
         leave: Callable[[str], None],
         on_painted: Callable[[], None] | None = None,
+        *,
+        can_train: bool = True,
     ) -> None:
         super().__init__(look, on_painted)
         self._source = source
+        self._can_train = can_train
         self._leave = leave
         self._chosen: Proposal | None = None
-        self.view = WizardView(keys=_keys(WizardView()))
+        self.view = WizardView(keys=_keys(WizardView(), can_train))
 
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self.look_again)
@@ -124,7 +127,7 @@ class WizardScreen(CanvasScreen):
 
     def show(self, view: WizardView) -> None:
         """Take a new view and draw it."""
-        view = replace(view, keys=_keys(view))
+        view = replace(view, keys=_keys(view, self._can_train))
         if view != self.view:
             self.view = view
             self.paint()
@@ -242,7 +245,7 @@ class WizardScreen(CanvasScreen):
         view = self.view
         if key == "d" and view.path:
             self.show(replace(view, show_diff=not view.show_diff, top=0))
-        elif key in ("w", "enter", "t") and self._chosen is not None:
+        elif key in ("w", "enter", *("t" * self._can_train)) and self._chosen is not None:
             saved = view.saved
             if not saved:
                 from ndd_engine.errors import NddError
@@ -257,7 +260,7 @@ class WizardScreen(CanvasScreen):
                 self._leave(saved)
 
 
-def _keys(view: WizardView) -> Keys:
+def _keys(view: WizardView, can_train: bool) -> Keys:
     back, close = ("b", "back"), ("q", "close")
     move = ("↑↓", "choose")
     match view.page:
@@ -276,4 +279,5 @@ def _keys(view: WizardView) -> Keys:
             return (("enter", "file"), move, ("b", "back" if view.share is None else "stop"), close)
         case _:
             diff = (("d", "difference"),) if view.path else ()
-            return (("w", "write"), ("t", "write and train"), *diff, ("↑↓", "scroll"), back, close)
+            train = (("t", "write and train"),) if can_train else ()
+            return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)

@@ -13,7 +13,14 @@ from .live import Keys, footer_row
 from .rows import BLANK, ends, fit, foreign, rule, shorten, wrap
 from .style import Row, Span, status_span
 
-KEYS: Keys = (("enter", "open"), ("↑↓", "choose"), ("r", "refresh"), ("?", "help"), ("q", "quit"))
+KEYS: Keys = (
+    ("enter", "open"),
+    ("↑↓", "choose"),
+    ("w", "wizard"),
+    ("r", "refresh"),
+    ("?", "help"),
+    ("q", "quit"),
+)
 LOOKING = "looking at the hardware…"
 
 

@@ -31,7 +31,7 @@ _TRENDS = (80, 24)  # smaller screens drop the trends first
 _MAIN = 10  # rows of the step block with its heading
 _GAP = 3
 # Keys that yield first where the footer is too narrow for all; the help names them.
-_YIELD = ("e", "i", "k")
+_YIELD = ("e", "i", "k", "w")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from .style import Row
 HELP_KEYS: tuple[tuple[str, str], ...] = (
     ("t", "try a change: measure it against the present, the run is paused meanwhile"),
     ("d", "diagnosis: what holds the run back, with all evidence"),
+    ("w", "wizard: what fits this machine, measured, and written as a configuration"),
     ("p", "pause, and go on"),
     ("c", "save a checkpoint now"),
     ("e", "evaluate now"),
@@ -47,6 +48,8 @@ HELP_WORDS: tuple[tuple[str, str], ...] = (
     ("no gain", "the interval is narrow and holds 1"),
     ("undecided", "the interval is too wide to say: more time would tell"),
     ("ladder", "settings one on top of the other, each kept only if it helps"),
+    ("●", "in the wizard: no other combination is better in everything"),
+    ("guess", "predicted, and not to be relied on until it is measured"),
     ("MFU", "counted FLOPs a second, as a share of the card's dense peak"),
     ("intensity", "FLOPs for each byte that is moved, if nothing is fused"),
     ("predicted", "worked out, not measured"),

@@ -102,6 +102,8 @@ def remark(one: Proposal) -> str:
     if one.measured is not None:
         known = one.measured
         words.append(known.verdict if known.step_s is None else f"measured {duration(known.step_s)} a step")
+    if one.placement == "device":
+        words.append("data on the card")
     return "; ".join([*words, one.cost] if one.cost else words)
 
 

@@ -1,0 +1,82 @@
+"""The wizard's answers behind its screen: what can be chosen, what a key makes of it, where the file goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ndd_console.wizard import WizardJob, beside
+from ndd_engine.wizard.answers import Answers
+
+
+def job(**options: object) -> WizardJob:
+    made = WizardJob(Answers(workload="chartext", **options), None, 10.0)  # type: ignore[arg-type]
+    assert made.workloads()[0].name == "chartext"
+    made.choose(0)
+    return made
+
+
+def value(made: WizardJob, name: str) -> str:
+    return next(field.value for field in made.fields() if field.name == name)
+
+
+def press(made: WizardJob, name: str, by: int = 1) -> str:
+    place = next(index for index, field in enumerate(made.fields()) if field.name == name)
+    return made.change(place, by)
+
+
+def test_the_data_is_described_once_it_is_chosen() -> None:
+    made = WizardJob(Answers(), None, 10.0)
+    names = [row.name for row in made.workloads()]
+    assert set(names) == {"ndd", "chartext", "antispoof", "finetune", "summarise"}
+    assert "windows to train on" in " ".join(made.choose(names.index("ndd")))
+    assert made.answers.workload == "ndd" and not made.problem()
+
+
+def test_the_goal_of_a_number_of_items_asks_for_it() -> None:
+    made = job()
+    assert [field.name for field in made.fields()][:2] == ["goal", "items of a step"]
+    while value(made, "goal") != "shortest time to a number of items":
+        press(made, "goal")
+    before = made.answers.items
+    assert before and not press(made, "number of items")
+    assert made.answers.items == 2 * before
+    press(made, "number of items", -1)
+    assert made.answers.items == before
+    press(made, "items of a step")
+    assert made.answers.items == before  # the question below is another one
+
+
+def test_every_limit_goes_round_and_comes_back() -> None:
+    made = job()
+    first = {field.name: field.value for field in made.fields()}
+    for name in ("items of a step", "shortest sequence", "sizes of the model"):
+        seen = {value(made, name)}
+        for _ in range(20):
+            assert press(made, name) == ""
+            seen.add(value(made, name))
+            if value(made, name) == first[name]:
+                break
+        else:
+            raise AssertionError(f"{name} never comes back to {first[name]}")
+        assert len(seen) > 2
+        press(made, name, -1)
+        assert value(made, name) != first[name]
+
+
+def test_a_mistake_is_told_where_it_is_made(tmp_path: Path) -> None:
+    broken = tmp_path / "mine.toml"
+    broken.write_text("[batch]\nmicro = 0\n")
+    made = WizardJob(Answers(config=broken), broken, 10.0)
+    assert made.workloads()[0].name == str(broken)
+    assert made.choose(0) == ()
+    assert "batch.micro" in made.problem()
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [([], ""), (["a-001"], "a-001 trains meanwhile"), (["a-001", "b-002"], "a-001, b-002 train meanwhile")],
+)
+def test_runs_in_progress_are_told(runs: list[str], words: str) -> None:
+    assert words in " ".join(beside(runs))

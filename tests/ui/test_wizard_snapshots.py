@@ -1,0 +1,73 @@
+"""The wizard's pages as pictures, at the sizes that people use."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from ndd_console.app import WizardApp
+from ndd_console.screens.wizard import WizardScreen
+from ndd_console.view.wizard import TABLE, WizardView
+
+from .fake_wizard import FakeWizard
+from .test_screens import until
+
+SIZES = ((80, 24), (120, 40))
+Steps = Callable[[Pilot[Any]], Awaitable[None]]
+
+
+async def seen(pilot: Pilot[Any], what: Callable[[WizardView], bool]) -> None:
+    screen = pilot.app.screen
+    assert isinstance(screen, WizardScreen)
+    await until(pilot, lambda: what(screen.view))
+    await pilot.pause()
+
+
+def steps(fake: FakeWizard, page: str) -> Steps:
+    """Keys up to a page."""
+
+    async def go(pilot: Pilot[Any]) -> None:
+        await seen(pilot, lambda view: view.machine is not None)
+        if page == "machine":
+            return
+        await pilot.press("enter")
+        if page == "workload":
+            return
+        await pilot.press("enter")
+        if page == "goal":
+            return
+        await pilot.press("enter")
+        await seen(pilot, lambda view: view.share is not None)
+        if page == "probing":
+            return
+        fake.go_on()
+        await seen(pilot, lambda view: view.page == TABLE)
+        if page == "plot":
+            await pilot.press("p")
+        if page in ("table", "plot"):
+            return
+        await pilot.press("v")
+        fake.go_on()
+        await seen(pilot, lambda view: view.share is None and view.verified[0].measured is not None)
+        if page == "file":
+            await pilot.press("enter")
+
+    return go
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "page", ["machine", "workload", "goal", "probing", "table", "plot", "measured", "file"]
+)
+def test_page(snap_compare: Any, page: str, size: tuple[int, int]) -> None:
+    fake = FakeWizard()
+    assert snap_compare(WizardApp(fake), terminal_size=size, run_before=steps(fake, page))
+
+
+def test_table_in_ascii_without_colour(snap_compare: Any) -> None:
+    fake = FakeWizard()
+    app = WizardApp(fake, ascii_only=True, monochrome=True)
+    assert snap_compare(app, terminal_size=(80, 24), run_before=steps(fake, "table"))

@@ -1,0 +1,86 @@
+"""Where the data lies: on a card beside the model as a row of its own, elsewhere as it is configured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from situations import HOST, KEPT, MODEL, OPENED, situation
+
+from ndd_engine.hardware.card import Machine
+from ndd_engine.predict.allocator import MIB
+from ndd_engine.predict.memory import Items, Memory
+from ndd_engine.predict.steptime import Point, StepTime
+from ndd_engine.predict.trace import Family, Trace
+from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.plan import Found, Planner, proposals
+from ndd_engine.wizard.session import reasons
+
+
+def found() -> Found:
+    """1 MiB an item, and 2 ms of which half is the data's."""
+    trace = Trace(((0, 8 * MIB), (0, -1)))
+    family = Family((4, 8), trace, ((0.0, float(MIB)),), aligned=True)
+    points = tuple(Point(micro, micro * 1e-3, micro * 1e-4, micro * 1e-3) for micro in (4, 8))
+    return Found(MODEL, 1000, 64.0, Memory(family, "card", 0, "test"), StepTime(points, 0.0, on_card=False))
+
+
+def test_on_a_card_the_data_may_lie_there_for_its_bytes() -> None:
+    rows = proposals(situation(), Answers(), found())
+    places = {place: [one for one in rows if one.placement == place] for place in ("host", "device")}
+    assert len(places["host"]) == len(places["device"]) > 1
+    for host, device in zip(places["host"], places["device"], strict=True):
+        assert host.batch == device.batch and host.key != device.key
+        assert device.memory_bytes == host.memory_bytes + KEPT
+        assert device.step_s < host.step_s
+        assert "loader.placement=device" in device.sets()
+        assert device.setup_s == 3.0 and device.total_s > 3.0
+
+
+def test_data_that_changes_every_epoch_stays_where_it_is() -> None:
+    rows = proposals(situation(opened=replace(OPENED, kept_bytes=None)), Answers(), found())
+    assert {one.placement for one in rows} == {"host"}
+
+
+def test_loader_processes_and_data_on_the_card_exclude_each_other() -> None:
+    rows = proposals(situation("loader.workers=2"), Answers(), found())
+    assert {one.placement for one in rows} == {"host"}
+
+
+def test_without_a_card_there_is_one_place() -> None:
+    rows = proposals(situation(card=None), Answers(), found())
+    assert {one.placement for one in rows} == {"host"}
+
+
+def test_kept_items_count_where_they_are_kept() -> None:
+    tensors, encoded, changing = (
+        Items(KEPT, gathers=True),
+        Items(KEPT, gathers=False),
+        Items(None, gathers=False),
+    )
+    assert tensors.beside(on_card=True, placement="device", cache=False) == KEPT
+    assert tensors.beside(on_card=True, placement="host", cache=True) == 0
+    assert tensors.beside(on_card=False, placement="host", cache=True) == 0  # in the process's memory already
+    assert encoded.beside(on_card=False, placement="host", cache=True) == KEPT
+    assert encoded.beside(on_card=False, placement="host", cache=False) == 0
+    assert changing.beside(on_card=True, placement="device", cache=True) == 0
+
+
+def test_threads_that_were_found_better_are_written_with_their_reason() -> None:
+    there = situation(card=None, opened=replace(OPENED, chosen_threads=1))
+    one = proposals(there, Answers(), found())[0]
+    assert "run.threads=1" in one.sets()
+    assert "others used them" in reasons(there, one)["run.threads"]
+    assert "run.threads" not in reasons(
+        situation(card=None), proposals(situation(card=None), Answers(), found())[0]
+    )
+
+
+def test_bf16_is_looked_at_where_the_processor_has_it() -> None:
+    def amps(units: tuple[str, ...]) -> tuple[str, ...]:
+        there = situation(card=None)
+        machine = Machine((), None, "cpu", {}, replace(HOST, bf16_units=units))
+        planner = Planner(Answers(workload="chartext"), machine, lambda *_: None, None)  # type: ignore[arg-type]
+        return planner._amps(there.opened, there.config)[0]
+
+    assert amps(()) == ("off",)
+    assert amps(("amx_bf16",)) == ("off", "bf16")

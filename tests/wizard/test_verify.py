@@ -1,0 +1,115 @@
+"""The race between proposals: who goes on, what waits in memory, what a failure says. Its processes answer at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from situations import BASE, OPENED, situation
+
+from ndd_engine.child import ChildError
+from ndd_engine.trial.side import SideFacts
+from ndd_engine.wizard import verify as module
+from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.proposals import Proposal
+from ndd_engine.wizard.space import Batch
+from ndd_engine.wizard.verify import verify
+
+ROOM = 1000
+STEP_S = {2: 0.5, 4: 0.6, 8: 0.7, 16: 5.0}  # 8 is the fastest by items
+
+
+class FakeSide:
+    """A process that trains in no time. open: those there are now; most: as many as there ever were at once."""
+
+    open: set[FakeSide]
+    most: int
+    steps: dict[int, list[int]]
+    dies: int | None
+
+    def __init__(self, spec: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        assert not environment  # measured as it will be trained
+        sets = dict(item.split("=") for item in spec["sets"])
+        self.micro = int(sets["batch.micro"])
+        self.facts = SideFacts(peak_bytes=self.micro * 10)
+        FakeSide.open.add(self)
+        FakeSide.most = max(FakeSide.most, len(FakeSide.open))
+
+    def prepare(self, _limit_s: float, _tick: Any) -> None:
+        if self.micro == FakeSide.dies:
+            raise ChildError("oom", "the step does not fit")
+
+    def train(self, steps: int, _limit_s: float, tick: Any, **_: Any) -> tuple[float, int]:
+        tick(None)
+        FakeSide.steps.setdefault(self.micro, []).append(steps)
+        return steps * STEP_S[self.micro], steps
+
+    def learn(self, _tick: Any) -> None:
+        return
+
+    def close(self) -> None:
+        FakeSide.open.discard(self)
+
+
+@pytest.fixture(autouse=True)
+def _sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeSide.open, FakeSide.most, FakeSide.steps, FakeSide.dies = set(), 0, {}, None
+    monkeypatch.setattr(module, "SideProcess", FakeSide)
+
+
+def proposals(memory: int) -> list[Proposal]:
+    return [
+        replace(BASE, batch=Batch(micro, 1), memory_bytes=memory, free_bytes=ROOM) for micro in sorted(STEP_S)
+    ]
+
+
+def race(rows: list[Proposal], budget_s: float = 60.0, stop: threading.Event | None = None) -> list[Proposal]:
+    there = situation(card=None)
+    return verify(there, Answers(), rows, budget_s, lambda *_: None, stop or threading.Event())
+
+
+def test_the_faster_ones_go_on_for_longer() -> None:
+    found = race(proposals(100))
+    assert [one.measured.step_s for one in found if one.measured] == pytest.approx(list(STEP_S.values()))
+    assert {micro: len(steps) for micro, steps in FakeSide.steps.items()} == {2: 2, 4: 3, 8: 4, 16: 2}
+    assert not FakeSide.open
+
+
+@pytest.mark.parametrize(("memory", "most"), [(100, 4), (400, 2), (900, 1)])
+def test_those_that_wait_leave_room_for_the_next(memory: int, most: int) -> None:
+    found = race(proposals(memory))
+    assert FakeSide.most == most
+    assert all(one.measured is not None and one.measured.step_s is not None for one in found)
+    assert not FakeSide.open
+
+
+def test_one_whose_memory_nobody_knows_is_measured_alone() -> None:
+    race([replace(one, memory_bytes=None) for one in proposals(1)])
+    assert FakeSide.most == 1
+
+
+def test_running_out_of_memory_is_a_result_and_the_others_go_on() -> None:
+    FakeSide.dies = 8
+    found = {one.batch.micro: one.measured for one in race(proposals(100))}
+    assert found[8] is not None and found[8].step_s is None
+    assert "out of memory" in found[8].verdict
+    assert found[4] is not None and found[4].step_s == pytest.approx(0.6)
+    assert not FakeSide.open
+
+
+def test_stopping_keeps_what_is_known() -> None:
+    stop = threading.Event()
+    stop.set()
+    found = race(proposals(100), stop=stop)
+    assert [one.measured.verdict for one in found if one.measured] == ["not measured"] * 4
+    assert not FakeSide.open
+
+
+def test_on_a_card_the_context_counts_as_the_card_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSide, "learn", lambda self, _tick: setattr(self.facts, "reserved_bytes", 70))
+    there = situation(card=None, opened=replace(OPENED, context_bytes=500))
+    found = verify(there, Answers(), proposals(100)[:1], 60.0, lambda *_: None, threading.Event())
+    assert found[0].measured is not None and found[0].measured.memory_bytes == 570
