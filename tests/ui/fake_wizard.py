@@ -32,7 +32,7 @@ ROWS = (
     proposal("guide", 256, 256, 1, 21.9, 0.203),
     proposal("guide", 128, 128, 1, 5.4, 0.055),
     proposal("medium", 256, 128, 1, 4.0, 0.041),
-    replace(proposal("medium", 128, 128, 1, 2.2, 0.021), promised=False),
+    replace(proposal("medium", 128, 128, 1, 2.2, 0.021), doubt="compiled steps keep pools of their own"),
 )
 TOML = (
     "# Proposed for NVIDIA GeForce RTX 4080 SUPER: most items per second.",

@@ -31,7 +31,7 @@ def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
     planned = plan(answers, detect(use_torch=False), tell, threading.Event())
     assert {one.model.sequence for one in planned.rows} == {64, 32}
     assert all(one.batch.items == 16 for one in planned.rows)
-    assert all(one.memory_bytes and one.step_s and one.promised for one in planned.rows)
+    assert all(one.memory_bytes and one.step_s and not one.doubt for one in planned.rows)
     chosen = to_verify(planned, answers, 2)
     measured = verify(planned.situation, answers, chosen, 20.0, tell, threading.Event())
     for one in measured:

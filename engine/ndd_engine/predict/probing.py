@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import fmean
 from typing import Any, Literal, cast
 
 import psutil
@@ -36,12 +36,11 @@ Tell = Callable[[str], None]
 SIZES = (4, 8, 16, 32)
 # A recording that took longer is the last one.
 RECORD_S = 1.5
-RUNS = 5
 # Of what was reserved, how far a replay of the same steps may be off before the model is not believed.
 TOLERANCE = 0.02
 # Batches that are kept where the loader keeps items.
 KEPT_BATCHES = 2
-# Seconds for one size of the micro-batch, of which at least one run is made.
+# Seconds for one size of the micro-batch, of which at least two runs are made.
 POINT_S = 0.5
 
 
@@ -134,7 +133,7 @@ class Prober:
         host: list[float] = []
         updates: list[float] = [update_s] if update_s else []
         begin = time.perf_counter()
-        while len(compute) < 2 or (len(compute) <= RUNS and time.perf_counter() - begin < POINT_S):
+        while len(compute) < 2 or time.perf_counter() - begin < POINT_S:
             at = time.perf_counter()
             batch = next(batches)
             data.append(time.perf_counter() - at)
@@ -149,10 +148,10 @@ class Prober:
             updates.append(time.perf_counter() - at)
             if done > POINT_S:
                 break
-        # Libraries choose their ways at the first run of a shape.
+        # Libraries choose their ways at the first run of a shape. Means, as a run has its slow steps as well.
         skip = 1 if len(compute) > 1 else 0
-        point = Point(micro, median(compute[skip:]), median(host[skip:]), median(data[skip:]))
-        return point, median(updates[1:] or updates)
+        point = Point(micro, fmean(compute[skip:]), fmean(host[skip:]), fmean(data[skip:]))
+        return point, fmean(updates[1:] or updates)
 
     def _timed(self, stepper: Stepper, batch: Batch) -> tuple[float, float]:
         """(seconds until everything was issued, until it was done) of moving a micro-batch and computing it."""

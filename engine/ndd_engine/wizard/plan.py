@@ -224,7 +224,7 @@ def proposals(situation: Situation, answers: Answers, found: Found) -> list[Prop
                     items=items,
                     tokens_per_item=found.tokens_per_item,
                     setup_s=opened.setup_s,
-                    promised=found.memory is not None and found.memory.promised,
+                    doubt="" if found.memory is None else found.memory.why_not,
                     lower_bound=found.lower_bound,
                     cost=cost,
                 )

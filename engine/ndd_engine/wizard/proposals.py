@@ -32,7 +32,7 @@ class Proposal:
 
     memory_bytes: predicted peak, None where it cannot be predicted; free_bytes: what may be used. step_s: predicted,
     None where unknown; total_s: of `items` items (the run, or those of the goal), preparing the data included.
-    promised: the traces line up, so that the memory is no guess. lower_bound: the time is what the card's published
+    doubt: why the memory is a guess, "" where it is none. lower_bound: the time is what the card's published
     peaks allow at best. cost: what it costs beside time and memory, in plain words; "" for nothing. threads: intra-op
     threads, None for the usual number.
     """
@@ -48,7 +48,7 @@ class Proposal:
     items: int
     tokens_per_item: float
     setup_s: float = 0.0
-    promised: bool = True
+    doubt: str = ""
     lower_bound: bool = False
     cost: str = ""
     measured: Measured | None = None
@@ -108,7 +108,7 @@ class Proposal:
             "parameters": self.parameters,
             "predicted_memory_bytes": self.memory_bytes,
             "missing_bytes": self.missing_bytes,
-            "memory_promised": self.promised,
+            "memory_doubt": self.doubt,
             "predicted_step_s": self.step_s,
             "step_is_lower_bound": self.lower_bound,
             "predicted_items_per_s": self.items_per_s,

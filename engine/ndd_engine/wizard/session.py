@@ -164,8 +164,8 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
     }
     if proposal.memory_bytes is not None:
         text = f"predicted {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
-        if not proposal.promised:
-            text += ", a guess as the traces do not line up"
+        if proposal.doubt:
+            text += f", a guess, as {proposal.doubt}"
         if measured is not None and measured.memory_bytes is not None:
             text += f", measured {size(measured.memory_bytes)}"
         found["batch.micro"] = text

@@ -236,8 +236,8 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
             words.append(measured.verdict)
         else:
             words.append(f"measured {size(measured.memory_bytes)}, {duration(measured.step_s)} a step")
-    if not one.promised and one.memory_bytes is not None:
-        words.append("memory is a guess")
+    if one.doubt and one.memory_bytes is not None:
+        words.append(f"memory is a guess, as {one.doubt}")
     if one.placement == "device":
         words.append("data on the card")
     if one.cost:

@@ -88,7 +88,7 @@ def _host_lines(host: Host) -> list[str]:
     )
     return [
         _line("host", host.hostname),
-        _line("processor", host.cpu),
+        _line("processor", host.cpu, f"bf16: {', '.join(host.bf16_units)}" if host.bf16_units else None),
         _line("cores", f"{host.usable_cpus:g} usable", host.reasons.get("usable_cpus")),
         _line("memory", memory, why),
     ]

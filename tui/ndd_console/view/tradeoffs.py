@@ -41,11 +41,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("step", 9, lambda one: _step(one), lambda one: _or(one.step_s)),
     Column("items/s", 9, lambda one: number(one.items_per_s), lambda one: -(one.items_per_s or 0.0)),
     Column("tokens/s", 10, lambda one: number(one.tokens_per_s), lambda one: -(one.tokens_per_s or 0.0)),
-    Column("in all", 10, lambda one: duration(one.total_s), lambda one: _or(one.total_s)),
+    Column("in all", 12, lambda one: duration(one.total_s), lambda one: _or(one.total_s)),
+    Column("parameters", 12, lambda one: number(one.parameters), lambda one: one.parameters),
 )  # fmt: skip
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # What goes first where there is little room.
-_YIELDS = ("tokens/s", "x", "type", "in all", "step", "size", "sequence")
+_YIELDS = ("parameters", "tokens/s", "x", "type", "in all", "step", "size", "sequence")
 
 
 def _step(one: Proposal) -> str:
@@ -98,7 +99,7 @@ def remark(one: Proposal) -> str:
     """What there is to say of a proposal beside its figures."""
     if one.missing_bytes:
         return f"does not fit: {size(one.missing_bytes)} missing"
-    words = [] if one.promised else ["memory is a guess"]
+    words = ["memory is a guess"] if one.doubt else []
     if one.measured is not None:
         known = one.measured
         words.append(known.verdict if known.step_s is None else f"measured {duration(known.step_s)} a step")

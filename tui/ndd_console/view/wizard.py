@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ndd_console.source import StartRow
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.text import MISSING, duration, number, printable, size
 
 from .bars import progress_bar
 from .live import Keys, footer_row
@@ -104,18 +104,17 @@ def trail(page: int, width: int) -> Row:
 def _machine(view: WizardView, width: int, room: int) -> list[Row]:
     if view.machine is None:
         return [(("looking at the hardware…", "dim"),)]
-    lines = [foreign(line) if line.strip() else "" for line in view.machine]
-    return [
-        rule("what is proposed is for this machine", width),
-        *(((shorten(line, width), "text"),) for line in lines),
-    ][:room]
+    lines = [shorten(printable(line), width) for line in view.machine]  # in columns, which stay
+    return [rule("what is proposed is for this machine", width), *(((line, "text"),) for line in lines)][
+        :room
+    ]
 
 
 def _workload(view: WizardView, width: int, room: int) -> list[Row]:
     rows = [rule("what is to be trained", width)]
+    data = _data(view, width)
     names = max((cells(foreign(row.name)) for row in view.workloads), default=0)
-    facts = [line for text in view.facts for line in wrap(foreign(text), width)]
-    space = max(room - 1 - (len(facts) + 2 if facts else 0), 1)
+    space = max(room - 1 - len(data), 1)
     start = _start(view.chosen, len(view.workloads), space)
     for place, row in enumerate(view.workloads[start : start + space], start):
         chosen = place == view.chosen
@@ -124,9 +123,13 @@ def _workload(view: WizardView, width: int, room: int) -> list[Row]:
         gap = " " * (names - cells(name) + 2)
         about = foreign(row.title if not row.text else f"{row.title}: {row.text}")
         rows.append((*lead, (gap, "text"), (shorten(about, width - names - 4), "text")))
-    if facts:
-        rows += [BLANK, rule("its data", width), *(((line, "text"),) for line in facts)]
-    return rows
+    return [*rows, *data]
+
+
+def _data(view: WizardView, width: int) -> list[Row]:
+    """What is known of the chosen workload's data; [] before it is."""
+    facts = [line for text in view.facts for line in wrap(foreign(text), width)]
+    return [BLANK, rule("its data", width), *(((line, "text"),) for line in facts)] if facts else []
 
 
 def _goal(view: WizardView, width: int, _room: int) -> list[Row]:
@@ -144,7 +147,7 @@ def _goal(view: WizardView, width: int, _room: int) -> list[Row]:
                 ((" " * (_LABEL + 3) + line, "dim"),)
                 for line in wrap(item.meaning, max(width - _LABEL - 3, 20))
             ]
-    return rows
+    return [*rows, *_data(view, width)]
 
 
 def _probing(view: WizardView, width: int, room: int) -> list[Row]:
@@ -186,15 +189,17 @@ def _about(one: Proposal, width: int) -> list[Row]:
     memory = f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
     if one.missing_bytes:
         memory += f": does not fit, {size(one.missing_bytes)} missing"
-    elif not one.promised:
-        memory += ", a guess: the traces of the probes do not line up"
+    elif one.doubt:
+        memory += f", a guess, as {one.doubt}"
     speed = f"{number(one.items_per_s)} items/s, {number(one.tokens_per_s)} tokens/s"
     speed += f", {number(one.parameters)} parameters"
     if one.lower_bound:
         speed += "; time is what the card's published peak allows at best"
-    rows: list[Row] = [((shorten(f"{memory}; {speed}", width), "dim"),)]
+    rows: list[Row] = [((line, "dim"),) for line in wrap(foreign(f"{memory}; {speed}"), width)]
+    if one.placement == "device":
+        rows.append((("the data lies on the card", "dim"),))
     if one.cost:
-        rows.append(((shorten(f"costs: {foreign(one.cost)}", width), "warn"),))
+        rows += [((line, "warn"),) for line in wrap(f"costs: {foreign(one.cost)}", width)]
     return rows
 
 
@@ -202,22 +207,25 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
     rows: list[Row] = [rule("predicted, and measured here", width)]
     if view.share is not None:
         rows += [*_progress(view, width), BLANK]
-    head = ("", "memory predicted", "measured", "error", "step predicted", "measured", "error")
-    widths = (26, 17, 10, 8, 15, 10, 8)
-    shown = widths if width >= sum(widths) else (26, 0, 10, 8, 0, 10, 8)
-    rows.append(
-        tuple((text.ljust(cell)[:cell], "dim") for text, cell in zip(head, shown, strict=True) if cell)
+    head = ("", "memory", "measured", "error", "step", "measured", "error")
+    first = min(
+        max(max((cells(_name(one)) for one in view.verified), default=0) + 4, 12), max(width - 55, 12)
     )
+    shown = (first, 10, 10, 9, 9, 9, 8)
+    rows.append(tuple((text.ljust(cell), "dim") for text, cell in zip(head, shown, strict=True)))
     for place, one in enumerate(view.verified):
         chosen = place == view.chosen
-        name = shorten(("▸ " if chosen else "  ") + _name(one), 25).ljust(26)
+        name = shorten(("▸ " if chosen else "  ") + _name(one), first - 1).ljust(first)
         known = one.measured
         if known is None:
             rows.append(((name, "bold" if chosen else "text"), ("not measured yet", "dim")))
             continue
         if known.step_s is None:
             rows.append(
-                ((name, "bold" if chosen else "text"), (shorten(foreign(known.verdict), width - 26), "bad"))
+                (
+                    (name, "bold" if chosen else "text"),
+                    (shorten(foreign(known.verdict), max(width - first, 1)), "bad"),
+                )
             )
             continue
         cells_ = (
@@ -227,9 +235,8 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
         spans = [
             (shorten(text, cell).ljust(cell), "bold" if chosen and not place_ else "text")
             for place_, (text, cell) in enumerate(zip(cells_, shown, strict=True))
-            if cell
         ]
-        rows.append(tuple(spans))
+        rows.append(fit(tuple(spans), width))
     return rows
 
 
