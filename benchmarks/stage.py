@@ -41,7 +41,7 @@ class SwitchedScreen(LiveScreen):
     def set_interval(self, interval: float, callback: Any = None, **named: Any) -> Timer:
         timer = super().set_interval(interval, callback, **named)
         # The framework has timers of its own on a screen.
-        if callback == self.tick:
+        if callback == self.on_time:
             self.timer = timer
             self.ticks: list[float] = []
             SwitchedScreen.shown = self

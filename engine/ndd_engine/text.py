@@ -9,6 +9,8 @@ MISSING = "n/a"
 
 def printable(text: str) -> str:
     """Foreign text with every control character escaped, so that it cannot steer the terminal."""
+    if text.isprintable():
+        return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )

@@ -236,7 +236,12 @@ class LogSection(Section):
 
 
 class ConsoleSection(Section):
-    refresh_hz: float = Field(4.0, ge=0.5, le=10, description="screen refreshes a second")
+    refresh_hz: float = Field(
+        4.0,
+        ge=0.5,
+        le=10,
+        description="screen refreshes a second, fewer where they take more than 0.75 % of a core",
+    )
     on_hangup: Literal["continue", "stop"] = Field(
         "continue", description="when the terminal is lost: go on without a screen, or checkpoint and stop"
     )

@@ -17,6 +17,7 @@ from ndd_engine.record.snapshot import Snapshot
 
 from .base import CanvasScreen, Look
 from .findings import DiagnosisScreen
+from .pace import Pace
 from .pages import HelpScreen, LogScreen, SettingsScreen
 from .trial import TrialScreen, choices
 
@@ -80,10 +81,16 @@ class LiveScreen(CanvasScreen):
         self.stopping = False
 
     def on_mount(self) -> None:
-        self.set_interval(1 / self._refresh_hz, self.tick)
+        self._pace = Pace()  # of the thread that draws
+        self.set_interval(1 / self._refresh_hz, self.on_time)
 
     def on_screen_resume(self) -> None:
         self._shown = None
+
+    def on_time(self) -> None:
+        """Called by the timer."""
+        if self._pace.due():
+            self.tick()
 
     def tick(self) -> None:
         """Look at the run; draw when something changed."""
