@@ -26,6 +26,7 @@ CPU = torch.device("cpu")
 TIMES = (4, 8, 16, 24)
 PRECISIONS = ("off", "bf16")
 BELOW = 0.02
+_MANUAL = ("workload.size=tiny", "workload.examples=78", "workload.eval_examples=1")
 MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ndd": (
         ("workload.hidden=[32]",), ("workload.hidden=[256, 128]",),
@@ -40,9 +41,9 @@ MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("workload.size=tiny", "workload.clips=320", "workload.channels=[16, 16, 32, 32]"),
     ),
     "finetune": (
-        ("workload.size=tiny", "workload.examples=78", "workload.document_chars=600"),
-        ("workload.size=tiny", "workload.examples=78", "workload.layers=1", "workload.document_chars=600"),
-        ("workload.size=tiny", "workload.examples=78", "batch.sequence=64", "workload.document_chars=600"),
+        (*_MANUAL, "workload.document_chars=600"),
+        (*_MANUAL, "workload.layers=1", "workload.document_chars=600"),
+        (*_MANUAL, "batch.sequence=64", "workload.document_chars=600"),
     ),
     "summarise": (
         ("workload.size=tiny", "workload.pairs=800", "batch.sequence=32", "workload.target=12"),

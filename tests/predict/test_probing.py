@@ -11,7 +11,8 @@ from ndd_engine.config import Config, read
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
-from ndd_engine.predict.probing import Prober, alike, caveat, disagreement
+from ndd_engine.predict.probing import Prober, alike, caveat, disagreement, endless, extremes, longest_first
+from ndd_engine.predict.recording import record
 from ndd_engine.predict.trace import Trace, fit
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
@@ -89,6 +90,24 @@ def test_items_that_the_loader_keeps_are_timed_as_kept() -> None:
 def test_an_allocator_that_does_other_things_is_told(replayed: int, words: str) -> None:
     found = disagreement(replayed, 1000)
     assert (words in found) if words else found == ""
+
+
+def test_the_peak_is_that_of_a_batch_with_the_longest_items() -> None:
+    probe = prober(
+        "summarise", "workload.size=tiny", "workload.pairs=400", "workload.target=16", "batch.sequence=24"
+    )
+    longest = extremes(probe.workload)
+    data = probe.workload.train_data
+    for part in (0, 1):
+        assert max(data[place][part].numel() for place in longest) == max(
+            data[place][part].numel() for place in range(len(data))
+        )
+    source, target = next(longest_first(probe.workload, probe.config, 8, longest))[:2]
+    assert source.shape[0] == target.shape[0] == 8
+    family = probe.family()
+    assert family.aligned
+    ordinary = record(probe.stepper, endless(probe.workload, probe.config, 32), CPU)
+    assert family.trace(32).peak(HOST_GRANULE) >= 0.99 * ordinary.peak(HOST_GRANULE)
 
 
 def test_what_a_step_leaves_behind_is_the_state_of_the_optimizer() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.memory import Memory
-from ndd_engine.predict.trace import Trace, fit
+from ndd_engine.predict.trace import DATA, DATA_END, Trace, fit
 
 
 def step(micro: int, extra: bool = False) -> Trace:
@@ -81,3 +83,72 @@ def test_memory_answers_for_host_and_card_and_survives_json() -> None:
         again = Memory.from_dict(json.loads(json.dumps(memory.to_dict())))
         assert again == memory
         assert again.peak(100) == memory.peak(100)
+
+
+def looped(items: int) -> Trace:
+    """A batch made item by item, then an operator that loops over its items, and one that does not."""
+    events: list[tuple[int, int]] = []
+    labels: list[str] = []
+
+    def request(label: str, size: int) -> int:
+        events.append((len(labels), size))
+        labels.append(label)
+        return len(labels) - 1
+
+    def end(*keys: int) -> None:
+        events.extend((key, -1) for key in keys)
+
+    weight = request("weight", 6400)
+    marks = {f"{DATA}1": len(events)}
+    kept = []
+    for _ in range(items):
+        raw = request("read", 12_800)
+        kept.append(request("encode", 640))
+        end(raw)
+    batch = request("stack", 640 * items)
+    end(*kept)
+    marks[f"{DATA_END}1"] = len(events)
+    out = request("attention", 1280 * items)
+    for _ in range(items):
+        one, two = request("attention", 64), request("attention", 3200)
+        end(two, one)
+    loss = request("loss", 64)
+    marks["one"] = len(events)
+    end(batch, out, loss, weight)
+    return Trace(tuple(events), tuple(labels), marks)
+
+
+@pytest.mark.parametrize("items", [8, 24, 96])
+def test_loops_over_items_line_up_once_they_are_collapsed(items: int) -> None:
+    family = fit(looped(4), looped(8), (4, 8))
+    assert family.aligned
+    real = looped(items).ordered()
+    assert family.trace(items).peak(64) == real.peak(64) == real.collapsed().peak(64)
+    assert family.trace(items).until("one").left() == real.until("one").left()
+
+
+def test_collapsing_keeps_what_an_operator_leaves_behind() -> None:
+    trace = looped(3).ordered()
+    found = trace.collapsed()
+    assert len(found.events) < len(trace.events)
+    assert found.left() == trace.left() == 0
+    assert set(found.marks) == {"one"}
+    assert sum("for a while" in label for label in found.labels) == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), min_size=1, max_size=60))
+def test_collapsing_never_lowers_a_peak_or_changes_what_stays(steps: list[tuple[int, int, bool]]) -> None:
+    events: list[tuple[int, int]] = []
+    labels: list[str] = []
+    alive: list[int] = []
+    for operator, granules, ends in steps:
+        if ends and alive:
+            events.append((alive.pop(operator % len(alive)), -1))
+        else:
+            alive.append(len(labels))
+            events.append((len(labels), 64 * granules))
+            labels.append(f"op{operator}")
+    trace = Trace(tuple(events), tuple(labels))
+    found = trace.collapsed()
+    assert found.peak(64) >= trace.peak(64)
+    assert found.left() == trace.left()

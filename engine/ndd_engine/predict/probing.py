@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from statistics import fmean
 from typing import Any, Literal, cast
 
@@ -18,9 +18,9 @@ from ndd_engine.text import size
 from ndd_engine.train.autosize import ALONE, probe_batches
 from ndd_engine.train.clock import PhaseClock
 from ndd_engine.train.failures import is_out_of_memory
-from ndd_engine.train.loader import Batches
+from ndd_engine.train.loader import Batches, gathered
 from ndd_engine.train.prepare import seed
-from ndd_engine.train.source import can_keep, gathers, kept_bytes
+from ndd_engine.train.source import can_keep, gathers, kept_bytes, tensors
 from ndd_engine.train.step import Stepper
 from ndd_engine.workloads.base import Batch, Workload
 
@@ -38,6 +38,8 @@ SIZES = (4, 8, 16, 32)
 RECORD_S = 1.5
 # Of what was reserved, how far a replay of the same steps may be off before the model is not believed.
 TOLERANCE = 0.02
+# Items that are looked at for the longest ones.
+LOOKED_AT = 4096
 # Batches that are kept where the loader keeps items.
 KEPT_BATCHES = 2
 # Seconds for one size of the micro-batch, of which at least two runs are made.
@@ -52,6 +54,7 @@ class Prober:
         self._tell = tell
         # The newest recording on a card, and the bytes that its allocator had reserved at most.
         self._seen: tuple[Trace, int] | None = None
+        self._extremes = extremes(workload)
 
     def warm(self) -> int:
         """Bytes of this process in memory once it has done a step: torch brings in much of itself only then."""
@@ -69,7 +72,7 @@ class Prober:
         on: Literal["card", "host"] = "card" if card else "host"
         rules = Rules.of_environment()
         family = self.family()
-        doubt = caveat(self.config) or (self._self_check(rules) if card else "")
+        doubt = caveat(self.config) or self._unseen() or (self._self_check(rules) if card else "")
         return Memory(family, on, outside_bytes, source, rules, doubt)
 
     def family(self) -> Family:
@@ -83,10 +86,18 @@ class Prober:
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
             _forget(self.device)
-        found = record(self.stepper, self._batches(micro), self.device)
+        found = record(
+            self.stepper, longest_first(self.workload, self.config, micro, self._extremes), self.device
+        )
         if self.device.type == "cuda":
             self._seen = found, torch.cuda.max_memory_reserved(self.device)
         return found
+
+    def _unseen(self) -> str:
+        items = len(cast(Any, self.workload.train_data))
+        if not self._extremes or items <= LOOKED_AT:
+            return ""
+        return f"the longest items make the peak, and {LOOKED_AT:,} of {items:,} were looked at"
 
     def _self_check(self, rules: Rules) -> str:
         """Whether the allocator of this card does what the model of it does; "" where it does."""
@@ -233,8 +244,6 @@ def caveat(config: Config) -> str:
         return "a CUDA graph keeps a pool of its own"
     if speed.compile != "off":
         return "compiled steps fuse operations and keep pools of their own"
-    if getattr(config.workload, "pad", None) == "longest":
-        return "batches are as long as their longest item"
     return ""
 
 
@@ -258,6 +267,35 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
     while True:
         yield from batches.epoch(epoch)
         epoch += 1
+
+
+def extremes(workload: Workload) -> list[int]:
+    """The items that make a batch as large as it can be: for each tensor of an item the longest one; [] where no
+    collate function joins items of different lengths.
+
+    The run's peak is that of the batch with them in it. Looks at LOOKED_AT items, spread over the data.
+    """
+    if workload.collate is None or workload.epochs_differ:
+        return []
+    data = cast(Any, workload.train_data)
+    longest: list[tuple[int, int]] = []
+    count = len(data)
+    for place in range(0, count, max(count // LOOKED_AT, 1)):
+        sizes_ = [tensor.numel() for tensor in tensors(data[place])]
+        longest = longest or [(-1, 0)] * len(sizes_)
+        longest = [max(known, (size_, place)) for known, size_ in zip(longest, sizes_, strict=False)]
+    return sorted({place for _, place in longest})
+
+
+def longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
+    """Micro-batches of a size that all have the items `first` in them, as far as there is room, and others."""
+    if not first:
+        yield from endless(workload, config, micro)
+    source = probe_batches(workload, config).source
+    others = cycle(place for place in range(len(cast(Any, workload.train_data))) if place not in set(first))
+    while True:
+        indices = [*first, *islice(others, max(micro - len(first), 0))][:micro]
+        yield from gathered(source, iter([torch.tensor(indices)]), False)
 
 
 def resident() -> int:

@@ -20,7 +20,7 @@ from ndd_engine.train.step import Stepper
 from ndd_engine.workloads.base import Batch
 
 from .memory import MANY, ONE
-from .trace import FREED, Trace
+from .trace import DATA, DATA_END, FREED, Trace
 
 STEPS_OF_ONE = 2
 _MARK = "ndd/mark/"
@@ -52,6 +52,7 @@ class _Steps:
 
     def __init__(self, make: Callable[[], Stepper], batches: Iterator[Batch]) -> None:
         self._make, self._batches = make, batches
+        self._made = 0
 
     def __call__(self, mark: Mark) -> None:
         stepper = self._make()
@@ -64,10 +65,19 @@ class _Steps:
                     mark(ONE)
                 batch = config.batch.model_copy(update={"accumulation": count})
                 stepper.config = config.model_copy(update={"batch": batch})
-                stepper.eager_step(self._batches, clock, index)
+                stepper.eager_step(self._marked(mark), clock, index)
         finally:
             stepper.config = config
         mark(MANY)
+
+    def _marked(self, mark: Mark) -> Iterator[Batch]:
+        """The batches, their making between two marks."""
+        while True:
+            self._made += 1
+            mark(f"{DATA}{self._made}")
+            batch = next(self._batches)
+            mark(f"{DATA_END}{self._made}")
+            yield batch
 
 
 def _of_host(run: Callable[[Mark], None]) -> Trace:

@@ -9,6 +9,10 @@ from difflib import SequenceMatcher
 from .allocator import MIN_BLOCK, Allocator, Rules
 
 FREED = -1
+# Marks around the making of a batch, with a number behind them.
+DATA, DATA_END = "data ", "data end "
+# Collapsed requests are rounded up to this each, as the host's allocator does.
+_GRANULE = 64
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,39 @@ class Trace:
                 places.pop(0)
             (ends if event[1] < 0 else events).append(event)
         return Trace((*events, *sorted(ends)), self.labels, self.marks)
+
+    def collapsed(self) -> Trace:
+        """With all that lives and dies within one operator, or within the making of a batch, as one request.
+
+        Its size is what the stretch takes at its peak beyond what it leaves behind, so that the peaks of the whole
+        stay. Operators that loop over the items of a batch, and batches that are made item by item, have as many
+        requests as items; collapsed they line up whatever the batch.
+        """
+        out = _Rewritten(self)
+        begin = 0
+        for end, whole in self._stretches():
+            out.take(begin, end, whole)
+            begin = end
+        return out.trace()
+
+    def _stretches(self) -> Iterator[tuple[int, bool]]:
+        """(end, whether it is the making of a batch) of each stretch: one operator's events, or a batch's."""
+        marks = sorted((place, name) for name, place in self.marks.items())
+        edges = {place for place, _ in marks}
+        data = {place for place, name in marks if name.startswith(DATA)}
+        data_ends = {place for place, name in marks if name.startswith(DATA_END)}
+        labels = self.labels if len(self.labels) == len(self.sizes()) else ()
+        inside, previous = False, None
+        for place, (key, _) in enumerate(self.events):
+            label = labels[key] if labels else key
+            if place and (place in edges or (label != previous and not inside)):
+                yield place, inside
+            if place in data_ends:
+                inside = False
+            if place in data - data_ends:
+                inside = True
+            previous = label
+        yield len(self.events), inside
 
     def peak(self, granule: int = 1) -> int:
         """The most bytes that are in use at a time, each request rounded up to multiples of `granule`."""
@@ -99,16 +136,73 @@ class Family:
                 yield key, max(round(start + slope * size), 0)
 
 
+class _Rewritten:
+    """A trace under construction, from stretches of another one."""
+
+    def __init__(self, of: Trace) -> None:
+        self._of = of
+        self._sizes = of.sizes()
+        self._labels = of.labels if len(of.labels) == len(self._sizes) else ("",) * len(self._sizes)
+        self._marks = sorted(
+            (place, name) for name, place in of.marks.items() if not name.startswith("data ")
+        )
+        self._keys: dict[int, int] = {}
+        self.events: list[tuple[int, int]] = []
+        self.labels: list[str] = []
+        self.marks: dict[str, int] = {}
+
+    def take(self, begin: int, end: int, data: bool) -> None:
+        """Add the stretch begin..end. data: it is the making of a batch."""
+        self._mark(begin)
+        stretch = self._of.events[begin:end]
+        born = {key for key, size in stretch if size >= 0}
+        gone = {key for key, size in stretch if size < 0}
+        now = most = 0
+        for key, size in stretch:
+            now += _rounded(self._sizes[key]) * (1 if size >= 0 else -1)
+            most = max(most, now)
+        left = 0
+        for key, size in stretch:
+            if size >= 0 and key not in gone:
+                self._request(key, size, self._labels[key])
+                left += _rounded(size)
+        if born & gone and most > left:
+            label = "a batch" if data else self._labels[stretch[0][0]]
+            self._request(-1, most - left, f"{label}, for a while")
+            self.events.append((len(self.labels) - 1, FREED))
+        self.events += [(self._keys[key], FREED) for key, size in stretch if size < 0 and key not in born]
+
+    def trace(self) -> Trace:
+        self._mark(len(self._of.events))
+        return Trace(tuple(self.events), tuple(self.labels), self.marks)
+
+    def _request(self, key: int, size: int, label: str) -> None:
+        self._keys[key] = len(self.labels)
+        self.events.append((len(self.labels), size))
+        self.labels.append(label)
+
+    def _mark(self, upto: int) -> None:
+        while self._marks and self._marks[0][0] <= upto:
+            self.marks[self._marks.pop(0)[1]] = len(self.events)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _GRANULE) * _GRANULE
+
+
 def fit(small: Trace, large: Trace, at: tuple[int, int]) -> Family:
     """The family behind two traces, recorded with batches of the sizes `at`, the smaller one first.
 
-    Where they are different sequences, the larger one is taken, requests are matched by their labels and order, and
-    what has no partner grows in proportion to the batch: too much rather than too little.
+    Where they are different sequences, they are collapsed. Where that does not make them alike, the larger one is
+    taken, requests are matched by their labels and order, and what has no partner grows in proportion to the batch: too
+    much rather than too little.
     """
     small, large = small.ordered(), large.ordered()
     apart = at[1] - at[0]
     if apart <= 0:
         raise ValueError(f"a line through batches of {at[0]} and {at[1]} is none")
+    if _shape(small) != _shape(large):
+        small, large = small.collapsed().ordered(), large.collapsed().ordered()
     if _shape(small) == _shape(large):
         pairs = zip(small.sizes(), large.sizes(), strict=True)
         lines = tuple(_line(first, second, at) for first, second in pairs)
