@@ -37,7 +37,7 @@ MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "antispoof": (
         ("workload.size=tiny", "workload.clips=320"),
-        ("workload.size=tiny", "workload.clips=320", "workload.channels=[4, 4, 8, 16]"),
+        ("workload.size=tiny", "workload.clips=320", "workload.channels=[4, 4, 8, 16]", "workload.reduction=4"),
         ("workload.size=tiny", "workload.clips=320", "workload.channels=[16, 16, 32, 32]"),
     ),
     "finetune": (
