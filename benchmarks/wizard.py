@@ -42,6 +42,7 @@ class Outcome:
     whole_s: float = 0.0
     step_errors: list[float] = field(default_factory=list)
     memory_errors: list[float] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
     chosen: str = ""
     grid: int = 0
     over_best: float | None = None
@@ -69,6 +70,12 @@ def measure(options: Options) -> list[Table]:
         table.note(
             f"steps of {len(steps)} verified proposals: median error {as_percent(middle)} (target 5 %), p90 "
             f"{as_percent(ninety)} (target 15 %)"
+        )
+    spreads = sorted(spread for outcome in outcomes for spread in outcome.spreads)
+    if spreads:
+        table.note(
+            f"rounds of the same proposal differ from each other by {as_percent(spreads[len(spreads) // 2])} in the "
+            f"median, at most by {as_percent(spreads[-1])}: this machine's own spread"
         )
     table.note(
         "first proposals: from the workload loaded (target 10 s); with verification: all of it (target 2 min)"
@@ -101,6 +108,8 @@ def _outcome(workload: str, options: Options) -> Outcome:
             continue
         if one.step_s:
             outcome.step_errors.append(one.step_s / known.step_s - 1)
+        if known.spread is not None:
+            outcome.spreads.append(known.spread)
         if one.memory_bytes and known.memory_bytes:
             outcome.memory_errors.append(one.memory_bytes / known.memory_bytes - 1)
     if not options.quick:

@@ -75,6 +75,8 @@ def test_the_faster_ones_go_on_for_longer() -> None:
     found = race(proposals(100))
     assert [one.measured.step_s for one in found if one.measured] == pytest.approx(list(STEP_S.values()))
     assert {micro: len(steps) for micro, steps in FakeSide.steps.items()} == {2: 2, 4: 3, 8: 4, 16: 2}
+    spreads = [one.measured.spread for one in found if one.measured]
+    assert spreads[0] is None and spreads[1:3] == pytest.approx([0.0, 0.0])
     assert not FakeSide.open
 
 

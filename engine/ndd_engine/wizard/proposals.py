@@ -19,11 +19,20 @@ BESIDE = 0.8
 
 @dataclass(frozen=True)
 class Measured:
-    """What a verification found. Seconds and bytes; verdict: "measured", or why there is no figure."""
+    """What a verification found. Seconds and bytes; verdict: "measured", or why there is no figure.
+
+    rounds_s: of a step in each round, the longest round last: how much the machine's own pace differs.
+    """
 
     step_s: float | None
     memory_bytes: int | None
     verdict: str = "measured"
+    rounds_s: tuple[float, ...] = ()
+
+    @property
+    def spread(self) -> float | None:
+        """From the fastest round to the slowest, as a part of the fastest; None with fewer than two rounds."""
+        return max(self.rounds_s) / min(self.rounds_s) - 1 if len(self.rounds_s) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,7 @@ class Proposal:
             "cost": self.cost,
             "measured_step_s": None if measured is None else measured.step_s,
             "measured_memory_bytes": None if measured is None else measured.memory_bytes,
+            "measured_spread": None if measured is None else measured.spread,
             "verification": None if measured is None else measured.verdict,
             "set": list(self.sets()),
         }

@@ -77,10 +77,12 @@ def verify(
 def _measured(candidate: _Candidate) -> Measured:
     if not candidate.rates:
         return Measured(None, candidate.memory_bytes, candidate.verdict or "not measured")
+    items = candidate.proposal.batch.items
     return Measured(
-        candidate.proposal.batch.items / candidate.rate,
+        items / candidate.rate,
         candidate.memory_bytes,
         candidate.verdict or "measured",
+        tuple(items / rate for rate in candidate.rates),
     )
 
 

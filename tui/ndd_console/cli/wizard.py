@@ -235,7 +235,10 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
         if measured.step_s is None:
             words.append(measured.verdict)
         else:
-            words.append(f"measured {size(measured.memory_bytes)}, {duration(measured.step_s)} a step")
+            spread = "" if measured.spread is None else f" (rounds differ by {measured.spread:.0%})"
+            words.append(
+                f"measured {size(measured.memory_bytes)}, {duration(measured.step_s)} a step{spread}"
+            )
     if one.doubt and one.memory_bytes is not None:
         words.append(f"memory is a guess, as {one.doubt}")
     if one.placement == "device":

@@ -237,6 +237,12 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
             for place_, (text, cell) in enumerate(zip(cells_, shown, strict=True))
         ]
         rows.append(fit(tuple(spans), width))
+    spreads = [
+        one.measured.spread for one in view.verified if one.measured is not None and one.measured.spread
+    ]
+    if spreads:
+        text = f"the same row measured again differs by up to {max(spreads):.0%}: errors below that are this machine's"
+        rows += [BLANK, *(((line, "dim"),) for line in wrap(text, width))]
     return rows
 
 
