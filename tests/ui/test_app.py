@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,12 @@ from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.source import RunSource
 from ndd_console.view.wizard import FILE, TABLE
+from ndd_engine.errors import UsageError
 
+from .fake_sources import FakeHome, FakeSource
 from .fake_wizard import FakeWizard
-from .fakes import FakeHome, FakeSource
-from .test_screens import make, text_of, until
+from .fakes import ended
+from .pilots import make, text_of, tick, until
 
 
 def held_up(clock: Callable[[], float]) -> Callable[[], float]:
@@ -131,3 +134,105 @@ def test_beside_a_run_the_wizard_writes_and_does_not_train() -> None:
             assert asked == [source] and not source.commands
 
     asyncio.run(scenario())
+
+
+async def test_home_starts_a_run_in_a_thread() -> None:
+    source, ready, threads = FakeSource(), threading.Event(), []
+
+    def start(name: str) -> RunSource:
+        threads.append(threading.current_thread())
+        assert ready.wait(5) and name == "ndd"
+        return source
+
+    app = make(None, FakeHome(), start=start)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "charlm-003" in text_of(app) and "4080" in text_of(app))
+        await pilot.press("down", "enter", "enter")
+        assert "starting ndd…" in text_of(app)
+        ready.set()
+        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
+        assert threads[0] is not threading.main_thread() and len(threads) == 1 and app.source is source
+        await pilot.press("q", "d")
+    assert app.return_value == "detach"
+
+
+async def test_home_tells_why_a_run_cannot_start() -> None:
+    def refuse(name: str) -> RunSource:
+        raise UsageError(f"{name}: batch.micro = 0: must be at least 1")
+
+    app = make(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "charlm-003" in text_of(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: "must be at least 1" in text_of(app))
+        # A run opens, and closing its viewer comes back to the list.
+        await pilot.press("end", "enter")
+        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
+        source = app.source
+        assert isinstance(source, FakeSource) and source.name == "charlm-001"
+        await pilot.press("q")
+        await until(pilot, lambda: isinstance(app.screen, HomeScreen))
+        assert source.closed and app.source is None
+        await pilot.press("r", "question_mark", "escape", "q")
+    assert app.return_value == "quit"
+
+
+async def test_first_paint_waits_for_nothing() -> None:
+    looked, painted = threading.Event(), []
+
+    class SlowHome(FakeHome):
+        def card_lines(self) -> list[str]:
+            assert looked.wait(5)
+            raise OSError("no driver")
+
+    app = make(None, SlowHome(), on_first_paint=lambda: painted.append(1))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: painted == [1])
+        assert "looking at the hardware…" in text_of(app)
+        looked.set()
+        await until(pilot, lambda: "could not be read: no driver" in text_of(app))
+    assert painted == [1]
+
+
+async def test_hanging_up_from_a_thread() -> None:
+    app = make(FakeSource())
+    async with app.run_test(size=(80, 24)) as pilot:
+        threading.Thread(target=app.hang_up).start()
+        await until(pilot, lambda: app.return_value is not None)
+    assert app.return_value == "hangup"
+    app.hang_up()  # too late, and harmless
+
+
+async def test_hanging_up_before_the_first_paint() -> None:
+    app = make(FakeSource())
+    app.hang_up()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.return_value is not None)
+    assert app.return_value == "hangup"
+
+
+async def test_leaving_when_somebody_else_stopped_the_run() -> None:
+    source = FakeSource()
+    app = make(source)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.leave_when_final()
+        await until(pilot, lambda: "stopping" in text_of(app))
+        assert source.commands == []
+        source.value = ended("terminated", "terminated (SIGTERM)")
+        await tick(pilot)
+    assert app.return_value == "stop"
+
+
+async def test_over_ssh_it_is_slower_while_nobody_looks() -> None:
+    source = FakeSource()
+    app = make(source, ssh=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, LiveScreen)
+        app.app_focus = False
+        before = source.asked
+        for _ in range(8):
+            screen.tick()
+        await asyncio.sleep(0)
+        assert source.asked - before <= 3
+        await pilot.pause()

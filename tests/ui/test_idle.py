@@ -11,8 +11,9 @@ from ndd_console.view.pager import HELP_KEYS, HELP_WORDS
 from ndd_engine.record.derive import GRAPH_REASON, LOWER_BOUND
 from ndd_engine.record.snapshot import Idle, Snapshot
 
-from .fakes import FakeSource, ended, mark, snapshot
-from .test_screens import make, text_of, tick
+from .fake_sources import FakeSource
+from .fakes import ended, mark, snapshot
+from .pilots import make, text_of, tick
 
 CAUSES = (("waiting for data", 0.57), ("launch gaps", 0.04), ("synchronising", 0.02))
 

@@ -23,8 +23,8 @@ from ndd_engine.trial.ladder import LadderState
 from ndd_engine.trial.ladder import Row as Rung
 from ndd_engine.trial.request import Progress
 
-from .fakes import DONE, MEASURING
-from .test_screens import text_of, until
+from .fake_ladder import DONE, MEASURING
+from .pilots import text_of, until
 from .test_view import assert_fits
 
 

@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from textual import events
-from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp
-from ndd_console.screens.base import CanvasScreen
-from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.live import STOPPING, LiveScreen
 from ndd_console.screens.pages import HelpScreen, LogScreen, SettingsScreen
-from ndd_console.source import RunSource
-from ndd_engine.errors import UsageError
 
-from .fakes import (
-    SETTINGS,
-    T0,
-    Clock,
-    FakeHome,
-    FakeSource,
-    FakeTrials,
-    empty_snapshot,
-    ended,
-    found,
-    mark,
-    snapshot,
-)
-
-
-def make(source: RunSource | None = None, home: FakeHome | None = None, **options: Any) -> ConsoleApp:
-    return ConsoleApp(source, home, refresh_hz=10.0, clock=Clock(T0 + 12), rules=found(), **options)
-
-
-def text_of(app: ConsoleApp) -> str:
-    screen = app.screen
-    assert isinstance(screen, CanvasScreen)
-    return "\n".join("".join(text for text, _ in row) for row in screen.canvas.rows)
-
-
-async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.0) -> None:
-    for _ in range(int(seconds / 0.02)):
-        if true():
-            return
-        await pilot.pause(0.02)
-    raise AssertionError("it did not come true in time")
-
-
-async def tick(pilot: Pilot[Any]) -> None:
-    await pilot.pause()
-    screen = pilot.app.screen
-    if isinstance(screen, LiveScreen):
-        screen.tick()
-    await pilot.pause()
+from .fake_sources import Clock, FakeSource, FakeTrials
+from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot
+from .pilots import make, text_of, tick
 
 
 async def test_keys_become_commands() -> None:
@@ -324,105 +279,3 @@ async def test_the_page_of_settings_follows_the_run() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("i")
         assert "no setting was applied yet" in text_of(app)
-
-
-async def test_home_starts_a_run_in_a_thread() -> None:
-    source, ready, threads = FakeSource(), threading.Event(), []
-
-    def start(name: str) -> RunSource:
-        threads.append(threading.current_thread())
-        assert ready.wait(5) and name == "ndd"
-        return source
-
-    app = make(None, FakeHome(), start=start)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "charlm-003" in text_of(app) and "4080" in text_of(app))
-        await pilot.press("down", "enter", "enter")
-        assert "starting ndd…" in text_of(app)
-        ready.set()
-        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
-        assert threads[0] is not threading.main_thread() and len(threads) == 1 and app.source is source
-        await pilot.press("q", "d")
-    assert app.return_value == "detach"
-
-
-async def test_home_tells_why_a_run_cannot_start() -> None:
-    def refuse(name: str) -> RunSource:
-        raise UsageError(f"{name}: batch.micro = 0: must be at least 1")
-
-    app = make(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "charlm-003" in text_of(app))
-        await pilot.press("enter")
-        await until(pilot, lambda: "must be at least 1" in text_of(app))
-        # A run opens, and closing its viewer comes back to the list.
-        await pilot.press("end", "enter")
-        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
-        source = app.source
-        assert isinstance(source, FakeSource) and source.name == "charlm-001"
-        await pilot.press("q")
-        await until(pilot, lambda: isinstance(app.screen, HomeScreen))
-        assert source.closed and app.source is None
-        await pilot.press("r", "question_mark", "escape", "q")
-    assert app.return_value == "quit"
-
-
-async def test_first_paint_waits_for_nothing() -> None:
-    looked, painted = threading.Event(), []
-
-    class SlowHome(FakeHome):
-        def card_lines(self) -> list[str]:
-            assert looked.wait(5)
-            raise OSError("no driver")
-
-    app = make(None, SlowHome(), on_first_paint=lambda: painted.append(1))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: painted == [1])
-        assert "looking at the hardware…" in text_of(app)
-        looked.set()
-        await until(pilot, lambda: "could not be read: no driver" in text_of(app))
-    assert painted == [1]
-
-
-async def test_hanging_up_from_a_thread() -> None:
-    app = make(FakeSource())
-    async with app.run_test(size=(80, 24)) as pilot:
-        threading.Thread(target=app.hang_up).start()
-        await until(pilot, lambda: app.return_value is not None)
-    assert app.return_value == "hangup"
-    app.hang_up()  # too late, and harmless
-
-
-async def test_hanging_up_before_the_first_paint() -> None:
-    app = make(FakeSource())
-    app.hang_up()
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: app.return_value is not None)
-    assert app.return_value == "hangup"
-
-
-async def test_leaving_when_somebody_else_stopped_the_run() -> None:
-    source = FakeSource()
-    app = make(source)
-    async with app.run_test(size=(80, 24)) as pilot:
-        app.leave_when_final()
-        await until(pilot, lambda: "stopping" in text_of(app))
-        assert source.commands == []
-        source.value = ended("terminated", "terminated (SIGTERM)")
-        await tick(pilot)
-    assert app.return_value == "stop"
-
-
-async def test_over_ssh_it_is_slower_while_nobody_looks() -> None:
-    source = FakeSource()
-    app = make(source, ssh=True)
-    async with app.run_test(size=(80, 24)) as pilot:
-        screen = app.screen
-        assert isinstance(screen, LiveScreen)
-        app.app_focus = False
-        before = source.asked
-        for _ in range(8):
-            screen.tick()
-        await asyncio.sleep(0)
-        assert source.asked - before <= 3
-        await pilot.pause()

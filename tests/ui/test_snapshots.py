@@ -15,18 +15,14 @@ from ndd_console.screens.trial import TrialScreen
 from ndd_engine.trial.ladder import LadderState
 from ndd_engine.trial.request import Progress
 
+from .fake_ladder import DONE, MEASURING
+from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
 from .fakes import (
-    DONE,
     FINDING,
     HEALTHY,
     MEASURED,
-    MEASURING,
     SECOND,
     T0,
-    Clock,
-    FakeHome,
-    FakeSource,
-    FakeTrials,
     empty_snapshot,
     ended,
     found,

@@ -15,22 +15,9 @@ from ndd_console.screens.trial import TrialScreen
 from ndd_engine.diagnose import Change
 from ndd_engine.trial.request import Progress
 
-from .fakes import (
-    FINDING,
-    HEALTHY,
-    MEASURED,
-    SECOND,
-    T0,
-    Clock,
-    FakeSource,
-    FakeTrials,
-    empty_snapshot,
-    ended,
-    found,
-    snapshot,
-    trial_event,
-)
-from .test_screens import text_of, tick
+from .fake_sources import Clock, FakeSource, FakeTrials
+from .fakes import FINDING, HEALTHY, MEASURED, SECOND, T0, empty_snapshot, ended, found, snapshot, trial_event
+from .pilots import text_of, tick
 
 
 def make(source: FakeSource, *findings: Any) -> ConsoleApp:

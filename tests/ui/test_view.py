@@ -23,18 +23,8 @@ from ndd_engine.record.derive import throughput
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.snapshot import STATUSES, Evaluation, Headroom, Idle, Snapshot, Throughput, TimeLeft
 
-from .fakes import (
-    MARKS,
-    SETTINGS,
-    FakeHome,
-    empty_snapshot,
-    ended,
-    mark,
-    run_event,
-    sample,
-    snapshot,
-    work_event,
-)
+from .fake_sources import FakeHome
+from .fakes import MARKS, SETTINGS, empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
 
 KEYS = (("p", "pause"), ("c", "checkpoint"), ("e", "evaluate"), ("l", "log"), ("?", "help"), ("q", "quit"))
 

@@ -28,7 +28,7 @@ from ndd_console.view.wizard import (
 from ndd_engine.wizard.proposals import pareto
 
 from .fake_wizard import ROWS, TOML, FakeWizard
-from .test_screens import until
+from .pilots import until
 from .test_view import assert_fits
 
 

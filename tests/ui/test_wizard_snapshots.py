@@ -13,7 +13,7 @@ from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.wizard import TABLE, WizardView
 
 from .fake_wizard import FakeWizard
-from .test_screens import until
+from .pilots import until
 
 SIZES = ((80, 24), (120, 40))
 Steps = Callable[[Pilot[Any]], Awaitable[None]]

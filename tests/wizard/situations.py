@@ -19,8 +19,8 @@ MODEL = Model("tiny", 64, "off")
 OPENED = Opened(
     device="cpu", device_name="Test CPU", threads=2, chosen_threads=None, item="window", token="character",
     tokens_per_item=64.0, train_items=1600, eval_items=100, parameters=1000, model="a model", data="some text",
-    size="tiny", sequence=64, amp="off", process_bytes=0, context_bytes=0, kept_bytes=KEPT, gathers=True, setup_s=3.0,
-    lengths=[],
+    size="tiny", sequence=64, amp="off", process_bytes=0, context_bytes=0, kept_bytes=KEPT, gathers=True,
+    places=True, setup_s=3.0, lengths=[],
 )  # fmt: skip
 HOST = Host("h", "Test CPU", 2, 2, None, None)
 

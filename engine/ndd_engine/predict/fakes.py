@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -35,7 +35,7 @@ from ndd_engine.train.work import WorkCounter
 from ndd_engine.workloads.base import Workload
 
 from .memory import MANY, ONE
-from .probing import endless
+from .probing import longest_first
 from .trace import FREED, Trace
 
 aten = torch.ops.aten
@@ -51,13 +51,13 @@ IN_FP32 = frozenset({
 _ON = "cpu"
 
 
-def traced(config: Config, workload: Workload, micro: int) -> tuple[Trace, int]:
+def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int] = ()) -> tuple[Trace, int]:
     """(trace of two steps of one micro-batch and one of two, operations of one), as a card would run them.
 
-    A multiply-add is two operations. Raises what a step raises on fake tensors: a model that looks at the values of its
-    tensors cannot be traced so.
+    longest: items that the batch has, see `probing.extremes`. A multiply-add is two operations. Raises what a step
+    raises on fake tensors: a model that looks at the values of its tensors cannot be traced so.
     """
-    batch = next(endless(workload, config, micro))
+    batch = next(longest_first(workload, config, micro, longest))
     follow, counter = Follow(), WorkCounter()
     # What a model keeps beside its parameters and buffers becomes fake when it is used.
     fake = FakeTensorMode(allow_non_fake_inputs=True)

@@ -33,7 +33,8 @@ class Opened:
     """What a configuration trains on, and where. Bytes.
 
     process_bytes: of this process with torch, the device and all of the data after a step, without the model.
-    context_bytes: on a card, what a process takes beside its allocator. kept_bytes, gathers: see `memory.Items`.
+    context_bytes: on a card, what a process takes beside its allocator. kept_bytes, gathers: see `memory.Items`;
+    places: whether `loader.placement` can put the data on a card without further ado.
     setup_s: seconds to prepare the data. threads: in effect; chosen_threads: where their number was found by
     measuring, else None.
     lengths: tokens of items that were looked at, where these vary, ascending.
@@ -58,6 +59,7 @@ class Opened:
     context_bytes: int
     kept_bytes: int | None
     gathers: bool
+    places: bool
     setup_s: float
     lengths: list[int]
 
@@ -137,6 +139,8 @@ class Probes:
             context_bytes=self._context_bytes,
             kept_bytes=items.kept_bytes,
             gathers=items.gathers,
+            # Items of different lengths may be joined on the host only.
+            places=items.gathers or (items.kept_bytes is not None and workload.collate is None),
             setup_s=setup_s,
             lengths=lengths(workload),
         )
@@ -171,8 +175,10 @@ class Probes:
             outside = opened.process_bytes + weights
         prober = Prober(config, workload, device, self.pipe.tell)
         memory = prober.memory(outside)
+        few = len(cast(Any, workload.train_data))  # larger batches than that are predicted
+        micros = sorted({min(micro, few) for micro in command["micros"]})
         times = prober.time(
-            command["micros"], command["longest_s"], lambda micro: memory.peak(micro) <= CARD_SHARE * free
+            micros, command["longest_s"], lambda micro: memory.peak(micro) <= CARD_SHARE * free
         )
         return {
             "probed": {
@@ -196,19 +202,23 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
 
     from .fakes import traced
     from .memory import Memory
-    from .probing import alike, sizes
+    from .probing import alike, caveat, extremes, sizes
     from .steptime import Point, StepTime
     from .trace import Trace
 
     card = next(card for card in load() if card.slug == command["card"])
     flops: dict[int, float] = {}
+    longest = extremes(workload)
 
     def trace(micro: int) -> Trace:
-        found, flops[micro] = traced(config, workload, micro)
+        found, flops[micro] = traced(config, workload, micro, longest)
+        if longest:  # the memory of the longest batch, and the work of an ordinary one
+            flops[micro] = traced(config, workload, micro)[1]
         return found
 
     family = alike(trace, sizes(workload))
-    memory = Memory(family, "card", ABSENT_CONTEXT, f"fake tensors, as {card.name} would run them")
+    source = f"fake tensors, as {card.name} would run them"
+    memory = Memory(family, "card", ABSENT_CONTEXT, source, caveat=caveat(config))
     amp = config.precision.amp
     kind = amp if amp in ("bf16", "fp16") else "tf32" if config.precision.tf32 else "fp32"
     peak = card.peak_tflops(kind) or card.peak_tflops("fp32")

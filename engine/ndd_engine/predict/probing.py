@@ -35,7 +35,7 @@ Tell = Callable[[str], None]
 # matrix to some kernels, and batch normalisation needs more than one.
 SIZES = (4, 8, 16, 32)
 # A recording that took longer is the last one.
-RECORD_S = 1.5
+RECORD_S = 3.0
 # Of what was reserved, how far a replay of the same steps may be off before the model is not believed.
 TOLERANCE = 0.02
 # Items that are looked at for the longest ones.

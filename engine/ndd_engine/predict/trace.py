@@ -13,6 +13,8 @@ FREED = -1
 DATA, DATA_END = "data ", "data end "
 # Collapsed requests are rounded up to this each, as the host's allocator does.
 _GRANULE = 64
+# Bytes that are left out when they live within one operator: whether there are any differs with the way that it takes.
+TRIFLE = 1024
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class _Rewritten:
             if size >= 0 and key not in gone:
                 self._request(key, size, self._labels[key])
                 left += _rounded(size)
-        if born & gone and most > left:
+        if born & gone and most - left > TRIFLE:
             label = "a batch" if data else self._labels[stretch[0][0]]
             self._request(-1, most - left, f"{label}, for a while")
             self.events.append((len(self.labels) - 1, FREED))

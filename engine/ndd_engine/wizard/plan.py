@@ -240,7 +240,7 @@ def on_card(situation: Situation) -> bool:
 def placements(situation: Situation) -> list[str]:
     """Where the data may lie, the configured place first. On a card its memory is worth a row of its own."""
     loader = situation.config.loader
-    if not on_card(situation) or situation.opened.kept_bytes is None or loader.workers:
+    if not on_card(situation) or not situation.opened.places or loader.workers:
         return [loader.placement]
     return sorted(("host", "device"), key=lambda place: place != loader.placement)
 

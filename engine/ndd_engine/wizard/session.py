@@ -177,9 +177,10 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
     if proposal.threads is not None:
         found["run.threads"] = "fewer than the cores, as others used them while this was measured"
     if on_card(situation):
-        kept = opened.kept_bytes
         found["loader.placement"] = (
-            "this data has to stay on the host" if kept is None else f"all of the data takes {size(kept)}"
+            f"all of the data takes {size(opened.kept_bytes)}"
+            if opened.places
+            else "this data has to stay on the host"
         )
     if opened.device_name and situation.card is None:
         found["precision.amp"] = f"{proposal.model.precision} on {opened.device_name}"

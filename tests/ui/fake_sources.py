@@ -1,0 +1,137 @@
+"""Sources of a screen that answer at once, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ndd_console.source import Action, RunRow, StartRow
+from ndd_engine.errors import UsageError
+from ndd_engine.record.events import (
+    TrialEvent,
+)
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.trial.request import Progress
+
+from .fakes import T0, snapshot
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self, t: float = T0) -> None:
+        self.t = t
+
+    def __call__(self) -> float:
+        return self.t
+
+
+@dataclass
+class FakeJob:
+    """A trial that is as far as a test says."""
+
+    sets: tuple[str, ...] = ()
+    progress: Progress | None = None
+    result: TrialEvent | None = None
+    problem: str = ""
+    done: bool = False
+    stopped: int = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@dataclass
+class FakeTrials:
+    """Where trials are made that a test moves on by hand."""
+
+    base: str = "run charlm-001"
+    budgets: list[float] = field(default_factory=list)
+    paused: str = "charlm-001"
+    refused: str = ""
+    jobs: list[FakeJob] = field(default_factory=list)
+    causes: list[str | None] = field(default_factory=list)
+    full_disk: bool = False
+
+    def pauses(self) -> str:
+        return self.paused
+
+    def refusal(self) -> str:
+        return self.refused
+
+    def check(self, sets: Sequence[str]) -> str:
+        bad = [item for item in sets if "workers" not in item and "cache" not in item and "pin" not in item]
+        return "\n".join(f"--set: {item}: unknown key; allowed: workers, cache" for item in bad)
+
+    def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> FakeJob:
+        self.budgets.append(budget_s)
+        self.jobs.append(FakeJob(tuple(sets)))
+        self.causes.append(cause)
+        return self.jobs[-1]
+
+    def write(self, trial: TrialEvent) -> Path:
+        if self.full_disk:
+            raise UsageError("charlm-001-changed.toml cannot be written: No space left on device")
+        return Path("charlm-001-changed.toml")
+
+
+@dataclass
+class FakeSource:
+    """A run source that records what it is asked for."""
+
+    value: Snapshot = field(default_factory=snapshot)
+    name: str = "charlm-001"
+    live: bool = True
+    owned: bool = True
+    said: str | None = None
+    log: list[str] = field(default_factory=lambda: [f"line {i} of the output" for i in range(40)])
+    commands: list[str] = field(default_factory=list)
+    closed: bool = False
+    asked: int = 0
+    tries: FakeTrials | None = None
+
+    def snapshot(self) -> Snapshot:
+        self.asked += 1
+        return self.value
+
+    def command(self, action: Action) -> None:
+        self.commands.append(action)
+
+    def notice(self) -> str | None:
+        return self.said
+
+    def log_lines(self, count: int) -> list[str]:
+        return self.log[-count:]
+
+    def trials(self) -> FakeTrials | None:
+        return self.tries
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeHome:
+    """A runs folder."""
+
+    def card_lines(self) -> list[str]:
+        return [
+            "NVIDIA GeForce RTX 4080 SUPER, 16.0 GB, compute capability 8.9, driver 550.54",
+            "bf16 and TF32 in hardware; nobody else uses the card",
+            "16 cores, 64.0 GB of memory, 180 GB free for runs",
+        ]
+
+    def runs(self) -> list[RunRow]:
+        return [
+            RunRow("charlm-003", "chartext", "training", 4_218, 6_900, T0, "loss 1.498", True),
+            RunRow("charlm-002", "chartext", "done", 6_900, 6_900, T0 - 8_000, "loss 1.402", False),
+            RunRow("eeg-lstm", "ndd", "failed", 120, 2_440, T0 - 90_000, "", False),
+            RunRow("charlm-001", "chartext", "lost", 77, 6_900, T0 - 100_000, "loss 2.310", False),
+        ]
+
+    def workloads(self) -> list[StartRow]:
+        return [
+            StartRow("chartext", "character-level text model", "sizes tiny, mini, small, medium, guide"),
+            StartRow("ndd", "EEG forecasters", "sizes guide, large, lstm, gru"),
+        ]
