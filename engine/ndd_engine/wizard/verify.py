@@ -146,7 +146,7 @@ class _Race:
 
         if one.side is None:
             self._make_room(one.proposal)
-            one.side = self._open(one.proposal)
+            one.side = side_of(self._answers, one.proposal)
             self._holding.append(one)
             one.side.prepare(PATIENCE_S, tick)
             one.side.train(STEPS, PATIENCE_S, tick, lead=0, until_s=ROUND_S / 2, least=2)  # warms up
@@ -161,15 +161,16 @@ class _Race:
             else facts.peak_bytes
         )
 
-    def _open(self, proposal: Proposal) -> SideProcess:
-        answers = self._answers
-        spec = {
-            "config": None if answers.config is None else str(answers.config.absolute()),
-            "workload": answers.workload,
-            "sets": [*answers.all_sets, *proposal.sets()],
-            "overrides": switched_off([]),
-        }
-        try:
-            return SideProcess(spec, environment={})  # as it will be trained
-        except OSError as error:
-            raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None
+
+def side_of(answers: Answers, proposal: Proposal) -> SideProcess:
+    """A process that trains the proposal, as it will be trained. Raises ChildError."""
+    spec = {
+        "config": None if answers.config is None else str(answers.config.absolute()),
+        "workload": answers.workload,
+        "sets": [*answers.all_sets, *proposal.sets()],
+        "overrides": switched_off([]),
+    }
+    try:
+        return SideProcess(spec, environment={})
+    except OSError as error:
+        raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None
