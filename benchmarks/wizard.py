@@ -17,6 +17,7 @@ from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.trial.paired import Estimate, estimate, quad
 from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import Planned, best_measured, plan, to_verify
 from ndd_engine.wizard.verify import PATIENCE_S, STEPS, side_of, verify
 
