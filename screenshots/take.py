@@ -116,9 +116,6 @@ async def take_findings(root: Path) -> None:
             await pilot.press("m", "enter")
             screen = app.screen
             assert isinstance(screen, TrialScreen)
-            await until(lambda: (screen.state.progress is not None and screen.state.progress.quads >= 3)
-                        or screen.state.stage == "result", pilot)  # fmt: skip
-            save("trial-measuring", app)
             await until(lambda: screen.state.stage == "result", pilot)
             await pilot.pause(1.0)
             save("trial", app)
@@ -131,15 +128,12 @@ async def take_findings(root: Path) -> None:
 
 
 async def take_ladder() -> None:
-    """The ladder of a small run, under way and at its end."""
+    """The ladder of a small run, at its end."""
     base = Base("the workload ndd", workload="ndd", sets=("loader.fetch=item",))
     job = LadderJob(base.name, lambda tell, stop: run_ladder(
         base, LADDER_BUDGET_S, ("gather", "workers", "threads"), tell, stop))  # fmt: skip
     app = LadderApp(job, on_first_paint=job.start)
     async with app.run_test(size=(120, 34)) as pilot:
-        await until(lambda: (job.state is not None and job.state.progress is not None and bool(job.state.kept)
-                    and job.state.progress.quads > 2) or over(job), pilot)  # fmt: skip
-        save("ladder-measuring", app)
         await until(lambda: over(job), pilot)
         await pilot.pause(1.0)
         save("ladder", app)

@@ -2,7 +2,7 @@
 
 import warnings
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # torch says on first use that numpy is missing; nothing here needs it.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")

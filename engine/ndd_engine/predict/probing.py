@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import cycle, islice, pairwise
 from statistics import fmean
 from typing import Any, Literal, cast
@@ -63,6 +65,7 @@ class Prober:
         stepper.eager_step(self._batches(sizes(self.workload)[0]), PhaseClock(), 0)
         del stepper
         gc.collect()
+        _trim()
         return resident()
 
     def memory(self, outside_bytes: int) -> Memory:
@@ -301,6 +304,12 @@ def longest_first(workload: Workload, config: Config, micro: int, first: Sequenc
 def resident() -> int:
     """Bytes of this process in memory."""
     return int(psutil.Process().memory_info().rss)
+
+
+def _trim() -> None:
+    """Let glibc give back what is free: the size of the model may have been chosen here, by trying larger ones."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _forget(device: torch.device) -> None:

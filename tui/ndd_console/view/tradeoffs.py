@@ -117,25 +117,30 @@ def plot_rows(
     inner = width - left
     if len(points) < 2 or inner < 10 or height < 4:
         return []
-    most = max(one.memory_bytes or 0 for one in points)
+    sizes = [one.memory_bytes or 0 for one in points]
+    least, most = min(sizes), max(sizes)
+    # From nothing on, unless the most takes less than twice the least: then the difference is what there is to see.
+    least = least if most < 2 * least else 0
+    span = max(most - least, 1)
     fastest = max(one.items_per_s or 0.0 for one in points)
     grid = [[(" ", "text")] * inner for _ in range(height - 1)]
     free = points[0].free_bytes
-    if free <= most:
-        at = min(int(free / most * (inner - 1)), inner - 1)
+    if least <= free <= most:
+        at = min(int((free - least) / span * (inner - 1)), inner - 1)
         for line in grid:
             line[at] = ("│", "warn")
     marks = [(one, "✖", "bad") if not one.fits else (one, "·", "dim") for one in points]
     marks += [(one, "●", "good") for one in points if one in best]
     marks += [(one, "▲", "accent") for one in points if one is chosen]
     for one, mark, style in marks:
-        x = int((one.memory_bytes or 0) / most * (inner - 1))
+        x = int(((one.memory_bytes or 0) - least) / span * (inner - 1))
         y = int((1 - (one.items_per_s or 0.0) / fastest) * (height - 2))
         grid[y][x] = (mark, style)
     out: list[Row] = []
     for place, line in enumerate(grid):
         label = number(fastest) if place == 0 else "0" if place == height - 2 else ""
         out.append(((label.rjust(left - 2) + " ┤", "dim"), *line))
-    axis = f"0 {'memory'.center(max(inner - 12, 6))} {size(most)}"
+    first, last = size(least) if least else "0", size(most)
+    axis = f"{first}{'memory'.center(max(inner - cells(first) - cells(last), 8))}{last}"
     out.append(((" " * left, "dim"), (shorten(axis, inner), "dim")))
     return [fit(row, width) for row in out]
