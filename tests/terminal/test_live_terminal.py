@@ -24,7 +24,8 @@ def state(runs: Path, name: str) -> str:
 
 
 def test_keys_resize_and_stop(tmp_path: Path) -> None:
-    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
+    # Exported by some shells and tools: the size at their start, which the terminal does not keep.
+    with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path, COLUMNS="80", LINES="24") as terminal:
         screen = terminal.until("● training", START_S)
         assert "live" in screen.splitlines()[0]
         terminal.until("backward")

@@ -25,7 +25,7 @@ from .narration import Narration, Output
 from .narrator import summary
 from .source import HomeSource, RunSource
 from .sources import AttachedSource, EngineSource, HomeFolder
-from .terminal import Captured, HangupWatch, capabilities, silence
+from .terminal import Captured, HangupWatch, capabilities, follow_terminal, silence
 from .wizard import WizardJob, beside, live_runs
 
 # How long a stop at once may take before the process is ended under it.
@@ -55,6 +55,7 @@ class Console:
         self.leash = leash
         self.root = root
         self.can = capabilities(ascii_only)
+        follow_terminal()
         self.run: Run | None = None
         self.engine: threading.Thread | None = None
         self.refresh_hz = 4.0

@@ -10,7 +10,7 @@ from types import FrameType
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 from .app import CanvasApp
-from .terminal import Captured, HangupWatch
+from .terminal import Captured, HangupWatch, follow_terminal
 
 
 def hosted(app: CanvasApp, stop: Callable[[], object]) -> int:
@@ -19,6 +19,7 @@ def hosted(app: CanvasApp, stop: Callable[[], object]) -> int:
     stop: asks the work to end; it is left to the caller to wait for that.
     """
     status = EXIT_DONE
+    follow_terminal()
 
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal status

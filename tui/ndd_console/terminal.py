@@ -37,6 +37,12 @@ def interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
+def follow_terminal() -> None:
+    """Where COLUMNS and LINES are exported, they would be believed more than the terminal, and a resize never seen."""
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+
+
 class LostTerminal(io.TextIOBase):
     """A terminal that may vanish: once a write fails, later ones go nowhere instead of failing.
 
