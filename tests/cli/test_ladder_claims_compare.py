@@ -16,7 +16,8 @@ from .program import run, start
 # A model so small that collating takes several times its step, also on a machine that others use too.
 NDD = (
     "--set", "workload.hidden=[8]", "--set", "workload.samples=3000", "--set", "workload.channels=4",
-    "--set", "batch.micro=256", "--set", "run.threads=1", "--set", "log.window_s=0.05", "--set", "checkpoint.at_end=false",
+    "--set", "batch.micro=256", "--set", "run.threads=1", "--set", "log.window_s=0.05",
+    "--set", "checkpoint.at_end=false",
 )  # fmt: skip
 
 
