@@ -92,12 +92,19 @@ def test_an_allocator_that_does_other_things_is_told(replayed: int, words: str) 
     assert (words in found) if words else found == ""
 
 
+def test_looking_for_the_longest_items_ends_in_time_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ndd_engine.predict.probing.LOOK_S", 0.0)
+    memory = prober("summarise", "workload.size=tiny", "workload.pairs=400").memory(0)
+    assert not memory.promised and "were looked at" in memory.why_not
+
+
 def test_the_peak_is_that_of_a_batch_with_the_longest_items() -> None:
     probe = prober(
         "summarise", "workload.size=tiny", "workload.pairs=400", "workload.target=16", "batch.sequence=24"
     )
-    longest = extremes(probe.workload)
+    longest, looked = extremes(probe.workload)
     data = probe.workload.train_data
+    assert looked == len(data)
     for part in (0, 1):
         assert max(data[place][part].numel() for place in longest) == max(
             data[place][part].numel() for place in range(len(data))

@@ -208,7 +208,7 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
 
     card = next(card for card in load() if card.slug == command["card"])
     flops: dict[int, float] = {}
-    longest = extremes(workload)
+    longest, _ = extremes(workload)
 
     def trace(micro: int) -> Trace:
         found, flops[micro] = traced(config, workload, micro, longest)

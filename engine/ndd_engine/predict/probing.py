@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -40,8 +41,9 @@ SIZES = (4, 8, 16, 32)
 RECORD_S = 3.0
 # Of what was reserved, how far a replay of the same steps may be off before the model is not believed.
 TOLERANCE = 0.02
-# Items that are looked at for the longest ones.
+# Items that are looked at for the longest ones at most, and seconds: each may have to be encoded.
 LOOKED_AT = 4096
+LOOK_S = 1.5
 # Batches that are kept where the loader keeps items.
 KEPT_BATCHES = 2
 # Seconds for one size of the micro-batch, of which at least two runs are made.
@@ -56,7 +58,7 @@ class Prober:
         self._tell = tell
         # The newest recording on a card, and the bytes that its allocator had reserved at most.
         self._seen: tuple[Trace, int] | None = None
-        self._extremes = extremes(workload)
+        self._extremes, self._looked = extremes(workload)
 
     def warm(self) -> int:
         """Bytes of this process in memory once it has done a step: torch brings in much of itself only then."""
@@ -98,9 +100,9 @@ class Prober:
 
     def _unseen(self) -> str:
         items = len(cast(Any, self.workload.train_data))
-        if not self._extremes or items <= LOOKED_AT:
+        if not self._extremes or self._looked == items:
             return ""
-        return f"the longest items make the peak, and {LOOKED_AT:,} of {items:,} were looked at"
+        return f"the longest items make the peak, and {self._looked:,} of {items:,} were looked at"
 
     def _self_check(self, rules: Rules) -> str:
         """Whether the allocator of this card does what the model of it does; "" where it does."""
@@ -272,22 +274,25 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
         epoch += 1
 
 
-def extremes(workload: Workload) -> list[int]:
-    """The items that make a batch as large as it can be: for each tensor of an item the longest one; [] where no
-    collate function joins items of different lengths.
+def extremes(workload: Workload) -> tuple[list[int], int]:
+    """(the items that make a batch as large as it can be: for each tensor of an item the longest one; how many were
+    looked at). None of them where no collate function joins items of different lengths.
 
-    The run's peak is that of the batch with them in it. Looks at LOOKED_AT items, spread over the data.
+    The run's peak is that of the batch with them in it. Looks at items all over the data.
     """
     if workload.collate is None or workload.epochs_differ:
-        return []
+        return [], 0
     data = cast(Any, workload.train_data)
     longest: list[tuple[int, int]] = []
-    count = len(data)
-    for place in range(0, count, max(count // LOOKED_AT, 1)):
+    looked, end = 0, time.perf_counter() + LOOK_S
+    for place in random.Random(0).sample(range(len(data)), min(len(data), LOOKED_AT)):
         sizes_ = [tensor.numel() for tensor in tensors(data[place])]
         longest = longest or [(-1, 0)] * len(sizes_)
         longest = [max(known, (size_, place)) for known, size_ in zip(longest, sizes_, strict=False)]
-    return sorted({place for _, place in longest})
+        looked += 1
+        if time.perf_counter() > end:
+            break
+    return sorted({place for _, place in longest}), looked
 
 
 def longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
@@ -295,7 +300,7 @@ def longest_first(workload: Workload, config: Config, micro: int, first: Sequenc
     if not first:
         yield from endless(workload, config, micro)
     source = probe_batches(workload, config).source
-    others = cycle(place for place in range(len(cast(Any, workload.train_data))) if place not in set(first))
+    others = cycle(sorted(set(range(len(cast(Any, workload.train_data)))) - set(first)))
     while True:
         indices = [*first, *islice(others, max(micro - len(first), 0))][:micro]
         yield from gathered(source, iter([torch.tensor(indices)]), False)
