@@ -17,6 +17,7 @@ from ndd_engine.hardware.profiles import CardProfile
 from ndd_engine.predict.memory import Items, Memory
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.predict.steptime import StepTime, spread
+from ndd_engine.text import size
 
 from .answers import LEFT_FREE, Answers, card_named
 from .proposals import Proposal, cost_in_words
@@ -111,7 +112,7 @@ class Planner:
             raise MachineError("how much memory of the card is free cannot be found out; name it with --card")
         leave = answers.leave_bytes if answers.leave_bytes is not None else int(free * LEFT_FREE)
         if leave >= free:
-            raise UsageError(f"--leave {leave}: only {free} bytes are free")
+            raise UsageError(f"--leave: {size(leave)} are to stay free, and only {size(free)} are free")
         return Situation(
             config, draft, opened, self.machine, card, free - leave, tuple(sizes), amps, tuple(notes)
         )
