@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from ndd_engine.predict.probing import Prober, alike, caveat, disagreement, endl
 from ndd_engine.predict.recording import record
 from ndd_engine.predict.trace import Trace, fit
 from ndd_engine.train.prepare import seed
+from ndd_engine.train.step import Stepper
+from ndd_engine.workloads.finetune import Examples
 from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
@@ -77,13 +80,34 @@ def test_a_probe_that_does_not_fit_ends_them() -> None:
         alike(trace, (16, 32))
 
 
-def test_items_that_the_loader_keeps_are_timed_as_kept() -> None:
+class Clock:
+    """Seconds that only pass in what the test says takes them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self._patch = monkeypatch
+        monkeypatch.setattr("ndd_engine.predict.probing.time.perf_counter", lambda: self.now)
+
+    def takes(self, owner: type, name: str, seconds: Callable[..., float]) -> None:
+        """Each call of a method takes the seconds that its arguments give."""
+        plain = getattr(owner, name)
+
+        def slow(this: Any, *args: Any) -> Any:
+            self.now += seconds(*args)
+            return plain(this, *args)
+
+        self._patch.setattr(owner, name, slow)
+
+
+def test_items_that_the_loader_keeps_are_timed_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = ("workload.size=tiny", "workload.examples=20", "workload.document_chars=3000")
-    plain, kept = (
-        prober("finetune", *sets, f"loader.cache={keeps}").time([4], 5.0, lambda _: True).points[0]
-        for keeps in ("false", "true")
-    )
-    assert kept.data_s < plain.data_s / 2  # encoding takes ten times as long as collating
+    made_here = [prober("finetune", *sets, f"loader.cache={keeps}") for keeps in ("false", "true")]
+    clock = Clock(monkeypatch)
+    clock.takes(Stepper, "forward_backward", lambda *_: 0.01)
+    clock.takes(Examples, "__getitem__", lambda _: 0.001)
+    plain, kept = (probe.time([4], 5.0, lambda _: True).points[0] for probe in made_here)
+    assert plain.data_s == pytest.approx(0.004)
+    assert kept.data_s < 0.001  # the first time only
 
 
 @pytest.mark.parametrize(("replayed", "words"), [(1000, ""), (1019, ""), (1100, "1 KB"), (800, "800 B")])
@@ -145,14 +169,17 @@ def test_what_cannot_be_promised_is_told(sets: list[str], words: str) -> None:
     assert (words in found) if words else found == ""
 
 
-def test_steps_are_timed_at_spread_batches() -> None:
+def test_steps_are_timed_at_spread_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = prober("chartext", "workload.size=tiny")
+    clock = Clock(monkeypatch)
+    clock.takes(Stepper, "forward_backward", lambda batch, _: 0.002 + 0.001 * batch[0].shape[0])
+    clock.takes(Stepper, "update", lambda _: 0.003)
     found = probe.time([2, 8, 32], 5.0, lambda _: True)
     assert [point.micro for point in found.points] == [2, 8, 32]
-    assert all(point.compute_s > 0 and point.data_s > 0 for point in found.points)
-    assert found.update_s > 0
+    assert [point.compute_s for point in found.points] == pytest.approx([0.004, 0.01, 0.034])
+    assert found.update_s == pytest.approx(0.003)
     assert found.measured(8) and not found.measured(9)
-    assert found.points[-1].compute_s > found.points[0].compute_s
+    assert found.micro_s(16) == pytest.approx(0.018)
 
 
 def test_what_memory_does_not_hold_is_not_tried() -> None:

@@ -135,7 +135,7 @@ def test_what_is_switched_off_does_not_happen(trainer: Trainer) -> None:
 
 def test_a_checkpoint_is_written_when_the_last_one_is_long_ago(trainer: Trainer) -> None:
     result = trainer.train(
-        *trainer.ndd, *ENDLESS, "run.max_steps=400", "checkpoint.every_epochs=0", "checkpoint.at_end=false",
+        *trainer.ndd, *ENDLESS, "run.max_steps=2000", "checkpoint.every_epochs=0", "checkpoint.at_end=false",
         "checkpoint.every_minutes=0.0005", "log.window_s=0.01", "evaluate.every_epochs=0",
     )  # fmt: skip
     assert len(result.marks("checkpoint")) >= 2

@@ -182,13 +182,16 @@ def test_a_compiler_that_fails_costs_the_compilation_only(
     assert result.losses == plain.losses
 
 
-def test_parts_of_forward_are_timed_where_a_step_is_long_enough(trainer: Trainer) -> None:
-    long = trainer.train(
-        *trainer.chartext, "run.max_steps=3", "workload.width=256", "batch.sequence=128", "batch.micro=16"
-    )
-    names = set(long.windows[-1].phases) | set(long.windows[0].phases)
+def test_parts_of_forward_are_timed_where_a_step_is_long_enough(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What share of a step the timing may take decides, not how long one takes on the machine of the test.
+    monkeypatch.setattr("ndd_engine.train.parts.ALLOWED_SHARE", 1.0)
+    long = trainer.train(*trainer.chartext, "run.max_steps=3")
+    names = {name for window in long.windows for name in window.phases}
     assert {"forward/attention", "forward/feed_forward", "forward/head"} <= names
-    short = trainer.train(*trainer.chartext, "run.max_steps=3", "batch.micro=1")
+    monkeypatch.setattr("ndd_engine.train.parts.ALLOWED_SHARE", 1e-9)
+    short = trainer.train(*trainer.chartext, "run.max_steps=3")
     assert not any("forward/attention" in window.phases for window in short.windows)
     assert any(mark.text.startswith("Not timed by itself: ") for mark in short.marks("note"))
 
