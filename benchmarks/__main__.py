@@ -14,7 +14,7 @@ from ndd_engine.config.workload_sections import WORKLOADS
 
 from .common import Environment, Options, command_line, machine_slug, report, say
 
-NAMES = ("loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "wizard")
+NAMES = ("loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "steps", "wizard")
 RESULTS = Path(__file__).parent / "results"
 
 

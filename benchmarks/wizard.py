@@ -89,11 +89,17 @@ def measure(options: Options) -> list[Table]:
     return [table]
 
 
+def answers_of(workload: str, options: Options) -> Answers:
+    """The wizard's defaults, on a size that trains on few cores."""
+    return Answers(
+        workload=workload, sets=tuple(item.format(device=options.device) for item in SETS[workload])
+    )
+
+
 def _outcome(workload: str, options: Options) -> Outcome:
     say(f"wizard: {workload}")
     outcome = Outcome(workload)
-    sets = tuple(item.format(device=options.device) for item in SETS[workload])
-    answers = Answers(workload=workload, sets=sets)
+    answers = answers_of(workload, options)
     machine, stop = detect(use_torch=options.device != "cpu"), threading.Event()
     begin = time.perf_counter()
     loaded: list[float] = []

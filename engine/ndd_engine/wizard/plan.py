@@ -123,10 +123,11 @@ class Planner:
         for place, model in enumerate(wanted):
             self._done = place / len(wanted)
             self._stage = f"probing {model_name(model)}"
-            yield self._probe(situation, model)
+            yield self.probe_one(situation, model)
         self._done = 1.0
 
-    def _probe(self, situation: Situation, model: Model) -> Found:
+    def probe_one(self, situation: Situation, model: Model) -> Found:
+        """One model. Raises StoppedError."""
         grid = micros(situation, self.answers, situation.opened.train_items)
         command = {
             "do": "probe",

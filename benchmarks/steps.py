@@ -1,0 +1,148 @@
+"""Step times as the wizard predicts them against the same proposals trained, probed and trained in turn.
+
+The wizard probes once and measures later: what else runs on the machine, and how fast it happens to be, shows up as an
+error of the prediction. Here a probe lies between two blocks of training, round after round, and is held against the
+mean of the two, so that what is left is the error of the prediction. A block's own spread is what no prediction can
+know: how far the blocks before and after a probe are apart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from statistics import fmean, median
+
+from ndd_engine.config.workload_sections import WORKLOADS
+from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.trial.process import SideProcess
+from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.plan import Planner, Situation, proposals
+from ndd_engine.wizard.proposals import Proposal
+from ndd_engine.wizard.session import Planned, to_verify
+from ndd_engine.wizard.space import Model
+from ndd_engine.wizard.verify import PATIENCE_S, STEPS, side_of
+
+from .common import Options, Table, as_percent, as_seconds, quantile, say
+from .wizard import answers_of
+
+ROUNDS = 5
+QUICK_ROUNDS = 2
+BLOCK_S = 1.5
+
+
+@dataclass
+class Row:
+    """One proposal: (predicted, measured before, measured after) seconds of a step, by round."""
+
+    proposal: Proposal
+    rounds: list[tuple[float, float, float]] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[float]:
+        """Of each round, predicted over measured minus 1."""
+        return [predicted / fmean(around) - 1 for predicted, *around in self.rounds]
+
+    @property
+    def error(self) -> float:
+        return median(self.errors)
+
+    @property
+    def spread(self) -> float:
+        """How far the blocks around a probe are apart, in the median."""
+        return median(max(around) / min(around) - 1 for _, *around in self.rounds)
+
+
+def measure(options: Options) -> list[Table]:
+    """All workloads, or those that were asked for."""
+    table = Table(
+        "predicted step times against measured ones",
+        ("workload", "proposal", "predicted", "measured", "error", "by round", "blocks differ by"),
+    )
+    rows: list[Row] = []
+    for workload in WORKLOADS:
+        if not options.wants(workload):
+            continue
+        say(f"steps: {workload}")
+        machine = detect(use_torch=options.device != "cpu")
+        found = _rows(answers_of(workload, options), machine, QUICK_ROUNDS if options.quick else ROUNDS)
+        for row in found:
+            batch, model = row.proposal.batch, row.proposal.model
+            table.add(
+                workload, f"{batch.micro} x {batch.accumulation}, {model.sequence}, {model.precision}",
+                as_seconds(median(one[0] for one in row.rounds)),
+                as_seconds(median(fmean(one[1:]) for one in row.rounds)), f"{row.error:+.1%}",
+                f"{min(row.errors):+.1%} to {max(row.errors):+.1%}", as_percent(row.spread),
+            )  # fmt: skip
+        rows += found
+    if rows:
+        errors = [abs(row.error) for row in rows]
+        single = [abs(error) for row in rows for error in row.errors]
+        table.note(
+            f"{len(rows)} proposals: median error {as_percent(median(errors))} (target 5 %), p90 "
+            f"{as_percent(quantile(errors, 0.9))} (target 15 %); single rounds {as_percent(median(single))} and "
+            f"{as_percent(quantile(single, 0.9))}"
+        )
+        table.note(
+            f"blocks before and after a probe differ by {as_percent(median(row.spread for row in rows))} in the median"
+        )
+    return [table]
+
+
+def _rows(answers: Answers, machine: Machine, rounds: int) -> list[Row]:
+    """The proposals that the wizard would verify."""
+    with Planner(answers, machine, _silent, threading.Event()) as planner:
+        situation = planner.open()
+        found = tuple(planner.probe(situation))
+        every = tuple(row for one in found for row in proposals(situation, answers, one))
+        chosen = to_verify(Planned(situation, found, every), answers)
+        rows: list[Row] = []
+        for model, group in groupby(sorted(chosen, key=lambda one: str(one.model)), lambda one: one.model):
+            rows += _model(planner, situation, answers, model, list(group), rounds)
+    return rows
+
+
+def _model(
+    planner: Planner,
+    situation: Situation,
+    answers: Answers,
+    model: Model,
+    group: Sequence[Proposal],
+    rounds: int,
+) -> list[Row]:
+    rows = [Row(one) for one in group]
+    sides: list[SideProcess] = []
+    try:
+        for one in group:
+            side = side_of(answers, one)
+            sides.append(side)
+            side.prepare(PATIENCE_S, _ignore)
+            side.train(STEPS, PATIENCE_S, _ignore, lead=0, until_s=BLOCK_S, least=2)  # warms up
+        before = [_block(side) for side in sides]
+        for _ in range(rounds):
+            probed = proposals(situation, answers, planner.probe_one(situation, model))
+            step_s = {one.key: one.step_s for one in probed}
+            after = [_block(side) for side in sides]
+            for row, first, last in zip(rows, before, after, strict=True):
+                predicted = step_s[row.proposal.key]
+                assert predicted is not None  # it was when the proposal was chosen
+                row.rounds.append((predicted, first, last))
+            before = after
+    finally:
+        for side in sides:
+            side.close()
+    return rows
+
+
+def _block(side: SideProcess) -> float:
+    seconds, steps = side.train(1 << 40, PATIENCE_S, _ignore, until_s=BLOCK_S, least=2)
+    return seconds / steps
+
+
+def _ignore(_text: str | None) -> None:
+    return
+
+
+def _silent(_text: str, _share: float) -> None:
+    return
