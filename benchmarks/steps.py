@@ -15,7 +15,6 @@ from itertools import groupby
 from statistics import fmean, median
 
 from ndd_engine.config.workload_sections import WORKLOADS
-from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.trial.process import SideProcess
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.plan import Planner, Situation, proposals
@@ -65,8 +64,7 @@ def measure(options: Options) -> list[Table]:
         if not options.wants(workload):
             continue
         say(f"steps: {workload}")
-        machine = detect(use_torch=options.device != "cpu")
-        found = _rows(answers_of(workload, options), machine, QUICK_ROUNDS if options.quick else ROUNDS)
+        found = _rows(answers_of(workload, options), QUICK_ROUNDS if options.quick else ROUNDS)
         for row in found:
             batch, model = row.proposal.batch, row.proposal.model
             table.add(
@@ -90,9 +88,9 @@ def measure(options: Options) -> list[Table]:
     return [table]
 
 
-def _rows(answers: Answers, machine: Machine, rounds: int) -> list[Row]:
+def _rows(answers: Answers, rounds: int) -> list[Row]:
     """The proposals that the wizard would verify."""
-    with Planner(answers, machine, _silent, threading.Event()) as planner:
+    with Planner(answers, _silent, threading.Event()) as planner:
         situation = planner.open()
         found = tuple(planner.probe(situation))
         every = tuple(row for one in found for row in proposals(situation, answers, one))

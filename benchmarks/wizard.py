@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ndd_engine.config.workload_sections import WORKLOADS
-from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.trial.paired import Estimate, estimate, quad
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Proposal
@@ -100,7 +99,7 @@ def _outcome(workload: str, options: Options) -> Outcome:
     say(f"wizard: {workload}")
     outcome = Outcome(workload)
     answers = answers_of(workload, options)
-    machine, stop = detect(use_torch=options.device != "cpu"), threading.Event()
+    stop = threading.Event()
     begin = time.perf_counter()
     loaded: list[float] = []
 
@@ -111,7 +110,7 @@ def _outcome(workload: str, options: Options) -> Outcome:
         elif not outcome.first_s:
             outcome.first_s = now - loaded[0]
 
-    planned = plan(answers, machine, _silent, stop, look)
+    planned = plan(answers, _silent, stop, look)
     verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, _silent, stop)
     outcome.whole_s = time.perf_counter() - begin
     for one in verified:
@@ -125,14 +124,14 @@ def _outcome(workload: str, options: Options) -> Outcome:
         if one.memory_bytes and known.memory_bytes:
             outcome.memory_errors.append(one.memory_bytes / known.memory_bytes - 1)
     if not options.quick:
-        _against_grid(outcome, replace(answers, hold_effective=False), machine)
+        _against_grid(outcome, replace(answers, hold_effective=False))
     return outcome
 
 
-def _against_grid(outcome: Outcome, answers: Answers, machine: Machine) -> None:
+def _against_grid(outcome: Outcome, answers: Answers) -> None:
     """Speed of the chosen one over that of the fastest in the grid, both measured in one go."""
     stop = threading.Event()
-    planned = plan(answers, machine, _silent, stop)
+    planned = plan(answers, _silent, stop)
     verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, _silent, stop)
     best = best_measured(verified, answers)
     if best is None:

@@ -32,11 +32,13 @@ _LOG_LINES = 3
 
 
 class ChildError(Exception):
-    """The process could not go on. kind: "oom", "failed" or "late" (it took longer than it was given)."""
+    """The process could not go on. kind: "oom", "failed" or "late" (it took longer than it was given). status: the exit
+    status that the error stands for, as in `errors`; None where it is not one of ours."""
 
-    def __init__(self, kind: str, text: str) -> None:
+    def __init__(self, kind: str, text: str, status: int | None = None) -> None:
         super().__init__(text)
         self.kind = kind
+        self.status = status
 
 
 class ChildProcess:
@@ -90,9 +92,14 @@ class ChildProcess:
             if "stage" in answer:
                 tick(str(answer["stage"]))
             elif "error" in answer:
-                raise ChildError(str(answer["kind"]), str(answer["error"]))
+                raise ChildError(str(answer["kind"]), str(answer["error"]), answer.get("status"))
             else:
                 return answer
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nobody left to ask."""
+        return self._process.poll() is not None
 
     def close(self) -> None:
         """End the process and remove what it wrote; safe to call twice."""
@@ -115,6 +122,7 @@ class ChildProcess:
                 tick(None)
                 if deadline is not None and time.monotonic() > deadline:
                     self._process.kill()
+                    self._process.wait()
                     raise ChildError("late", "it did not answer in time")
                 continue
             part = os.read(self._source, 65536)

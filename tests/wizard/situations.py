@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ndd_engine.config import read
-from ndd_engine.hardware.card import Machine
 from ndd_engine.hardware.host import Host
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.probe_process import Opened
@@ -19,8 +18,8 @@ MODEL = Model("tiny", 64, "off")
 OPENED = Opened(
     device="cpu", device_name="Test CPU", threads=2, chosen_threads=None, item="window", token="character",
     tokens_per_item=64.0, train_items=1600, eval_items=100, parameters=1000, model="a model", data="some text",
-    size="tiny", sequence=64, amp="off", process_bytes=0, context_bytes=0, kept_bytes=KEPT, gathers=True,
-    places=True, setup_s=3.0, lengths=[],
+    size="tiny", memory_gb=None, sequence=64, amp="off", process_bytes=0, context_bytes=0, kept_bytes=KEPT,
+    gathers=True, places=True, setup_s=3.0, lengths=[],
 )  # fmt: skip
 HOST = Host("h", "Test CPU", 2, 2, None, None)
 
@@ -28,6 +27,5 @@ HOST = Host("h", "Test CPU", 2, 2, None, None)
 def situation(*sets: str, opened: Opened = OPENED, card: str | None = "RTX 4080 SUPER") -> Situation:
     draft = read(None, ["workload.size=tiny", "run.device=cpu", *sets], "chartext")
     return Situation(
-        draft.resolve(), draft, opened, Machine((), None, "cpu", {}, HOST), None if card is None else card_named(card),
-        FREE, ("tiny",), ("off",),
+        draft.resolve(), opened, None if card is None else card_named(card), FREE, ("tiny",), ("off",),
     )  # fmt: skip

@@ -10,7 +10,6 @@ import tomli
 
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
-from ndd_engine.hardware.card import detect
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.plan import StoppedError
 from ndd_engine.wizard.session import best_measured, configuration, plan, to_verify, written, written_into
@@ -28,7 +27,7 @@ def tell(text: str, share: float) -> None:
 @pytest.mark.slow  # 15 s; the command line's test below shows most of it
 def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
     answers = Answers(workload="chartext", sets=SMALL, shortest=32)
-    planned = plan(answers, detect(use_torch=False), tell, threading.Event())
+    planned = plan(answers, tell, threading.Event())
     assert {one.model.sequence for one in planned.rows} == {64, 32}
     assert all(one.batch.items == 16 for one in planned.rows)
     assert all(one.memory_bytes and one.step_s and not one.doubt for one in planned.rows)
@@ -59,18 +58,18 @@ def test_stopping_ends_the_probes() -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedError):
-        plan(Answers(workload="chartext", sets=SMALL), detect(use_torch=False), tell, stop)
+        plan(Answers(workload="chartext", sets=SMALL), tell, stop)
 
 
 def test_more_memory_than_there_is_cannot_be_left_free() -> None:
     answers = Answers(workload="chartext", sets=SMALL, leave_bytes=1 << 60)
     with pytest.raises(UsageError, match="are free"):
-        plan(answers, detect(use_torch=False), tell, threading.Event())
+        plan(answers, tell, threading.Event())
 
 
 def test_a_workload_that_cannot_be_opened_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def make(settings):\n    raise ValueError('no data\\x1b[1m')\n")
     answers = Answers(workload="broken:make", sets=(f'workload.path=["{tmp_path}"]', "run.max_steps=5"))
     with pytest.raises(NddError, match=r"broken.py:2.*no data") as caught:
-        plan(answers, detect(use_torch=False), tell, threading.Event())
+        plan(answers, tell, threading.Event())
     assert "\x1b" not in str(caught.value)

@@ -10,9 +10,9 @@ from situations import BASE
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
-from ndd_engine.wizard.answers import Answers, card_named
-from ndd_engine.wizard.proposals import cost_in_words, pareto, ranked
-from ndd_engine.wizard.space import Batch, Model, batches, models, sequences
+from ndd_engine.wizard.answers import Answers, card_named, longest_sequence
+from ndd_engine.wizard.proposals import Proposal, cost_in_words, pareto, ranked
+from ndd_engine.wizard.space import MOST_MICROS, Batch, Model, batches, models, sequences, worth_a_row
 
 
 def config(*sets: str) -> Config:
@@ -53,7 +53,7 @@ def test_a_card_that_is_not_clear_is_refused_with_what_there_is(wanted: str) -> 
 )
 def test_answers_that_make_no_sense_say_what_is_allowed(answers: Answers, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        answers.checked(config(), ("tiny", "mini"))
+        answers.checked(64, ("tiny", "mini"))
 
 
 def test_sequences_are_halved_down_to_the_shortest() -> None:
@@ -78,11 +78,70 @@ def test_a_free_batch_grows_in_even_steps() -> None:
     assert 20 in [batch.micro for batch in found]
 
 
+def test_what_is_known_of_a_size_that_is_yet_to_be_found() -> None:
+    assert longest_sequence(read(None, [], "chartext")) == 256  # of guide
+    assert longest_sequence(read(None, ["workload.size=tiny"], "chartext")) == 64
+
+
+def kept(found: list[Batch], most: int, now: int = 16, free: bool = False) -> list[int]:
+    return [batch.micro for batch in worth_a_row(found, now, lambda micro: micro <= most, free)]
+
+
+def test_small_micro_batches_stay_where_no_other_fits() -> None:
+    found = batches(config(), None, 10_000)
+    assert kept(found, 40) == [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    everything = kept(found, 10_000)
+    assert everything[0] == 2 and everything[-1] == 4096 and 16 in everything
+    assert len(everything) <= MOST_MICROS + 1
+    assert kept(found, 1) == [2, 3]  # nothing fits: the two that miss the least
+
+
+@pytest.mark.parametrize("most", [40, 90, 127, 1000, 2500])
+def test_a_free_batch_comes_near_to_what_memory_holds(most: int) -> None:
+    fitting = [micro for micro in kept(batches(config(), None, 10_000), most, free=True) if micro <= most]
+    assert most - 8 < fitting[-1] <= most
+
+
+def test_held_batches_stay_divisors() -> None:
+    found = kept(batches(config(), 720, 10_000), 300, now=20)
+    assert all(720 % micro == 0 for micro in found)
+    assert {2, 20, 240} <= set(found)
+
+
+def test_peaks_that_do_not_tell_micro_batches_apart_leave_the_larger_one_first() -> None:
+    bound = replace(BASE, lower_bound=True, free_bytes=1000)
+    rows = [
+        replace(bound, batch=Batch(micro, 16 // micro), step_s=0.1 + micro * 1e-6, memory_bytes=50 * micro)
+        for micro in (2, 4, 8, 16)
+    ]
+    assert ranked(rows, Answers())[0].batch.micro == 16
+    assert ranked(rows, Answers(goal="time", items=1600))[0].batch.micro == 16
+    # What is left to others is half of the card.
+    assert ranked(rows, Answers(goal="beside"))[0].batch.micro == 8
+    assert pareto(rows) == rows  # each has less memory than the next
+
+
+def test_the_front_is_found_among_many_rows() -> None:
+    rows = [
+        replace(BASE, batch=Batch(micro, 1), memory_bytes=micro % 97, step_s=1 + (micro * 31) % 89)
+        for micro in range(1, 400)
+    ]
+
+    def beaten(one: Proposal) -> bool:
+        mine = (-(one.memory_bytes or 0), one.items_per_s or 0)
+        others = [(-(row.memory_bytes or 0), row.items_per_s or 0) for row in rows]
+        return any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
+
+    assert pareto(rows) == [one for one in rows if not beaten(one)]
+
+
 def test_the_configured_model_comes_first() -> None:
     found = models(config(), Answers(shortest=16), ["mini", "tiny"], ["off", "bf16"])
     assert found[0] == Model("tiny", 64, "off")
     assert len(found) == 2 * 3 * 2
-    assert all(config(*model.sets()) for model in found)
+    for model in found:
+        resolved = config(*model.sets())
+        assert (resolved.workload.size, resolved.batch.sequence) == (model.size, model.sequence)
 
 
 def test_a_proposal_tells_rate_time_and_what_is_missing() -> None:

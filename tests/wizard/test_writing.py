@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tomli
+from situations import BASE, situation
 
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
+from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.session import configuration, written_into
+from ndd_engine.wizard.space import Batch, Model
 from ndd_engine.wizard.writing import difference, fresh, into, save
 
 THEIRS = """# my run, do not touch
@@ -67,9 +72,59 @@ def test_the_difference_is_shown_as_people_know_it() -> None:
     assert "+micro = 48 # fits" in lines
 
 
-def test_nonsense_is_refused() -> None:
-    with pytest.raises(UsageError, match="not valid TOML"):
-        into("[batch\nmicro", {"batch.micro": 1}, {})
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[batch\nmicro", "not valid TOML"), ('batch = "x"\n', r"a value where the section \[batch\] belongs")],
+)
+def test_nonsense_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        into(text, {"batch.micro": 1}, {})
+
+
+def test_sections_within_sections_are_found() -> None:
+    mine = '[workload]\nname = "a:b"\n[workload.options]\ndepth = 2 # mine\n'
+    text = into(mine, {"workload.options.depth": 4, "workload.options.width": 8}, {})
+    assert tomli.loads(text)["workload"]["options"] == {"depth": 4, "width": 8}
+    assert "depth = 4 # mine" in text
+
+
+# What the file says, and the sets of the proposal on top of it.
+@pytest.mark.parametrize(
+    "mine",
+    [
+        "",
+        'size = "auto"',
+        'size = "tiny"',
+        'size = "guide"',
+        'size = "tiny"\n[batch]\nmicro = 16',
+        'size = "tiny"\n[batch]\nmicro = 16\neffective = 96',
+        'size = "guide"\n[batch]\neffective = 512\n[run]\npreset = "fastest"',
+    ],
+)
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (Model("tiny", 64, "off"), Batch(16, 1)),
+        (Model("tiny", 64, "off"), Batch(16, 6)),
+        (Model("guide", 256, "bf16"), Batch(16, 8)),
+        (Model("medium", 64, "off"), Batch(16, 8)),
+    ],
+)
+def test_what_is_written_into_a_file_is_what_was_proposed(
+    tmp_path: Path, mine: str, model: Model, batch: Batch
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'# mine\n[workload]\nname = "chartext"\n{mine}\n')
+    answers = Answers(config=path)
+    one = replace(BASE, model=model, batch=batch)
+    text = written_into(answers, situation(card=None), one, path)
+    assert text.startswith("# mine\n")
+    again = tmp_path / "new.toml"
+    again.write_text(text)
+    assert read(again).size == model.size
+    found = read(again).resolve()
+    assert found == configuration(answers, one)
+    assert (found.batch.micro, found.batch.items) == (batch.micro, batch.items)
 
 
 def test_saving_replaces_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from .terminal import Captured, HangupWatch, follow_terminal
 
 
 def hosted(app: CanvasApp, stop: Callable[[], object]) -> int:
-    """Run the app until it is closed. Returns the exit status so far: 0, or 130 or 143 after a signal.
+    """Run the app until it is closed. Returns the exit status so far: 0, 130 or 143 after a signal, 1 after an error.
 
     stop: asks the work to end; it is left to the caller to wait for that.
     """
@@ -36,4 +36,4 @@ def hosted(app: CanvasApp, stop: Callable[[], object]) -> int:
         hangup.start()
         app.run(mouse=False)
         hangup.stop()
-    return status
+    return status or app.return_code or EXIT_DONE

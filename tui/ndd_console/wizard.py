@@ -18,7 +18,15 @@ from ndd_engine.errors import NddError
 from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.text import number, size
-from ndd_engine.wizard.answers import GOALS, LEFT_FREE, Answers, Goal
+from ndd_engine.wizard.answers import (
+    GOALS,
+    LEFT_FREE,
+    Answers,
+    Goal,
+    card_named,
+    longest_sequence,
+    usable_bytes,
+)
 from ndd_engine.wizard.proposals import Proposal
 
 from .app import WizardApp
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
 
 _GOALS: tuple[Goal, ...] = tuple(GOALS)
 _LEAVE = (None, 0.0, 0.2, 0.4, 0.6)
-_TIMES = (1, 2, 4, 8)
+_TIMES = (2, 4, 8)
 MEANINGS = {
     "throughput": "as many items a second as possible, within the limits below",
     "beside": "nearly as fast as possible with as little memory as possible, for a machine that others use too",
@@ -56,7 +64,12 @@ class WizardJob:
         self._path, self._budget_s, self._notes = path, budget_s, notes
         self._machine: Machine | None = None
         self._names: tuple[str, ...] = ()
+        # The workload that the answers are for.
+        self._asked = answers.workload or DEFAULT_WORKLOAD
+        # Of the chosen workload; where its size is yet to be found (open), with the smallest one.
         self._config: Config | None = None
+        self._open = False
+        self._longest = 0
         self._sizes: tuple[str, ...] = ()
         self._planned: Planned | None = None
         self._verified: tuple[Proposal, ...] = ()
@@ -91,16 +104,21 @@ class WizardJob:
         from ndd_engine.workloads.facts import facts
 
         name = self._names[place]
+        if self.answers.config is None and name != self._asked:
+            # Another one has other sizes, sequences and batches.
+            self.answers = replace(self.answers, sizes=(), shortest=None, effective=None, hold_effective=True)
         if self.answers.config is None:
-            self.answers = replace(self.answers, workload=name)
+            self.answers, self._asked = replace(self.answers, workload=name), name
         try:
             draft = self.answers.draft()
             config = draft.resolve(draft.auto["candidates"][0] if draft.size == "auto" else None)
+            self._longest = longest_sequence(draft)
             known = facts(config)
         except NddError as error:
             self._config, self._error = None, str(error)
             return ()
         self._config, self._sizes, self._error = config, draft.sizes, ""
+        self._open = draft.size == "auto"
         if known is None:
             return ("what it holds is known once it is opened",)
         each = f", {number(known.tokens_per_item)} {known.token}s each" if known.tokens_per_item else ""
@@ -110,8 +128,11 @@ class WizardJob:
         answers, config = self.answers, self._config
         assert config is not None
         hold = answers.step_items(config)
-        sizes = ", ".join(answers.sizes) or "as configured"
-        shortest = config.batch.sequence if answers.shortest is None else answers.shortest
+        sizes = ", ".join(answers.sizes) or ("as this machine allows" if self._open else "as configured")
+        shortest = "as configured" if self._open else str(config.batch.sequence)
+        if answers.shortest is not None:
+            shortest = str(answers.shortest)
+        held = "as configured, held" if self._open and answers.effective is None else f"{hold} held"
         leave = (
             f"{LEFT_FREE:.0%} of what is free" if answers.leave_bytes is None else size(answers.leave_bytes)
         )
@@ -124,12 +145,12 @@ class WizardJob:
             *asked,
             Field(
                 "items of a step",
-                "free" if hold is None else f"{hold} held",
+                "free" if hold is None else held,
                 "the effective batch: micro-batches are accumulated to hold it, as another one is another training",
             ),
             Field(
                 "shortest sequence",
-                str(shortest),
+                shortest,
                 "shorter ones are faster and lighter, and see less at a time",
             ),
             Field(
@@ -157,10 +178,11 @@ class WizardJob:
         elif place == 2:
             self._change_batch(config, by)
         elif place == 3:
-            now = config.batch.sequence
-            choices = [now, *(now // 2**power for power in (1, 2, 3) if now // 2**power >= 2)]
-            at = choices.index(answers.shortest) if answers.shortest in choices else 0
-            self.answers = replace(answers, shortest=choices[(at + by) % len(choices)])
+            now = self._longest
+            shorter = [now // 2**power for power in range(1, 6 if self._open else 4)]
+            lengths: list[int | None] = [None, *(length for length in shorter if length >= 2)]
+            at = lengths.index(answers.shortest) if answers.shortest in lengths else 0
+            self.answers = replace(answers, shortest=lengths[(at + by) % len(lengths)])
         elif place == 4:
             # None, each by itself, then all of them.
             choices_ = [(), *((name,) for name in self._sizes), self._sizes]
@@ -174,7 +196,7 @@ class WizardJob:
         if self._config is None:
             return self._error or "choose a workload first"
         try:
-            self.answers.checked(self._config, self._sizes)
+            self.answers.checked(self._longest, self._sizes)
         except NddError as error:
             return str(error)
         return ""
@@ -220,14 +242,14 @@ class WizardJob:
         return tuple(to_verify(self._planned, self.answers))
 
     def preview(self, chosen: Proposal) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        from ndd_engine.wizard.writing import difference
+        from ndd_engine.wizard.writing import difference, text_of
 
         text = self._text(chosen)
         path = self._path
-        diff: list[str] = []
         if path is not None and path.exists():
-            diff = difference(path.read_text(encoding="utf-8"), text, str(path))
-        return tuple(text.splitlines()), tuple(diff), str(path) if diff and path is not None else ""
+            diff = difference(text_of(path), text, str(path))
+            return tuple(text.splitlines()), tuple(diff), str(path)
+        return tuple(text.splitlines()), (), ""
 
     def save(self, chosen: Proposal) -> str:
         from ndd_engine.wizard.writing import save
@@ -276,12 +298,10 @@ class WizardJob:
     def _plan(self) -> None:
         from ndd_engine.wizard.session import plan
 
-        machine = self._machine or detect(use_torch=False)
-
         def look(planned: Planned) -> None:
             self._planned = planned
 
-        self._planned = plan(self.answers, machine, self._tell, self._stop, look)
+        self._planned = plan(self.answers, self._tell, self._stop, look)
         if not self._planned.rows:
             reasons = "; ".join(found.why for found in self._planned.found if found.why)
             self._error = f"nothing could be predicted: {reasons or 'no combination is left'}"
@@ -302,14 +322,18 @@ class WizardJob:
 
     def _change_batch(self, config: Config, by: int) -> None:
         now = config.batch.items
-        choices: list[int | None] = [*(now * times for times in _TIMES), None]
-        hold = self.answers.step_items(config)
-        at = choices.index(hold) if hold in choices else 0
-        chosen = choices[(at + by) % len(choices)]
-        self.answers = replace(self.answers, hold_effective=chosen is not None, effective=chosen)
+        # (to be held, how many; None: as configured)
+        choices: list[tuple[bool, int | None]] = [(True, None), *((True, now * times) for times in _TIMES)]
+        choices.append((False, None))
+        held = (self.answers.hold_effective, self.answers.effective)
+        at = choices.index(held) if held in choices else 0
+        hold, effective = choices[(at + by) % len(choices)]
+        self.answers = replace(self.answers, hold_effective=hold, effective=effective)
 
     def _change_leave(self, by: int) -> None:
         free = self._machine.free_bytes if self._machine is not None else None
+        if self.answers.card is not None:
+            free = usable_bytes(card_named(self.answers.card))
         if free is None:
             return
         self._leave = (self._leave + by) % len(_LEAVE)

@@ -184,13 +184,19 @@ def read(
     sets: Sequence[str] = (),
     workload: str | None = None,
     overrides: Table | None = None,
+    text: str | None = None,
 ) -> Draft:
     """A draft from a TOML file (optional), `--set key=value` strings and a workload's name.
 
-    `overrides` are further command-line values ({"run": {"max_steps": 100}}). Raises ConfigError.
+    `overrides` are further command-line values ({"run": {"max_steps": 100}}). text: of the file, where it is known and
+    the file need not be there. Raises ConfigError.
     """
     problems: list[Problem] = []
-    text, written = ("", {}) if path is None else _read_file(path, problems)
+    written: Table = {}
+    if path is not None:
+        text = _text_of(path) if text is None else text
+        written = _parsed(path, text)
+    text = text or ""
     command_line: Table = {}
     for item in sets:
         _set(command_line, item, problems)
@@ -231,19 +237,23 @@ def read(
     return draft
 
 
-def _read_file(path: Path, problems: list[Problem]) -> tuple[str, Table]:
+def _text_of(path: Path) -> str:
     name = printable(str(path))
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             [Problem(name, "", f"is not UTF-8 text (byte {error.start}); is this a TOML file?")]
         ) from None
     except OSError as error:
         raise ConfigError([Problem(name, "", f"cannot be read: {error.strerror}")]) from None
+
+
+def _parsed(path: Path, text: str) -> Table:
     try:
-        return text, tomli.loads(text)
+        return tomli.loads(text)
     except tomli.TOMLDecodeError as error:
+        name = printable(str(path))
         raise ConfigError([Problem(name, "", f"is not valid TOML: {printable(str(error))}")]) from None
 
 

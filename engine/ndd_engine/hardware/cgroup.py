@@ -53,6 +53,21 @@ def read_limits(root: Path = Path("/")) -> Limits:
     return Limits(version, tightest[0] if tightest else None, usage, tuple(memory), stat)
 
 
+def free_in_group(group: Path, limit: int) -> int:
+    """Bytes of a memory limit that are left, whoever uses the others; all of it where the group does not say.
+
+    File pages that were not used lately are given up before the limit hurts.
+    """
+    names = (("memory.current", "inactive_file "), ("memory.usage_in_bytes", "total_inactive_file "))
+    for usage, inactive in names:
+        used = _read(group / usage).strip()
+        if used.isdecimal():
+            lines = _read(group / "memory.stat").splitlines()
+            given_up = next((int(line.split()[1]) for line in lines if line.startswith(inactive)), 0)
+            return max(limit - max(int(used) - given_up, 0), 0)
+    return limit
+
+
 def _memberships(root: Path) -> dict[str, str]:
     """Controller -> path of this process's group in that hierarchy; "" is version 2."""
     found: dict[str, str] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from .cgroup import read_limits
+from .cgroup import free_in_group, read_limits
 
 # Flags of /proc/cpuinfo, of x86 and ARM.
 _BF16 = ("amx_bf16", "avx512_bf16", "bf16")
@@ -44,11 +44,10 @@ def usable_threads(host: Host) -> int:
     return max(1, int(host.usable_cpus))
 
 
-def free_memory() -> int:
-    """Bytes that this process can still allocate: what is available now, and no more than its control group leaves."""
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process can still allocate: what is available now, and no more than its control groups leave."""
     available = int(psutil.virtual_memory().available)
-    limit = read_limits().memory_limit_bytes
-    return available if limit is None else min(available, max(limit - psutil.Process().memory_info().rss, 0))
+    return min((available, *(free_in_group(group, limit) for group, limit in read_limits(root).memory)))
 
 
 def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:

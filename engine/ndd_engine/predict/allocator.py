@@ -3,7 +3,7 @@
 It follows the native back end on one stream, as in c10/cuda/CUDACachingAllocator.cpp and
 c10/core/AllocatorConfig.h of torch 2.13. What it leaves out: CUDA graphs and compiled graphs, which keep pools of
 their own, and requests from several streams. `Rules` are the constants; they drift between versions, so that a
-prediction is trusted only after a recorded step was replayed and compared (see `verify`).
+prediction is trusted only after a recorded step was replayed and compared (see `Prober._self_check`).
 """
 
 from __future__ import annotations

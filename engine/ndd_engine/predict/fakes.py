@@ -241,6 +241,8 @@ def _attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     query, key, value = _lowered(query), _lowered(key), _lowered(value)
+    if query.dim() != 4:
+        return _attention_of(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if enable_gqa and key.shape[1] != query.shape[1]:
         times = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
@@ -254,6 +256,22 @@ def _attention(
         )
     result: Tensor = found[0]
     return result
+
+
+def _attention_of(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None,
+) -> Tensor:  # fmt: skip
+    """Attention of other than (B, H, T, D): a batch of one head, as the kernels take no other."""
+    before = query.shape[:-2]
+
+    def four(tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1, 1, *tensor.shape[-2:])
+
+    mask = None if attn_mask is None else attn_mask.expand(*before, *attn_mask.shape[-2:])
+    mask = None if mask is None else four(mask)
+    found = _attention(four(query), four(key), four(value), mask, dropout_p, is_causal, scale)
+    return found.reshape(*before, *found.shape[-2:])
 
 
 def _lstm(

@@ -13,7 +13,7 @@ from ndd_engine.train.prepare import total_steps
 from ndd_engine.workloads.base import Workload, parameter_count
 
 from .memory import Memory
-from .probing import SIZES, Prober, items_of
+from .probing import SIZES, Prober, context_bytes, items_of
 from .steptime import StepTime, spread
 
 # A micro-batch that takes longer ends the timing; what is larger is predicted.
@@ -106,14 +106,22 @@ def outlook(
     """Probe the configuration on the device, in this process. Raises what a step raises."""
     per_epoch = probe_batches(workload, config).per_epoch // config.batch.accumulation
     prober = Prober(config, workload, device, progress)
-    outside = 0 if device.type == "cuda" else prober.warm()
-    # What this process holds already is not to be found free again.
-    available = None if available_bytes is None else available_bytes + outside
+    resident = prober.warm()
+    outside = context_bytes(device, available_bytes) if device.type == "cuda" else resident
+    # What this process holds already is not to be found free again: on a card nothing was held when it was looked at.
+    held = 0 if device.type == "cuda" else outside
+    available = None if available_bytes is None else available_bytes + held
     memory = prober.memory(outside)
     loader = config.loader
     kept = items_of(workload).beside(device.type == "cuda", loader.placement, loader.cache)
     micros = [micro for micro in spread(SIZES[0], config.batch.micro) if micro <= config.batch.micro]
-    times = prober.time(micros, LONGEST_S, lambda micro: available is None or memory.peak(micro) <= available)
+    recorded = memory.family.at[1]  # that it has done already
+    times = prober.time(
+        micros,
+        LONGEST_S,
+        lambda micro: micro <= recorded or available is None or memory.peak(micro) <= available,
+    )
+    assert times is not None
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
     return Outlook(
         config=config,

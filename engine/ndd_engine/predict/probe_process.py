@@ -9,6 +9,7 @@ Memory that runs out there, a card's caches and settings for a whole process are
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -19,8 +20,11 @@ from typing import Any, cast
 
 from ndd_engine.child import Json, Pipe, first_to_go
 from ndd_engine.config import Config, Draft, read
+from ndd_engine.errors import NddError
 
 LEAVE_STATUS = 0
+# Seconds of looking at the lengths of items.
+LOOK_S = 1.0
 # A card's own part of the memory is not to be filled to the last byte by a probe.
 CARD_SHARE = 0.95
 # Of a card that is not here: what the context of a process and its libraries take beside the allocator (seen: 287 to
@@ -35,8 +39,8 @@ class Opened:
     process_bytes: of this process with torch, the device and all of the data after a step, without the model.
     context_bytes: on a card, what a process takes beside its allocator. kept_bytes, gathers: see `memory.Items`;
     places: whether `loader.placement` can put the data on a card without further ado.
-    setup_s: seconds to prepare the data. threads: in effect; chosen_threads: where their number was found by
-    measuring, else None.
+    memory_gb: of the card, where the size of the model was found for it. setup_s: seconds to prepare the data. threads:
+    in effect; chosen_threads: where their number was found by measuring, else None.
     lengths: tokens of items that were looked at, where these vary, ascending.
     """
 
@@ -53,6 +57,7 @@ class Opened:
     model: str
     data: str
     size: str | None
+    memory_gb: float | None
     sequence: int
     amp: str
     process_bytes: int
@@ -100,7 +105,7 @@ class Probes:
         from ndd_engine.workloads.base import parameter_count
         from ndd_engine.workloads.registry import prepare
 
-        from .probing import Prober, items_of
+        from .probing import Prober, context_bytes, items_of
 
         self._spec = command
         draft = self._draft()
@@ -110,15 +115,15 @@ class Probes:
         product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # brings the libraries in
         del product
         if device.type == "cuda":
-            self._context_bytes = _context(device, machine.chosen.free_bytes if machine.chosen else None)
+            self._context_bytes = context_bytes(device, machine.chosen.free_bytes if machine.chosen else None)
         self.pipe.tell("reading the data")
         seed(config.run.seed)
         begin = time.monotonic()
         workload = prepare(config, self.pipe.tell)
         setup_s = time.monotonic() - begin
-        weights = sum(tensor.nbytes for tensor in workload.model.parameters())
+        weights = _weights(workload)
         items = items_of(workload)
-        process = Prober(config, workload, device, self.pipe.tell).warm()
+        process = Prober(config, workload, device, self.pipe.tell).warm() - weights
         self._opened = Opened(
             device=machine.device,
             device_name=machine.chosen.name if machine.chosen is not None else machine.host.cpu,
@@ -133,9 +138,10 @@ class Probes:
             model=workload.describe_model(),
             data=workload.describe_data(),
             size=getattr(config.workload, "size", None),
+            memory_gb=None if choice is None else choice.memory_gb,
             sequence=config.batch.sequence,
             amp=_amp(make_precision(config, device).name),
-            process_bytes=max(process - weights, 0),
+            process_bytes=max(process, 0),
             context_bytes=self._context_bytes,
             kept_bytes=items.kept_bytes,
             gathers=items.gathers,
@@ -165,7 +171,7 @@ class Probes:
         if command["card"] is not None:
             return {"probed": _absent(config, workload, command)}
         device = torch.device(opened.device)
-        weights = sum(tensor.nbytes for tensor in (*workload.model.parameters(), *workload.model.buffers()))
+        weights = _weights(workload)
         free = command["free_bytes"]
         if device.type == "cuda":
             total = torch.cuda.mem_get_info(device)[1]
@@ -185,7 +191,7 @@ class Probes:
                 "parameters": parameter_count(workload.model),
                 "tokens_per_item": workload.tokens_per_item,
                 "memory": memory.to_dict(),
-                "time": times.to_dict(),
+                "time": None if times is None else times.to_dict(),
             }
         }
 
@@ -235,6 +241,11 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
     }
 
 
+def _weights(workload: Any) -> int:
+    """Bytes of the model."""
+    return sum(tensor.nbytes for tensor in (*workload.model.parameters(), *workload.model.buffers()))
+
+
 def _few(draft: Draft, config: Config) -> Config:
     """The same on little data: making or reading all of it for each model would take longer than the probe."""
     few = config.workload.model_copy(update=draft.auto.get("probe", {}))
@@ -253,7 +264,10 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
         return []
     data, found = workload.train_data, []
     count = len(data)
+    end = time.monotonic() + LOOK_S
     for place in range(0, count, max(count // most, 1)):
+        if time.monotonic() > end:
+            break  # each may have to be encoded
         item = data[place]
         first = item[0] if isinstance(item, (tuple, list)) else item
         if not isinstance(first, torch.Tensor) or not first.ndim:
@@ -262,31 +276,25 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
     return sorted(found) if len(set(found)) > 1 else []
 
 
-def _context(device: Any, free_before: int | None) -> int:
-    """On a card: what this process holds beside the allocator, for the context and the libraries' own memory.
-
-    By what was free before and is now: other processes that come or go meanwhile are in it.
-    """
-    import torch
-
-    if free_before is None:
-        return 0
-    taken = free_before - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
-    return max(int(taken), 0)
-
-
 def _error(error: BaseException) -> Json:
     from ndd_engine.train.failures import told
 
     kind, text = told(error)
+    if isinstance(error, NddError):
+        return {"error": str(error), "kind": kind, "status": error.exit_status}
     return {"error": text, "kind": kind}
 
 
 def main(arguments: list[str]) -> None:
-    """The process."""
+    """The process. arguments: the numbers of the pipes' ends, and the folder for what it writes."""
     first_to_go()
     pipe = Pipe(int(arguments[0]), int(arguments[1]))
-    pipe.leave_when_closed(lambda: os._exit(LEAVE_STATUS))
+
+    def leave() -> None:
+        shutil.rmtree(arguments[2], ignore_errors=True)  # nobody else would, were the other end killed
+        os._exit(LEAVE_STATUS)
+
+    pipe.leave_when_closed(leave)
     Probes(pipe).serve()
 
 

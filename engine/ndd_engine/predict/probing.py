@@ -46,8 +46,9 @@ LOOKED_AT = 4096
 LOOK_S = 1.5
 # Batches that are kept where the loader keeps items.
 KEPT_BATCHES = 2
-# Seconds for one size of the micro-batch, of which at least two runs are made.
+# Seconds for one size of the micro-batch, of which at least two runs are made, unless the first takes far too long.
 POINT_S = 0.5
+HOPELESS_S = 4.0
 
 
 class Prober:
@@ -99,6 +100,8 @@ class Prober:
         return found
 
     def _unseen(self) -> str:
+        if self.workload.collate is not None and self.workload.epochs_differ:
+            return "the items of later epochs may be longer"
         items = len(cast(Any, self.workload.train_data))
         if not self._extremes or self._looked == items:
             return ""
@@ -111,21 +114,22 @@ class Prober:
         trace, reserved = self._seen
         return disagreement(trace.on_card(rules).peak_reserved, reserved)
 
-    def time(self, micros: Sequence[int], longest_s: float, most: Callable[[int], bool]) -> StepTime:
+    def time(self, micros: Sequence[int], longest_s: float, most: Callable[[int], bool]) -> StepTime | None:
         """At those micro-batches, ascending, up to the first that takes longer than `longest_s`.
 
-        most: whether memory holds a micro-batch; one that it does not is left out. Raises what a step raises.
+        most: whether memory holds a micro-batch; the first that it does not ends them. None where it holds none.
+        Raises what a step raises.
         """
         stepper = self.stepper()
         on_card = self.device.type == "cuda"
         points: list[Point] = []
         update_s = 0.0
         for micro in sorted(micros):
-            if points and not most(micro):
+            if not most(micro):
                 break
             self._tell(f"timing micro-batches of {micro}")
             try:
-                point, update_s = self._point(stepper, micro, update_s)
+                point, update_s = self._point(stepper, micro)
             except RuntimeError as error:
                 if points and is_out_of_memory(error):
                     stepper.optimizer.zero_grad(set_to_none=True)
@@ -134,20 +138,23 @@ class Prober:
             points.append(point)
             if point.compute_s + point.data_s > longest_s:
                 break
+        if not points:
+            return None
         found = StepTime(merged(points), update_s, on_card)
         # Where the host's pace gives way to the card's, the two lines are furthest from the truth.
         knee = found.knee()
         if knee is not None and points[0].micro < knee < points[-1].micro and not found.measured(knee):
-            point, _ = self._point(stepper, knee, update_s)
+            point, _ = self._point(stepper, knee)
             found = StepTime(merged([*points, point]), update_s, on_card)
         return found
 
-    def _point(self, stepper: Stepper, micro: int, update_s: float) -> tuple[Point, float]:
+    def _point(self, stepper: Stepper, micro: int) -> tuple[Point, float]:
+        """One size of the micro-batch, and the seconds of the optimizer's step."""
         batches = endless(self.workload, self.config, micro, as_kept=True)
         data: list[float] = []
         compute: list[float] = []
         host: list[float] = []
-        updates: list[float] = [update_s] if update_s else []
+        updates: list[float] = []
         begin = time.perf_counter()
         while len(compute) < 2 or time.perf_counter() - begin < POINT_S:
             at = time.perf_counter()
@@ -162,12 +169,12 @@ class Prober:
             stepper.optimizer.zero_grad(set_to_none=stepper.config.optimizer.set_to_none)
             self._wait()
             updates.append(time.perf_counter() - at)
-            if done > POINT_S:
+            if done > HOPELESS_S:
                 break
         # Libraries choose their ways at the first run of a shape. Means, as a run has its slow steps as well.
         skip = 1 if len(compute) > 1 else 0
         point = Point(micro, fmean(compute[skip:]), fmean(host[skip:]), fmean(data[skip:]))
-        return point, fmean(updates[1:] or updates)
+        return point, fmean(updates[skip:])
 
     def _timed(self, stepper: Stepper, batch: Batch) -> tuple[float, float]:
         """(seconds until everything was issued, until it was done) of moving a micro-batch and computing it."""
@@ -203,15 +210,21 @@ class Prober:
 
 
 def sizes(workload: Workload) -> tuple[int, ...]:
-    """The micro-batches to record: SIZES, as far as there are so many items."""
-    found = tuple(micro for micro in SIZES if micro <= len(cast(Any, workload.train_data)))
-    return found if len(found) > 1 else (1, 2)
+    """The micro-batches to record: SIZES, as far as there are so many items, or the two largest that there are."""
+    items = len(cast(Any, workload.train_data))
+    found = tuple(micro for micro in SIZES if micro <= items)
+    if len(found) > 1:
+        return found
+    # Not one item beside others: batch normalisation cannot train on it.
+    return (items - 1, items) if items > 2 else (items,)
 
 
 def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
     """The family of the first two neighbours whose traces line up, or of the last two: libraries take other ways for
-    batches that are too small. Raises what the first two recordings raise."""
+    batches that are too small. Of one size alone it is the same for all. Raises what the first two recordings raise."""
     small, found = trace(at[0]), None
+    if len(at) == 1:
+        return fit(small, small, (at[0], at[0] + 1))
     for below, above in pairwise(at):
         begin = time.perf_counter()
         try:
@@ -300,10 +313,25 @@ def longest_first(workload: Workload, config: Config, micro: int, first: Sequenc
     if not first:
         yield from endless(workload, config, micro)
     source = probe_batches(workload, config).source
-    others = cycle(sorted(set(range(len(cast(Any, workload.train_data)))) - set(first)))
+    count = len(cast(Any, workload.train_data))
+    taken = set(first)
+    others = (
+        (place for place in cycle(range(count)) if place not in taken) if len(taken) < count else iter(())
+    )
     while True:
         indices = [*first, *islice(others, max(micro - len(first), 0))][:micro]
         yield from gathered(source, iter([torch.tensor(indices)]), False)
+
+
+def context_bytes(device: torch.device, free_before: int | None) -> int:
+    """On a card: what this process holds beside the allocator, for the context and the libraries' own memory.
+
+    By what was free before and is now: other processes that come or go meanwhile are in it.
+    """
+    if device.type != "cuda" or free_before is None:
+        return 0
+    taken = free_before - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
+    return max(int(taken), 0)
 
 
 def resident() -> int:

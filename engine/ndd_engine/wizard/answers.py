@@ -19,6 +19,9 @@ GOALS: dict[Goal, str] = {
 }
 # Of the memory that is free, what is left free unless the user says otherwise: evaluations and other libraries.
 LEFT_FREE = 0.08
+# Of the memory that a card is sold with, what it has for programs at least: a T4 shows 14.6 of 16 GB.
+USABLE = 0.91
+GIB = 1 << 30
 # Seconds of the verification.
 BUDGET_S = 60.0
 
@@ -55,8 +58,11 @@ class Answers:
         """The configuration to begin with. Raises ConfigError."""
         return read(self.config, self.all_sets, self.workload)
 
-    def checked(self, config: Config, known_sizes: tuple[str, ...]) -> Answers:
-        """Itself, if it makes sense for the configuration. Raises UsageError that says what is allowed."""
+    def checked(self, sequence: int, known_sizes: tuple[str, ...]) -> Answers:
+        """Itself, if it makes sense. Raises UsageError that says what is allowed.
+
+        sequence: that is configured; as long as the size is not known, see `longest_sequence`.
+        """
         if self.goal not in GOALS:
             raise UsageError(f"--goal {self.goal}: there is no such goal; allowed: {', '.join(GOALS)}")
         if self.goal == "time" and self.items is None:
@@ -64,9 +70,9 @@ class Answers:
         for name, value in (("--items", self.items), ("--effective", self.effective)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} {value}: allowed: 1 or more")
-        if self.shortest is not None and not 2 <= self.shortest <= config.batch.sequence:
+        if self.shortest is not None and not 2 <= self.shortest <= sequence:
             raise UsageError(
-                f"--shortest {self.shortest}: allowed: 2 to {config.batch.sequence}, which is the sequence now"
+                f"--shortest {self.shortest}: allowed: 2 to {sequence}, which is the sequence now"
             )
         if self.leave_bytes is not None and self.leave_bytes < 0:
             raise UsageError(f"--leave {self.leave_bytes}: allowed: 0 or more")
@@ -83,6 +89,18 @@ class Answers:
         if not self.hold_effective:
             return None
         return self.effective if self.effective is not None else config.batch.items
+
+
+def usable_bytes(card: CardProfile) -> int:
+    """Of a card that is not here, what is there for programs at least."""
+    return int(card.memory_gb * USABLE * GIB)
+
+
+def longest_sequence(draft: Draft) -> int:
+    """The configured sequence; where the size of the model is yet to be found, the longest of any size."""
+    if draft.size != "auto":
+        return draft.resolve().batch.sequence
+    return max(draft.resolve(size).batch.sequence for size in draft.sizes)
 
 
 def card_named(name: str) -> CardProfile:

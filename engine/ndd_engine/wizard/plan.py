@@ -10,25 +10,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ndd_engine.child import ChildError, ChildProcess, Json
-from ndd_engine.config import Config, Draft
-from ndd_engine.errors import MachineError, NddError, UsageError
-from ndd_engine.hardware.card import Machine
+from ndd_engine.config import Config, read
+from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
+from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.hardware.host import free_memory
 from ndd_engine.hardware.profiles import CardProfile
 from ndd_engine.predict.memory import Items, Memory
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.predict.steptime import StepTime, spread
 from ndd_engine.text import size
+from ndd_engine.train.preflight import preflight
 
-from .answers import LEFT_FREE, Answers, card_named
+from .answers import LEFT_FREE, Answers, card_named, longest_sequence, usable_bytes
 from .proposals import Proposal, cost_in_words
-from .space import Model, batches, models
+from .space import Model, batches, models, worth_a_row
 
-GIB = 1 << 30
 # Micro-batches that are timed, and how long the slowest of them may take.
-TIMED = 3
+TIMED = 4
 LONGEST_S = 1.0
 # Seconds for one question to the process with the probes.
 PATIENCE_S = 300.0
+
+
+# Errors of the process with the probes, by the exit status that they stand for.
+_KINDS: dict[int, type[NddError]] = {EXIT_USAGE: UsageError, EXIT_MACHINE: MachineError}
 
 
 class StoppedError(NddError):
@@ -40,9 +45,7 @@ class Situation:
     """What there is before anything is probed. free_bytes: that may be used; card: one that is not here, else None."""
 
     config: Config
-    draft: Draft
     opened: Opened
-    machine: Machine
     card: CardProfile | None
     free_bytes: int
     sizes: tuple[str, ...]
@@ -72,18 +75,17 @@ class Planner:
     tell: called on the caller's thread with what is done and the part of it that is, 0..1. stop: set it to end early.
     """
 
-    def __init__(self, answers: Answers, machine: Machine, tell: Tell, stop: threading.Event) -> None:
-        self.answers, self.machine = answers, machine
+    def __init__(self, answers: Answers, tell: Tell, stop: threading.Event) -> None:
+        self.answers = answers
         self._tell, self._stop = tell, stop
         self._done = 0.0
         self._stage = "starting"
         self._child: ChildProcess | None = None
+        # What the process was told to open.
+        self._spec: Json = {}
 
     def __enter__(self) -> Planner:
-        try:
-            self._child = ChildProcess("ndd_engine.predict.probe_process")
-        except OSError as error:
-            raise MachineError(f"the process for the probes cannot be started: {error.strerror}") from None
+        self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,29 +95,48 @@ class Planner:
     def open(self) -> Situation:
         """Prepare the workload. Raises NddError."""
         answers = self.answers
-        draft = answers.draft()
-        free = self.machine.free_bytes  # before the process with the probes takes its part
-        spec: Json = {
+        card = None if answers.card is None else card_named(answers.card)
+        # A card that is not here cannot be asked for here.
+        sets = answers.all_sets if card is None else (*answers.all_sets, "run.device=auto")
+        draft = read(answers.config, sets, answers.workload)
+        device = preflight(draft, use_torch=False).run.device
+        answers.checked(longest_sequence(draft), draft.sizes)
+        if card is not None and draft.size == "auto":
+            sets = (*sets, f"workload.size={draft.auto['card_size']}")
+        machine = detect(device, use_torch=False)
+        # Before the process with the probes takes its part.
+        free, free_on_host = machine.free_bytes, free_memory()
+        self._spec = {
             "config": None if answers.config is None else str(answers.config.absolute()),
-            "sets": list(answers.all_sets),
+            "sets": list(sets),
             "workload": answers.workload,
         }
-        opened = Opened(**self._ask({"do": "open", **spec})["opened"])
-        config = draft.resolve(opened.size if draft.size == "auto" else None)
-        answers.checked(config, draft.sizes)
+        opened = Opened(**self._ask({"do": "open", **self._spec})["opened"])
+        config = draft.resolve(
+            opened.size if draft.size == "auto" else None,
+            opened.memory_gb if card is None else card.memory_gb,
+        )
+        if opened.size is not None:  # found once; the process may have to be started again
+            self._spec["sets"] = [*sets, f"workload.size={opened.size}"]
+        answers.checked(config.batch.sequence, draft.sizes)
+        hold = answers.step_items(config)
+        if hold is not None and hold > opened.train_items:
+            raise UsageError(
+                f"a step takes {hold} {opened.item}s, and the data has {opened.train_items} to train on; "
+                "--effective N holds fewer"
+            )
         sizes = answers.sizes or ((opened.size,) if opened.size is not None else ())
-        amps, notes = self._amps(opened, config)
-        card = None if answers.card is None else card_named(answers.card)
+        amps, notes = self._amps(card, machine, config)
         if card is not None:
-            free = int(card.memory_gb * GIB)
+            free = usable_bytes(card)
+        elif opened.device == "cpu":
+            free = free_on_host
         if free is None:
             raise MachineError("how much memory of the card is free cannot be found out; name it with --card")
         leave = answers.leave_bytes if answers.leave_bytes is not None else int(free * LEFT_FREE)
         if leave >= free:
             raise UsageError(f"--leave: {size(leave)} are to stay free, and only {size(free)} are free")
-        return Situation(
-            config, draft, opened, self.machine, card, free - leave, tuple(sizes), amps, tuple(notes)
-        )
+        return Situation(config, opened, card, free - leave, tuple(sizes), amps, tuple(notes))
 
     def probe(self, situation: Situation) -> Iterator[Found]:
         """Every model of the space, the configured one first, as soon as it is known. Raises NddError."""
@@ -128,18 +149,24 @@ class Planner:
 
     def probe_one(self, situation: Situation, model: Model) -> Found:
         """One model. Raises StoppedError."""
-        grid = micros(situation, self.answers, situation.opened.train_items)
+        grid = batches(
+            situation.config, self.answers.step_items(situation.config), situation.opened.train_items
+        )
         command = {
             "do": "probe",
             "sets": list(model.sets()),
-            "micros": spread(grid[0], grid[-1], TIMED),
+            "micros": spread(grid[0].micro, grid[-1].micro, TIMED),
             "longest_s": LONGEST_S,
             "free_bytes": situation.free_bytes,
             "card": None if situation.card is None else situation.card.slug,
         }
         try:
+            if self._child is not None and self._child.ended:  # memory ran out with the model before
+                self._child.close()
+                self._start()
+                self._ask({"do": "open", **self._spec})
             body = self._ask(command)["probed"]
-        except ChildError as error:
+        except (ChildError, MachineError) as error:
             return Found(model, 0, 0.0, None, None, why=str(error))
         return Found(
             model,
@@ -150,6 +177,12 @@ class Planner:
             bool(body.get("lower_bound")),
             str(body.get("why", "")),
         )
+
+    def _start(self) -> None:
+        try:
+            self._child = ChildProcess("ndd_engine.predict.probe_process")
+        except OSError as error:
+            raise MachineError(f"the process for the probes cannot be started: {error.strerror}") from None
 
     def _ask(self, command: Json) -> Json:
         assert self._child is not None
@@ -163,29 +196,29 @@ class Planner:
             return self._child.ask(command, PATIENCE_S, tick)
         except ChildError as error:
             if command["do"] == "open":
-                raise NddError(str(error)) from None
+                raise _KINDS.get(error.status or 0, NddError)(str(error)) from None
             raise
 
-    def _amps(self, opened: Opened, config: Config) -> tuple[tuple[str, ...], list[str]]:
+    def _amps(
+        self, card: CardProfile | None, machine: Machine, config: Config
+    ) -> tuple[tuple[str, ...], list[str]]:
         """Precisions worth a probe, the usual one first, and what there is to tell of them."""
         if self.answers.goal == "reproducible":
             return ("off",), ["reproducible: fp32 throughout, deterministic algorithms"]
         if config.precision.amp != "auto":
             return (config.precision.amp,), []
-        if self.machine.chosen is None and self.answers.card is None:
-            units = self.machine.host.bf16_units
+        if card is None and machine.chosen is None:
+            units = machine.host.bf16_units
             if not units:
                 return ("off",), ["bf16 is left out: this processor has no instructions for it"]
             return ("off", "bf16"), [
                 f"bf16 is looked at: this processor has instructions for it ({units[0]})"
             ]
-        return ("off", "bf16") if opened.amp != "fp16" else ("off", "fp16"), []
-
-
-def micros(situation: Situation, answers: Answers, items: int) -> list[int]:
-    """The micro-batches of the table, ascending."""
-    hold = answers.step_items(situation.config)
-    return [batch.micro for batch in batches(situation.config, hold, items)]
+        profile = card or (machine.chosen.profile if machine.chosen else None)
+        if profile is None or profile.peak_tflops("bf16"):
+            return ("off", "bf16"), []
+        half = ("fp16",) if profile.peak_tflops("fp16") else ()
+        return ("off", *half), [f"bf16 is left out: {profile.name} has no units for it"]
 
 
 def proposals(situation: Situation, answers: Answers, found: Found) -> list[Proposal]:
@@ -198,9 +231,17 @@ def proposals(situation: Situation, answers: Answers, found: Found) -> list[Prop
     now = (opened.size, opened.sequence)
     loader, kept = config.loader, Items(opened.kept_bytes, opened.gathers)
     card = on_card(situation)
+    peaks = found.memory
+    beside_least = min(kept.beside(card, placement, loader.cache) for placement in placements(situation))
+
+    def fits(micro: int) -> bool:
+        times = 1 if hold is None else max(hold // micro, 1)
+        return peaks is None or peaks.peak(micro, times) + beside_least <= situation.free_bytes
+
+    grid = batches(config, hold, opened.train_items)
     rows = []
-    for batch in batches(config, hold, opened.train_items):
-        memory = None if found.memory is None else found.memory.peak(batch.micro, batch.accumulation)
+    for batch in worth_a_row(grid, config.batch.micro, fits, hold is None):
+        memory = None if peaks is None else peaks.peak(batch.micro, batch.accumulation)
         cost = cost_in_words(
             config, opened.token, now, found.model, batch, (opened.parameters, found.parameters)
         )
@@ -218,14 +259,14 @@ def proposals(situation: Situation, answers: Answers, found: Found) -> list[Prop
                     batch=batch,
                     placement=placement,
                     workers=loader.workers,
-                    threads=opened.chosen_threads,
+                    threads=None if situation.card is not None else opened.chosen_threads,
                     parameters=found.parameters,
                     memory_bytes=None if memory is None else memory + beside,
                     free_bytes=situation.free_bytes,
                     step_s=step,
                     items=items,
                     tokens_per_item=found.tokens_per_item,
-                    setup_s=opened.setup_s,
+                    setup_s=0.0 if situation.card is not None else opened.setup_s,
                     doubt="" if found.memory is None else found.memory.why_not,
                     lower_bound=found.lower_bound,
                     cost=cost,

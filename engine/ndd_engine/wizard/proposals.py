@@ -13,8 +13,11 @@ from .answers import Answers
 from .space import Batch, Model
 
 Json = dict[str, Any]
+NOT_MEASURED = "not measured"
 # Of the fastest that fits, what "fits beside others" may give up for less memory.
 BESIDE = 0.8
+# Of what is free, what it may take on a card of which only the peaks are known.
+HALF = 0.5
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,18 @@ class Proposal:
         return self.missing_bytes == 0
 
     @property
+    def failed(self) -> str:
+        """Why it could not be trained when that was tried; "" where it could, or was not tried."""
+        known = self.measured
+        return known.verdict if known and known.step_s is None and known.verdict != NOT_MEASURED else ""
+
+    @property
+    def over_bytes(self) -> int:
+        """By how much it was measured to take more than may be used; 0 where it does not."""
+        known = self.measured
+        return max((known.memory_bytes or 0) - self.free_bytes, 0) if known else 0
+
+    @property
     def items_per_s(self) -> float | None:
         return None if not self.step_s else self.batch.items / self.step_s
 
@@ -134,12 +149,16 @@ class Proposal:
 
 def pareto(proposals: Iterable[Proposal]) -> list[Proposal]:
     """Those that fit and that no other one beats or equals in memory, speed, sequence and size of the model at once."""
-    fitting = [proposal for proposal in proposals if proposal.fits]
-    return [one for one in fitting if not any(_beats(other, one) for other in fitting)]
+    rows = [(_merits(one), place, one) for place, one in enumerate(proposals) if one.fits]
+    kept: list[tuple[tuple[float, ...], int, Proposal]] = []
+    # In this order none is beaten by one that comes later.
+    for row in sorted(rows, key=lambda row: row[0], reverse=True):
+        if not any(_beats(other[0], row[0]) for other in kept):
+            kept.append(row)
+    return [one for _, _, one in sorted(kept, key=lambda row: row[1])]
 
 
-def _beats(one: Proposal, other: Proposal) -> bool:
-    mine, theirs = _merits(one), _merits(other)
+def _beats(mine: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
     return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
 
 
@@ -147,10 +166,18 @@ def _merits(proposal: Proposal) -> tuple[float, ...]:
     """The more the better."""
     return (
         -(proposal.memory_bytes or 0),
-        proposal.items_per_s or 0.0,
+        _rate(proposal),
         proposal.model.sequence,
         proposal.parameters,
+        # Peaks do not tell micro-batches apart; in truth the larger one comes nearer to them.
+        proposal.batch.micro if proposal.lower_bound else 0,
     )
+
+
+def _rate(proposal: Proposal) -> float:
+    """Items per second; where they are what the peaks allow, only as far as these can be believed to differ."""
+    rate = proposal.items_per_s or 0.0
+    return float(f"{rate:.2g}") if proposal.lower_bound else rate
 
 
 def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
@@ -158,19 +185,29 @@ def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
     fitting = [proposal for proposal in proposals if proposal.fits]
     known = [proposal for proposal in fitting if proposal.items_per_s is not None]
     if answers.goal == "beside" and known:
-        enough = BESIDE * max(proposal.items_per_s or 0.0 for proposal in known)
-        lean = [proposal for proposal in known if (proposal.items_per_s or 0.0) >= enough]
-        rest = [proposal for proposal in fitting if proposal not in lean]
-        return [*sorted(lean, key=lambda one: one.memory_bytes or 0), *sorted(rest, key=_slowness)]
-    if answers.goal == "time":
+        if any(proposal.lower_bound for proposal in known):
+            lean = [one for one in by_speed(known) if (one.memory_bytes or 0) <= HALF * one.free_bytes]
+        else:
+            enough = BESIDE * max(_rate(proposal) for proposal in known)
+            lean = [proposal for proposal in known if _rate(proposal) >= enough]
+            lean.sort(key=lambda one: one.memory_bytes or 0)
+        taken = set(map(id, lean))
+        return [*lean, *by_speed(one for one in fitting if id(one) not in taken)]
+    if answers.goal == "time" and not any(proposal.lower_bound for proposal in known):
         return sorted(fitting, key=lambda one: (one.total_s is None, one.total_s or 0.0))
-    return sorted(fitting, key=_slowness)
+    return by_speed(fitting)
 
 
-def _slowness(proposal: Proposal) -> tuple[bool, float, int]:
-    """Equally fast ones by their memory."""
-    rate = proposal.items_per_s
-    return rate is None, -(rate or 0.0), proposal.memory_bytes or 0
+def by_speed(proposals: Iterable[Proposal]) -> list[Proposal]:
+    """The fastest first; of equally fast ones that with the least memory, or, where only a card's peaks are known, that
+    with the largest micro-batch."""
+    return sorted(proposals, key=slowness)
+
+
+def slowness(proposal: Proposal) -> tuple[bool, float, int]:
+    """What `by_speed` goes by."""
+    order = -proposal.batch.micro if proposal.lower_bound else proposal.memory_bytes or 0
+    return proposal.items_per_s is None, -_rate(proposal), order
 
 
 def cost_in_words(

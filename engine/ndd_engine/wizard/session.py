@@ -5,21 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.config import Config, read
-from ndd_engine.hardware.card import Machine
-from ndd_engine.text import duration, number, size
+from ndd_engine.errors import UsageError
+from ndd_engine.text import duration, number, printable, size
 from ndd_engine.trial.outcome import differences
 
 from .answers import GOALS, Answers
 from .plan import Found, Planner, Situation, StoppedError, Tell, on_card, proposals
 from .proposals import Proposal, pareto, ranked
-from .writing import fresh, into
+from .writing import fresh, into, text_of
 
 # How many proposals are verified.
 VERIFIED = 4
+# A size stands for other values, which a file may then have to say otherwise.
+_PASSES = 4
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Planned:
     found: tuple[Found, ...] = ()
     rows: tuple[Proposal, ...] = ()
 
-    @property
+    @cached_property
     def best(self) -> tuple[Proposal, ...]:
         """Those that nothing beats."""
         return tuple(pareto(self.rows))
@@ -48,7 +51,6 @@ class Planned:
 
 def plan(
     answers: Answers,
-    machine: Machine,
     tell: Tell,
     stop: threading.Event,
     look: Callable[[Planned], None] = lambda _: None,
@@ -57,7 +59,7 @@ def plan(
 
     Stopped after the first of them, it returns what is known; before, it raises StoppedError. Raises NddError.
     """
-    with Planner(answers, machine, tell, stop) as planner:
+    with Planner(answers, tell, stop) as planner:
         planned = Planned(planner.open())
         look(planned)
         try:
@@ -89,19 +91,21 @@ def _near(one: Proposal, other: Proposal) -> bool:
 
 
 def best_measured(verified: Sequence[Proposal], answers: Answers) -> Proposal | None:
-    """The best for the goal by what was measured; None where nothing was."""
-    measured = [
-        replace(one, step_s=one.measured.step_s, memory_bytes=one.measured.memory_bytes or one.memory_bytes)
-        for one in verified
-        if one.measured is not None and one.measured.step_s is not None
-    ]
-    order = ranked(
-        [replace(one, free_bytes=max(one.free_bytes, one.memory_bytes or 0)) for one in measured], answers
+    """The best for the goal by what was measured, within the memory that may be used if any of them is; None where
+    nothing was measured."""
+    known = [one for one in verified if one.measured is not None and one.measured.step_s is not None]
+    known = [one for one in known if not one.over_bytes] or known
+    order = ranked([_as_measured(one) for one in known], answers)
+    return next((one for one in verified if order and one.key == order[0].key), None)
+
+
+def _as_measured(one: Proposal) -> Proposal:
+    """With what was measured in the place of what was predicted; it did fit."""
+    assert one.measured is not None
+    memory = one.measured.memory_bytes or one.memory_bytes
+    return replace(
+        one, step_s=one.measured.step_s, memory_bytes=memory, free_bytes=max(one.free_bytes, memory or 0)
     )
-    if not order:
-        return None
-    first = order[0]
-    return next(one for one in verified if one.key == first.key)
 
 
 def configuration(answers: Answers, proposal: Proposal) -> Config:
@@ -118,14 +122,19 @@ def written(answers: Answers, situation: Situation, proposal: Proposal) -> str:
 
 def written_into(answers: Answers, situation: Situation, proposal: Proposal, path: Path) -> str:
     """A file's text with what the proposal changes in it; its comments stay. Raises NddError."""
-    config = configuration(answers, proposal)
-    changed = differences(read(path).resolve(), config)
-    # The effective batch follows from the two that it is made of.
-    values: dict[str, Any] = {
-        key: new for key, (_, new) in changed.items() if not key.startswith("workload.path")
-    }
-    text = path.read_text(encoding="utf-8")
-    return into(text, values, reasons(situation, proposal))
+    wanted = configuration(answers, proposal)
+    why = reasons(situation, proposal)
+    text = text_of(path)
+    size_ = proposal.model.size
+    # A size that is to be found when the run starts may be another one then.
+    values: dict[str, Any] = {} if size_ is None or read(path).size == size_ else {"workload.size": size_}
+    for _ in range(_PASSES):
+        text = into(text, values, why)
+        left = differences(read(path, text=text).resolve(), wanted)
+        values = {key: new for key, (_, new) in left.items() if key != "workload.path"}
+        if not values:
+            return text
+    raise UsageError(f"{printable(str(path))} cannot be made to say {', '.join(values)}; write a new file")
 
 
 def heading(answers: Answers, situation: Situation, proposal: Proposal) -> str:
@@ -145,6 +154,8 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal) -> str:
     if measured is not None and measured.step_s is not None:
         seen = "" if measured.memory_bytes is None else f"peak memory {size(measured.memory_bytes)}, "
         lines.append(f"Measured here: {seen}{duration(measured.step_s)} a step.")
+        if proposal.over_bytes:
+            lines.append(f"That is {size(proposal.over_bytes)} more than may be used.")
     else:
         lines.append("Not verified by a measurement.")
     if proposal.cost:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ndd_engine.config import Config
@@ -11,9 +12,13 @@ from .answers import Answers
 
 # Sequences are halved so often at most.
 HALVINGS = 3
-# Micro-batches of a row of the table; more of them differ by less than a prediction is good for.
+# Micro-batches of one model in the table; more of them differ by less than a prediction is good for.
 MOST_MICROS = 12
 LARGEST_MICRO = 4096
+# Of those that do not fit, the smallest are shown, with what is missing.
+TOO_LARGE = 2
+# The largest micro-batch that fits is found to so many items.
+GRAIN = 8
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,31 @@ def batches(config: Config, hold: int | None, most: int) -> list[Batch]:
     """
     if hold is None:
         grid = sorted({*_steps(min(most, LARGEST_MICRO)), min(config.batch.micro, most)})
-        return [Batch(micro, 1) for micro in _thinned(_more_than_one(config, grid))]
+        return [Batch(micro, 1) for micro in _more_than_one(config, grid)]
     micros = [micro for micro in range(1, min(hold, most) + 1) if hold % micro == 0]
-    return [Batch(micro, hold // micro) for micro in _thinned(_more_than_one(config, micros))]
+    return [Batch(micro, hold // micro) for micro in _more_than_one(config, micros)]
+
+
+def worth_a_row(found: Sequence[Batch], now: int, fits: Callable[[int], bool], free: bool) -> list[Batch]:
+    """Few enough to be read: spread evenly over those that fit, the largest and the configured one (`now`) among them,
+    and the smallest ones that do not.
+
+    found: ascending. fits: whether memory holds a micro-batch; one that it does not, it holds no larger one. free: any
+    micro-batch may be taken, so that the largest one lies between two of `found`.
+    """
+    count = bisect_left(found, True, key=lambda batch: not fits(batch.micro))
+    fitting, rest = list(found[:count]), list(found[count : count + TOO_LARGE])
+    if free and fitting and rest:
+        between = range(fitting[-1].micro + GRAIN, rest[0].micro, GRAIN)
+        largest = bisect_left(between, True, key=lambda micro: not fits(micro)) - 1
+        if largest >= 0:
+            fitting.append(Batch(between[largest] // GRAIN * GRAIN, 1))
+    if len(fitting) > MOST_MICROS:
+        apart = (len(fitting) - 1) / (MOST_MICROS - 1)
+        places = {round(index * apart) for index in range(MOST_MICROS)}
+        places |= {place for place, batch in enumerate(fitting) if batch.micro == now}
+        fitting = [fitting[place] for place in sorted(places)]
+    return [*fitting, *rest]
 
 
 def _more_than_one(config: Config, micros: list[int]) -> list[int]:
@@ -99,8 +126,3 @@ def _steps(most: int) -> Iterable[int]:
         if power > 1 and power * 3 // 2 <= most:
             yield power * 3 // 2
         power *= 2
-
-
-def _thinned(values: Sequence[int]) -> list[int]:
-    """At most MOST_MICROS of them: the largest ones, as small micro-batches are slow and alike in memory."""
-    return list(values[-MOST_MICROS:])

@@ -17,7 +17,7 @@ from ndd_engine.trial.process import SideProcess
 
 from .answers import Answers
 from .plan import Situation, StoppedError
-from .proposals import Measured, Proposal
+from .proposals import NOT_MEASURED, Measured, Proposal
 
 # Steps of the first round, and how many times as many each further one has.
 STEPS = 5
@@ -76,7 +76,7 @@ def verify(
 
 def _measured(candidate: _Candidate) -> Measured:
     if not candidate.rates:
-        return Measured(None, candidate.memory_bytes, candidate.verdict or "not measured")
+        return Measured(None, candidate.memory_bytes, candidate.verdict or NOT_MEASURED)
     items = candidate.proposal.batch.items
     return Measured(
         items / candidate.rate,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,14 @@ def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> st
     except TOMLKitError as error:
         raise UsageError(f"the file is not valid TOML: {printable(str(error))}") from None
     for key, value in values.items():
-        section, _, name = key.partition(".")
-        table = document.get(section)
+        *sections, name = key.split(".")
+        table = _section(document, sections, make=value is not None)
+        if table is None:
+            continue
         if value is None:
-            if table is not None and name in table:
+            if name in table:
                 table.remove(name)
             continue
-        if table is None:
-            table = tomlkit.table()
-            if document.body:
-                document.add(tomlkit.nl())
-            document.add(section, table)
         before = table.get(name)
         if before is not None and before == value:
             continue
@@ -53,6 +50,32 @@ def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> st
         item.comment(" | ".join(part for part in (theirs, reason) if part)) if theirs or reason else None
         table[name] = item
     return tomlkit.dumps(document)
+
+
+def _section(document: Any, names: Sequence[str], make: bool) -> Any:
+    """The table of that name, in tables; None where there is none and none is to be made. Raises UsageError."""
+    table = document
+    for name in names:
+        if name not in table:
+            if not make:
+                return None
+            if table is document and document.body:
+                document.add(tomlkit.nl())
+            table.add(name, tomlkit.table())
+        table = table[name]
+        if not isinstance(table, MutableMapping):
+            raise UsageError(f"the file has a value where the section [{'.'.join(names)}] belongs")
+    return table
+
+
+def text_of(path: Path) -> str:
+    """What is in a file. Raises NddError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{printable(str(path))} is no UTF-8 text; is it a TOML file?") from None
+    except OSError as error:
+        raise NddError(f"{printable(str(path))} cannot be read: {error.strerror}") from None
 
 
 def difference(before: str, after: str, name: str) -> list[str]:

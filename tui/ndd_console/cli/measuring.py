@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,15 @@ def check_writable(path: Path | None) -> None:
         raise UsageError(f"-o {printable(str(path))}: is a folder; name a file in it")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"-o {printable(str(path))}: the folder it should go into does not exist")
+    try:
+        if path.exists():
+            with path.open("ab"):
+                pass
+        else:
+            with tempfile.TemporaryFile(dir=path.absolute().parent):
+                pass
+    except OSError as error:
+        raise UsageError(f"-o {printable(str(path))}: cannot be written: {error.strerror or error}") from None
 
 
 def write(path: Path, text: str) -> None:

@@ -14,10 +14,10 @@ import click
 
 from ndd_console.terminal import interactive
 from ndd_console.view.rows import cells
-from ndd_engine.errors import EXIT_MACHINE, UsageError
+from ndd_engine.errors import EXIT_MACHINE, NddError, UsageError
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import MISSING, duration, number, printable, size
-from ndd_engine.wizard.answers import BUDGET_S
+from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
 from .options import configuration
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import Planned
 
-GOALS = ("throughput", "beside", "reproducible", "time")
 _EVERY_S = 5.0
 _HEADINGS = ("", "size", "sequence", "precision", "micro", "x", "memory", "step", "per second", "in all", "")
 MIB = 1 << 20
@@ -38,7 +37,7 @@ SHOWN = 12
 @click.command()
 @configuration
 @click.option(
-    "--goal", type=click.Choice(GOALS), default="throughput", show_default=True,
+    "--goal", type=click.Choice(tuple(GOALS)), default="throughput", show_default=True,
     help="Most items a second; fits beside others; the same result again; shortest time to --items.",
 )  # fmt: skip
 @click.option("--items", type=int, metavar="N", help="Items of the goal time; also what total times are for.")
@@ -92,20 +91,25 @@ def wizard(
 
     The configuration to begin with is CONFIG or the workload's defaults. Nothing that is running is touched.
     """
-    from ndd_engine.wizard.answers import Answers
+    from ndd_engine.config import read
+    from ndd_engine.wizard.answers import Answers, longest_sequence
 
     if free_batch and effective is not None:
         raise UsageError("--effective and --free-batch exclude each other")
     check_writable(output)
-    if output is not None and output.exists() and not force:
-        raise UsageError(f"-o {printable(str(output))}: exists; --force changes it and keeps its comments")
+    if output is not None and output.exists():
+        if not force:
+            raise UsageError(
+                f"-o {printable(str(output))}: exists; --force changes it and keeps its comments"
+            )
+        read(output)  # what cannot be read cannot be changed either
     answers = Answers(
         config=config, workload=workload, sets=sets, card=card, goal=goal, items=items,  # type: ignore[arg-type]
         effective=effective, hold_effective=not free_batch, shortest=shortest, sizes=sizes,
         leave_bytes=None if leave is None else int(leave * MIB),
     )  # fmt: skip
     draft = answers.draft()
-    answers.checked(draft.resolve(draft.sizes[0] if draft.size == "auto" else None), draft.sizes)
+    answers.checked(longest_sequence(draft), draft.sizes)
     root = runs_root(ctx.obj["runs"])
     if headless or as_json or not interactive():
         return _headless(answers, no_verify, budget, output, as_json, root)
@@ -114,8 +118,9 @@ def wizard(
     to_train, status = show(answers, output, budget, ctx.obj["ascii"], root)
     if to_train:
         # Afresh: a run begins before any thread exists.
-        runs = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
-        os.execv(sys.executable, [sys.executable, "-m", "ndd_console", *runs, "train", to_train])
+        options = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
+        options += ["--ascii"] if ctx.obj["ascii"] else []
+        os.execv(sys.executable, [sys.executable, "-m", "ndd_console", *options, "train", to_train])
     return status
 
 
@@ -123,7 +128,6 @@ def _headless(
     answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool, root: Path
 ) -> int:
     from ndd_console.wizard import beside, live_runs
-    from ndd_engine.hardware.card import detect
     from ndd_engine.wizard.plan import StoppedError
     from ndd_engine.wizard.session import best_measured, plan, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
@@ -132,10 +136,9 @@ def _headless(
     narrator = Narrator(lambda line: click.echo(line, err=True))
     for note in beside(live_runs(root)):
         click.echo(printable(note), err=True)
-    machine = detect(use_torch=False)
     with stoppable("the wizard") as stop:
         try:
-            planned = plan(answers, machine, narrator.tell, stop)
+            planned = plan(answers, narrator.tell, stop)
         except StoppedError:
             return stop.exit_status  # before anything was known
         chosen = to_verify(planned, answers)
@@ -143,7 +146,9 @@ def _headless(
         if chosen and not no_verify and answers.card is None and not stop.is_set():
             verified = verify(planned.situation, answers, chosen, budget, narrator.tell, stop)
             planned = planned.verified(verified)
-    best = best_measured(verified, answers) or (chosen[0] if chosen else None)
+    best = best_measured(verified, answers) or next(
+        (one for one in verified or chosen if not one.failed), None
+    )
     text = "" if best is None else written(answers, planned.situation, best)
     if as_json:
         click.echo(json.dumps(document(planned, answers, best), indent=2, allow_nan=False))
@@ -152,14 +157,19 @@ def _headless(
             click.echo(line)
     if best is None:
         return stop.exit_status or EXIT_MACHINE
-    if output is not None:
-        if output.exists():
-            text = written_into(answers, planned.situation, best, output)
-        save(output, text)
-        click.echo(
-            f"wrote {printable(str(output))}; train it with: ndd-console train {printable(str(output))}",
-            err=True,
-        )
+    if output is not None and stop.is_set():
+        click.echo(f"stopped: {printable(str(output))} was not written", err=True)
+    elif output is not None:
+        try:
+            if output.exists():
+                text = written_into(answers, planned.situation, best, output)
+            save(output, text)
+        except NddError:
+            if not as_json:
+                click.echo(f"\n{text}", nl=False)  # what took minutes is not lost
+            raise
+        name = printable(str(output))
+        click.echo(f"wrote {name}; train it with: ndd-console train {name}", err=True)
     elif not as_json:
         click.echo(f"\n{text}", nl=False)
     return stop.exit_status
@@ -187,6 +197,7 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
     """The table of trade-offs, and what was left out of it."""
     from ndd_console.wizard import lengths_line
     from ndd_engine.wizard.plan import model_name
+    from ndd_engine.wizard.proposals import by_speed
 
     situation = planned.situation
     opened = situation.opened
@@ -199,7 +210,9 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
     for found in planned.found:
         if found.why:
             yield printable(f"{model_name(found.model)}: {found.why}")
-    rows = sorted(planned.best, key=lambda one: -(one.items_per_s or 0.0))[:SHOWN]
+    rows = by_speed(planned.best)[:SHOWN]
+    measured = [one for one in planned.rows if one.measured is not None]
+    rows += [one for one in measured if all(one.key != other.key for other in rows)]
     tight = [one for one in planned.rows if not one.fits]
     shown = [*rows, *sorted(tight, key=lambda one: one.missing_bytes)[:2]]
     if not shown:
@@ -211,22 +224,24 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
     for row in grid:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     yield ""
-    yield "memory and time are predicted" + (", where nothing else is said" if _any_measured(shown) else "")
+    if best is None and any(one.fits for one in planned.rows):
+        yield "none of those that were tried could be trained; nothing is written"
+    elif best is None:
+        least = min(tight, key=lambda one: one.missing_bytes)
+        yield f"nothing fits: {size(least.missing_bytes)} are missing even for a micro-batch of {least.batch.micro}"
+    yield "memory and time are predicted" + (", where nothing else is said" if measured else "")
 
 
 def _same(one: Proposal, other: Proposal | None) -> bool:
     return other is not None and one.key == other.key
 
 
-def _any_measured(rows: Sequence[Proposal]) -> bool:
-    return any(one.measured is not None for one in rows)
-
-
 def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
     memory = MISSING if one.memory_bytes is None else size(one.memory_bytes)
     step = MISSING if one.step_s is None else duration(one.step_s)
+    rate = MISSING if one.items_per_s is None else number(one.items_per_s)
     if one.lower_bound:
-        step = f"≥ {step}"
+        step, rate = f"≥ {step}", f"≤ {rate}"
     measured = one.measured
     words = []
     if one.missing_bytes:
@@ -239,6 +254,8 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
             words.append(
                 f"measured {size(measured.memory_bytes)}, {duration(measured.step_s)} a step{spread}"
             )
+    if one.over_bytes:
+        words.append(f"{size(one.over_bytes)} more than may be used")
     if one.doubt and one.memory_bytes is not None:
         words.append(f"memory is a guess, as {one.doubt}")
     if one.placement == "device":
@@ -254,7 +271,7 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
         str(one.batch.accumulation),
         memory,
         step,
-        MISSING if one.items_per_s is None else number(one.items_per_s),
+        rate,
         MISSING if one.total_s is None else duration(one.total_s),
         printable("; ".join(words)),
     )

@@ -25,6 +25,7 @@ from ndd_console.view.wizard import (
     bounded,
     wizard_rows,
 )
+from ndd_engine.errors import NddError
 
 from .base import CanvasScreen, Look
 from .pages import HelpScreen
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _PAGE = 10
+_STOPPING = "stopping…"
 _MOVES = {
     "up": -1, "k": -1, "down": 1, "j": 1, "pageup": -_PAGE, "pagedown": _PAGE, "home": -9999, "end": 9999,
 }  # fmt: skip
@@ -81,7 +83,7 @@ class WizardSource(Protocol):
         """Proposals that are worth a measurement."""
 
     def preview(self, chosen: Proposal) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """(lines of the file, lines of the difference to the one that is there, its name)."""
+        """(lines of the file, lines of the difference to the one that is there, its name or ""). Raises NddError."""
 
     def save(self, chosen: Proposal) -> str:
         """Write the file; its name. Raises NddError."""
@@ -116,9 +118,14 @@ class WizardScreen(CanvasScreen):
         """Take up what the work has found."""
         source, view = self._source, self.view
         view = source.look(replace(view, machine=source.machine_lines()))
+        # What was marked may have been measured since.
+        keys = {one.key for one in view.marked}
+        view = replace(view, marked=tuple(one for one in view.rows if one.key in keys))
         if view.page in (PROBING, VERIFY) and not source.working():
             failed = source.failed()
             view = replace(view, share=None, left_s=None)
+            if view.message == _STOPPING:
+                view = replace(view, message="")
             if failed and failed != view.message:
                 view = replace(view, message=failed, bad=True)
             elif view.page == PROBING and view.rows and not failed:
@@ -160,7 +167,7 @@ class WizardScreen(CanvasScreen):
         view = self.view
         if view.page in (PROBING, VERIFY) and self._source.working():
             self._source.stop()
-            self.show(replace(view, message="stopping…", bad=False))
+            self.show(replace(view, message=_STOPPING, bad=False))
             return
         before = {WORKLOAD: MACHINE, GOAL: WORKLOAD, PROBING: GOAL, TABLE: GOAL, VERIFY: TABLE, FILE: TABLE}
         if view.page == MACHINE:
@@ -218,8 +225,8 @@ class WizardScreen(CanvasScreen):
             self.show(replace(view, plot=not view.plot))
         elif key == "space" and rows:
             one = rows[view.chosen]
-            marked = tuple(other for other in view.marked if other != one)
-            self.show(replace(view, marked=marked if one in view.marked else (*view.marked, one)))
+            marked = tuple(other for other in view.marked if other.key != one.key)
+            self.show(replace(view, marked=marked if len(marked) < len(view.marked) else (*marked, one)))
         elif key == "v" and view.marked:
             self._source.verify(view.marked)
             self.show(replace(view, page=VERIFY, verified=view.marked, chosen=0, message="", bad=False))
@@ -231,13 +238,18 @@ class WizardScreen(CanvasScreen):
             self._open_file(self.view.verified[self.view.chosen])
 
     def _open_file(self, one: Proposal) -> None:
-        if not one.fits and one.measured is None:
-            self.show(replace(self.view, message="this one does not fit; choose another", bad=True))
+        trouble = one.failed or ("" if one.fits or one.measured is not None else "this one does not fit")
+        if trouble:
+            self.show(replace(self.view, message=f"{trouble}; choose another", bad=True))
+            return
+        try:
+            text, diff, path = self._source.preview(one)
+        except NddError as error:
+            self.show(replace(self.view, message=str(error), bad=True))
             return
         self._chosen = one
-        text, diff, path = self._source.preview(one)
         view = replace(
-            self.view, page=FILE, text=text, diff=diff, path=path, top=0, show_diff=False, saved=""
+            self.view, page=FILE, text=text, diff=diff, path=path, top=0, show_diff=bool(path), saved=""
         )
         self.show(replace(view, message="", bad=False))
 
@@ -248,8 +260,6 @@ class WizardScreen(CanvasScreen):
         elif key in ("w", "enter", *("t" * self._can_train)) and self._chosen is not None:
             saved = view.saved
             if not saved:
-                from ndd_engine.errors import NddError
-
                 try:
                     saved = self._source.save(self._chosen)
                 except NddError as error:
@@ -278,6 +288,6 @@ def _keys(view: WizardView, can_train: bool) -> Keys:
         case 5:
             return (("enter", "file"), move, ("b", "back" if view.share is None else "stop"), close)
         case _:
-            diff = (("d", "difference"),) if view.path else ()
+            diff = (("d", "whole file" if view.show_diff else "difference"),) if view.path else ()
             train = (("t", "write and train"),) if can_train else ()
             return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)

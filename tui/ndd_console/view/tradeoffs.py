@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ndd_engine.text import MISSING, duration, number, size
 
@@ -24,7 +24,7 @@ class Column:
     name: str
     width: int
     text: Callable[[Proposal], str]
-    order: Callable[[Proposal], float]
+    order: Callable[[Proposal], Any]
 
 
 def _or(value: float | None) -> float:
@@ -39,8 +39,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("x", 5, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
     Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
     Column("step", 9, lambda one: _step(one), lambda one: _or(one.step_s)),
-    Column("items/s", 9, lambda one: number(one.items_per_s), lambda one: -(one.items_per_s or 0.0)),
-    Column("tokens/s", 10, lambda one: number(one.tokens_per_s), lambda one: -(one.tokens_per_s or 0.0)),
+    Column("items/s", 9, lambda one: _rate(one, one.items_per_s), lambda one: _slowness(one)),
+    Column("tokens/s", 10, lambda one: _rate(one, one.tokens_per_s), lambda one: -(one.tokens_per_s or 0.0)),
     Column("in all", 12, lambda one: duration(one.total_s), lambda one: _or(one.total_s)),
     Column("parameters", 12, lambda one: number(one.parameters), lambda one: one.parameters),
 )  # fmt: skip
@@ -51,6 +51,16 @@ _YIELDS = ("parameters", "tokens/s", "x", "type", "in all", "step", "size", "seq
 
 def _step(one: Proposal) -> str:
     return ("≥" if one.lower_bound else "") + duration(one.step_s)
+
+
+def _rate(one: Proposal, rate: float | None) -> str:
+    return ("≤" if one.lower_bound else "") + number(rate)
+
+
+def _slowness(one: Proposal) -> Any:
+    from ndd_engine.wizard.proposals import slowness
+
+    return slowness(one)
 
 
 def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
@@ -103,6 +113,8 @@ def remark(one: Proposal) -> str:
     if one.measured is not None:
         known = one.measured
         words.append(known.verdict if known.step_s is None else f"measured {duration(known.step_s)} a step")
+    if one.over_bytes:
+        words.append(f"{size(one.over_bytes)} more than may be used")
     if one.placement == "device":
         words.append("data on the card")
     return "; ".join([*words, one.cost] if one.cost else words)

@@ -41,8 +41,8 @@ class WizardView:
     machine: lines, None while it is looked at. workloads: what can be chosen, with the facts of the data in `facts`.
     fields: the goal's questions; chosen: the line of the page that is chosen. rows, best: of the trade-offs, sorted by
     `column`; marked: those to verify. stage, share: what is done now and the part of it that is, None when nothing is.
-    verified: proposals with what was measured. text, diff: of the file. saved: where it was written. message: for the
-    user; bad: it is a problem.
+    verified: proposals with what was measured. text, diff: of the file. path: of the one that is there and will be
+    changed, "" for a new one. saved: where it was written. message: for the user; bad: it is a problem.
     """
 
     page: int = MACHINE
@@ -191,7 +191,8 @@ def _about(one: Proposal, width: int) -> list[Row]:
         memory += f": does not fit, {size(one.missing_bytes)} missing"
     elif one.doubt:
         memory += f", a guess, as {one.doubt}"
-    speed = f"{number(one.items_per_s)} items/s, {number(one.tokens_per_s)} tokens/s"
+    most = "at most " if one.lower_bound else ""
+    speed = f"{most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
     speed += f", {number(one.parameters)} parameters"
     if one.lower_bound:
         speed += "; time is what the card's published peak allows at best"
@@ -260,8 +261,14 @@ def _error(predicted: float | None, measured: float | None) -> str:
 
 
 def _file(view: WizardView, width: int, room: int) -> list[Row]:
-    what = "what would change in" if view.show_diff else "the configuration"
-    title = f"{what} {foreign(view.path)}" if view.show_diff and view.path else what
+    what = (
+        "what would change in"
+        if view.show_diff
+        else "the configuration, for"
+        if view.path
+        else "the configuration"
+    )
+    title = f"{what} {foreign(view.path)}" if view.path else what
     lines = view.diff if view.show_diff else view.text
     place = f" {min(view.top + room - 1, len(lines))}/{len(lines)} " if len(lines) > room - 1 else ""
     out = [rule(title, width, "bold", place)]
