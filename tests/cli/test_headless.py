@@ -20,7 +20,7 @@ from .program import ENDLESS, run, start
 pytestmark = pytest.mark.timeout(150)
 
 
-def wait_for(folder: Path, text: str, seconds: float = 60) -> None:
+def wait_for(folder: Path, text: str, seconds: float = 150) -> None:
     """Until the record of run "one" holds a text."""
     events = folder / "runs" / "one" / "events.jsonl"
     deadline = time.monotonic() + seconds
@@ -38,7 +38,7 @@ def status(folder: Path) -> str:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=150)
     return process.returncode, out, err
 
 
@@ -148,7 +148,7 @@ def test_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=150) == 0
     assert status(tmp_path) == "done"
 
 

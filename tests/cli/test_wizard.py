@@ -9,6 +9,7 @@ import pytest
 import tomli
 
 from ndd_console.cli.wizard import Narrator
+from ndd_engine.config import read
 
 from .program import run
 
@@ -53,6 +54,10 @@ def test_for_a_card_that_is_not_here(tmp_path: Path) -> None:
     assert found["verified"] is False
     assert all(row["step_is_lower_bound"] for row in found["proposals"])
     assert all(row["predicted_memory_bytes"] > 500 << 20 for row in found["proposals"])
+    # Peaks do not tell micro-batches apart: the largest that fits comes nearest to them.
+    assert found["chosen"]["micro"] == max(
+        row["micro"] for row in found["proposals"] if not row["missing_bytes"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,6 +69,11 @@ def test_for_a_card_that_is_not_here(tmp_path: Path) -> None:
         (["--size", "huge"], "there is no such size"),
         (["--shortest", "9999"], "allowed: 2 to"),
         (["-o", "nowhere/a.toml"], "does not exist"),
+        (["-o", "/dev/full", "--force"], "no regular file"),
+        (["-o", "/proc/a.toml"], "cannot be written"),
+        (["/dev/zero"], "is a device"),
+        (["--budget", "nan"], "no number of seconds"),
+        (["--set", "workload.data=gone.txt"], "gone.txt"),
         (["gone.toml"], "gone.toml"),
         (["--set", "batch.micro=0"], "batch.micro"),
         (["--workload", "nope"], "there is no such workload"),
@@ -97,5 +107,41 @@ def test_the_written_file_is_toml(tmp_path: Path) -> None:
     sets = [part for item in small for part in ("--set", item)]
     done = run("wizard", "--workload", "ndd", *sets, "--headless", "--no-verify", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    text = done.stdout[done.stdout.index("# Proposed for") :]
-    assert tomli.loads(text)["workload"]["name"] == "ndd"
+    # Nothing else is on stdout, so that it can go into a file.
+    assert tomli.loads(done.stdout)["workload"]["name"] == "ndd"
+    assert "in all" in done.stderr
+
+
+def test_a_file_is_changed_as_it_was_proposed_and_one_that_cannot_be_read_is_refused_first(
+    tmp_path: Path,
+) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        '# mine\n[workload]\nname = "ndd" # the recordings\nsamples = 400\n[batch]\nsequence = 8\nmicro = 16\n'
+        '[run]\ndevice = "cpu"\nmax_steps = 5\n'
+    )
+    arguments = ("--headless", "--no-verify", "--effective", "32", "--force", "-o", "mine.toml")
+    done = run("wizard", "mine.toml", *arguments, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = mine.read_text()
+    assert text.startswith("# mine\n") and "# the recordings" in text
+    batch = read(mine).resolve().batch
+    assert batch.micro * batch.accumulation == 32
+    mine.write_text("[batch\n")
+    done = run("wizard", "--workload", "ndd", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert "not valid TOML" in done.stderr and "probing" not in done.stderr
+
+
+def test_more_items_a_step_than_there_are_are_refused(tmp_path: Path) -> None:
+    small = (
+        "workload.samples=400",
+        "batch.sequence=8",
+        "batch.micro=16",
+        "run.device=cpu",
+        "run.max_steps=5",
+    )
+    sets = [part for item in small for part in ("--set", item)]
+    done = run("wizard", "--workload", "ndd", *sets, "--headless", "--effective", "100000", folder=tmp_path)
+    assert done.returncode == 2
+    assert "the data has" in done.stderr

@@ -11,9 +11,9 @@ from train_help import EVERY_STEP, Result, Trainer, equal, in_step
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, RunLockedError, UsageError
-from ndd_engine.record.events import EndEvent, RunEvent, WindowEvent, parse
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
 from ndd_engine.train.checkpoint import CheckpointStore
-from ndd_engine.train.run import RunRequest
+from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.workloads.ndd import Ndd
 
 STEPS_PER_EPOCH = 22  # of Trainer.ndd
@@ -134,9 +134,17 @@ def test_what_is_switched_off_does_not_happen(trainer: Trainer) -> None:
 
 
 def test_a_checkpoint_is_written_when_the_last_one_is_long_ago(trainer: Trainer) -> None:
+    written: list[int] = []
+
+    def steer(run: Run, event: Event) -> None:
+        if isinstance(event, MarkEvent) and event.kind == "checkpoint":
+            written.append(event.step)
+            if len(written) == 2:
+                run.control.request("stop", "far enough")
+
     result = trainer.train(
-        *trainer.ndd, *ENDLESS, "run.max_steps=2000", "checkpoint.every_epochs=0", "checkpoint.at_end=false",
-        "checkpoint.every_minutes=0.0005", "log.window_s=0.01", "evaluate.every_epochs=0",
+        *trainer.ndd, *ENDLESS, "checkpoint.every_epochs=0", "checkpoint.at_end=false",
+        "checkpoint.every_minutes=0.0005", "log.window_s=0.01", "evaluate.every_epochs=0", steer=steer,
     )  # fmt: skip
     assert len(result.marks("checkpoint")) >= 2
     assert len(result.checkpoints) <= 3

@@ -100,7 +100,7 @@ def _toml(value: object) -> str:
 
 
 def measured(
-    base: Base, *sets: str, budget_s: float = 60.0, tell: Callable[[Progress], None] | None = None
+    base: Base, *sets: str, budget_s: float = 120.0, tell: Callable[[Progress], None] | None = None
 ) -> TrialEvent:
     """The result of a trial, which leaves nothing behind."""
     before = children()
@@ -144,7 +144,7 @@ def live_run(root: Path, name: str = "live") -> Iterator[Run]:
         yield run
     finally:
         run.control.request("kill")
-        thread.join(60)
+        thread.join(150)
         run.close()
         assert not thread.is_alive()
 
@@ -159,7 +159,7 @@ def ended_run(root: Path, name: str = "ended") -> RunDir:
     return run.directory
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 150) -> None:
     """Wait for something that must happen."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ndd_console.source import StartRow
-from ndd_console.view.wizard import Field, WizardView
+from ndd_console.view.wizard import Field, Preview, WizardView
 from ndd_engine.errors import NddError
 from ndd_engine.wizard.proposals import Measured, Proposal, pareto
 from ndd_engine.wizard.space import Batch, Model
@@ -51,7 +51,8 @@ class FakeWizard:
         self.busy = False
         self.stopped = 0
         self.saved: list[Proposal] = []
-        self.cannot_save = ""
+        self.cannot_save = self.cannot_show = ""
+        self.there = True
 
     def machine_lines(self) -> tuple[str, ...]:
         return (
@@ -124,12 +125,11 @@ class FakeWizard:
     def suggested(self) -> tuple[Proposal, ...]:
         return ROWS[1:2] + ROWS[4:5]
 
-    def preview(self, chosen: Proposal) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        return (
-            TOML,
-            ("--- mine.toml (now)", "+++ mine.toml (new)", "-micro = 64", "+micro = 128"),
-            "mine.toml",
-        )
+    def preview(self, chosen: Proposal) -> Preview:
+        if self.cannot_show:
+            raise NddError(self.cannot_show)
+        diff = ("--- mine.toml (now)", "+++ mine.toml (new)", "-micro = 64", "+micro = 128")
+        return Preview(TOML, "mine.toml", self.there, diff if self.there else ())
 
     def save(self, chosen: Proposal) -> str:
         if self.cannot_save:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from ndd_console.app import WizardApp
+from ndd_console.screens.pages import HelpScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.style import ascii_rows
 from ndd_console.view.tradeoffs import BY_SPEED, COLUMNS, ordered, plot_rows
@@ -22,10 +24,11 @@ from ndd_console.view.wizard import (
     TABLE,
     VERIFY,
     WORKLOAD,
+    Preview,
     WizardView,
     wizard_rows,
 )
-from ndd_engine.wizard.proposals import pareto
+from ndd_engine.wizard.proposals import Measured, pareto
 
 from .fake_wizard import ROWS, TOML, FakeWizard
 from .pilots import until
@@ -74,9 +77,9 @@ async def test_from_the_card_to_the_file() -> None:
         await seen(pilot, lambda view: view.share is None and view.verified[0].measured is not None)
         assert "-2.9 %" in text_of(pilot)
         await pilot.press("enter")
-        assert TOML[2] in text_of(pilot)
+        assert "-micro = 64" in text_of(pilot) and "what would change in mine.toml" in text_of(pilot)
         await pilot.press("d")
-        assert "-micro = 64" in text_of(pilot)
+        assert TOML[2] in text_of(pilot)
         await pilot.press("w")
         assert wizard.saved == [screen_of(pilot)._chosen]
         assert "written: mine.toml" in text_of(pilot)
@@ -107,6 +110,11 @@ async def test_stopping_the_probes_keeps_the_answers() -> None:
         await pilot.press("b")
         assert wizard.stopped == 1
         await seen(pilot, lambda view: view.bad)
+        assert "again" in text_of(pilot)
+        await pilot.press("enter")
+        await seen(pilot, lambda view: view.share is not None and not view.bad)
+        await pilot.press("b")
+        await seen(pilot, lambda view: view.bad)
         await pilot.press("b")
         assert screen_of(pilot).view.page == GOAL
         assert "fits beside others" in text_of(pilot)
@@ -127,6 +135,57 @@ async def test_a_problem_is_told_and_nothing_begins() -> None:
         await pilot.press("right", "enter")
         assert screen_of(pilot).view.page == GOAL
         assert not wizard.busy
+
+
+async def test_a_file_that_cannot_be_shown_is_told_and_the_table_stays() -> None:
+    wizard = FakeWizard()
+    wizard.cannot_show = "mine.toml is no valid TOML \x1b[1m"
+    async with WizardApp(wizard).run_test(size=(100, 30)) as pilot:
+        await pilot.press("enter", "enter", "enter")
+        wizard.go_on()
+        await seen(pilot, lambda view: view.page == TABLE)
+        await pilot.press("enter")
+        assert screen_of(pilot).view.page == TABLE
+        assert "no valid TOML" in text_of(pilot) and "\x1b" not in text_of(pilot)
+        wizard.cannot_show, wizard.there = "", False
+        await pilot.press("enter")
+        assert "a new file, mine.toml" in text_of(pilot)
+        assert "difference" not in text_of(pilot)
+
+
+async def test_what_was_measured_stays_marked_and_what_failed_cannot_be_written() -> None:
+    wizard = FakeWizard()
+    async with WizardApp(wizard).run_test(size=(120, 40)) as pilot:
+        await pilot.press("enter", "enter", "enter")
+        wizard.go_on()
+        await seen(pilot, lambda view: view.page == TABLE)
+        keys = {one.key for one in screen_of(pilot).view.marked}
+        first = ROWS[4]  # the second by speed
+        failed = replace(first, measured=Measured(None, None, "out of memory: 2 GB more"))
+        wizard.rows = tuple(failed if row is first else row for row in wizard.rows)
+        await seen(pilot, lambda view: failed in view.rows)
+        assert {one.key for one in screen_of(pilot).view.marked} == keys
+        assert failed.key in keys and "✔" in text_of(pilot)
+        await pilot.press("home", "down", "enter")
+        assert screen_of(pilot).view.page == TABLE
+        assert "out of memory: 2 GB more; choose another" in text_of(pilot)
+
+
+async def test_for_a_card_elsewhere_nothing_can_be_trained_here() -> None:
+    wizard = FakeWizard()
+    app = WizardApp(wizard, can_train=False)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("enter", "enter", "enter")
+        wizard.go_on()
+        await seen(pilot, lambda view: view.page == TABLE)
+        await pilot.press("enter")
+        assert "write and train" not in text_of(pilot)
+        await pilot.press("t")
+        assert screen_of(pilot).view.page == FILE
+        await pilot.press("?")
+        page = pilot.app.screen
+        assert isinstance(page, HelpScreen)
+        assert "mark a row" in "\n".join(text for row in page.draw(120, 40) for text, _ in row)
 
 
 async def test_what_does_not_fit_cannot_be_written() -> None:
@@ -193,8 +252,7 @@ PAGES = st.builds(
     chosen=st.integers(0, 5),
     column=st.integers(0, len(COLUMNS) - 1),
     share=st.one_of(st.none(), st.floats(0, 1)),
-    text=st.just(TOML),
-    diff=st.just(("-a", "+b\x1b[0m")),
+    file=st.just(Preview(TOML, "a\x1b[0m.toml", True, ("-a", "+b\x1b[0m"))),
     show_diff=st.booleans(),
     message=st.sampled_from(["", "not good", "many words " * 40]),
 )

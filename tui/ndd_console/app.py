@@ -113,13 +113,20 @@ class LadderApp(CanvasApp):
 class WizardApp(CanvasApp):
     """The wizard's screen. to_train: the file that is to be trained once it is closed, "" for none."""
 
-    def __init__(self, source: WizardSource, *, ascii_only: bool = False, monochrome: bool = False) -> None:
+    def __init__(
+        self,
+        source: WizardSource,
+        *,
+        can_train: bool = True,
+        ascii_only: bool = False,
+        monochrome: bool = False,
+    ) -> None:
         super().__init__(ascii_only=ascii_only, monochrome=monochrome)
-        self._source = source
+        self._source, self._can_train = source, can_train
         self.to_train = ""
 
     def get_default_screen(self) -> Screen[None]:
-        return WizardScreen(self._look, self._source, self._close)
+        return WizardScreen(self._look, self._source, self._close, can_train=self._can_train)
 
     def _close(self, to_train: str) -> None:
         self.to_train = to_train

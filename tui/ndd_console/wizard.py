@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ndd_console.source import StartRow
 from ndd_console.view.machine import describe
-from ndd_console.view.wizard import Field, WizardView
+from ndd_console.view.wizard import Field, Preview, WizardView
 from ndd_engine.config import WORKLOADS
 from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.errors import NddError
@@ -31,7 +31,7 @@ from ndd_engine.wizard.proposals import Proposal
 
 from .app import WizardApp
 from .hosting import hosted
-from .saving import save_new
+from .saving import new_path, save_new
 from .terminal import capabilities
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _GOALS: tuple[Goal, ...] = tuple(GOALS)
 _LEAVE = (None, 0.0, 0.2, 0.4, 0.6)
 _TIMES = (2, 4, 8)
+# Of a file that was given no name.
+_STEM = "wizard"
 MEANINGS = {
     "throughput": "as many items a second as possible, within the limits below",
     "beside": "nearly as fast as possible with as little memory as possible, for a machine that others use too",
@@ -61,6 +63,7 @@ class WizardJob:
         self, answers: Answers, path: Path | None, budget_s: float, notes: tuple[str, ...] = ()
     ) -> None:
         self.answers = answers
+        self._items = answers.items
         self._path, self._budget_s, self._notes = path, budget_s, notes
         self._machine: Machine | None = None
         self._names: tuple[str, ...] = ()
@@ -83,7 +86,9 @@ class WizardJob:
     # The questions.
 
     def machine_lines(self) -> tuple[str, ...] | None:
-        return None if self._machine is None else (*describe(self._machine), *self._notes)
+        if self._machine is None:
+            return None
+        return (*_of_card(self.answers), *describe(self._machine), *self._notes)
 
     def workloads(self) -> tuple[StartRow, ...]:
         import ndd_profiles
@@ -117,12 +122,16 @@ class WizardJob:
         except NddError as error:
             self._config, self._error = None, str(error)
             return ()
-        self._config, self._sizes, self._error = config, draft.sizes, ""
-        self._open = draft.size == "auto"
+        self._config, self._sizes, self._error, self._open = config, draft.sizes, "", draft.size == "auto"
         if known is None:
             return ("what it holds is known once it is opened",)
         each = f", {number(known.tokens_per_item)} {known.token}s each" if known.tokens_per_item else ""
-        return (known.text, f"{number(known.train_items)} {known.item}s to train on{each}")
+        found = f"{number(known.train_items)} {known.item}s to train on{each}"
+        if self._open:
+            found += (
+                f", with size {config.workload.size}: the size that this machine takes is found by trying"
+            )
+        return (known.text, found)
 
     def fields(self) -> tuple[Field, ...]:
         answers, config = self.answers, self._config
@@ -166,7 +175,7 @@ class WizardJob:
             place += 1  # without the number of items
         if place == 0:
             goal = _GOALS[(_GOALS.index(answers.goal) + by) % len(_GOALS)]
-            items = answers.items
+            items = answers.items if goal == "time" else self._items
             if goal == "time" and items is None:
                 from ndd_engine.wizard.plan import run_items
 
@@ -241,15 +250,15 @@ class WizardJob:
 
         return tuple(to_verify(self._planned, self.answers))
 
-    def preview(self, chosen: Proposal) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    def preview(self, chosen: Proposal) -> Preview:
         from ndd_engine.wizard.writing import difference, text_of
 
         text = self._text(chosen)
         path = self._path
         if path is not None and path.exists():
             diff = difference(text_of(path), text, str(path))
-            return tuple(text.splitlines()), tuple(diff), str(path)
-        return tuple(text.splitlines()), (), ""
+            return Preview(tuple(text.splitlines()), str(path), True, tuple(diff))
+        return Preview(tuple(text.splitlines()), str(path or new_path(_STEM)))
 
     def save(self, chosen: Proposal) -> str:
         from ndd_engine.wizard.writing import save
@@ -257,7 +266,7 @@ class WizardJob:
         text = self._text(chosen)
         path = self._path
         if path is None:
-            return str(save_new("wizard", text))
+            return str(save_new(_STEM, text))
         save(path, text)
         return str(path)
 
@@ -341,6 +350,21 @@ class WizardJob:
         self.answers = replace(self.answers, leave_bytes=None if part is None else int(part * free))
 
 
+def _of_card(answers: Answers) -> tuple[str, ...]:
+    """What there is to know of a card that is not here."""
+    if answers.card is None:
+        return ()
+    card = card_named(answers.card)
+    peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in card.dense_tflops.items())
+    return (
+        f"what is proposed is for another card: {card.name}, by its published figures",
+        f"  memory    {card.memory_gb:g} GB, of which {size(usable_bytes(card))} are counted on",
+        f"  peaks     {peaks} TFLOP/s, {card.bandwidth_gb_s:g} GB/s",
+        "nothing of it is verified here; times are what the peaks allow at best",
+        "",
+    )
+
+
 def _about(profile: dict[str, object]) -> str:
     sizes = profile.get("sizes")
     return f"sizes {', '.join(sizes)}" if isinstance(sizes, dict) and sizes else "one size"
@@ -380,7 +404,7 @@ def show(
     """
     can = capabilities(ascii_only)
     job = WizardJob(answers, output or answers.config, budget_s, beside(live_runs(root)))
-    app = WizardApp(job, ascii_only=can.ascii_only, monochrome=can.monochrome)
+    app = WizardApp(job, can_train=answers.card is None, ascii_only=can.ascii_only, monochrome=can.monochrome)
     status = hosted(app, job.stop)
     job.stop()
     job.join()

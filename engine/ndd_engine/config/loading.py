@@ -209,7 +209,7 @@ def read(
     if name not in WORKLOADS and ":" not in name:
         problems.append(
             Problem(
-                draft.where(("workload", "name")),
+                "--workload" if workload is not None else draft.where(("workload", "name")),
                 "workload.name",
                 "there is no such workload",
                 shown(name),
@@ -239,6 +239,8 @@ def read(
 
 def _text_of(path: Path) -> str:
     name = printable(str(path))
+    if path.is_char_device() or path.is_block_device():  # which may have no end
+        raise ConfigError([Problem(name, "", "is a device; name a TOML file")])
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -267,7 +267,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Config:
         if self.run.epochs is None and self.run.max_steps is None:
-            raise ValueError("a run needs run.epochs or run.max_steps")
+            raise ValueError("a run needs run.epochs or run.max_steps, as in --set run.epochs=3")
         if self.loader.cache and getattr(self.workload, "augment", False):
             raise ValueError(
                 "loader.cache keeps items, and workload.augment changes them every epoch: turn one of them off"

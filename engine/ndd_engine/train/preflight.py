@@ -32,7 +32,10 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         found += error.problems
         config = draft.salvage()
     if config is not None:
+        wrong = {problem.key for problem in found}  # which fell back to their defaults for this look
         for problem in problems(config, ""):
+            if problem.key in wrong:
+                continue
             found.append(replace(problem, where=draft.where(problem.key.split("."))))
         if config.log.trace is not None and (why := trace_problem(config.log.trace)) is not None:
             found.append(draft.problem(("log", "trace"), why, config.log.trace))

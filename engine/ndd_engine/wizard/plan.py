@@ -187,10 +187,15 @@ class Planner:
     def _ask(self, command: Json) -> Json:
         assert self._child is not None
 
+        words = self._stage
+
         def tick(text: str | None) -> None:
+            nonlocal words
             if self._stop.is_set():
                 raise StoppedError("stopped")
-            self._tell(self._stage if text is None else f"{self._stage}: {text}", self._done)
+            if text is not None:
+                words = f"{self._stage}: {text}"
+            self._tell(words, self._done)
 
         try:
             return self._child.ask(command, PATIENCE_S, tick)

@@ -225,7 +225,7 @@ def cost_in_words(
     words = []
     if model.sequence < now[1]:
         unit = f"{token}s" if token else "steps"
-        words.append(f"sees {model.sequence} of {now[1]} {unit} at a time")
+        words.append(f"sees {model.sequence} of {now[1]} {unit} at a time, and an item is that much less")
     if model.size != now[0] and parameters[1] != parameters[0]:
         kind = "smaller" if parameters[1] < parameters[0] else "larger"
         words.append(f"a {kind} model: {number(parameters[1])} of {number(parameters[0])} parameters")

@@ -181,7 +181,7 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
             text += f", measured {size(measured.memory_bytes)}"
         found["batch.micro"] = text
     if (rate := proposal.items_per_s) is not None:
-        text = f"predicted {number(rate)} {opened.item}s/s"
+        text = f"predicted {'at most ' if proposal.lower_bound else ''}{number(rate)} {opened.item}s/s"
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"
         found["batch.accumulation"] += f": {text}"

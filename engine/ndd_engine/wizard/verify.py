@@ -138,11 +138,15 @@ class _Race:
         return time.monotonic() - self._begin
 
     def _measure(self, one: _Candidate, steps: int, words: str) -> None:
+        said = words
+
         def tick(text: str | None) -> None:
+            nonlocal said
             if self._stop.is_set():
                 raise StoppedError("stopped")
-            share = min(self._elapsed_s / self._budget_s, 1.0)
-            self._tell(words if text is None else f"{words}: {text}", share)
+            if text is not None:
+                said = f"{words}: {text}"
+            self._tell(said, min(self._elapsed_s / self._budget_s, 1.0))
 
         if one.side is None:
             self._make_room(one.proposal)

@@ -17,7 +17,7 @@ from ndd_engine.config.workload_sections import AntispoofSection
 from . import antispoof_data
 from .antispoof_data import SAMPLE_RATE, Recording, SpeechData
 from .antispoof_model import SeResNet
-from .base import Batch, Collate, MeanLoss, Parted
+from .base import Batch, Collate, MeanLoss, Parted, built
 from .files import KEY
 from .speech_signals import (
     LogMel,
@@ -182,7 +182,7 @@ class Antispoof:
         self._notes = [*data.notes, *evaluation_notes(config, evaluation)]
         self.train_data: Dataset[Any] = AugmentedClips(train, config.run.seed) if section.augment else train
         self.eval_data: Dataset[Any] = evaluation
-        model = SeResNet(section.blocks, section.channels, section.reduction, section.dropout)
+        model = built(lambda: SeResNet(section.blocks, section.channels, section.reduction, section.dropout))
         self.model: nn.Module = model
         self.parts: Mapping[str, Parted] = model.parts()
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
+from ndd_engine.errors import DoesNotFitError
+from ndd_engine.hardware.host import free_memory
+from ndd_engine.text import size
+
+Model = TypeVar("Model", bound=nn.Module)
 Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to
 
 
@@ -101,6 +107,31 @@ class MeanLoss:
 
     def result(self) -> dict[str, float]:
         return {"loss": float(self.total) / self.count if self.total is not None else float("nan")}
+
+
+class _Unwritten(TorchFunctionMode):
+    """What would only be written in place stays as it is: without contents there is nothing to draw, and torch would
+    load much of itself to do nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, named = getattr(func, "__name__", ""), kwargs or {}
+        if name.endswith("_") and not name.endswith("__"):
+            return args[0] if args else named["tensor"]  # as `torch.nn.init` hands it over
+        return func(*args, **named)
+
+
+def built(build: Callable[[], Model]) -> Model:
+    """The model, unless its parameters alone take more memory than there is: found out before any is taken.
+
+    Raises DoesNotFitError.
+    """
+    with torch.device("meta"), _Unwritten():
+        needed = sum(parameter.nbytes for parameter in build().parameters())
+    if needed > (free := free_memory()):
+        raise DoesNotFitError(
+            f"the parameters of this model take {size(needed)}, and {size(free)} of memory are free"
+        )
+    return build()
 
 
 def batch_size(batch: Batch) -> int:

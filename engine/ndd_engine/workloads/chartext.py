@@ -16,7 +16,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
 from . import text_data
-from .base import Batch, Collate, MeanLoss, Parted, overlapping
+from .base import Batch, Collate, MeanLoss, Parted, built, overlapping
 from .chartext_model import NextCharacterModel, ScoreModel
 from .text_data import TextData
 from .windows import Complaints, window_count
@@ -102,7 +102,7 @@ class Chartext:
         shifted = not self.diffusion
         self.train_data: Dataset[Any] = TextWindows(train, layout.sequence, layout.stride, shifted)
         self.eval_data: Dataset[Any] = TextWindows(evaluation, layout.sequence, layout.eval_stride, shifted)
-        model = build_model(section, len(data.vocabulary), layout.sequence)
+        model = built(lambda: build_model(section, len(data.vocabulary), layout.sequence))
         self.model: nn.Module = model
         self.parts: Mapping[str, Parted] = model.parts()
 

@@ -16,7 +16,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import FinetuneSection
 
 from . import finetune_data
-from .base import Batch, Collate, Parted
+from .base import Batch, Collate, Parted, built
 from .byte_pairs import BytePairs, learn, words
 from .chartext_model import NextCharacterModel
 from .finetune_data import DocumentData
@@ -125,7 +125,7 @@ class Finetune:
         self.train_data: Dataset[Any] = Examples(data.train, encoder, data.sequence)
         self.eval_data: Dataset[Any] = Examples(data.evaluation, encoder, data.sequence)
         self.collate: Collate | None = Pad(data.sequence if section.pad == "full" else None)
-        model = build_model(section, len(encoder), data.sequence)
+        model = built(lambda: build_model(section, len(encoder), data.sequence))
         self.model: nn.Module = model
         self.parts: Mapping[str, Parted] = model.parts()
 

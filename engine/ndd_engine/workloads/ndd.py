@@ -16,7 +16,7 @@ from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
 from . import eeg_data
-from .base import Batch, Collate, MeanLoss, Parted, overlapping
+from .base import Batch, Collate, MeanLoss, Parted, built, overlapping
 from .eeg_data import EegData
 from .eeg_signals import OUTLIER_SIGMAS, clip_outliers, standardise, synthetic
 from .ndd_model import build_model
@@ -124,7 +124,7 @@ class Ndd:
         self.eval_data: Dataset[Any] = SampleWindows(
             signal[train:], layout.sequence, None if labels is None else labels[train:]
         )
-        model = build_model(section, data.channels, layout.sequence)
+        model = built(lambda: build_model(section, data.channels, layout.sequence))
         self.model: nn.Module = model
         self.parts: Mapping[str, Parted] = {"hidden": model.hidden, "head": model.head}
 

@@ -14,7 +14,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import SummariseSection
 
 from . import summarise_data
-from .base import Batch, Collate, MeanLoss, Metric, Parted
+from .base import Batch, Collate, MeanLoss, Metric, Parted, built
 from .rouge import rouge
 from .summarise_data import PADDING, Encoded, Pair, PairData, Vocabulary
 from .summarise_model import PointerGenerator, negative_log_likelihood
@@ -187,7 +187,7 @@ class Summarise:
         self.train_data: Dataset[Any] = PairDataset.of(train, limits)
         self.eval_data: Dataset[Any] = PairDataset.of(evaluation, limits)
         self.collate: Collate | None = Padder(limits)
-        self._writer = build_model(section)
+        self._writer = built(lambda: build_model(section))
         self.model: nn.Module = self._writer
         self.parts: Mapping[str, Parted] = self._writer.parts()
 

@@ -32,7 +32,9 @@ def stoppable(what: str) -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.exit_status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
         stop.set()
-        click.echo(f"stopping {what}; what was measured is printed. Ctrl-C again ends it at once", err=True)
+        click.echo(
+            f"stopping {what}; what is known by then is printed. Ctrl-C again ends it at once", err=True
+        )
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -48,6 +50,8 @@ def check_writable(path: Path | None) -> None:
         return
     if path.is_dir():
         raise UsageError(f"-o {printable(str(path))}: is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"-o {printable(str(path))}: is no regular file")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"-o {printable(str(path))}: the folder it should go into does not exist")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,21 @@ import click
 from .completion import workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds of 1 or more."""
+
+    name = "seconds"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return found
 
 
 def configuration(command: Command) -> Command:

@@ -20,7 +20,7 @@ from ndd_engine.text import MISSING, duration, number, printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
-from .options import configuration
+from .options import Seconds, configuration
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
@@ -60,10 +60,15 @@ SHOWN = 12
 @click.option("--headless", is_flag=True, help="Without a screen: the answers are the options.")
 @click.option("--no-verify", is_flag=True, help="Leave out the measurements of the best proposals.")
 @click.option(
-    "--budget", type=click.FloatRange(min=1), default=BUDGET_S, show_default=True, metavar="SECONDS",
+    "--budget", type=Seconds(), default=BUDGET_S, show_default=True, metavar="SECONDS",
     help="Of the verification.",
 )  # fmt: skip
-@click.option("-o", "output", type=click.Path(path_type=Path), help="Write the TOML to this file.")
+@click.option(
+    "-o",
+    "output",
+    type=click.Path(path_type=Path),
+    help="Write the TOML to this file, the table to stdout (default: the TOML to stdout).",
+)
 @click.option("--force", is_flag=True, help="Write over a file that exists; its comments stay.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
@@ -154,7 +159,8 @@ def _headless(
         click.echo(json.dumps(document(planned, answers, best), indent=2, allow_nan=False))
     else:
         for line in describe(planned, answers, best):
-            click.echo(line)
+            # Where the TOML goes to stdout, nothing else does.
+            click.echo(line, err=output is None and best is not None)
     if best is None:
         return stop.exit_status or EXIT_MACHINE
     if output is not None and stop.is_set():
@@ -171,7 +177,7 @@ def _headless(
         name = printable(str(output))
         click.echo(f"wrote {name}; train it with: ndd-console train {name}", err=True)
     elif not as_json:
-        click.echo(f"\n{text}", nl=False)
+        click.echo(text, nl=False)
     return stop.exit_status
 
 

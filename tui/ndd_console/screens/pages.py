@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual import events
 
 from ndd_console.source import RunSource
-from ndd_console.view.pager import help_lines, log_view, page_room, page_rows
+from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Row
 
@@ -62,13 +62,17 @@ class PageScreen(CanvasScreen):
 
 
 class HelpScreen(PageScreen):
-    """Keys and words."""
+    """Keys and words. keys: of the screen that it is asked for on."""
 
     title_text = "keys, and the words on the screen"
     leave_keys = LEAVE | {"question_mark", "h"}
 
+    def __init__(self, look: Look, keys: tuple[tuple[str, str], ...] = HELP_KEYS) -> None:
+        super().__init__(look)
+        self._keys = keys
+
     def lines(self, width: int) -> list[Row]:
-        return help_lines(width)
+        return help_lines(width, self._keys)
 
 
 class SettingsScreen(PageScreen):

@@ -10,6 +10,7 @@ from textual import events
 
 from ndd_console.source import StartRow
 from ndd_console.view.live import Keys
+from ndd_console.view.pager import WIZARD_KEYS
 from ndd_console.view.style import Row
 from ndd_console.view.tradeoffs import COLUMNS, ordered
 from ndd_console.view.wizard import (
@@ -21,8 +22,10 @@ from ndd_console.view.wizard import (
     VERIFY,
     WORKLOAD,
     Field,
+    Preview,
     WizardView,
     bounded,
+    shown_lines,
     wizard_rows,
 )
 from ndd_engine.errors import NddError
@@ -82,8 +85,8 @@ class WizardSource(Protocol):
     def suggested(self) -> tuple[Proposal, ...]:
         """Proposals that are worth a measurement."""
 
-    def preview(self, chosen: Proposal) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """(lines of the file, lines of the difference to the one that is there, its name or ""). Raises NddError."""
+    def preview(self, chosen: Proposal) -> Preview:
+        """The file. Raises NddError."""
 
     def save(self, chosen: Proposal) -> str:
         """Write the file; its name. Raises NddError."""
@@ -109,7 +112,7 @@ class WizardScreen(CanvasScreen):
         self._can_train = can_train
         self._leave = leave
         self._chosen: Proposal | None = None
-        self.view = WizardView(keys=_keys(WizardView(), can_train))
+        self.view = WizardView(keys=_keys(WizardView(), can_train), can_train=can_train)
 
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self.look_again)
@@ -150,15 +153,15 @@ class WizardScreen(CanvasScreen):
             self._source.stop()
             self._leave("")
         elif key == "?":
-            self.app.push_screen(HelpScreen(self.look))
+            self.app.push_screen(HelpScreen(self.look, WIZARD_KEYS))
         elif key in _BACK:
             self._back()
         elif key in _MOVES and self.view.page != MACHINE:
             self._move(_MOVES[key])
         else:
             pages = {
-                MACHINE: self._machine, WORKLOAD: self._workload, GOAL: self._goal, TABLE: self._table,
-                VERIFY: self._verify, FILE: self._file,
+                MACHINE: self._machine, WORKLOAD: self._workload, GOAL: self._goal, PROBING: self._probing,
+                TABLE: self._table, VERIFY: self._verify, FILE: self._file,
             }  # fmt: skip
             if self.view.page in pages:
                 pages[self.view.page](key)
@@ -178,8 +181,7 @@ class WizardScreen(CanvasScreen):
     def _move(self, by: int) -> None:
         view = self.view
         if view.page == FILE:
-            lines = view.diff if view.show_diff else view.text
-            self.show(replace(view, top=bounded(view.top + by, lines)))
+            self.show(replace(view, top=bounded(view.top + by, shown_lines(view))))
             return
         rows: tuple[object, ...] = {
             WORKLOAD: view.workloads, GOAL: view.fields, TABLE: view.rows, VERIFY: view.verified,
@@ -216,6 +218,11 @@ class WizardScreen(CanvasScreen):
             self._source.probe()
             self.show(replace(self.view, page=PROBING, rows=(), best=(), message="", bad=False))
 
+    def _probing(self, key: str) -> None:
+        if key == "enter" and not self._source.working():
+            self._source.probe()
+            self.show(replace(self.view, rows=(), best=(), message="", bad=False))
+
     def _table(self, key: str) -> None:
         view = self.view
         rows = ordered(view.rows, view.column)
@@ -243,19 +250,17 @@ class WizardScreen(CanvasScreen):
             self.show(replace(self.view, message=f"{trouble}; choose another", bad=True))
             return
         try:
-            text, diff, path = self._source.preview(one)
+            file = self._source.preview(one)
         except NddError as error:
             self.show(replace(self.view, message=str(error), bad=True))
             return
         self._chosen = one
-        view = replace(
-            self.view, page=FILE, text=text, diff=diff, path=path, top=0, show_diff=bool(path), saved=""
-        )
+        view = replace(self.view, page=FILE, file=file, top=0, show_diff=file.there, saved="")
         self.show(replace(view, message="", bad=False))
 
     def _file(self, key: str) -> None:
         view = self.view
-        if key == "d" and view.path:
+        if key == "d" and view.file.there:
             self.show(replace(view, show_diff=not view.show_diff, top=0))
         elif key in ("w", "enter", *("t" * self._can_train)) and self._chosen is not None:
             saved = view.saved
@@ -281,13 +286,14 @@ def _keys(view: WizardView, can_train: bool) -> Keys:
         case 2:
             return (("enter", "probe"), move, ("←→", "change"), back, close)
         case 3:
-            return (("b", "stop"), close)
+            return (("b", "stop"), close) if view.share is not None else (("enter", "again"), back, close)
         case 4:
             verify = (("v", f"measure {len(view.marked)}"),) if view.marked else ()
-            return (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"), back, close)
+            keys = (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"))
+            return (*keys, back, ("?", "help"), close)
         case 5:
             return (("enter", "file"), move, ("b", "back" if view.share is None else "stop"), close)
         case _:
-            diff = (("d", "whole file" if view.show_diff else "difference"),) if view.path else ()
+            diff = (("d", "whole file" if view.show_diff else "difference"),) if view.file.there else ()
             train = (("t", "write and train"),) if can_train else ()
             return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)

@@ -22,6 +22,19 @@ HELP_KEYS: tuple[tuple[str, str], ...] = (
     ("q", "leave: stop after a checkpoint, or leave it running"),
     ("Ctrl-C", "stop after a checkpoint; again: stop at once"),
 )
+WIZARD_KEYS: tuple[tuple[str, str], ...] = (
+    ("enter", "on; on the trade-offs and after a measurement: the file of the chosen row"),
+    ("b, esc", "back; while something goes on: stop it"),
+    ("← →", "on the goal: another answer"),
+    ("s", "on the trade-offs: sort by the next column, named with ▾"),
+    ("p", "on the trade-offs: the plot of memory against speed, or more rows"),
+    ("space", "on the trade-offs: mark a row (✔) to be measured, or not"),
+    ("v", "measure the marked rows, each in a process of its own"),
+    ("d", "on the file: what would change in one that is there, or all of it"),
+    ("w", "write the file; a new name, unless one was given"),
+    ("t", "write it, close the wizard and train"),
+    ("q, Ctrl-C", "close; what goes on is ended"),
+)
 HELP_WORDS: tuple[tuple[str, str], ...] = (
     ("item", "what a batch is made of, such as a window of text"),
     ("micro-step", "one forward and backward pass over one micro-batch"),
@@ -48,7 +61,9 @@ HELP_WORDS: tuple[tuple[str, str], ...] = (
     ("no gain", "the interval is narrow and holds 1"),
     ("undecided", "the interval is too wide to say: more time would tell"),
     ("ladder", "settings one on top of the other, each kept only if it helps"),
-    ("●", "in the wizard: no other combination is better in everything"),
+    ("● · ▲", "in the wizard: no other combination is better in everything; the others; the chosen one"),
+    ("≥ ≤", "what a card's published peaks allow at best: never reached"),
+    ("x", "micro-batches that are accumulated to one step"),
     ("guess", "predicted, and not to be relied on until it is measured"),
     ("MFU", "counted FLOPs a second, as a share of the card's dense peak"),
     ("intensity", "FLOPs for each byte that is moved, if nothing is fused"),
@@ -57,15 +72,15 @@ HELP_WORDS: tuple[tuple[str, str], ...] = (
 )
 
 
-def help_lines(width: int) -> list[Row]:
+def help_lines(width: int, keys: tuple[tuple[str, str], ...] = HELP_KEYS) -> list[Row]:
     """Keys and words, wrapped to the width."""
     lines: list[Row] = []
-    for pairs in (HELP_KEYS, HELP_WORDS):
+    for pairs in (keys, HELP_WORDS):
         if lines:
             lines.append(())
         indent = 16 if width >= 48 else 2
         for word, text in pairs:
-            style = "key" if pairs is HELP_KEYS else "accent"
+            style = "key" if pairs is keys else "accent"
             wrapped = wrap(text, width - indent)
             if indent == 2:
                 lines.append(((word, style),))

@@ -38,7 +38,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("micro", 7, lambda one: str(one.batch.micro), lambda one: -one.batch.micro),
     Column("x", 5, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
     Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
-    Column("step", 9, lambda one: _step(one), lambda one: _or(one.step_s)),
+    Column("data", 6, lambda one: "card" if one.placement == "device" else "host", lambda one: one.placement),
+    Column("step", 10, lambda one: _step(one), lambda one: _or(one.step_s)),
     Column("items/s", 9, lambda one: _rate(one, one.items_per_s), lambda one: _slowness(one)),
     Column("tokens/s", 10, lambda one: _rate(one, one.tokens_per_s), lambda one: -(one.tokens_per_s or 0.0)),
     Column("in all", 12, lambda one: duration(one.total_s), lambda one: _or(one.total_s)),
@@ -46,7 +47,8 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # What goes first where there is little room.
-_YIELDS = ("parameters", "tokens/s", "x", "type", "in all", "step", "size", "sequence")
+_YIELDS = ("parameters", "tokens/s", "x", "type", "in all", "step", "size", "sequence", "data")
+DATA = next(place for place, column in enumerate(COLUMNS) if column.name == "data")
 
 
 def _step(one: Proposal) -> str:
@@ -68,9 +70,12 @@ def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
     return sorted(rows, key=lambda one: (not one.fits, COLUMNS[column].order(one)))
 
 
-def shown_columns(width: int, column: int) -> list[int]:
-    """The places of the columns that there is room for; the one that is sorted by is among them."""
+def shown_columns(rows: Sequence[Proposal], width: int, column: int) -> list[int]:
+    """The places of the columns that there is room for, and that tell rows apart; the one that is sorted by is among
+    them."""
     kept = list(range(len(COLUMNS)))
+    if len({one.placement for one in rows}) < 2 and column != DATA:
+        kept.remove(DATA)
     for name in _YIELDS:
         if sum(COLUMNS[place].width for place in kept) <= width - 2:
             break
@@ -78,23 +83,23 @@ def shown_columns(width: int, column: int) -> list[int]:
     return kept
 
 
-def heading_row(width: int, column: int) -> Row:
+def heading_row(columns: Sequence[int], width: int, column: int) -> Row:
     """Names of the columns; the one that is sorted by stands out."""
     spans: list[Span] = [("  ", "dim")]
-    for place in shown_columns(width, column):
+    for place in columns:
         known = COLUMNS[place]
         name = f"{known.name}▾" if place == column else known.name
         spans.append((name.ljust(known.width), "accent" if place == column else "dim"))
     return fit(tuple(spans), width)
 
 
-def proposal_row(one: Proposal, width: int, column: int, chosen: bool, best: bool) -> Row:
+def proposal_row(one: Proposal, columns: Sequence[int], width: int, chosen: bool, best: bool) -> Row:
     """One proposal. best: nothing beats it. What it costs, or is missing, stands in the room that is left."""
     lead = "▸ " if chosen else "● " if best else "  "
     style = "bad" if not one.fits else "text"
     spans: list[Span] = [(lead, "accent")]
     used = 2
-    for place in shown_columns(width, column):
+    for place in columns:
         known = COLUMNS[place]
         text = shorten(known.text(one), known.width - 1)
         spans.append((text + " " * (known.width - cells(text)), "select" if chosen else style))
@@ -115,8 +120,6 @@ def remark(one: Proposal) -> str:
         words.append(known.verdict if known.step_s is None else f"measured {duration(known.step_s)} a step")
     if one.over_bytes:
         words.append(f"{size(one.over_bytes)} more than may be used")
-    if one.placement == "device":
-        words.append("data on the card")
     return "; ".join([*words, one.cost] if one.cost else words)
 
 

@@ -13,7 +13,7 @@ from .bars import progress_bar
 from .live import Keys, footer_row
 from .rows import BLANK, cells, ends, fit, foreign, rule, shorten, wrap
 from .style import Row, Span
-from .tradeoffs import BY_SPEED, heading_row, ordered, plot_rows, proposal_row
+from .tradeoffs import BY_SPEED, heading_row, ordered, plot_rows, proposal_row, shown_columns
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
@@ -35,14 +35,25 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
+class Preview:
+    """A file before it is written: its lines, its path, whether there is one already, and the lines of the difference
+    to that one."""
+
+    text: tuple[str, ...]
+    path: str
+    there: bool = False
+    diff: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WizardView:
     """What the wizard shows.
 
     machine: lines, None while it is looked at. workloads: what can be chosen, with the facts of the data in `facts`.
     fields: the goal's questions; chosen: the line of the page that is chosen. rows, best: of the trade-offs, sorted by
     `column`; marked: those to verify. stage, share: what is done now and the part of it that is, None when nothing is.
-    verified: proposals with what was measured. text, diff: of the file. path: of the one that is there and will be
-    changed, "" for a new one. saved: where it was written. message: for the user; bad: it is a problem.
+    verified: proposals with what was measured. file: that would be written; saved: where it was. message: for the user;
+    bad: it is a problem.
     """
 
     page: int = MACHINE
@@ -62,13 +73,12 @@ class WizardView:
     stage: str = ""
     share: float | None = None
     left_s: float | None = None
-    text: tuple[str, ...] = ()
-    diff: tuple[str, ...] = ()
+    file: Preview = Preview((), "")
     show_diff: bool = False
-    path: str = ""
     saved: str = ""
     message: str = ""
     bad: bool = False
+    can_train: bool = True
     keys: Keys = field(default=())
 
 
@@ -104,10 +114,14 @@ def trail(page: int, width: int) -> Row:
 def _machine(view: WizardView, width: int, room: int) -> list[Row]:
     if view.machine is None:
         return [(("looking at the hardware…", "dim"),)]
-    lines = [shorten(printable(line), width) for line in view.machine]  # in columns, which stay
-    return [rule("what is proposed is for this machine", width), *(((line, "text"),) for line in lines)][
-        :room
-    ]
+    rows = [rule("what is proposed is for this machine" if view.can_train else "this machine", width)]
+    for line in map(printable, view.machine):
+        in_columns = "  " in line.strip()  # which stay
+        rows += [
+            ((part, "text"),)
+            for part in ([shorten(line, width)] if in_columns else wrap(line, width) or [""])
+        ]
+    return rows[:room]
 
 
 def _workload(view: WizardView, width: int, room: int) -> list[Row]:
@@ -154,9 +168,10 @@ def _probing(view: WizardView, width: int, room: int) -> list[Row]:
     rows = [rule("probing", width), *_progress(view, width), BLANK]
     rows += [((line, "text"),) for note in view.notes for line in wrap(foreign(note), width)]
     if view.rows:
-        rows += [BLANK, heading_row(width, view.column)]
+        columns = shown_columns(view.rows, width, view.column)
+        rows += [BLANK, heading_row(columns, width, view.column)]
         for one in ordered(view.best, view.column)[: max(room - len(rows), 0)]:
-            rows.append(proposal_row(one, width, view.column, False, True))
+            rows.append(proposal_row(one, columns, width, False, True))
     return rows
 
 
@@ -175,10 +190,13 @@ def _table(view: WizardView, width: int, room: int) -> list[Row]:
     about = [] if chosen is None else _about(chosen, width)
     space = max(room - 1 - len(plot) - len(about), 1)
     start = _start(view.chosen, len(rows), space)
-    out = [heading_row(width, view.column)]
+    columns = shown_columns(view.rows, width, view.column)
+    out = [heading_row(columns, width, view.column)]
+    best = {one.key for one in view.best}
+    marks = {one.key for one in view.marked}
     for place, one in enumerate(rows[start : start + space], start):
-        line = proposal_row(one, width, view.column, place == view.chosen, one in view.best)
-        marked = one in view.marked and place != view.chosen
+        line = proposal_row(one, columns, width, place == view.chosen, one.key in best)
+        marked = one.key in marks and place != view.chosen
         out.append((("✔ ", "good"), *line[1:]) if marked else line)
     out += [BLANK] * (space - (len(out) - 1))
     return [*out, *about, *plot]
@@ -261,15 +279,10 @@ def _error(predicted: float | None, measured: float | None) -> str:
 
 
 def _file(view: WizardView, width: int, room: int) -> list[Row]:
-    what = (
-        "what would change in"
-        if view.show_diff
-        else "the configuration, for"
-        if view.path
-        else "the configuration"
-    )
-    title = f"{what} {foreign(view.path)}" if view.path else what
-    lines = view.diff if view.show_diff else view.text
+    file = view.file
+    what = "what would change in" if view.show_diff else "all of" if file.there else "a new file,"
+    title = f"{what} {foreign(file.path)}"
+    lines = shown_lines(view)
     place = f" {min(view.top + room - 1, len(lines))}/{len(lines)} " if len(lines) > room - 1 else ""
     out = [rule(title, width, "bold", place)]
     seen = lines[view.top : view.top + max(room - 1, 0)]
@@ -277,6 +290,11 @@ def _file(view: WizardView, width: int, room: int) -> list[Row]:
     if not lines:
         out.append((("nothing would change", "dim"),))
     return out
+
+
+def shown_lines(view: WizardView) -> tuple[str, ...]:
+    """Of the file, or of what would change in it."""
+    return view.file.diff if view.show_diff else view.file.text
 
 
 def foreign_line(line: str) -> str:
