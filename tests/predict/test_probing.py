@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,16 @@ from ndd_engine.config import Config, read
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.fakes import traced
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
-from ndd_engine.predict.probing import Prober, alike, caveat, disagreement, endless, extremes, longest_first
+from ndd_engine.predict.probing import (
+    Prober,
+    alike,
+    caveat,
+    disagreement,
+    endless,
+    extremes,
+    longest_first,
+    sizes,
+)
 from ndd_engine.predict.recording import record
 from ndd_engine.predict.trace import Trace, fit
 from ndd_engine.train.prepare import seed
@@ -110,6 +122,18 @@ def test_items_that_the_loader_keeps_are_timed_as_kept(monkeypatch: pytest.Monke
     assert kept.data_s < 0.001  # the first time only
 
 
+@pytest.mark.parametrize(
+    ("items", "found"), [(100, (4, 8, 16, 32)), (9, (4, 8)), (7, (6, 7)), (3, (2, 3)), (2, (2,)), (1, (1,))]
+)
+def test_few_items_are_probed_at_what_there_is(items: int, found: tuple[int, ...]) -> None:
+    assert sizes(SimpleNamespace(train_data=range(items))) == found  # type: ignore[arg-type]
+
+
+def test_of_one_size_alone_the_memory_is_that_of_all() -> None:
+    found = alike(lambda _: one(400, 50), (2,))
+    assert found.aligned and found.trace(1).peak() == found.trace(2).peak() == 450
+
+
 @pytest.mark.parametrize(("replayed", "words"), [(1000, ""), (1019, ""), (1100, "1 KB"), (800, "800 B")])
 def test_an_allocator_that_does_other_things_is_told(replayed: int, words: str) -> None:
     found = disagreement(replayed, 1000)
@@ -183,13 +207,29 @@ def test_steps_are_timed_at_spread_batches(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_memory_does_not_hold_is_not_tried() -> None:
-    found = prober("chartext", "workload.size=tiny").time([2, 8, 32], 5.0, lambda micro: micro < 8)
-    assert [point.micro for point in found.points] == [2]
+    probe = prober("chartext", "workload.size=tiny")
+    found = probe.time([2, 8, 32], 5.0, lambda micro: micro < 8)
+    assert found is not None and [point.micro for point in found.points] == [2]
+    assert probe.time([2, 8, 32], 5.0, lambda _: False) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process can be forgotten on Linux only")
+def test_what_the_heap_holds_beyond_the_requests_is_in_the_prediction() -> None:
+    probe = prober("antispoof", "workload.size=tiny", "workload.clips=80")
+    memory = probe.memory(outside_bytes=100 * MIB)
+    plain = {micro: memory.peak(micro) for micro in (8, 32, 64)}
+    probe.time([8, 32], 5.0, lambda _: True)
+    found = probe.with_heap(memory)
+    assert [micro for micro, _ in found.heap] == [8, 32]
+    # Freed pieces lie between those in use: glibc's heap is never as small as what is asked of it.
+    assert all(found.peak(micro) == plain[micro] + found.heap_bytes(micro) for micro in plain)
+    assert found.peak(32) > plain[32] and found.peak(64) > plain[64]
+    assert Memory.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_a_slow_micro_batch_ends_the_timing() -> None:
     found = prober("chartext", "workload.size=tiny").time([2, 8, 32], 1e-9, lambda _: True)
-    assert [point.micro for point in found.points] == [2]
+    assert found is not None and [point.micro for point in found.points] == [2]
 
 
 # As on a card, from tensors without contents.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,23 @@ def free_memory(root: Path = Path("/")) -> int:
     """Bytes that this process can still allocate: what is available now, and no more than its control groups leave."""
     available = int(psutil.virtual_memory().available)
     return min((available, *(free_in_group(group, limit) for group, limit in read_limits(root).memory)))
+
+
+def resident_peak() -> int | None:
+    """Most bytes that this process had in memory at a time, since it began or /proc was told to forget; None where the
+    system does not say."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    with suppress(ImportError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return None
 
 
 def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from . import lines
 from .allocator import Rules
 from .trace import Family, Trace
 
@@ -37,6 +38,7 @@ class Memory:
     on: "card", then the allocator's rules apply, or "host". outside_bytes: beside what a step allocates: on a card
     the context and other libraries, on the host the process with the program, the model and the data. source: where
     the traces come from, in words. caveat: why the prediction is no promise although the traces line up; "" for none.
+    heap: on the host, what the process was seen to hold beyond all that, as (micro-batch, bytes): its heap has holes.
     """
 
     family: Family
@@ -45,12 +47,20 @@ class Memory:
     source: str
     rules: Rules = field(default_factory=Rules)
     caveat: str = ""
+    heap: tuple[tuple[int, int], ...] = ()
 
     def peak(self, micro: int, accumulation: int = 1) -> int:
         """Predicted bytes at the peak, as the card or the process shows them."""
         trace = self._trace(micro, accumulation)
         inside = trace.peak(HOST_GRANULE) if self.on == "host" else trace.on_card(self.rules).peak_reserved
-        return self.outside_bytes + inside
+        return self.outside_bytes + inside + self.heap_bytes(micro)
+
+    def heap_bytes(self, micro: int) -> int:
+        """What the heap of the process holds beyond what is in use at the peak; 0 on a card."""
+        if not self.heap:
+            return 0
+        places, values = zip(*self.heap, strict=True)
+        return round(lines.at(micro, places, values))
 
     @property
     def promised(self) -> bool:
@@ -86,6 +96,7 @@ class Memory:
             "source": self.source,
             "rules": asdict(self.rules),
             "caveat": self.caveat,
+            "heap": self.heap,
         }
 
     @classmethod
@@ -97,6 +108,6 @@ class Memory:
         lines = tuple((start, slope) for start, slope in known["lines"])
         at = (known["at"][0], known["at"][1])
         family = Family(at, trace, lines, known["aligned"], known["loose"])
-        return cls(
-            family, body["on"], body["outside_bytes"], body["source"], Rules(**body["rules"]), body["caveat"]
-        )
+        heap = tuple((micro, size) for micro, size in body["heap"])
+        rules = Rules(**body["rules"])
+        return cls(family, body["on"], body["outside_bytes"], body["source"], rules, body["caveat"], heap)

@@ -50,6 +50,7 @@ class Outlook:
             "optimizer": self.optimizer_bytes,
             "process": max(outside, 0),
             "kept items": self.kept_bytes,
+            "heap": self.memory.heap_bytes(self.config.batch.micro),
         }
         return {
             **known,
@@ -122,6 +123,7 @@ def outlook(
         lambda micro: micro <= recorded or available is None or memory.peak(micro) <= available,
     )
     assert times is not None
+    memory = prober.with_heap(memory)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
     return Outlook(
         config=config,

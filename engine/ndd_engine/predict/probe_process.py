@@ -190,7 +190,7 @@ class Probes:
             "probed": {
                 "parameters": parameter_count(workload.model),
                 "tokens_per_item": workload.tokens_per_item,
-                "memory": memory.to_dict(),
+                "memory": prober.with_heap(memory).to_dict(),
                 "time": None if times is None else times.to_dict(),
             }
         }

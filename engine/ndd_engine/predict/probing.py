@@ -8,7 +8,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import cycle, islice, pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
 
@@ -17,6 +19,7 @@ import torch
 from torch.utils.data import Subset
 
 from ndd_engine.config import Config
+from ndd_engine.hardware.host import resident_peak
 from ndd_engine.text import size
 from ndd_engine.train.autosize import ALONE, probe_batches
 from ndd_engine.train.clock import PhaseClock
@@ -60,6 +63,8 @@ class Prober:
         # The newest recording on a card, and the bytes that its allocator had reserved at most.
         self._seen: tuple[Trace, int] | None = None
         self._extremes, self._looked = extremes(workload)
+        # On the host: most bytes that the process grew by while a micro-batch was timed, by its size.
+        self._grown: dict[int, int] = {}
 
     def warm(self) -> int:
         """Bytes of this process in memory once it has done a step: torch brings in much of itself only then."""
@@ -67,8 +72,7 @@ class Prober:
         stepper = self.stepper()
         stepper.eager_step(self._batches(sizes(self.workload)[0]), PhaseClock(), 0)
         del stepper
-        gc.collect()
-        _trim()
+        _tidy()
         return resident()
 
     def memory(self, outside_bytes: int) -> Memory:
@@ -124,10 +128,14 @@ class Prober:
         on_card = self.device.type == "cuda"
         points: list[Point] = []
         update_s = 0.0
+        _tidy()
+        before = resident()
+        self._grown = {}
         for micro in sorted(micros):
             if not most(micro):
                 break
             self._tell(f"timing micro-batches of {micro}")
+            watched = not on_card and _forget_peak()
             try:
                 point, update_s = self._point(stepper, micro)
             except RuntimeError as error:
@@ -136,6 +144,8 @@ class Prober:
                     break
                 raise
             points.append(point)
+            if watched and (most_seen := resident_peak()) is not None:
+                self._grown[micro] = most_seen - before
             if point.compute_s + point.data_s > longest_s:
                 break
         if not points:
@@ -147,6 +157,14 @@ class Prober:
             point, _ = self._point(stepper, knee)
             found = StepTime(merged([*points, point]), update_s, on_card)
         return found
+
+    def with_heap(self, memory: Memory) -> Memory:
+        """The prediction with what the process was seen to hold beyond it, while micro-batches were timed."""
+        if memory.on == "card":
+            return memory
+        peaks = {micro: memory.peak(micro) - memory.outside_bytes for micro in self._grown}
+        heap = ((micro, max(grown - peaks[micro], 0)) for micro, grown in sorted(self._grown.items()))
+        return replace(memory, heap=tuple(heap))
 
     def _point(self, stepper: Stepper, micro: int) -> tuple[Point, float]:
         """One size of the micro-batch, and the seconds of the optimizer's step."""
@@ -339,10 +357,21 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _trim() -> None:
+def _tidy() -> None:
     """Let glibc give back what is free: the size of the model may have been chosen here, by trying larger ones."""
+    gc.collect()
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _forget_peak() -> bool:
+    """Let the kernel find the peak of this process anew; whether it does."""
+    _tidy()
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
 
 
 def _forget(device: torch.device) -> None:

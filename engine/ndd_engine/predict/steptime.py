@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from . import lines
 
 Json = dict[str, Any]
 
@@ -66,17 +67,9 @@ class StepTime:
         return max(round(last.micro - (last.compute_s - host) / slope), 1)
 
     def _at(self, micro: int, name: str) -> float:
-        """On the line between the two points around it, or through the two at the end that it lies beyond."""
-        points = self.points
-        values = [getattr(point, name) for point in points]
-        if len(points) == 1:
-            return float(values[0]) * micro / points[0].micro
-        place = min(max(bisect_right([point.micro for point in points], micro), 1), len(points) - 1)
-        left, right = points[place - 1], points[place]
-        slope = (values[place] - values[place - 1]) / (right.micro - left.micro)
-        found = values[place - 1] + slope * (micro - left.micro)
-        # A line that falls is noise: time does not shrink below what a smaller batch took.
-        return float(max(found, min(values) * min(micro / points[0].micro, 1.0)))
+        return lines.at(
+            micro, [point.micro for point in self.points], [getattr(point, name) for point in self.points]
+        )
 
     def to_dict(self) -> Json:
         """As JSON takes it."""

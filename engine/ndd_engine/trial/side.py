@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ndd_engine.child import Pipe, first_to_go
 from ndd_engine.config import anywhere, read, to_toml
 from ndd_engine.errors import NddError
+from ndd_engine.hardware.host import resident_peak
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
 from ndd_engine.text import printable
 
@@ -289,7 +290,7 @@ def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
         return int(torch.cuda.max_memory_allocated(device)), int(torch.cuda.max_memory_reserved(device))
     import psutil
 
-    own = _resident_peak()
+    own = resident_peak()
     workers = 0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -297,21 +298,6 @@ def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
             found = child.memory_full_info()
             workers += int(getattr(found, "pss", found.rss))
     return (None if own is None else own + workers), None
-
-
-def _resident_peak() -> int | None:
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    with contextlib.suppress(ImportError):
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return None
 
 
 def main(arguments: list[str]) -> None:
