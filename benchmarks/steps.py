@@ -57,7 +57,7 @@ def measure(options: Options) -> list[Table]:
     """All workloads, or those that were asked for."""
     table = Table(
         "predicted step times against measured ones",
-        ("workload", "proposal", "predicted", "measured", "error", "by round", "blocks differ by"),
+        ("workload", "proposal", "predicted (s)", "measured (s)", "error", "by round", "blocks differ by"),
     )
     rows: list[Row] = []
     for workload in WORKLOADS:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.hardware.host import detect_host, usable_threads
+from ndd_engine.hardware.host import detect_host, free_memory, usable_threads
 
 Tree = Callable[[dict[str, str]], Path]
 GIB = 1 << 30
@@ -79,6 +79,23 @@ def test_v2_container_that_sees_its_group_as_the_root(tree: Tree) -> None:
     }
     host = detect_host(tree(files), affinity=64)
     assert (host.usable_cpus, host.memory_limit_bytes) == (4, 8 * GIB)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_others_in_the_group_use_is_not_free(tree: Tree, version: int) -> None:
+    mib = 1 << 20
+    if version == 2:
+        groups = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": V2_MOUNT}
+        folder, names, inactive = "sys/fs/cgroup", ("memory.max", "memory.current"), "inactive_file"
+    else:
+        groups = {"proc/self/cgroup": "4:memory:/\n", "proc/self/mountinfo": V1_MOUNTS.format("/")}
+        folder, names = "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        inactive = "total_inactive_file"
+    stat = f"anon {4 * mib}\n{inactive} {2 * mib}\nactive_file {mib}\n"
+    files = machine() | groups | {f"{folder}/{names[0]}": f"{8 * mib}\n"}
+    assert free_memory(tree(files)) == 8 * mib
+    files |= {f"{folder}/{names[1]}": f"{7 * mib}\n", f"{folder}/memory.stat": stat}
+    assert free_memory(tree(files)) == 3 * mib  # pages of files that nobody used lately are given up
 
 
 @pytest.mark.parametrize("top", ["/", "/docker/abc"])

@@ -14,7 +14,7 @@ import torch
 from ndd_engine.config import Config, read
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.fakes import traced
-from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE
+from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE, Memory
 from ndd_engine.predict.probing import (
     Prober,
     alike,

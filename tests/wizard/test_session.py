@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ndd_engine.wizard.plan import StoppedError
 from ndd_engine.wizard.session import best_measured, configuration, plan, to_verify, written, written_into
 from ndd_engine.wizard.verify import verify
 
+NDD = ("workload.samples=400", "batch.sequence=8", "batch.micro=16", "run.device=cpu", "run.max_steps=20")
 SMALL = ("workload.size=tiny", "run.device=cpu", "run.max_steps=20")
 TOLD: list[str] = []
 
@@ -59,6 +61,86 @@ def test_stopping_ends_the_probes() -> None:
     stop.set()
     with pytest.raises(StoppedError):
         plan(Answers(workload="chartext", sets=SMALL), tell, stop)
+
+
+def test_stopping_between_two_models_keeps_the_first() -> None:
+    stop = threading.Event()
+    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), shortest=4)
+    planned = plan(answers, tell, stop, lambda now: stop.set() if now.rows else None)
+    assert {one.model.sequence for one in planned.rows} == {8}
+
+
+DIES = """
+import os, signal
+import torch
+from torch import nn
+
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if Items.length == 8:
+            os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
+        return torch.ones(Items.length), torch.ones(1)
+
+
+def make(settings):
+    Items.length = settings.sequence
+    return {
+        "model": nn.Linear(settings.sequence, 1), "train_data": Items(), "eval_data": Items(), "item": "row",
+        "loss": lambda output, batch: (output - batch[1]).pow(2).mean(),
+        "forward": lambda model, batch: model(batch[0]),
+    }
+"""
+
+
+def test_a_model_that_ends_the_process_with_the_probes_is_no_word_on_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dies.py").write_text(DIES)
+    sets = (
+        f'workload.path=["{tmp_path}"]',
+        "run.max_steps=5",
+        "batch.micro=4",
+        "batch.sequence=16",
+        "run.device=cpu",
+    )
+    folders = set(Path(tempfile.gettempdir()).glob(".ndd-*"))
+    planned = plan(Answers(workload="dies:make", sets=sets, shortest=4), tell, threading.Event())
+    why = {found.model.sequence: found.why for found in planned.found}
+    assert why.keys() == {16, 8, 4}
+    assert "killed by signal 9" in why[8] and not why[16] and not why[4]
+    assert {one.model.sequence for one in planned.rows} == {16, 4}
+    assert set(Path(tempfile.gettempdir()).glob(".ndd-*")) <= folders
+
+
+def test_the_memory_is_that_of_the_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ndd_engine.wizard.plan.free_memory", lambda: 3 << 30)
+    monkeypatch.setattr("ndd_engine.hardware.card.free_memory", lambda: 80 << 30)  # of a card, say
+    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD))
+    assert plan(answers, tell, threading.Event()).situation.free_bytes == pytest.approx(
+        0.92 * (3 << 30), rel=0.01
+    )
+
+
+def test_more_items_a_step_than_the_data_holds_are_refused() -> None:
+    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), effective=100_000)
+    with pytest.raises(UsageError, match="a step takes 100000 windows, and the data has"):
+        plan(answers, tell, threading.Event())
+
+
+def test_for_a_card_elsewhere_the_size_is_that_of_a_card() -> None:
+    answers = Answers(
+        workload="chartext", sets=("run.device=cuda", "precision.amp=bf16"), card="RTX 4080 SUPER"
+    )
+    planned = plan(answers, tell, threading.Event())
+    assert {one.model.size for one in planned.rows} == {"guide"}
+    assert planned.situation.free_bytes < 0.92 * (16 << 30)
+    first = planned.ranked(answers)[0]
+    assert first.lower_bound and first.batch.micro == max(one.batch.micro for one in planned.rows if one.fits)
+    assert "at most" in written(answers, planned.situation, first)
 
 
 def test_more_memory_than_there_is_cannot_be_left_free() -> None:

@@ -14,7 +14,8 @@ from ndd_engine.child import ChildError
 from ndd_engine.trial.side import SideFacts
 from ndd_engine.wizard import verify as module
 from ndd_engine.wizard.answers import Answers
-from ndd_engine.wizard.proposals import Proposal
+from ndd_engine.wizard.proposals import Measured, Proposal
+from ndd_engine.wizard.session import best_measured
 from ndd_engine.wizard.space import Batch
 from ndd_engine.wizard.verify import verify
 
@@ -102,12 +103,40 @@ def test_running_out_of_memory_is_a_result_and_the_others_go_on() -> None:
     assert not FakeSide.open
 
 
-def test_stopping_keeps_what_is_known() -> None:
+@pytest.mark.parametrize("after", [0, 2, 5])
+def test_stopping_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     stop = threading.Event()
-    stop.set()
+    plain, blocks = FakeSide.train, 0
+
+    def train(self: FakeSide, *given: Any, **named: Any) -> tuple[float, int]:
+        nonlocal blocks
+        blocks += 1
+        if blocks > after:
+            stop.set()
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(FakeSide, "train", train)
     found = race(proposals(100), stop=stop)
-    assert [one.measured.verdict for one in found if one.measured] == ["not measured"] * 4
+    known = [one.measured for one in found if one.measured]
+    # Each has two blocks in the first round: one that warms up, and one that counts.
+    assert [one.step_s is not None for one in known] == [index < after // 2 for index in range(4)]
+    assert all(one.step_s is not None or one.verdict == "not measured" for one in known)
+    assert not any(one.failed for one in found)
     assert not FakeSide.open
+
+
+def test_what_takes_more_than_may_be_used_comes_after_what_does_not() -> None:
+    def seen(micro: int, step_s: float | None, memory: int | None) -> Proposal:
+        verdict = "measured" if step_s else "out of memory: the step does not fit"
+        return replace(
+            BASE, batch=Batch(micro, 1), free_bytes=ROOM, measured=Measured(step_s, memory, verdict)
+        )
+
+    over, within, failed = seen(8, 0.1, ROOM + 1), seen(4, 0.1, ROOM), seen(2, None, None)
+    assert best_measured([over, within, failed], Answers()) == within
+    assert best_measured([over, failed], Answers()) == over and over.over_bytes == 1
+    assert best_measured([failed], Answers()) is None
+    assert failed.failed and not within.failed
 
 
 def test_on_a_card_the_context_counts_as_the_card_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
