@@ -21,7 +21,7 @@ from ndd_engine.wizard.plan import Planner, Situation, proposals
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import Planned, to_verify
 from ndd_engine.wizard.space import Model
-from ndd_engine.wizard.verify import PATIENCE_S, STEPS, side_of
+from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
 
 from .common import Options, Table, as_percent, as_seconds, quantile, say
 from .wizard import answers_of
@@ -116,7 +116,7 @@ def _model(
             side = side_of(answers, one)
             sides.append(side)
             side.prepare(PATIENCE_S, _ignore)
-            side.train(STEPS, PATIENCE_S, _ignore, lead=0, until_s=BLOCK_S, least=2)  # warms up
+            side.train(WARM_UP, PATIENCE_S, _ignore, lead=0, until_s=BLOCK_S, least=2)  # warms up
         before = [_block(side) for side in sides]
         for _ in range(rounds):
             probed = proposals(situation, answers, planner.probe_one(situation, model))

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.trial.paired import Estimate, estimate, quad
-from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.answers import BUDGET_S, Answers
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import Planned, best_measured, plan, to_verify
-from ndd_engine.wizard.verify import PATIENCE_S, STEPS, side_of, verify
+from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of, verify
 
 from .common import Options, Table, as_percent, as_seconds, say
 
 GRID = 20
 GRID_S = 120.0
-VERIFY_S = 60.0
+VERIFY_S = BUDGET_S
 # Of the comparison of the chosen one with the best of the grid.
 BLOCK_S = 1.5
 QUADS = 6
@@ -163,7 +163,7 @@ def _paired(answers: Answers, other: Proposal, mine: Proposal) -> Estimate | Non
     try:
         for side in sides:
             side.prepare(PATIENCE_S, _ignore)
-            side.train(STEPS, PATIENCE_S, _ignore, lead=0, until_s=BLOCK_S, least=2)
+            side.train(WARM_UP, PATIENCE_S, _ignore, lead=0, until_s=BLOCK_S, least=2)
 
         def rate(index: int) -> float:
             seconds, steps = sides[index].train(1 << 40, PATIENCE_S, _ignore, until_s=BLOCK_S, least=2)

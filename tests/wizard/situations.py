@@ -5,6 +5,7 @@ from __future__ import annotations
 from ndd_engine.config import read
 from ndd_engine.hardware.host import Host
 from ndd_engine.predict.allocator import MIB
+from ndd_engine.predict.memory import Items
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.wizard.answers import card_named
 from ndd_engine.wizard.plan import Situation
@@ -16,10 +17,9 @@ FREE = 1000 * MIB
 KEPT = 300 * MIB
 MODEL = Model("tiny", 64, "off")
 OPENED = Opened(
-    device="cpu", device_name="Test CPU", threads=2, chosen_threads=None, item="window", token="character",
-    tokens_per_item=64.0, train_items=1600, eval_items=100, parameters=1000, model="a model", data="some text",
-    size="tiny", memory_gb=None, sequence=64, amp="off", process_bytes=0, context_bytes=0, kept_bytes=KEPT,
-    gathers=True, places=True, setup_s=3.0, lengths=[],
+    device="cpu", device_name="Test CPU", chosen_threads=None, item="window", token="character", tokens_per_item=64.0,
+    train_items=1600, parameters=1000, model="a model", data="some text", size="tiny", memory_gb=None, sequence=64,
+    process_bytes=0, context_bytes=0, items=Items(KEPT, gathers=True), setup_s=3.0, lengths=[],
 )  # fmt: skip
 HOST = Host("h", "Test CPU", 2, 2, None, None)
 

@@ -39,7 +39,7 @@ def test_on_a_card_the_data_may_lie_there_for_its_bytes() -> None:
 
 
 def test_data_that_changes_every_epoch_stays_where_it_is() -> None:
-    rows = proposals(situation(opened=replace(OPENED, kept_bytes=None, places=False)), Answers(), found())
+    rows = proposals(situation(opened=replace(OPENED, items=Items(None, gathers=False))), Answers(), found())
     assert {one.placement for one in rows} == {"host"}
 
 

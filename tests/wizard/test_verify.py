@@ -75,10 +75,28 @@ def race(rows: list[Proposal], budget_s: float = 60.0, stop: threading.Event | N
 def test_the_faster_ones_go_on_for_longer() -> None:
     found = race(proposals(100))
     assert [one.measured.step_s for one in found if one.measured] == pytest.approx(list(STEP_S.values()))
-    assert {micro: len(steps) for micro, steps in FakeSide.steps.items()} == {2: 2, 4: 3, 8: 4, 16: 2}
+    # A block that warms up, and one for each round: the two best have all of them.
+    assert {micro: len(steps) for micro, steps in FakeSide.steps.items()} == {2: 2, 4: 5, 8: 5, 16: 2}
     spreads = [one.measured.spread for one in found if one.measured]
     assert spreads[0] is None and spreads[1:3] == pytest.approx([0.0, 0.0])
     assert not FakeSide.open
+
+
+def test_a_machine_that_becomes_slower_favours_neither_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = 0
+
+    def train(self: FakeSide, steps: int, *_: Any, **__: Any) -> tuple[float, int]:
+        nonlocal blocks
+        blocks += 1
+        return steps * self.micro * 0.1 * 1.05**blocks, steps  # all as fast, by items
+
+    monkeypatch.setattr(FakeSide, "train", train)
+    found = race(proposals(100))
+    known = {one.batch.micro: one.measured for one in found}
+    best = [micro for micro, one in known.items() if one is not None and len(one.rounds_s) == 4]
+    assert len(best) == 2
+    rates = [micro / one.step_s for micro in best if (one := known[micro]) is not None and one.step_s]
+    assert rates[0] == pytest.approx(rates[1], rel=0.01)
 
 
 @pytest.mark.parametrize(("memory", "most"), [(100, 4), (400, 2), (900, 1)])

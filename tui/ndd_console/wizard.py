@@ -73,6 +73,7 @@ class WizardJob:
         self._config: Config | None = None
         self._open = False
         self._longest = 0
+        self._train_items: int | None = None
         self._sizes: tuple[str, ...] = ()
         self._planned: Planned | None = None
         self._verified: tuple[Proposal, ...] = ()
@@ -123,6 +124,7 @@ class WizardJob:
             self._config, self._error = None, str(error)
             return ()
         self._config, self._sizes, self._error, self._open = config, draft.sizes, "", draft.size == "auto"
+        self._train_items = None if known is None else known.train_items
         if known is None:
             return ("what it holds is known once it is opened",)
         each = f", {number(known.tokens_per_item)} {known.token}s each" if known.tokens_per_item else ""
@@ -332,7 +334,11 @@ class WizardJob:
     def _change_batch(self, config: Config, by: int) -> None:
         now = config.batch.items
         # (to be held, how many; None: as configured)
-        choices: list[tuple[bool, int | None]] = [(True, None), *((True, now * times) for times in _TIMES)]
+        # No step takes more items than there are.
+        held_ = [
+            now * times for times in _TIMES if self._train_items is None or now * times <= self._train_items
+        ]
+        choices: list[tuple[bool, int | None]] = [(True, None), *((True, items) for items in held_)]
         choices.append((False, None))
         held = (self.answers.hold_effective, self.answers.effective)
         at = choices.index(held) if held in choices else 0

@@ -98,8 +98,8 @@ class Block:
 class Allocator:
     """Takes requests one after the other. cap: bytes that may be reserved, None for no limit.
 
-    reserved, active, requested: bytes now, held of the driver, in blocks that are in use, and asked for; with the
-    highest of each. retries: requests that were met only after cached segments had been given back.
+    reserved, active, requested: bytes now, held of the driver, in blocks that are in use, and asked for. retries:
+    requests that were met only after cached segments had been given back.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -108,8 +108,6 @@ class Allocator:
     active: int = 0
     requested: int = 0
     peak_reserved: int = 0
-    peak_active: int = 0
-    peak_requested: int = 0
     retries: int = 0
     segments: int = 0
 
@@ -139,8 +137,6 @@ class Allocator:
         self._live[key] = block, size
         self.active += block.size
         self.requested += size
-        self.peak_active = max(self.peak_active, self.active)
-        self.peak_requested = max(self.peak_requested, self.requested)
 
     def free(self, key: int) -> None:
         """What was requested as `key` is not needed any more; unknown keys are left alone."""

@@ -18,10 +18,17 @@ ONE, MANY = "one", "many"
 @dataclass(frozen=True)
 class Items:
     """All items of training and evaluation. kept_bytes: as tensors that are kept, None where they differ from epoch to
-    epoch and cannot be; gathers: they are such tensors already, in the memory of the process."""
+    epoch and cannot be; gathers: they are such tensors already, in the memory of the process. joined: by a function of
+    the workload's, which works on the host: items of different lengths."""
 
     kept_bytes: int | None
     gathers: bool
+    joined: bool = False
+
+    @property
+    def places(self) -> bool:
+        """Whether `loader.placement` can put them on a card without further ado."""
+        return self.gathers or (self.kept_bytes is not None and not self.joined)
 
     def beside(self, on_card: bool, placement: str, cache: bool) -> int:
         """Bytes that the loader's settings keep in the memory that is predicted, beside what a probe has seen."""
@@ -72,7 +79,9 @@ class Memory:
         """Why it is no promise; "" where it is."""
         if self.caveat:
             return self.caveat
-        return "" if self.family.aligned else "the steps of the two probes allocate in another order"
+        if self.family.aligned:
+            return ""
+        return f"the steps of the two probes differ: {self.family.loose} large requests have no partner"
 
     def _trace(self, micro: int, accumulation: int) -> Trace:
         return self.family.trace(micro).until(ONE if accumulation == 1 else MANY)

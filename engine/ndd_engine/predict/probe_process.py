@@ -22,6 +22,8 @@ from ndd_engine.child import Json, Pipe, first_to_go
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import NddError
 
+from .memory import Items, Memory
+
 LEAVE_STATUS = 0
 # Seconds of looking at the lengths of items.
 LOOK_S = 1.0
@@ -36,37 +38,36 @@ ABSENT_CONTEXT = 667 << 20
 class Opened:
     """What a configuration trains on, and where. Bytes.
 
-    process_bytes: of this process with torch, the device and all of the data after a step, without the model.
-    context_bytes: on a card, what a process takes beside its allocator. kept_bytes, gathers: see `memory.Items`;
-    places: whether `loader.placement` can put the data on a card without further ado.
-    memory_gb: of the card, where the size of the model was found for it. setup_s: seconds to prepare the data. threads:
-    in effect; chosen_threads: where their number was found by measuring, else None.
-    lengths: tokens of items that were looked at, where these vary, ascending.
+    device: as torch names it. chosen_threads: intra-op threads where their number was found by measuring, else None.
+    size, sequence: of the model; memory_gb: of the card, where the size was found for it. process_bytes: of this
+    process with torch, the device and all of the data after a step, without the model. context_bytes: on a card, what a
+    process takes beside its allocator. setup_s: seconds to prepare the data. lengths: tokens of items that were looked
+    at, where these vary, ascending.
     """
 
     device: str
     device_name: str
-    threads: int
     chosen_threads: int | None
     item: str
     token: str | None
     tokens_per_item: float
     train_items: int
-    eval_items: int
     parameters: int
     model: str
     data: str
     size: str | None
     memory_gb: float | None
     sequence: int
-    amp: str
     process_bytes: int
     context_bytes: int
-    kept_bytes: int | None
-    gathers: bool
-    places: bool
+    items: Items
     setup_s: float
     lengths: list[int]
+
+    @classmethod
+    def from_dict(cls, body: Json) -> Opened:
+        """The reverse of asdict."""
+        return cls(**{**body, "items": Items(**body["items"])})
 
 
 class Probes:
@@ -100,7 +101,6 @@ class Probes:
 
         from ndd_engine.hardware.card import detect
         from ndd_engine.train.autosize import decide
-        from ndd_engine.train.optim import make_precision
         from ndd_engine.train.prepare import seed
         from ndd_engine.workloads.base import parameter_count
         from ndd_engine.workloads.registry import prepare
@@ -122,31 +122,24 @@ class Probes:
         workload = prepare(config, self.pipe.tell)
         setup_s = time.monotonic() - begin
         weights = _weights(workload)
-        items = items_of(workload)
         process = Prober(config, workload, device, self.pipe.tell).warm() - weights
         self._opened = Opened(
             device=machine.device,
             device_name=machine.chosen.name if machine.chosen is not None else machine.host.cpu,
-            threads=torch.get_num_threads(),
             chosen_threads=None if choice is None else choice.threads,
             item=workload.item,
             token=workload.token,
             tokens_per_item=workload.tokens_per_item,
             train_items=len(cast(Any, workload.train_data)),
-            eval_items=len(cast(Any, workload.eval_data)),
             parameters=parameter_count(workload.model),
             model=workload.describe_model(),
             data=workload.describe_data(),
             size=getattr(config.workload, "size", None),
             memory_gb=None if choice is None else choice.memory_gb,
             sequence=config.batch.sequence,
-            amp=_amp(make_precision(config, device).name),
             process_bytes=max(process, 0),
             context_bytes=self._context_bytes,
-            kept_bytes=items.kept_bytes,
-            gathers=items.gathers,
-            # Items of different lengths may be joined on the host only.
-            places=items.gathers or (items.kept_bytes is not None and workload.collate is None),
+            items=items_of(workload),
             setup_s=setup_s,
             lengths=lengths(workload),
         )
@@ -207,7 +200,6 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
     from ndd_engine.workloads.base import parameter_count
 
     from .fakes import traced
-    from .memory import Memory
     from .probing import alike, caveat, extremes, sizes
     from .steptime import Point, StepTime
     from .trace import Trace
@@ -250,10 +242,6 @@ def _few(draft: Draft, config: Config) -> Config:
     """The same on little data: making or reading all of it for each model would take longer than the probe."""
     few = config.workload.model_copy(update=draft.auto.get("probe", {}))
     return config.model_copy(update={"workload": few})
-
-
-def _amp(name: str) -> str:
-    return name if name in ("bf16", "fp16") else "off"
 
 
 def lengths(workload: Any, most: int = 256) -> list[int]:

@@ -263,7 +263,8 @@ def items_of(workload: Workload) -> Items:
     """What keeping all of the data would take."""
     parts = (workload.train_data, workload.eval_data)
     keeps = all(can_keep(part, workload.epochs_differ) for part in parts)
-    return Items(sum(map(kept_bytes, parts)) if keeps else None, all(map(gathers, parts)))
+    kept = sum(map(kept_bytes, parts)) if keeps else None
+    return Items(kept, all(map(gathers, parts)), workload.collate is not None)
 
 
 def disagreement(replayed: int, reserved: int) -> str:

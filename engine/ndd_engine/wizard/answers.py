@@ -23,7 +23,7 @@ LEFT_FREE = 0.08
 USABLE = 0.91
 GIB = 1 << 30
 # Seconds of the verification.
-BUDGET_S = 60.0
+BUDGET_S = 75.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, 
 from ndd_engine.hardware.card import Machine, detect
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.hardware.profiles import CardProfile
-from ndd_engine.predict.memory import Items, Memory
+from ndd_engine.predict.memory import Memory
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.predict.steptime import StepTime, spread
 from ndd_engine.text import size
@@ -111,7 +111,7 @@ class Planner:
             "sets": list(sets),
             "workload": answers.workload,
         }
-        opened = Opened(**self._ask({"do": "open", **self._spec})["opened"])
+        opened = Opened.from_dict(self._ask({"do": "open", **self._spec})["opened"])
         config = draft.resolve(
             opened.size if draft.size == "auto" else None,
             opened.memory_gb if card is None else card.memory_gb,
@@ -131,12 +131,17 @@ class Planner:
             free = usable_bytes(card)
         elif opened.device == "cpu":
             free = free_on_host
+        return Situation(config, opened, card, self._may_be_used(free), tuple(sizes), amps, tuple(notes))
+
+    def _may_be_used(self, free: int | None) -> int:
+        """Of the bytes that are free, those that need not stay so. Raises NddError."""
         if free is None:
             raise MachineError("how much memory of the card is free cannot be found out; name it with --card")
-        leave = answers.leave_bytes if answers.leave_bytes is not None else int(free * LEFT_FREE)
+        asked = self.answers.leave_bytes
+        leave = asked if asked is not None else int(free * LEFT_FREE)
         if leave >= free:
             raise UsageError(f"--leave: {size(leave)} are to stay free, and only {size(free)} are free")
-        return Situation(config, opened, card, free - leave, tuple(sizes), amps, tuple(notes))
+        return free - leave
 
     def probe(self, situation: Situation) -> Iterator[Found]:
         """Every model of the space, the configured one first, as soon as it is known. Raises NddError."""
@@ -166,7 +171,9 @@ class Planner:
                 self._start()
                 self._ask({"do": "open", **self._spec})
             body = self._ask(command)["probed"]
-        except (ChildError, MachineError) as error:
+        except StoppedError:
+            raise
+        except (ChildError, NddError) as error:
             return Found(model, 0, 0.0, None, None, why=str(error))
         return Found(
             model,
@@ -234,7 +241,7 @@ def proposals(situation: Situation, answers: Answers, found: Found) -> list[Prop
     hold = answers.step_items(config)
     items = answers.items or run_items(config, opened.train_items)
     now = (opened.size, opened.sequence)
-    loader, kept = config.loader, Items(opened.kept_bytes, opened.gathers)
+    loader, kept = config.loader, opened.items
     card = on_card(situation)
     peaks = found.memory
     beside_least = min(kept.beside(card, placement, loader.cache) for placement in placements(situation))
@@ -288,7 +295,7 @@ def on_card(situation: Situation) -> bool:
 def placements(situation: Situation) -> list[str]:
     """Where the data may lie, the configured place first. On a card its memory is worth a row of its own."""
     loader = situation.config.loader
-    if not on_card(situation) or not situation.opened.places or loader.workers:
+    if not on_card(situation) or not situation.opened.items.places or loader.workers:
         return [loader.placement]
     return sorted(("host", "device"), key=lambda place: place != loader.placement)
 

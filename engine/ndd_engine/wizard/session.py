@@ -20,7 +20,7 @@ from .proposals import Proposal, pareto, ranked
 from .writing import fresh, into, text_of
 
 # How many proposals are verified.
-VERIFIED = 4
+VERIFIED = 6
 # A size stands for other values, which a file may then have to say otherwise.
 _PASSES = 4
 
@@ -189,8 +189,8 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
         found["run.threads"] = "fewer than the cores, as others used them while this was measured"
     if on_card(situation):
         found["loader.placement"] = (
-            f"all of the data takes {size(opened.kept_bytes)}"
-            if opened.places
+            f"all of the data takes {size(opened.items.kept_bytes)}"
+            if opened.items.places
             else "this data has to stay on the host"
         )
     if opened.device_name and situation.card is None:

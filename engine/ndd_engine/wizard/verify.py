@@ -1,7 +1,7 @@
 """The best proposals measured: each trained for a while in a process of its own, beside what was predicted for it.
 
-Successive halving: all of them for a few steps, the better half for three times as many, and so on, so that most of the
-time goes to those that matter. No torch here.
+Successive halving: all of them for a few steps, the better half for three times as many, the two best for more and then
+once more in the other order, so that a machine that becomes slower meanwhile favours neither. No torch here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .answers import Answers
 from .plan import Situation, StoppedError
 from .proposals import NOT_MEASURED, Measured, Proposal
 
-# Steps of the first round, and how many times as many each further one has.
-STEPS = 5
-GROWTH = 3
-ROUNDS = 3
-# Seconds of a round for one proposal, at least two steps whatever they take.
-ROUND_S = 4.0
+# Most steps of each round for one proposal, and seconds: at least two steps, whatever they take.
+ROUNDS = ((5, 2.0), (15, 4.0), (45, 4.0), (45, 4.0))
+WARM_UP, WARM_UP_S = 5, 2.0
+# Those that go on to the end.
+FINALISTS = 2
+# Of the last rounds, how many count.
+COUNTED = 2
 PATIENCE_S = 120.0
 
 Tell = Callable[[str, float], None]
@@ -32,17 +33,28 @@ Tell = Callable[[str, float], None]
 
 @dataclass
 class _Candidate:
-    """A proposal under measurement. rates: items a second of each round, the longest one last."""
+    """A proposal under measurement. rounds: (steps, seconds) of each."""
 
     proposal: Proposal
     side: SideProcess | None = None
-    rates: list[float] = field(default_factory=list)
+    rounds: list[tuple[int, float]] = field(default_factory=list)
     memory_bytes: int | None = None
     verdict: str = ""
 
     @property
+    def step_s(self) -> float | None:
+        """Seconds of a step, in the rounds that count: the first ones are short."""
+        steps, seconds = (
+            (sum(figures) for figures in zip(*self.rounds[-COUNTED:], strict=True))
+            if self.rounds
+            else (0, 0.0)
+        )
+        return seconds / steps if steps else None
+
+    @property
     def rate(self) -> float:
-        return self.rates[-1] if self.rates else 0.0
+        """Items a second; 0 where nothing was measured."""
+        return self.proposal.batch.items / self.step_s if self.step_s else 0.0
 
 
 def verify(
@@ -61,11 +73,9 @@ def verify(
     race = _Race(situation, answers, budget_s, tell, stop)
     try:
         alive = candidates
-        for number in range(ROUNDS):
-            alive = race.round(alive, STEPS * GROWTH**number, number)
-            if len(alive) == 1 and number:
-                break
-            alive = sorted(alive, key=lambda one: -one.rate)[: max((len(alive) + 1) // 2, 1)]
+        for number in range(len(ROUNDS)):
+            alive = race.round(alive[::-1] if number % 2 else alive, number)
+            alive = sorted(alive, key=lambda one: -one.rate)[: max((len(alive) + 1) // 2, FINALISTS)]
             race.close([one for one in candidates if one not in alive])
     except StoppedError:
         pass  # what was measured so far holds
@@ -75,15 +85,10 @@ def verify(
 
 
 def _measured(candidate: _Candidate) -> Measured:
-    if not candidate.rates:
+    if not candidate.rounds:
         return Measured(None, candidate.memory_bytes, candidate.verdict or NOT_MEASURED)
-    items = candidate.proposal.batch.items
-    return Measured(
-        items / candidate.rate,
-        candidate.memory_bytes,
-        candidate.verdict or "measured",
-        tuple(items / rate for rate in candidate.rates),
-    )
+    rounds_s = tuple(seconds / steps for steps, seconds in candidate.rounds)
+    return Measured(candidate.step_s, candidate.memory_bytes, candidate.verdict or "measured", rounds_s)
 
 
 def _held(candidates: Sequence[_Candidate]) -> int:
@@ -102,7 +107,7 @@ class _Race:
         # Candidates whose processes stay open between rounds, the oldest first.
         self._holding: list[_Candidate] = []
 
-    def round(self, candidates: Sequence[_Candidate], steps: int, number: int) -> list[_Candidate]:
+    def round(self, candidates: Sequence[_Candidate], number: int) -> list[_Candidate]:
         """Those that could be measured."""
         done: list[_Candidate] = []
         for place, one in enumerate(candidates):
@@ -110,7 +115,7 @@ class _Race:
                 break
             words = f"measuring {place + 1} of {len(candidates)}, round {number + 1}"
             try:
-                self._measure(one, steps, words)
+                self._measure(one, *ROUNDS[number], words)
             except ChildError as error:
                 one.verdict = f"out of memory: {error}" if error.kind == "oom" else str(error)
                 self.close([one])
@@ -137,7 +142,7 @@ class _Race:
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._begin
 
-    def _measure(self, one: _Candidate, steps: int, words: str) -> None:
+    def _measure(self, one: _Candidate, steps: int, limit_s: float, words: str) -> None:
         said = words
 
         def tick(text: str | None) -> None:
@@ -153,9 +158,9 @@ class _Race:
             one.side = side_of(self._answers, one.proposal)
             self._holding.append(one)
             one.side.prepare(PATIENCE_S, tick)
-            one.side.train(STEPS, PATIENCE_S, tick, lead=0, until_s=ROUND_S / 2, least=2)  # warms up
-        seconds, done = one.side.train(steps, PATIENCE_S, tick, until_s=ROUND_S, least=2)
-        one.rates.append(done * one.proposal.batch.items / seconds)
+            one.side.train(WARM_UP, PATIENCE_S, tick, lead=0, until_s=WARM_UP_S, least=2)
+        seconds, done = one.side.train(steps, PATIENCE_S, tick, until_s=limit_s, least=2)
+        one.rounds.append((done, seconds))
         one.side.learn(tick)
         facts = one.side.facts
         one.memory_bytes = (

@@ -30,6 +30,8 @@ from ndd_engine.workloads.own_module import place, said
 
 from .options import configuration
 
+FEW_STEPS = 10
+
 
 @click.command()
 @configuration
@@ -107,6 +109,7 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         "micro_batch": config.batch.micro,
         "effective_batch": config.batch.items,
         "predicted_bytes": found.parts,
+        "memory_source": found.memory.source,
         "memory_promised": found.memory.promised,
         "memory_why_not": found.memory.why_not,
         "nearest": found.nearest if found.fits is False else None,
@@ -119,7 +122,10 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         "epoch_s": found.epoch_s,
         "total_s": found.total_s,
         "notes": list(workload.notes()),
-        "advice": advice(config, machine.host, machine.device),
+        "advice": [
+            *advice(config, machine.host, machine.device),
+            *few_steps(found.steps_per_epoch, config.batch.items),
+        ],
     }
 
 
@@ -144,6 +150,16 @@ def advice(config: Config, host: Host, device: str) -> list[str]:
     if not (config.evaluate.every_epochs or config.evaluate.every_steps):
         found.append("no evaluation before the end")
     return found
+
+
+def few_steps(steps: int, items: int) -> list[str]:
+    """An epoch that is hardly a training."""
+    if steps >= FEW_STEPS:
+        return []
+    plural = "s" if steps > 1 else ""
+    return [
+        f"an epoch has only {steps} step{plural} of {items} items: fewer items a step would update the model more often"
+    ]
 
 
 def describe(report: dict[str, Any]) -> list[str]:
@@ -172,6 +188,7 @@ def describe(report: dict[str, Any]) -> list[str]:
             ),
         ),
     ]
+    lines.append(_line("", f"from {report['memory_source']}"))
     if not report["memory_promised"]:
         lines.append(_line("", f"a guess, as {report['memory_why_not']}"))
     if report["nearest"] is not None:
