@@ -44,12 +44,9 @@ class _Candidate:
     @property
     def step_s(self) -> float | None:
         """Seconds of a step, in the rounds that count: the first ones are short."""
-        steps, seconds = (
-            (sum(figures) for figures in zip(*self.rounds[-COUNTED:], strict=True))
-            if self.rounds
-            else (0, 0.0)
-        )
-        return seconds / steps if steps else None
+        counted = self.rounds[-COUNTED:]
+        steps = sum(steps for steps, _ in counted)
+        return sum(seconds for _, seconds in counted) / steps if steps else None
 
     @property
     def rate(self) -> float:
