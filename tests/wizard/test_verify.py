@@ -15,7 +15,7 @@ from ndd_engine.trial.side import SideFacts
 from ndd_engine.wizard import verify as module
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Measured, Proposal
-from ndd_engine.wizard.session import best_measured
+from ndd_engine.wizard.session import best_measured, by_measured
 from ndd_engine.wizard.space import Batch
 from ndd_engine.wizard.verify import verify
 
@@ -154,6 +154,9 @@ def test_what_takes_more_than_may_be_used_comes_after_what_does_not() -> None:
     assert best_measured([over, within, failed], Answers()) == within
     assert best_measured([over, failed], Answers()) == over and over.over_bytes == 1
     assert best_measured([failed], Answers()) is None
+    assert by_measured([failed, over, within], Answers()) == [within, over, failed]
+    faster = seen(16, 0.2, ROOM)
+    assert by_measured([within, failed, faster], Answers()) == [faster, within, failed]
     assert failed.failed and not within.failed
 
 

@@ -318,11 +318,12 @@ class WizardJob:
             self._error = f"nothing could be predicted: {reasons or 'no combination is left'}"
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
+        from ndd_engine.wizard.session import by_measured
         from ndd_engine.wizard.verify import verify
 
         assert self._planned is not None
         found = verify(self._planned.situation, self.answers, chosen, self._budget_s, self._tell, self._stop)
-        self._verified = tuple(found)
+        self._verified = tuple(by_measured(found, self.answers))
         self._planned = self._planned.verified(found)
 
     def _tell(self, text: str, share: float) -> None:

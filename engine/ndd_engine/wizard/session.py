@@ -93,10 +93,21 @@ def _near(one: Proposal, other: Proposal) -> bool:
 def best_measured(verified: Sequence[Proposal], answers: Answers) -> Proposal | None:
     """The best for the goal by what was measured, within the memory that may be used if any of them is; None where
     nothing was measured."""
+    first = by_measured(verified, answers)[:1]
+    return next((one for one in first if one.measured is not None and one.measured.step_s is not None), None)
+
+
+def by_measured(verified: Sequence[Proposal], answers: Answers) -> list[Proposal]:
+    """The best for the goal by what was measured first; behind those within the memory that may be used the ones that
+    take more, then those without a figure."""
     known = [one for one in verified if one.measured is not None and one.measured.step_s is not None]
-    known = [one for one in known if not one.over_bytes] or known
-    order = ranked([_as_measured(one) for one in known], answers)
-    return next((one for one in verified if order and one.key == order[0].key), None)
+    within = [one for one in known if not one.over_bytes]
+    over = [one for one in known if one.over_bytes]
+    keys = [
+        one.key for group in (within, over) for one in ranked([_as_measured(one) for one in group], answers)
+    ]
+    rows = {one.key: one for one in verified}
+    return [*(rows[key] for key in keys), *(one for one in verified if one.key not in keys)]
 
 
 def _as_measured(one: Proposal) -> Proposal:

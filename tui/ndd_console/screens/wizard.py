@@ -122,8 +122,8 @@ class WizardScreen(CanvasScreen):
         source, view = self._source, self.view
         view = source.look(replace(view, machine=source.machine_lines()))
         # What was marked may have been measured since.
-        keys = {one.key for one in view.marked}
-        view = replace(view, marked=tuple(one for one in view.rows if one.key in keys))
+        rows = {one.key: one for one in view.rows}
+        view = replace(view, marked=tuple(rows[one.key] for one in view.marked if one.key in rows))
         if view.page in (PROBING, VERIFY) and not source.working():
             failed = source.failed()
             view = replace(view, share=None, left_s=None)
@@ -290,7 +290,7 @@ def _keys(view: WizardView, can_train: bool) -> Keys:
         case 4:
             verify = (("v", f"measure {len(view.marked)}"),) if view.marked else ()
             keys = (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"))
-            return (*keys, back, ("?", "help"), close)
+            return (*keys, back, close)
         case 5:
             return (("enter", "file"), move, ("b", "back" if view.share is None else "stop"), close)
         case _:

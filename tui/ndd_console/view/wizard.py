@@ -223,7 +223,9 @@ def _about(one: Proposal, width: int) -> list[Row]:
 
 
 def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
-    rows: list[Row] = [rule("predicted, and measured here", width)]
+    done = view.share is None and any(one.measured is not None for one in view.verified)
+    title = "predicted, and measured here" + (": the best for the goal first" if done else "")
+    rows: list[Row] = [rule(title, width)]
     if view.share is not None:
         rows += [*_progress(view, width), BLANK]
     head = ("", "memory", "measured", "error", "step", "measured", "error")
