@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from ndd_console.wizard import WizardJob, beside
-from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.answers import Answers, card_named, usable_bytes
 
 
 def job(**options: object) -> WizardJob:
@@ -80,3 +81,45 @@ def test_a_mistake_is_told_where_it_is_made(tmp_path: Path) -> None:
 )
 def test_runs_in_progress_are_told(runs: list[str], words: str) -> None:
     assert words in " ".join(beside(runs))
+
+
+def test_another_workload_has_questions_of_its_own() -> None:
+    made = job(sizes=("mini",), shortest=32, effective=64)
+    names = [row.name for row in made.workloads()]
+    made.choose(names.index("chartext"))
+    assert (made.answers.sizes, made.answers.shortest, made.answers.effective) == (("mini",), 32, 64)
+    made.choose(names.index("summarise"))
+    assert made.answers.workload == "summarise" and not made.problem()
+    assert (made.answers.sizes, made.answers.shortest, made.answers.effective) == ((), None, None)
+
+
+def test_a_number_of_items_is_that_of_its_goal_only() -> None:
+    made = job()
+    while value(made, "goal") != "shortest time to a number of items":
+        press(made, "goal")
+    assert made.answers.items
+    press(made, "goal")
+    assert made.answers.items is None
+
+
+def test_no_more_items_a_step_are_offered_than_there_are() -> None:
+    made = job(sets=("workload.size=tiny", "batch.sequence=64", "batch.micro=2000"))  # of 6,903 windows
+    seen = set()
+    for _ in range(6):
+        press(made, "items of a step")
+        seen.add(value(made, "items of a step"))
+    assert seen == {"2000 held", "4000 held", "free"}
+
+
+def test_a_card_elsewhere_is_told_from_the_first_page_on() -> None:
+    made = WizardJob(Answers(workload="chartext", card="RTX 4080 SUPER"), None, 10.0)
+    deadline = time.monotonic() + 60
+    while (lines := made.machine_lines()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    text = "\n".join(lines)
+    assert "RTX 4080 SUPER" in text and "14.6 GB are counted on" in text and "not" in text
+    made.choose([row.name for row in made.workloads()].index("chartext"))
+    press(made, "memory to leave free")
+    press(made, "memory to leave free")
+    assert made.answers.leave_bytes == int(0.2 * usable_bytes(card_named("RTX 4080 SUPER")))
