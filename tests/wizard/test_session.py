@@ -143,6 +143,12 @@ def test_for_a_card_elsewhere_the_size_is_that_of_a_card() -> None:
     assert "at most" in written(answers, planned.situation, first)
 
 
+def test_a_size_that_is_named_keeps_its_batch_whatever_the_card() -> None:
+    sets = ("workload.size=tiny", "precision.amp=bf16")
+    planned = plan(Answers(workload="chartext", sets=sets, card="H200"), tell, threading.Event())
+    assert {one.batch.items for one in planned.rows} == {16}
+
+
 def test_more_memory_than_there_is_cannot_be_left_free() -> None:
     answers = Answers(workload="chartext", sets=SMALL, leave_bytes=1 << 60)
     with pytest.raises(UsageError, match="are free"):

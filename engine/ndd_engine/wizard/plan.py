@@ -112,10 +112,10 @@ class Planner:
             "workload": answers.workload,
         }
         opened = Opened.from_dict(self._ask({"do": "open", **self._spec})["opened"])
-        config = draft.resolve(
-            opened.size if draft.size == "auto" else None,
-            opened.memory_gb if card is None else card.memory_gb,
-        )
+        if draft.size == "auto":  # and then the batch is the one for such a card
+            config = draft.resolve(opened.size, opened.memory_gb if card is None else card.memory_gb)
+        else:
+            config = draft.resolve()
         if opened.size is not None:  # found once; the process may have to be started again
             self._spec["sets"] = [*sets, f"workload.size={opened.size}"]
         answers.checked(config.batch.sequence, draft.sizes)

@@ -246,8 +246,9 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
     memory = MISSING if one.memory_bytes is None else size(one.memory_bytes)
     step = MISSING if one.step_s is None else duration(one.step_s)
     rate = MISSING if one.items_per_s is None else number(one.items_per_s)
+    total = MISSING if one.total_s is None else duration(one.total_s)
     if one.lower_bound:
-        step, rate = f"≥ {step}", f"≤ {rate}"
+        step, rate, total = f"≥ {step}", f"≤ {rate}", f"≥ {total}"
     measured = one.measured
     words = []
     if one.missing_bytes:
@@ -278,7 +279,7 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
         memory,
         step,
         rate,
-        MISSING if one.total_s is None else duration(one.total_s),
+        total,
         printable("; ".join(words)),
     )
 

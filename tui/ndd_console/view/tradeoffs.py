@@ -42,7 +42,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("step", 10, lambda one: _step(one), lambda one: _or(one.step_s)),
     Column("items/s", 9, lambda one: _rate(one, one.items_per_s), lambda one: _slowness(one)),
     Column("tokens/s", 10, lambda one: _rate(one, one.tokens_per_s), lambda one: -(one.tokens_per_s or 0.0)),
-    Column("in all", 12, lambda one: duration(one.total_s), lambda one: _or(one.total_s)),
+    Column("in all", 12, lambda one: _bound(one) + duration(one.total_s), lambda one: _or(one.total_s)),
     Column("parameters", 12, lambda one: number(one.parameters), lambda one: one.parameters),
 )  # fmt: skip
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
@@ -52,7 +52,11 @@ DATA = next(place for place, column in enumerate(COLUMNS) if column.name == "dat
 
 
 def _step(one: Proposal) -> str:
-    return ("≥" if one.lower_bound else "") + duration(one.step_s)
+    return _bound(one) + duration(one.step_s)
+
+
+def _bound(one: Proposal) -> str:
+    return "≥" if one.lower_bound else ""
 
 
 def _rate(one: Proposal, rate: float | None) -> str:
