@@ -74,6 +74,7 @@ def test_the_example_trains_with_the_command_that_is_printed(tmp_path: Path) -> 
     assert "my_workload:factory" in table and "accuracy" in table
 
 
+@pytest.mark.slow  # 15 s; the example trains in several others
 def test_the_example_learns_with_loader_workers(tmp_path: Path) -> None:
     assert run("scaffold", "waves.py", folder=tmp_path).returncode == 0
     done = run(
@@ -171,6 +172,7 @@ def test_help_and_completion_know_it(tmp_path: Path) -> None:
     assert "scaffold" in done.stdout
 
 
+@pytest.mark.slow  # 26 s; tests/train/test_resume.py shows the same of the builtin workloads
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     write(tmp_path)
     whole = run("train", "--json", "--run", "whole", "--max-steps", "14", *OWN, folder=tmp_path)

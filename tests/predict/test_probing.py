@@ -236,7 +236,10 @@ def test_a_slow_micro_batch_ends_the_timing() -> None:
 # As on a card, from tensors without contents.
 
 
-@pytest.mark.parametrize("workload", ["chartext", "ndd", "antispoof", "finetune"])
+@pytest.mark.parametrize(
+    "workload",
+    ["chartext", "ndd", pytest.param("antispoof", marks=pytest.mark.slow), "finetune"],  # 23 s
+)
 def test_fake_steps_are_traced_without_a_card(workload: str) -> None:
     size = {"ndd": "workload.hidden=[64]"}.get(workload, "workload.size=tiny")
     config, found = made(workload, size, "precision.amp=bf16")

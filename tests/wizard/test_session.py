@@ -12,7 +12,7 @@ import tomli
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.wizard.answers import Answers
-from ndd_engine.wizard.plan import StoppedError
+from ndd_engine.wizard.plan import Planner, StoppedError
 from ndd_engine.wizard.session import best_measured, configuration, plan, to_verify, written, written_into
 from ndd_engine.wizard.verify import verify
 
@@ -120,9 +120,8 @@ def test_the_memory_is_that_of_the_device_of_the_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ndd_engine.wizard.plan.free_memory", lambda: 3 << 30)
     monkeypatch.setattr("ndd_engine.hardware.card.free_memory", lambda: 80 << 30)  # of a card, say
     answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD))
-    assert plan(answers, tell, threading.Event()).situation.free_bytes == pytest.approx(
-        0.92 * (3 << 30), rel=0.01
-    )
+    with Planner(answers, tell, threading.Event()) as planner:
+        assert planner.open().free_bytes == pytest.approx(0.92 * (3 << 30), rel=0.01)
 
 
 def test_more_items_a_step_than_the_data_holds_are_refused() -> None:
