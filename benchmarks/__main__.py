@@ -30,7 +30,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--workload", action="append", default=[], choices=WORKLOADS,
-        help="only this one in rivals, best and quality; may be given several times",
+        help="only this one in rivals, best, quality, steps and wizard; may be given several times",
     )  # fmt: skip
     parser.add_argument(
         "--pairs", type=int, metavar="N",

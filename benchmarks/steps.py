@@ -24,7 +24,7 @@ from ndd_engine.wizard.space import Model
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
 
 from .common import Options, Table, as_percent, as_seconds, quantile, say
-from .wizard import answers_of
+from .wizard import answers_of, ignore, silent
 
 ROUNDS = 5
 QUICK_ROUNDS = 2
@@ -90,7 +90,7 @@ def measure(options: Options) -> list[Table]:
 
 def _rows(answers: Answers, rounds: int) -> list[Row]:
     """The proposals that the wizard would verify."""
-    with Planner(answers, _silent, threading.Event()) as planner:
+    with Planner(answers, silent, threading.Event()) as planner:
         situation = planner.open()
         found = tuple(planner.probe(situation))
         every = tuple(row for one in found for row in proposals(situation, answers, one))
@@ -115,8 +115,8 @@ def _model(
         for one in group:
             side = side_of(answers, one)
             sides.append(side)
-            side.prepare(PATIENCE_S, _ignore)
-            side.train(WARM_UP, PATIENCE_S, _ignore, lead=0, until_s=BLOCK_S, least=2)  # warms up
+            side.prepare(PATIENCE_S, ignore)
+            side.train(WARM_UP, PATIENCE_S, ignore, lead=0, until_s=BLOCK_S, least=2)  # warms up
         before = [_block(side) for side in sides]
         for _ in range(rounds):
             probed = proposals(situation, answers, planner.probe_one(situation, model))
@@ -134,13 +134,5 @@ def _model(
 
 
 def _block(side: SideProcess) -> float:
-    seconds, steps = side.train(1 << 40, PATIENCE_S, _ignore, until_s=BLOCK_S, least=2)
+    seconds, steps = side.train(1 << 40, PATIENCE_S, ignore, until_s=BLOCK_S, least=2)
     return seconds / steps
-
-
-def _ignore(_text: str | None) -> None:
-    return
-
-
-def _silent(_text: str, _share: float) -> None:
-    return

@@ -110,8 +110,8 @@ def _outcome(workload: str, options: Options) -> Outcome:
         elif not outcome.first_s:
             outcome.first_s = now - loaded[0]
 
-    planned = plan(answers, _silent, stop, look)
-    verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, _silent, stop)
+    planned = plan(answers, silent, stop, look)
+    verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, silent, stop)
     outcome.whole_s = time.perf_counter() - begin
     for one in verified:
         known = one.measured
@@ -131,8 +131,8 @@ def _outcome(workload: str, options: Options) -> Outcome:
 def _against_grid(outcome: Outcome, answers: Answers) -> None:
     """Speed of the chosen one over that of the fastest in the grid, both measured in one go."""
     stop = threading.Event()
-    planned = plan(answers, _silent, stop)
-    verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, _silent, stop)
+    planned = plan(answers, silent, stop)
+    verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, silent, stop)
     best = best_measured(verified, answers)
     if best is None:
         return
@@ -143,7 +143,7 @@ def _against_grid(outcome: Outcome, answers: Answers) -> None:
     )
     rows = [fitting[place] for place in sorted(chosen)]
     fresh = [replace(one, measured=None) for one in (best, *rows)]
-    found = verify(planned.situation, answers, fresh, GRID_S, _silent, stop)
+    found = verify(planned.situation, answers, fresh, GRID_S, silent, stop)
     rates = {
         one.key: one.batch.items / one.measured.step_s
         for one in found
@@ -162,11 +162,11 @@ def _paired(answers: Answers, other: Proposal, mine: Proposal) -> Estimate | Non
     sides = [side_of(answers, one) for one in (other, mine)]
     try:
         for side in sides:
-            side.prepare(PATIENCE_S, _ignore)
-            side.train(WARM_UP, PATIENCE_S, _ignore, lead=0, until_s=BLOCK_S, least=2)
+            side.prepare(PATIENCE_S, ignore)
+            side.train(WARM_UP, PATIENCE_S, ignore, lead=0, until_s=BLOCK_S, least=2)
 
         def rate(index: int) -> float:
-            seconds, steps = sides[index].train(1 << 40, PATIENCE_S, _ignore, until_s=BLOCK_S, least=2)
+            seconds, steps = sides[index].train(1 << 40, PATIENCE_S, ignore, until_s=BLOCK_S, least=2)
             return steps * (other, mine)[index].batch.items / seconds
 
         return estimate([quad(rate(0), rate(1), rate(1), rate(0)) for _ in range(QUADS)])
@@ -190,9 +190,9 @@ def _interval(found: Estimate | None) -> str:
     )
 
 
-def _ignore(_text: str | None) -> None:
-    return
+def ignore(_text: str | None) -> None:
+    """For a question to a process whose progress nobody follows."""
 
 
-def _silent(_text: str, _share: float) -> None:
-    return
+def silent(_text: str, _share: float) -> None:
+    """For work whose progress nobody follows."""

@@ -107,13 +107,15 @@ def test_a_model_that_ends_the_process_with_the_probes_is_no_word_on_the_next(
         "batch.sequence=16",
         "run.device=cpu",
     )
-    folders = set(Path(tempfile.gettempdir()).glob(".ndd-*"))
+    own = tmp_path / "temporary"
+    own.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(own))  # of this process and not of other tests
     planned = plan(Answers(workload="dies:make", sets=sets, shortest=4), tell, threading.Event())
     why = {found.model.sequence: found.why for found in planned.found}
     assert why.keys() == {16, 8, 4}
     assert "killed by signal 9" in why[8] and not why[16] and not why[4]
     assert {one.model.sequence for one in planned.rows} == {16, 4}
-    assert set(Path(tempfile.gettempdir()).glob(".ndd-*")) <= folders
+    assert not list(own.iterdir())
 
 
 def test_the_memory_is_that_of_the_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

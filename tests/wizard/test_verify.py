@@ -121,6 +121,22 @@ def test_running_out_of_memory_is_a_result_and_the_others_go_on() -> None:
     assert not FakeSide.open
 
 
+def test_one_that_ends_in_a_later_round_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = FakeSide.train
+
+    def train(self: FakeSide, *given: Any, **named: Any) -> tuple[float, int]:
+        if self.micro == 8 and len(FakeSide.steps.get(8, [])) == 3:
+            raise ChildError("oom", "a longer batch does not fit")
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(FakeSide, "train", train)
+    found = race(proposals(100))
+    died = next(one for one in found if one.batch.micro == 8)
+    assert "a longer batch" in died.failed
+    best = best_measured(found, Answers())
+    assert best is not None and best.batch.micro != 8
+
+
 @pytest.mark.parametrize("after", [0, 2, 5])
 def test_stopping_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     stop = threading.Event()

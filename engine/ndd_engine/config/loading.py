@@ -194,7 +194,7 @@ def read(
     problems: list[Problem] = []
     written: Table = {}
     if path is not None:
-        text = _text_of(path) if text is None else text
+        text = text_of(path) if text is None else text
         written = _parsed(path, text)
     text = text or ""
     command_line: Table = {}
@@ -237,7 +237,8 @@ def read(
     return draft
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What is in a configuration file. Raises ConfigError."""
     name = printable(str(path))
     if path.is_char_device() or path.is_block_device():  # which may have no end
         raise ConfigError([Problem(name, "", "is a device; name a TOML file")])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.config import Config, read
+from ndd_engine.config.loading import text_of
 from ndd_engine.errors import UsageError
 from ndd_engine.text import duration, number, printable, size
 from ndd_engine.trial.outcome import differences
@@ -17,7 +18,7 @@ from ndd_engine.trial.outcome import differences
 from .answers import GOALS, Answers
 from .plan import Found, Planner, Situation, StoppedError, Tell, on_card, proposals
 from .proposals import Proposal, pareto, ranked
-from .writing import fresh, into, text_of
+from .writing import fresh, into
 
 # How many proposals are verified.
 VERIFIED = 6

@@ -82,10 +82,11 @@ def verify(
 
 
 def _measured(candidate: _Candidate) -> Measured:
-    if not candidate.rounds:
+    # One that ended in a later round would end in the run as well.
+    if not candidate.rounds or candidate.verdict:
         return Measured(None, candidate.memory_bytes, candidate.verdict or NOT_MEASURED)
     rounds_s = tuple(seconds / steps for steps, seconds in candidate.rounds)
-    return Measured(candidate.step_s, candidate.memory_bytes, candidate.verdict or "measured", rounds_s)
+    return Measured(candidate.step_s, candidate.memory_bytes, rounds_s=rounds_s)
 
 
 def _held(candidates: Sequence[_Candidate]) -> int:

@@ -68,16 +68,6 @@ def _section(document: Any, names: Sequence[str], make: bool) -> Any:
     return table
 
 
-def text_of(path: Path) -> str:
-    """What is in a file. Raises NddError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{printable(str(path))} is no UTF-8 text; is it a TOML file?") from None
-    except OSError as error:
-        raise NddError(f"{printable(str(path))} cannot be read: {error.strerror}") from None
-
-
 def difference(before: str, after: str, name: str) -> list[str]:
     """The lines of a unified diff between a file and what would be written; [] where nothing changes."""
     lines = difflib.unified_diff(

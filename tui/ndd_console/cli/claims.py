@@ -16,7 +16,7 @@ from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import duration, printable
 
 from .measuring import check_writable, stoppable, write
-from .options import Seconds
+from .options import Finite
 
 if TYPE_CHECKING:
     from ndd_engine.trial.claims import ClaimResult, ClaimsState
@@ -32,7 +32,7 @@ _INDENT = " " * 5
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--list", "only_list", is_flag=True, help="Only list the claims and what they need.")
 @click.option(
-    "--budget", type=Seconds(), default=60.0, show_default=True, metavar="SECONDS",
+    "--budget", type=Finite(min=1), default=60.0, show_default=True, metavar="SECONDS",
     help="At most so long for one measurement; a claim takes one or two.",
 )  # fmt: skip
 @click.option("--pause", is_flag=True, help="Pause the runs on the same device meanwhile.")

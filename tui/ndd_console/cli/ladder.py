@@ -21,7 +21,7 @@ from ndd_engine.trial.request import Base
 
 from .completion import run_names
 from .measuring import check_writable, stoppable, write
-from .options import Seconds, configuration
+from .options import Finite, configuration
 
 if TYPE_CHECKING:
     from ndd_engine.trial.ladder import LadderState, Row
@@ -34,7 +34,7 @@ _HEADINGS = ("setting", "to the previous", "to the start", "peak memory", "losse
 @configuration
 @click.option("--run", metavar="RUN", help="Begin with the configuration of a run.", shell_complete=run_names)
 @click.option(
-    "--budget", type=Seconds(), default=60.0, show_default=True, metavar="SECONDS",
+    "--budget", type=Finite(min=1), default=60.0, show_default=True, metavar="SECONDS",
     help="At most so long for one measurement; there are up to two a setting.",
 )  # fmt: skip
 @click.option("--only", multiple=True, metavar="NAME", help="Only this setting or group; may be repeated.")

@@ -14,18 +14,13 @@ from .completion import workload_names
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds of 1 or more."""
-
-    name = "seconds"
-
-    def __init__(self) -> None:
-        super().__init__(min=1)
+class Finite(click.FloatRange):
+    """A number in a range, which neither "nan" nor "inf" is."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
-            self.fail(f"{value} is no number of seconds", param, ctx)
+            self.fail(f"{value} is no finite number.", param, ctx)
         return found
 
 

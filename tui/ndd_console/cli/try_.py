@@ -22,7 +22,7 @@ from ndd_engine.trial.request import Base, Progress, TrialRequest
 
 from .completion import run_names, workload_names
 from .measuring import stoppable
-from .options import Seconds
+from .options import Finite
 
 # Without a terminal: a line at least this many seconds after the last one while nothing else is new.
 _EVERY_S = 10.0
@@ -39,7 +39,7 @@ _HEADINGS = ("", "step", "throughput", "before training", "peak memory")
     shell_complete=workload_names,
 )  # fmt: skip
 @click.option(
-    "--budget", type=Seconds(), default=60.0, show_default=True, metavar="SECONDS",
+    "--budget", type=Finite(min=1), default=60.0, show_default=True, metavar="SECONDS",
     help="At most so long, preparing included; less when it is clear before.",
 )  # fmt: skip
 @click.option("--pause", is_flag=True, help="Pause the other runs on the same device meanwhile.")

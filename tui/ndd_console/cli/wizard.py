@@ -20,7 +20,7 @@ from ndd_engine.text import MISSING, duration, number, printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
-from .options import Seconds, configuration
+from .options import Finite, configuration
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
@@ -51,16 +51,14 @@ SHOWN = 12
 @click.option(
     "--size", "sizes", multiple=True, metavar="NAME", help="An acceptable size of the model; may be repeated."
 )
-@click.option(
-    "--leave", type=click.FloatRange(min=0), metavar="MB", help="Memory to leave free (default: 8 % of it)."
-)
+@click.option("--leave", type=Finite(min=0), metavar="MB", help="Memory to leave free (default: 8 % of it).")
 @click.option(
     "--card", metavar="NAME", help="Propose for a card that is not here, from its published figures."
 )
 @click.option("--headless", is_flag=True, help="Without a screen: the answers are the options.")
 @click.option("--no-verify", is_flag=True, help="Leave out the measurements of the best proposals.")
 @click.option(
-    "--budget", type=Seconds(), default=BUDGET_S, show_default=True, metavar="SECONDS",
+    "--budget", type=Finite(min=1), default=BUDGET_S, show_default=True, metavar="SECONDS",
     help="Of the verification.",
 )  # fmt: skip
 @click.option(
@@ -224,7 +222,7 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
     if not shown:
         yield "nothing could be predicted"
         return
-    grid = [_HEADINGS, *(_cells(one, one is best or _same(one, best)) for one in shown)]
+    grid = [_HEADINGS, *(_cells(one, best is not None and one.key == best.key) for one in shown)]
     widths = [max(cells(row[column]) for row in grid) for column in range(len(_HEADINGS))]
     yield ""
     for row in grid:
@@ -236,10 +234,6 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
         least = min(tight, key=lambda one: one.missing_bytes)
         yield f"nothing fits: {size(least.missing_bytes)} are missing even for a micro-batch of {least.batch.micro}"
     yield "memory and time are predicted" + (", where nothing else is said" if measured else "")
-
-
-def _same(one: Proposal, other: Proposal | None) -> bool:
-    return other is not None and one.key == other.key
 
 
 def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
@@ -292,7 +286,7 @@ def document(planned: Planned, answers: Answers, best: Proposal | None) -> dict[
     return {
         "device": situation.opened.device,
         "card": None if situation.card is None else situation.card.name,
-        "verified": situation.card is None,
+        "verified": any(one.measured is not None for one in planned.rows),
         "free_bytes": situation.free_bytes,
         "goal": answers.goal,
         "data": situation.opened.data,

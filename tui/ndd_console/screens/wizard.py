@@ -112,7 +112,7 @@ class WizardScreen(CanvasScreen):
         self._can_train = can_train
         self._leave = leave
         self._chosen: Proposal | None = None
-        self.view = WizardView(keys=_keys(WizardView(), can_train), can_train=can_train)
+        self.view = WizardView(keys=_keys(WizardView(), can_train))
 
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self.look_again)
@@ -215,13 +215,15 @@ class WizardScreen(CanvasScreen):
             if trouble:
                 self.show(replace(self.view, message=trouble, bad=True))
                 return
-            self._source.probe()
-            self.show(replace(self.view, page=PROBING, rows=(), best=(), message="", bad=False))
+            self._begin()
 
     def _probing(self, key: str) -> None:
         if key == "enter" and not self._source.working():
-            self._source.probe()
-            self.show(replace(self.view, rows=(), best=(), message="", bad=False))
+            self._begin()
+
+    def _begin(self) -> None:
+        self._source.probe()
+        self.show(replace(self.view, page=PROBING, rows=(), best=(), message="", bad=False))
 
     def _table(self, key: str) -> None:
         view = self.view

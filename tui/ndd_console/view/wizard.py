@@ -78,7 +78,6 @@ class WizardView:
     saved: str = ""
     message: str = ""
     bad: bool = False
-    can_train: bool = True
     keys: Keys = field(default=())
 
 
@@ -114,7 +113,7 @@ def trail(page: int, width: int) -> Row:
 def _machine(view: WizardView, width: int, room: int) -> list[Row]:
     if view.machine is None:
         return [(("looking at the hardware…", "dim"),)]
-    rows = [rule("what is proposed is for this machine" if view.can_train else "this machine", width)]
+    rows = [rule("this machine", width)]
     for line in map(printable, view.machine):
         in_columns = "  " in line.strip()  # which stay
         rows += [
