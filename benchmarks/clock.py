@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ndd_engine.measure.clock import PhaseClock, Window
 from ndd_engine.record.events import WindowEvent
-from ndd_engine.train.clock import PhaseClock, Window
 
 from .common import Options, Table, Target, as_percent, quantile, say
 from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, engine

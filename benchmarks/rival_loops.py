@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ndd_engine.config import Config
-from ndd_engine.train.loader import EpochBatches, to_device
-from ndd_engine.train.optim import make_optimizer
+from ndd_engine.train.data.loader import EpochBatches, to_device
+from ndd_engine.train.step.optim import make_optimizer
 from ndd_engine.workloads.base import Workload
 
 from .engine import Engine

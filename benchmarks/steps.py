@@ -17,7 +17,7 @@ from statistics import fmean, median
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.trial.process import SideProcess
 from ndd_engine.wizard.answers import Answers
-from ndd_engine.wizard.plan import Planner, Situation, proposals
+from ndd_engine.wizard.planner import Planner, Situation, proposals
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import Planned, to_verify
 from ndd_engine.wizard.space import Model

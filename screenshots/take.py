@@ -19,19 +19,19 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from ndd_console.app import CanvasApp, ConsoleApp, LadderApp, WizardApp
-from ndd_console.ladder import LadderJob
+from ndd_console.jobs.run_sources import EngineSource, HomeFolder
+from ndd_console.jobs.tuning import LadderJob
+from ndd_console.jobs.wizard import WizardJob
+from ndd_console.screens.interfaces import RunSource
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.screens.wizard import WizardScreen
-from ndd_console.source import RunSource
-from ndd_console.sources import EngineSource, HomeFolder
 from ndd_console.view.wizard import TABLE
-from ndd_console.wizard import WizardJob
 from ndd_engine.config import read
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
-from ndd_engine.trial.ladder import run_ladder
 from ndd_engine.trial.request import Base
+from ndd_engine.trial.tuning import run_ladder
 from ndd_engine.wizard.answers import Answers
 
 FOLDER = Path(__file__).parent

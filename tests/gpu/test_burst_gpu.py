@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ndd_engine.config import read
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.capture import Recording
+from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
-from ndd_engine.train import clock as phase
-from ndd_engine.train.burst import Recording
-from ndd_engine.train.clock import PhaseClock
 from ndd_engine.train.run import Run, RunRequest
 
 pytestmark = [

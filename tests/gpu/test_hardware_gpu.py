@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.hardware.gpu import Machine, detect
 from ndd_engine.hardware.profiles import match
 from ndd_engine.hardware.sampler import CARD_KEYS, Sampler
 

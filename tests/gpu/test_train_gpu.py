@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ndd_engine.config import read
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_engine.record.events import PHASES, EndEvent
-from ndd_engine.train import clock as phase
-from ndd_engine.train.clock import DevicePhaseClock
 from ndd_engine.train.run import Run, RunRequest
 
 pytestmark = [

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ndd_console.cli import card as command
-from ndd_engine.hardware.card import detect
+from ndd_console.cli import gpu as command
+from ndd_engine.hardware.gpu import detect
 from ndd_engine.hardware.nvml import Nvml
 
 
@@ -31,9 +31,9 @@ def test_text_names_the_device_and_the_cores() -> None:
 def test_without_a_card_torch_is_not_imported() -> None:
     code = (
         "import sys, json\n"
-        "import ndd_engine.hardware.card as engine\n"
+        "import ndd_engine.hardware.gpu as engine\n"
         "engine.Nvml.open = lambda self: (setattr(self, 'reason', 'no NVIDIA driver: tested'), False)[1]\n"
-        "from ndd_console.cli.card import card\n"
+        "from ndd_console.cli.gpu import card\n"
         "card([], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"
     )

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from ndd_engine.hardware.card import Card, list_cards
 from ndd_engine.hardware.counters import HOST_KEYS, LinuxCounters
 from ndd_engine.hardware.counters_psutil import PsutilCounters
+from ndd_engine.hardware.gpu import Card, list_cards
 from ndd_engine.hardware.host import detect_host
 from ndd_engine.hardware.nvml import Nvml
 from ndd_engine.hardware.sampler import CARD_KEYS, Sampler

@@ -29,7 +29,7 @@ from ndd_engine.predict.probing import (
 from ndd_engine.predict.recording import record
 from ndd_engine.predict.trace import Trace, fit
 from ndd_engine.train.prepare import seed
-from ndd_engine.train.step import Stepper
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.finetune import Examples
 from ndd_engine.workloads.registry import prepare
 

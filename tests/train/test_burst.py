@@ -14,11 +14,11 @@ from test_run import close
 from train_help import EVERY_STEP, Result, Trainer, until
 
 from ndd_engine.errors import UsageError
+from ndd_engine.measure import capture_schedule as bursts
+from ndd_engine.measure.capture import Recording
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.train import bursts
-from ndd_engine.train.burst import Recording
 from ndd_engine.train.run import Run
 from ndd_engine.workloads.ndd import Ndd, SampleWindows
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.clock import DEVICE_STEPS_PER_SECOND, DevicePhaseClock, PhaseClock, Window
 from ndd_engine.record.events import PHASES
-from ndd_engine.train import clock as phase
-from ndd_engine.train.clock import DEVICE_STEPS_PER_SECOND, DevicePhaseClock, PhaseClock, Window
 
 MS = 1_000_000
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from train_help import EVERY_STEP, Trainer, in_step
 
+from ndd_engine.measure.clock import OTHER, PhaseClock
+from ndd_engine.measure.collector import Collector
 from ndd_engine.record.events import SettingEvent
-from ndd_engine.train.clock import OTHER, PhaseClock
-from ndd_engine.train.collector import Collector
 from ndd_engine.workloads.ndd import Ndd
 
 LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")

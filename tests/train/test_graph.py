@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ndd_engine.config import Config, read
+from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
-from ndd_engine.train.clock import PhaseClock
-from ndd_engine.train.graph import WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work, why_not
-from ndd_engine.train.loader import Batches
-from ndd_engine.train.optim import make_optimizer, make_precision
-from ndd_engine.train.step import Stepper
+from ndd_engine.train.data.loader import Batches
+from ndd_engine.train.step.graph import WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work, why_not
+from ndd_engine.train.step.optim import make_optimizer, make_precision
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.train.intervals import Interval, by_cause, common, gaps, spans, total, union, waited_in
+from ndd_engine.measure.intervals import Interval, by_cause, common, gaps, spans, total, union, waited_in
 
 TIME = st.integers(-5, 60)
 INTERVALS = st.lists(st.tuples(TIME, TIME), max_size=12)

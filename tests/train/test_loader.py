@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from ndd_engine.config import Config, read
-from ndd_engine.train.loader import Batches, EpochBatches, EvalBatches, to_device
+from ndd_engine.train.data.loader import Batches, EpochBatches, EvalBatches, to_device
 
 
 class Numbers(Dataset[Any]):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.train.losses import LossReader, first_bad
+from ndd_engine.measure.losses import LossReader, first_bad
 
 CPU = torch.device("cpu")
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import PHASES
-from ndd_engine.train import clock as phase
-from ndd_engine.train.clock import PhaseClock
-from ndd_engine.train.parts import ALLOWED_SHARE, CALL_NS, PartTimer
+from ndd_engine.train.step.parts import ALLOWED_SHARE, CALL_NS, PartTimer
 
 
 class Ticking:

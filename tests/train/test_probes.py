@@ -15,12 +15,12 @@ from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
-from ndd_engine.train import probes
 from ndd_engine.train.checkpoint import random_state
-from ndd_engine.train.loader import CPU, Batches
-from ndd_engine.train.probes import Baseline, probe_loader
-from ndd_engine.train.rehearsal import rehearse
-from ndd_engine.train.step import Stepper
+from ndd_engine.train.data.loader import CPU, Batches
+from ndd_engine.train.probes.baseline import Baseline, probe_loader
+from ndd_engine.train.probes.baseline import baseline as probes
+from ndd_engine.train.probes.rehearsal import rehearse
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.ndd import Ndd
 from ndd_engine.workloads.registry import prepare
 
@@ -92,7 +92,7 @@ def test_joining_items_is_timed_by_itself_and_in_part_when_it_is_slow() -> None:
 
 
 def test_data_in_memory_is_known_as_such_even_when_items_are_fetched_one_by_one() -> None:
-    from ndd_engine.train.source import Stacked
+    from ndd_engine.train.data.source import Stacked
 
     tensors = Stacked((torch.arange(600.0).view(200, 3), torch.arange(200)))
     for sets in ((), ("loader.fetch=item",), ("loader.fetch=item", "loader.workers=1")):
@@ -134,7 +134,7 @@ def test_what_the_data_raises_is_told_as_ever(trainer: Trainer, monkeypatch: pyt
     def broken(*_: object) -> Any:
         raise ValueError("item 3 is broken")
 
-    monkeypatch.setattr("ndd_engine.train.loader.Batches.sample", broken)
+    monkeypatch.setattr("ndd_engine.train.data.loader.Batches.sample", broken)
     result = trainer.train(*trainer.ndd, "run.max_steps=5")
     assert result.end is not None
     assert result.end.reason.startswith("ValueError while trying a step: item 3 is broken")

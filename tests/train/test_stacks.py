@@ -14,10 +14,10 @@ import pytest
 import torch
 from train_help import EVERY_STEP, Trainer
 
+from ndd_engine.measure import stacks
+from ndd_engine.measure.clock import FORWARD, PhaseClock
+from ndd_engine.measure.stacks import TOP, StackWatch
 from ndd_engine.record.events import Event, StacksEvent
-from ndd_engine.train import stacks
-from ndd_engine.train.clock import FORWARD, PhaseClock
-from ndd_engine.train.stacks import TOP, StackWatch
 
 SLOW = """\
 import time

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ndd_engine.measure.timeline import Seen, Timeline, timeline
 from ndd_engine.record.events import PHASES
-from ndd_engine.train.timeline import Seen, Timeline, timeline
 
 
 def kernel(begin: int, end: int, name: str = "gemm") -> Seen:

@@ -13,9 +13,9 @@ from torch.nn import functional as f
 
 from ndd_engine.config import read
 from ndd_engine.config.schema import Config
-from ndd_engine.hardware.card import Card
+from ndd_engine.hardware.gpu import Card
 from ndd_engine.hardware.profiles import CardProfile
-from ndd_engine.train.work import (
+from ndd_engine.measure.flops import (
     NO_PROCESSOR_PEAK,
     WorkCounter,
     _cudnn_rnn,

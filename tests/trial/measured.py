@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ndd_engine.hardware.card import Card, Machine
+from ndd_engine.hardware.gpu import Card, Machine
 from ndd_engine.hardware.host import Host
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Progress, TrialRequest

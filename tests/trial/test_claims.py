@@ -15,10 +15,10 @@ from written_runs import evaluation, run_event, window, windows, write_run
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import Event
+from ndd_engine.trial.candidates import Place
 from ndd_engine.trial.claims import ClaimResult, conditions, measurements, run_claims
 from ndd_engine.trial.claims_table import chosen, claims
 from ndd_engine.trial.recorded import Recorded, read_recorded
-from ndd_engine.trial.rungs import Place
 
 IDS = [
     f"{guide}{number}"

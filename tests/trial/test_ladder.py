@@ -11,9 +11,9 @@ from measured import Bench, machine, trial
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, NddError, UsageError
-from ndd_engine.trial.ladder import LadderState, Row, run_ladder
+from ndd_engine.trial.candidates import Place, rungs
 from ndd_engine.trial.request import Base
-from ndd_engine.trial.rungs import Place, rungs
+from ndd_engine.trial.tuning import LadderState, Row, run_ladder
 
 NDD = ("batch.micro=64", "loader.fetch=item")
 SUMMARISE = (

@@ -16,9 +16,9 @@ from ndd_engine.record.channel import MAX_LINE, ControlServer, send
 from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.control import Control
-from ndd_engine.trial.keeping import record_trial
 from ndd_engine.trial.pausing import held, to_pause
 from ndd_engine.trial.request import Base
+from ndd_engine.trial.store import record_trial
 
 EVENT = TrialEvent(
     ["loader.workers=2"], "run live", "gain", "gain 1.42x", ratio=1.42, low=1.38, high=1.47, quads=6

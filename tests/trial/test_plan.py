@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ndd_engine.config import Config, read
-from ndd_engine.trial.plan import (
+from ndd_engine.trial.blocks import (
     DoesNotFitError,
     Pace,
     common,

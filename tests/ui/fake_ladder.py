@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ndd_engine.trial.ladder import LadderState
-from ndd_engine.trial.ladder import Row as LadderRow
+from ndd_engine.trial.candidates import Rung
 from ndd_engine.trial.request import Progress
-from ndd_engine.trial.rungs import Rung
+from ndd_engine.trial.tuning import LadderState
+from ndd_engine.trial.tuning import Row as LadderRow
 
 from .fakes import trial_event
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ndd_console.source import Action, RunRow, StartRow
+from ndd_console.screens.interfaces import Action, RunRow, StartRow
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import (
     TrialEvent,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ndd_console.source import StartRow
+from ndd_console.screens.interfaces import StartRow
 from ndd_console.view.wizard import Field, Preview, WizardView
 from ndd_engine.errors import NddError
 from ndd_engine.wizard.proposals import Measured, Proposal, pareto

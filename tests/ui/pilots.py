@@ -9,8 +9,8 @@ from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp
 from ndd_console.screens.base import CanvasScreen
+from ndd_console.screens.interfaces import RunSource
 from ndd_console.screens.live import LiveScreen
-from ndd_console.source import RunSource
 
 from .fake_sources import Clock, FakeHome
 from .fakes import T0, found

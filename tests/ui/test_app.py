@@ -13,9 +13,9 @@ from textual.pilot import Pilot
 
 from ndd_console.screens.base import CanvasScreen
 from ndd_console.screens.home import HomeScreen
+from ndd_console.screens.interfaces import RunSource
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
-from ndd_console.source import RunSource
 from ndd_console.view.wizard import FILE, TABLE
 from ndd_engine.errors import UsageError
 

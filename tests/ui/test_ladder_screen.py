@@ -12,16 +12,16 @@ import pytest
 from textual.pilot import Pilot
 
 from ndd_console.app import LadderApp
-from ndd_console.ladder import LadderJob
-from ndd_console.saving import save_new
-from ndd_console.screens.ladder import LadderScreen
+from ndd_console.jobs.saving import save_new
+from ndd_console.jobs.tuning import LadderJob
+from ndd_console.screens.tuning import LadderScreen
 from ndd_console.view.interval import interval_rows
-from ndd_console.view.ladder import LadderView, ladder_rows
 from ndd_console.view.style import COLOUR, Row, ascii_rows
+from ndd_console.view.tuning import LadderView, ladder_rows
 from ndd_engine.errors import UsageError
-from ndd_engine.trial.ladder import LadderState
-from ndd_engine.trial.ladder import Row as Rung
 from ndd_engine.trial.request import Progress
+from ndd_engine.trial.tuning import LadderState
+from ndd_engine.trial.tuning import Row as Rung
 
 from .fake_ladder import DONE, MEASURING
 from .pilots import text_of, until

@@ -10,10 +10,10 @@ from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp, LadderApp
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.ladder import LadderScreen
 from ndd_console.screens.trial import TrialScreen
-from ndd_engine.trial.ladder import LadderState
+from ndd_console.screens.tuning import LadderScreen
 from ndd_engine.trial.request import Progress
+from ndd_engine.trial.tuning import LadderState
 
 from .fake_ladder import DONE, MEASURING
 from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ndd_console.sources import AttachedSource, EngineSource
-from ndd_console.trials import Measure, RunTrials
+from ndd_console.jobs.run_sources import AttachedSource, EngineSource
+from ndd_console.jobs.trials import Measure, RunTrials
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent

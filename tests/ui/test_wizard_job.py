@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_console.wizard import WizardJob, beside
+from ndd_console.jobs.wizard import WizardJob, beside
 from ndd_engine.wizard.answers import Answers, card_named, usable_bytes
 
 

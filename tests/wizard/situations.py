@@ -8,7 +8,7 @@ from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.memory import Items
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.wizard.answers import card_named
-from ndd_engine.wizard.plan import Situation
+from ndd_engine.wizard.planner import Situation
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.space import Batch, Model
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from situations import HOST, KEPT, MODEL, OPENED, situation
 
-from ndd_engine.hardware.card import Machine
+from ndd_engine.hardware.gpu import Machine
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.memory import Items, Memory
 from ndd_engine.predict.steptime import Point, StepTime
 from ndd_engine.predict.trace import Family, Trace
 from ndd_engine.wizard.answers import Answers, card_named
-from ndd_engine.wizard.plan import Found, Planner, proposals
+from ndd_engine.wizard.planner import Found, Planner, proposals
 from ndd_engine.wizard.session import reasons
 
 

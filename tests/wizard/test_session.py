@@ -12,7 +12,7 @@ import tomli
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.wizard.answers import Answers
-from ndd_engine.wizard.plan import Planner, StoppedError
+from ndd_engine.wizard.planner import Planner, StoppedError
 from ndd_engine.wizard.session import best_measured, configuration, plan, to_verify, written, written_into
 from ndd_engine.wizard.verify import verify
 
@@ -119,8 +119,8 @@ def test_a_model_that_ends_the_process_with_the_probes_is_no_word_on_the_next(
 
 
 def test_the_memory_is_that_of_the_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ndd_engine.wizard.plan.free_memory", lambda: 3 << 30)
-    monkeypatch.setattr("ndd_engine.hardware.card.free_memory", lambda: 80 << 30)  # of a card, say
+    monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
+    monkeypatch.setattr("ndd_engine.hardware.gpu.free_memory", lambda: 80 << 30)  # of a card, say
     answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD))
     with Planner(answers, tell, threading.Event()) as planner:
         assert planner.open().free_bytes == pytest.approx(0.92 * (3 << 30), rel=0.01)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ndd_engine.config.schema import Config
-from ndd_engine.train.clock import PhaseClock
-from ndd_engine.train.loader import Batches
-from ndd_engine.train.step import Stepper
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.train.data.loader import Batches
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads import antispoof_data
 from ndd_engine.workloads.antispoof import (
     REAL,

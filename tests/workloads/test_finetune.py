@@ -14,10 +14,10 @@ from finetune_help import configured, documents, prepared
 from torch import Tensor
 
 from ndd_engine.config import read
-from ndd_engine.train.clock import PhaseClock
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import evaluate
-from ndd_engine.train.loader import Batches, EvalBatches
-from ndd_engine.train.step import Stepper
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.byte_pairs import learn
 from ndd_engine.workloads.facts import facts

@@ -13,16 +13,15 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.timer import Timer, TimerCallback
 
+from ndd_console.screens.base import Look, post_from_thread
+from ndd_console.screens.diagnosis import Diagnosis, Rules
+from ndd_console.screens.home import HomeScreen
+from ndd_console.screens.interfaces import HomeSource, RunRow, RunSource, StartRow
+from ndd_console.screens.live import LiveScreen, Result
+from ndd_console.screens.tuning import LadderScreen, LadderSource
+from ndd_console.screens.wizard import WizardScreen, WizardSource
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import NddError
-
-from .diagnosis import Diagnosis, Rules
-from .screens.base import Look, post_from_thread
-from .screens.home import HomeScreen
-from .screens.ladder import LadderScreen, LadderSource
-from .screens.live import LiveScreen, Result
-from .screens.wizard import WizardScreen, WizardSource
-from .source import HomeSource, RunRow, RunSource, StartRow
 
 Opener = Callable[[str], RunSource]
 # For the run that is on the screen, None for none.

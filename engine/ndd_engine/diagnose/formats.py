@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .card import BURST
 from .finding import Change, Evidence, Finding
+from .gpu import BURST
 from .view import CONFIG, FLOOR, SLOWED, Cost, View, ceiling, finding, percent, times
 
 # Of the FLOPs, the part that convolutions must have is not known: what cuDNN's choice may gain is bounded by this.

@@ -6,8 +6,8 @@ from statistics import median
 
 from ndd_engine.text import duration, printable, size
 
-from .card import halved
 from .finding import Change, Evidence, Finding
+from .gpu import halved
 from .view import MODEL, View, percent
 
 Point = tuple[float, float]

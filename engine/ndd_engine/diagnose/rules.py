@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ndd_engine.record.snapshot import Snapshot
 
-from . import card, formats, hazards, healthy, loader, model, processor, step
+from . import formats, hazards, healthy, loader, model, processor, step
+from . import gpu as card
 from .finding import Finding
 from .view import View, ceiling
 from .worth import leave, tried

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..record.events import SampleEvent
-from .card import Card
+from ndd_engine.record.events import SampleEvent
+
 from .counters import SLOW_EVERY, Json, LinuxCounters
 from .counters_psutil import PsutilCounters
+from .gpu import Card
 from .host import Host, detect_host
 from .nvml import CardProcess, MemoryReading, Nvml
 

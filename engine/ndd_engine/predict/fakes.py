@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from ndd_engine.config import Config
-from ndd_engine.train.clock import PhaseClock
-from ndd_engine.train.step import Stepper
-from ndd_engine.train.work import WorkCounter
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.flops import WorkCounter
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 
 from .memory import MANY, ONE

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ndd_engine.config import Config
-from ndd_engine.train.autosize import probe_batches
 from ndd_engine.train.prepare import total_steps
+from ndd_engine.train.probes.autosize import probe_batches
 from ndd_engine.workloads.base import Workload, parameter_count
 
 from .memory import Memory

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ndd_engine.train.clock import PhaseClock
-from ndd_engine.train.step import Stepper
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
 from .memory import MANY, ONE

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ndd_engine.train.data.loader import EvalBatches, to_device
+from ndd_engine.train.step.optim import Precision
 from ndd_engine.workloads.base import Workload
-
-from .loader import EvalBatches, to_device
-from .optim import Precision
 
 
 @dataclass(frozen=True)

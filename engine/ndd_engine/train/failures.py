@@ -11,9 +11,8 @@ import torch
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import DoesNotFitError, NddError, OutOfMemoryError
 from ndd_engine.text import duration, printable, size
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads import own_module
-
-from .step import Stepper
 
 _CPU_OOM = re.compile(
     r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE

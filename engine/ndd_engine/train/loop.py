@@ -11,20 +11,20 @@ import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.capture_schedule import Bursts
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.losses import LossReader, first_bad
+from ndd_engine.measure.reporting import Reporter
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.text import duration, printable, size
+from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.step.stepper import Stepper
 
-from . import clock as phase
-from .bursts import Bursts
 from .checkpoint import CheckpointStore, Saved, finite, free_space, random_state
-from .clock import PhaseClock
 from .control import Control
 from .evaluate import Result, evaluate
-from .loader import Batches, EvalBatches
-from .losses import LossReader, first_bad
-from .reporting import Reporter
 from .settings import Settings
-from .step import Stepper
 
 
 class Loop:

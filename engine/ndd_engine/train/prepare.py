@@ -17,25 +17,25 @@ import torch
 from ndd_engine import __version__
 from ndd_engine.config import Config, anywhere, to_toml
 from ndd_engine.errors import NddError, OutOfMemoryError, UsageError
-from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.hardware.gpu import Machine, detect
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, TimingEvent
+from ndd_engine.measure.flops import work_event
 from ndd_engine.record.events import LoaderEvent, MarkEvent, RunEvent
 from ndd_engine.text import printable
+from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.probes.autosize import decide
+from ndd_engine.train.probes.baseline import Baseline, probe_loader
+from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.registry import prepare
 
-from .autosize import decide
 from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state
-from .clock import DevicePhaseClock, PhaseClock, TimingEvent
 from .failures import is_out_of_memory, out_of_memory
-from .loader import Batches, EvalBatches
 from .loop import Loop
-from .probes import Baseline, probe_loader
-from .rehearsal import Rehearsal, rehearse
 from .settings import Settings
-from .step import Stepper
-from .work import work_event
 
 if TYPE_CHECKING:
     from .run import Run

@@ -14,10 +14,9 @@ import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.record.events import SettingEvent
-
-from .loader import Batches, EvalBatches
-from .rehearsal import Rehearsal
-from .step import Stepper
+from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.probes.rehearsal import Rehearsal
+from ndd_engine.train.step.stepper import Stepper
 
 NO_CARD = "there is no CUDA card"
 

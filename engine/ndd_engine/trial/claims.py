@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ndd_engine.hardware.card import Machine, detect
+from ndd_engine.hardware.gpu import Machine, detect
 
+from .candidates import Place
 from .claims_measure import Found, Measure, Measurer, NotMeasuredError, Watch
 from .claims_table import OBSERVED, TRIALS, Claim, Part, Variant
 from .request import Progress
-from .rungs import Place
 
 Verdict = Literal["holds", "does not hold", "depends", "not measurable here"]
 Outcome = Literal["holds", "does not hold", "unclear", "not measured"]
@@ -220,6 +220,6 @@ def _run_trial() -> Measure:
 
 
 def _observe() -> Watch:
-    from .observe import observe
+    from .short_run import observe
 
     return observe

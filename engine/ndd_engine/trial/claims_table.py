@@ -11,7 +11,7 @@ import ndd_profiles
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
-from .rungs import Place
+from .candidates import Place
 
 # Kinds that train twice or more beside each other (a trial), and those that watch runs of their own.
 TRIALS = frozenset({"speed", "epoch", "start", "memory"})

@@ -273,8 +273,8 @@ def _told(error: BaseException) -> tuple[str, str]:
 
 def chosen(command: Json, tell: Callable[[str], None]) -> str:
     """The present's configuration as TOML, as it holds in any folder, with the size that is best here."""
-    from ndd_engine.hardware.card import detect
-    from ndd_engine.train.autosize import decide
+    from ndd_engine.hardware.gpu import detect
+    from ndd_engine.train.probes.autosize import decide
 
     path = command["config"]
     draft = read(Path(path) if path else None, command["sets"], command["workload"])

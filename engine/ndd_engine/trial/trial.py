@@ -21,10 +21,7 @@ from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration
 
-from .drafts import drafts
-from .outcome import differences, result
-from .paired import FEWEST_QUADS, FLOOR, early, estimate, last, quad
-from .plan import (
+from .blocks import (
     DoesNotFitError,
     Pace,
     Plan,
@@ -36,6 +33,9 @@ from .plan import (
     saves,
     switched_off,
 )
+from .drafts import drafts
+from .outcome import differences, result
+from .paired import FEWEST_QUADS, FLOOR, early, estimate, last, quad
 from .process import SideProcess
 from .request import Progress, TrialRequest
 from .side import LOSSES, SideFacts

@@ -16,7 +16,7 @@ from ndd_engine.text import duration, number, printable, size
 from ndd_engine.trial.outcome import differences
 
 from .answers import GOALS, Answers
-from .plan import Found, Planner, Situation, StoppedError, Tell, on_card, proposals
+from .planner import Found, Planner, Situation, StoppedError, Tell, on_card, proposals
 from .proposals import Proposal, pareto, ranked
 from .writing import fresh, into
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ndd_engine.child import ChildError
-from ndd_engine.trial.plan import switched_off
+from ndd_engine.trial.blocks import switched_off
 from ndd_engine.trial.process import SideProcess
 
 from .answers import Answers
-from .plan import Situation, StoppedError
+from .planner import Situation, StoppedError
 from .proposals import NOT_MEASURED, Measured, Proposal
 
 # Most steps of each round for one proposal, and seconds: at least two steps, whatever they take.

@@ -82,6 +82,6 @@ def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
     """
     ctx.obj = {"runs": runs_folder, "ascii": ascii_only}
     if ctx.invoked_subcommand is None:
-        from ndd_console.console import home
+        from ndd_console.jobs.training import home
 
         ctx.exit(home(runs_folder, ascii_only))

@@ -7,9 +7,9 @@ import time
 
 import click
 
-from ndd_console.narrator import Narrator, summary
-from ndd_console.sources import AttachedSource
-from ndd_console.terminal import interactive
+from ndd_console.jobs.run_sources import AttachedSource
+from ndd_console.output.progress import Narrator, summary
+from ndd_console.process.terminal import interactive
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
 from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import find_run, runs_root
@@ -25,7 +25,7 @@ def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     """Watch RUN (default: the newest, a live one first). Closing the screen leaves the run as it is."""
     directory = find_run(runs_root(ctx.obj["runs"]), run)
     if not headless and interactive():
-        from ndd_console.console import watch
+        from ndd_console.jobs.training import watch
 
         return watch(AttachedSource(directory), ctx.obj["ascii"])
     heard: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()

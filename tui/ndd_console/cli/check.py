@@ -66,11 +66,11 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     progress("importing torch")
     import torch
 
-    from ndd_engine.hardware.card import detect
+    from ndd_engine.hardware.gpu import detect
     from ndd_engine.predict.outlook import outlook
-    from ndd_engine.train.autosize import decide
     from ndd_engine.train.failures import is_out_of_memory, smaller_batch
     from ndd_engine.train.prepare import seed
+    from ndd_engine.train.probes.autosize import decide
     from ndd_engine.workloads.registry import prepare
 
     machine = detect(draft.resolve().run.device)

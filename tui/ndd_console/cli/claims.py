@@ -19,9 +19,9 @@ from .measuring import check_writable, stoppable, write
 from .options import Finite
 
 if TYPE_CHECKING:
+    from ndd_engine.trial.candidates import Place
     from ndd_engine.trial.claims import ClaimResult, ClaimsState
     from ndd_engine.trial.claims_table import Claim
-    from ndd_engine.trial.rungs import Place
 
 _EVERY_S = 10.0
 _WIDTH = 100
@@ -53,12 +53,12 @@ def claims(
     ID: a claim (N1), or all of a guide (eeg, antispoof, chartext, finetune, summarise); without one all of them. Where
     the guide's own condition cannot be had here, the nearest one that can is measured, and said.
     """
-    from ndd_engine.hardware.card import detect
+    from ndd_engine.hardware.gpu import detect
+    from ndd_engine.trial.candidates import Place
     from ndd_engine.trial.claims import run_claims
     from ndd_engine.trial.claims_table import chosen
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.request import Base
-    from ndd_engine.trial.rungs import Place
 
     wanted = chosen(ids)
     check_writable(output)

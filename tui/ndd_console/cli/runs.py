@@ -8,7 +8,7 @@ import time
 
 import click
 
-from ndd_console.sources import HomeFolder
+from ndd_console.jobs.run_sources import HomeFolder
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import MISSING, number, printable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ndd_console.terminal import interactive
+from ndd_console.process.terminal import interactive
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
@@ -93,11 +93,11 @@ def train(
     draft: Draft = read(config, sets, workload, overrides)
     request = RunRequest(draft, root, resumed, from_step)
     if headless or as_json or not interactive():
-        from ndd_console.headless import run_headless
+        from ndd_console.jobs.headless import run_headless
 
         return run_headless(request, as_json)
     # Mistakes are told before the screen opens and before a process is made for it.
     preflight(draft, use_torch=False)
-    from ndd_console.console import run_console
+    from ndd_console.jobs.training import run_console
 
     return run_console(request, ctx.obj["ascii"])

@@ -66,8 +66,8 @@ def try_(
     base = present(root, what, workload)
     request = TrialRequest(base, sets, budget, cause)
     from ndd_engine.trial.drafts import check
-    from ndd_engine.trial.keeping import record_trial
     from ndd_engine.trial.pausing import held, to_pause
+    from ndd_engine.trial.store import record_trial
     from ndd_engine.trial.trial import run_trial
 
     check(request)  # mistakes are told before anything is paused

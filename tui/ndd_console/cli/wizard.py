@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndd_console.terminal import interactive
+from ndd_console.process.terminal import interactive
 from ndd_console.view.rows import cells
 from ndd_engine.errors import EXIT_MACHINE, NddError, UsageError
 from ndd_engine.record.rundir import runs_root
@@ -116,7 +116,7 @@ def wizard(
     root = runs_root(ctx.obj["runs"])
     if headless or as_json or not interactive():
         return _headless(answers, no_verify, budget, output, as_json, root)
-    from ndd_console.wizard import show
+    from ndd_console.jobs.wizard import show
 
     to_train, status = show(answers, output, budget, ctx.obj["ascii"], root)
     if to_train:
@@ -130,8 +130,8 @@ def wizard(
 def _headless(
     answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool, root: Path
 ) -> int:
-    from ndd_console.wizard import beside, live_runs
-    from ndd_engine.wizard.plan import StoppedError
+    from ndd_console.jobs.wizard import beside, live_runs
+    from ndd_engine.wizard.planner import StoppedError
     from ndd_engine.wizard.session import best_measured, plan, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
     from ndd_engine.wizard.writing import save
@@ -199,8 +199,8 @@ class Narrator:
 
 def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Iterator[str]:
     """The table of trade-offs, and what was left out of it."""
-    from ndd_console.wizard import lengths_line
-    from ndd_engine.wizard.plan import model_name
+    from ndd_console.jobs.wizard import lengths_line
+    from ndd_engine.wizard.planner import model_name
     from ndd_engine.wizard.proposals import by_speed
 
     situation = planned.situation
@@ -280,7 +280,7 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
 
 def document(planned: Planned, answers: Answers, best: Proposal | None) -> dict[str, Any]:
     """All of it, for programs."""
-    from ndd_engine.wizard.plan import model_name
+    from ndd_engine.wizard.planner import model_name
 
     situation = planned.situation
     return {

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ndd_console.diagnosis import Diagnosis, Told
+from ndd_console.screens.diagnosis import Diagnosis, Told
 from ndd_engine.record.derive import figures
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir

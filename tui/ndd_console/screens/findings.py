@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from textual import events
 
-from ndd_console.diagnosis import Diagnosis
-from ndd_console.source import RunSource
+from ndd_console.screens.diagnosis import Diagnosis
+from ndd_console.screens.interfaces import RunSource
 from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.style import Row
 

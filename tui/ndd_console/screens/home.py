@@ -9,7 +9,7 @@ from dataclasses import replace
 from textual import events
 from textual.message import Message
 
-from ndd_console.source import HomeSource, RunRow, StartRow
+from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
 from ndd_console.view.home import HomeState, entry_count, home_rows
 from ndd_console.view.style import Row
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from textual import events
 
-from ndd_console.diagnosis import Diagnosis
-from ndd_console.source import Action, RunSource
+from ndd_console.screens.diagnosis import Diagnosis
+from ndd_console.screens.interfaces import Action, RunSource
 from ndd_console.view.live import Keys, LiveState, live_rows
 from ndd_console.view.question import box, over
 from ndd_console.view.style import Row

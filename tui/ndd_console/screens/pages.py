@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual import events
 
-from ndd_console.source import RunSource
+from ndd_console.screens.interfaces import RunSource
 from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Row

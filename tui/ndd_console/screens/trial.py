@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from textual import events
 
-from ndd_console.source import TrialJob, TrialSource
+from ndd_console.screens.interfaces import TrialJob, TrialSource
 from ndd_console.view.style import Row
 from ndd_console.view.trial import Choice, TrialState, trial_rows
 from ndd_engine.diagnose import Finding

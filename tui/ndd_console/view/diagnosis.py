@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ndd_console.diagnosis import Told
+from ndd_console.screens.diagnosis import Told
 from ndd_engine.diagnose import CAUSES, Change, Finding
 from ndd_engine.record.events import BaselineEvent, KernelsEvent, LoaderEvent, StacksEvent
 from ndd_engine.record.snapshot import Snapshot

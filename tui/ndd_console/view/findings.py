@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ndd_console.diagnosis import Told
+from ndd_console.screens.diagnosis import Told
 from ndd_engine.diagnose import Change, Finding
 
 from .rows import cells, foreign, rule, shorten, wrap

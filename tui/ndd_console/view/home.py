@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ndd_console.source import RunRow, StartRow
+from ndd_console.screens.interfaces import RunRow, StartRow
 from ndd_engine.text import MISSING
 
 from .live import Keys, footer_row

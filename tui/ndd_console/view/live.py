@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ndd_console.diagnosis import NOTHING, Told
+from ndd_console.screens.diagnosis import NOTHING, Told
 from ndd_engine.record.snapshot import Snapshot
 
 from .blocks import StepTable, header, idle_heading, idle_rows, memory_heading, memory_rows, progress

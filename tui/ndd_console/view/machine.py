@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ndd_engine.hardware.card import Card, Machine, Process
+from ndd_engine.hardware.gpu import Card, Machine, Process
 from ndd_engine.hardware.host import Host
 from ndd_engine.text import MISSING, number, printable, size
 

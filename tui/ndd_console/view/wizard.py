@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ndd_console.source import StartRow
+from ndd_console.screens.interfaces import StartRow
 from ndd_engine.text import MISSING, duration, number, printable, size
 
 from .bars import progress_bar

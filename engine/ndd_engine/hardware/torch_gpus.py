@@ -1,0 +1,140 @@
+"""Which of NVML's cards torch sees, matched by UUID: NVML numbers in another order and hides none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from .gpu import Card, View, names
+from .profiles import match
+from .visible import VARIABLE
+
+
+def ask_torch(cards: tuple[Card, ...], environ: Mapping[str, str], torch: Any = None) -> View:
+    """Import torch, start CUDA and number the cards. Never raises; `reason` says why torch sees none.
+
+    A card that torch sees and NVML does not (no NVML on this system) is added with what torch knows of it.
+    """
+    if torch is None:
+        try:
+            torch = import_module("torch")
+        except Exception as error:  # noqa: BLE001 - a broken installation fails in many ways
+            return _none(cards, f"torch cannot be imported: {error}")
+    version = str(getattr(torch, "__version__", "?"))
+    built = getattr(torch.version, "cuda", None)
+    if built is None and getattr(torch.version, "hip", None) is None:
+        reason = f"torch build has no CUDA ({version})"
+        if cards:
+            return _none(cards, f"{reason} although NVML lists {names(cards)}")
+        return View(cards, (), reason)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            seen = [torch.cuda.get_device_properties(index) for index in range(count)]
+        except Exception as error:  # noqa: BLE001 - a broken driver fails in many ways
+            return _none(cards, f"torch {version} cannot use CUDA: {error}")
+    said = tuple(_plain(item.message) for item in caught)
+    if seen:
+        return _numbered(cards, seen, built, environ, said)
+    if not said and VARIABLE in environ:
+        reason = f"{VARIABLE}={environ[VARIABLE]} hides every card from torch"
+        return View(_hidden(cards, reason), (), reason)
+    return _none(cards, f"torch {version} sees no card" + "".join(f": {text}" for text in said[:1]))
+
+
+def _numbered(
+    cards: tuple[Card, ...],
+    seen: list[Any],
+    built: str | None,
+    environ: Mapping[str, str],
+    said: tuple[str, ...],
+) -> View:
+    found = list(cards)
+    order: list[int] = []
+    problems = [f"torch says: {text}" for text in said]
+    for index, properties in enumerate(seen):
+        place, why = _place(found, properties, order, environ)
+        if place is None:
+            found.append(_from_torch(properties))
+            place, why = len(found) - 1, "NVML does not list it"
+        order.append(place)
+        card = found[place]
+        found[place] = replace(card, index=index, cuda_torch=built, reasons={**card.reasons, "index": why})
+        old = _too_old(card)
+        if old is not None:
+            problems.append(old)
+    for place, card in enumerate(found):
+        if place not in order:
+            shown = f" ({VARIABLE}={environ[VARIABLE]})" if VARIABLE in environ else ""
+            reasons = {**card.reasons, "index": f"torch does not see it{shown}"}
+            found[place] = replace(card, cuda_torch=built, reasons=reasons)
+    return View(tuple(found), tuple(order), f"torch sees {len(seen)} of {len(found)} cards", tuple(problems))
+
+
+def _place(
+    cards: list[Card], properties: Any, taken: list[int], environ: Mapping[str, str]
+) -> tuple[int | None, str]:
+    """(position in cards of the card with these torch properties, why it is that one)."""
+    uuid = str(getattr(properties, "uuid", "")).lower()
+    bare = uuid.removeprefix("gpu-").removeprefix("mig-")
+    if not bare:
+        return None, ""
+    free = [place for place in range(len(cards)) if place not in taken]
+    for place in free:
+        if _bare(cards[place].uuid) == bare:
+            return place, "matched by UUID"
+    # On MIG, torch may name the whole card: then it is the instance that was made visible, or the first.
+    instances = [place for place in free if cards[place].mig and _bare(cards[place].mig_parent) == bare]
+    asked = environ.get(VARIABLE, "").split(",")[0].strip()
+    for place in instances:
+        if asked.startswith("MIG-") and (cards[place].uuid or "").startswith(asked):
+            return place, f"the MIG instance that {VARIABLE} names"
+    if instances:
+        return instances[0], "the first MIG instance of the card that torch names"
+    return None, ""
+
+
+def _bare(uuid: str | None) -> str | None:
+    return None if uuid is None else uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def _from_torch(properties: Any) -> Card:
+    name, total = str(properties.name), int(properties.total_memory)
+    uuid = getattr(properties, "uuid", None)
+    return Card(
+        index=None,
+        nvml_index=None,
+        uuid=None if uuid is None else f"GPU-{uuid}",
+        name=name,
+        memory_total_bytes=total,
+        compute_capability=(int(properties.major), int(properties.minor)),
+        profile=match(name, total),
+        reasons={"nvml": "NVML does not list this card: its counters are not available"},
+    )
+
+
+def _too_old(card: Card) -> str | None:
+    """A warning for cards that lack what this program offers; None for others."""
+    capability = card.compute_capability
+    if capability is not None and capability < (7, 0):
+        shown = f"{capability[0]}.{capability[1]}"
+        return f"{card.name} has compute capability {shown}: no tensor cores, and torch.compile needs 7.0"
+    return None
+
+
+def _plain(message: object) -> str:
+    """A warning of torch in one line, without the place in its source."""
+    return " ".join(str(message).partition("(Triggered")[0].split())
+
+
+def _none(cards: tuple[Card, ...], reason: str) -> View:
+    """torch sees no card: a warning where NVML lists one, since the run would use the processor unnoticed."""
+    return View(_hidden(cards, reason), (), reason, (reason,) if cards else ())
+
+
+def _hidden(cards: tuple[Card, ...], reason: str) -> tuple[Card, ...]:
+    return tuple(replace(card, reasons={**card.reasons, "index": reason}) for card in cards)

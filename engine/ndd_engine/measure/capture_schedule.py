@@ -1,0 +1,154 @@
+"""When profiler bursts are taken, and what becomes of them. Nothing here raises into the training."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ndd_engine.config.schema import Config
+from ndd_engine.record.derive import burst_text
+from ndd_engine.record.events import Event, KernelsEvent, MarkEvent
+from ndd_engine.text import printable
+from ndd_engine.train.step.stepper import Stepper
+
+from . import clock as phase
+from .capture import Recording
+from .clock import PhaseClock
+from .reporting import Reporter
+
+NEVER = sys.maxsize
+# With a trace to write and no period there is one burst, after so many steps or before the run ends.
+FIRST_TRACE = 10
+# A burst of long steps ends after this much measured time.
+LONG_NS = 10_000_000_000
+
+
+class Bursts:
+    """Takes bursts every `log.kernels_every` steps and when asked. `put` records an event.
+
+    next: `look` is to be called after this step, so that the loop compares one number a step.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stepper: Stepper,
+        clock: PhaseClock,
+        reporter: Reporter,
+        put: Callable[[Event], None],
+    ) -> None:
+        self.next = NEVER
+        self._stepper = stepper
+        self._clock = clock
+        self._reporter = reporter
+        self._put = put
+        self._every = config.log.kernels_every
+        self._steps = config.log.kernels_steps
+        self._trace = Path(config.log.trace).expanduser() if config.log.trace else None
+        self._graphs = config.speed.cuda_graph or config.speed.compile in ("reduce-overhead", "max-autotune")
+        self._recording: Recording | None = None
+
+    def begin(self, step: int, total_steps: int) -> None:
+        """Training begins after `step` optimizer steps."""
+        self._schedule(step)
+        if self.next == NEVER and self._trace is not None:
+            self.next = max(min(step + FIRST_TRACE, total_steps - 1 - self._steps), step + 1)
+
+    def ask(self, step: int) -> None:
+        """One as soon as it can be."""
+        self.next = min(self.next, step)
+
+    def look(self, step: int, room: int) -> None:
+        """After a step. room: further steps before something else is due, which a burst keeps out of.
+
+        0: it is due now, and this is called again when it is done.
+        """
+        recording = self._recording
+        if recording is None:
+            graph = self._stepper.graph
+            if graph is not None and not graph.settled:
+                self.next = step + 1
+            elif room > 0:
+                self._start(step, warm=room > 1)
+            return
+        if recording.begin_ns is None:
+            recording.begin()
+        else:
+            recording.measured += 1
+        if room < 1 or recording.measured >= self._steps or recording.measured_ns >= LONG_NS:
+            self.finish(step)
+
+    def finish(self, step: int) -> None:
+        """End a burst that is being recorded, with the steps that it has."""
+        recording = self._recording
+        if recording is None:
+            return
+        self._schedule(step)
+        try:
+            if recording.measured:
+                self._tell(recording, recording.end(step))
+            else:
+                self.next = step + 1  # it was cut off before its first step: another try
+        except Exception as error:  # noqa: BLE001  a run goes on without its profiler
+            self._give_up(step, error)
+        self.close()
+        self._reporter.window(step)
+        self._reporter.profiled = False
+
+    def close(self) -> None:
+        """Leave a burst, if there is one: the loop may be left in the middle of it."""
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            with contextlib.suppress(Exception):
+                recording.stop()
+
+    def _start(self, step: int, warm: bool) -> None:
+        """warm: leave out the first step."""
+        self._reporter.window(step)
+        self._reporter.profiled = True
+        self._clock.enter(phase.LOG)
+        try:
+            self._recording = Recording(
+                self._stepper.device, self._clock, self._trace is not None, self._graphs
+            )
+            self._recording.start()
+            if not warm:
+                self._recording.begin()
+        except Exception as error:  # noqa: BLE001  as above
+            self._give_up(step, error)
+            self.close()
+            self._reporter.window(step)
+            self._reporter.profiled = False
+        else:
+            self.next = step  # from now on after every step
+
+    def _schedule(self, step: int) -> None:
+        self.next = (step // self._every + 1) * self._every if self._every else NEVER
+
+    def _give_up(self, step: int, error: Exception) -> None:
+        """It would not be better the next time; but who asks may try."""
+        self._every, self.next = 0, NEVER
+        self._put(MarkEvent("warning", step, f"the profiler's burst failed: {_first_line(error)}"))
+
+    def _tell(self, recording: Recording, event: KernelsEvent) -> None:
+        if self._trace is not None:
+            try:
+                recording.export(self._trace)
+                event = replace(event, trace=str(self._trace))
+            except (OSError, RuntimeError) as error:
+                text = (
+                    f"the trace could not be written to {printable(str(self._trace))}: {_first_line(error)}"
+                )
+                self._put(MarkEvent("warning", event.step, text))
+        self._put(event)
+        self._put(MarkEvent("note", event.step, burst_text(event)))
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, printable."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return printable((str(error).splitlines() or [""])[0]) or type(error).__name__

@@ -1,0 +1,317 @@
+"""Counts what one forward and backward pass computes and moves, and sets it against the card's published peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ndd_engine.config.schema import Config
+from ndd_engine.hardware.gpu import Card
+from ndd_engine.record.events import WorkEvent
+
+METHOD = (
+    "one forward and backward pass, operation by operation: matrix products, convolutions, recurrent layers and "
+    "attention (causal attention in full), a multiply-add is 2; elementwise work counts as bytes only; "
+    "bytes: what each operation reads and writes, without fusion, and the update's"
+)
+NO_PROCESSOR_PEAK = "no published peak for this processor"
+
+aten = torch.ops.aten
+Formula = Callable[..., int]
+# Back ends of scaled-dot-product attention, by the operation that only they call.
+_ATTENTION = {
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash (cpu)",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_scaled_dot_product_fused_attention_overrideable": "fused",
+    "_scaled_dot_product_attention_math": "math",
+    "_safe_softmax": "math",
+}
+# Make or name memory and move none of it.
+_NO_TRAFFIC = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view",
+                         "_reshape_alias", "lift_fresh"})  # fmt: skip
+# Read of their first argument about what they return, and not the whole table.
+_LOOK_UP = frozenset({"embedding", "index_select", "gather", "index"})
+# May compute much, and no formula says how much. Other name spaces than torch's own are the user's kernels.
+_HEAVY = ("_fft_", "_cdist", "linalg_", "_linalg", "_ctc", "_trilinear", "cholesky", "triangular_solve", "_grouped_mm",
+          "_scaled_grouped_mm", "_weight_int", "miopen_rnn", "_thnn_differentiable")  # fmt: skip
+_OWN_NAMES = frozenset({"aten", "prim", "prims", "c10d", "_c10d_functional", "profiler"})
+
+
+def _rows(shape: Iterable[int]) -> int:
+    """Rows of a tensor whose last dimension is the features."""
+    return prod(list(shape)[:-1])
+
+
+def _linear(x: Tensor, weight: Tensor, *_args: Any, **_more: Any) -> int:
+    return 2 * _rows(x.shape) * weight.numel()
+
+
+def _matrix_vector(matrix: Tensor, *_args: Any, **_more: Any) -> int:
+    return 2 * matrix.numel()
+
+
+def _add_matrix_vector(_base: Tensor, matrix: Tensor, *_args: Any, **_more: Any) -> int:
+    return 2 * matrix.numel()
+
+
+def _add_product(_base: Tensor, a: Tensor, b: Tensor, *_args: Any, **_more: Any) -> int:
+    """(…, m, k) x (…, k, n)."""
+    return 2 * a.numel() * b.shape[-1]
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, _bias: Any, _stride: Any, _padding: Any, _dilation: Any,
+    transposed: bool, _output_padding: Any, _groups: int, wanted: list[bool], **_more: Any,
+) -> int:  # fmt: skip
+    """Each gradient costs as much as the forward; torch's own formula forgets the groups."""
+    places = x if transposed else grad
+    forward = 2 * places.shape[0] * prod(places.shape[2:]) * weight.numel()
+    return forward * (int(wanted[0]) + int(wanted[1]))
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_args: Any, **_more: Any) -> int:
+    """Scores and their product with the values; (B, H, L, E) each."""
+    pairs = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * pairs * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(
+    _grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_args: Any, **_more: Any
+) -> int:
+    """The scores again, and the gradients of values, scores, queries and keys."""
+    pairs = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _mkldnn_rnn(x: Tensor, weight0: Tensor, weight1: Tensor, *_args: Any, **_more: Any) -> int:
+    """One direction of one layer: each position (T, B) meets the weights of its input and of its state."""
+    return 2 * _rows(x.shape) * (weight0.numel() + weight1.numel())
+
+
+def _mkldnn_rnn_backward(*args: Any, **more: Any) -> int:
+    return 2 * _mkldnn_rnn(*args, **more)
+
+
+def _cudnn_rnn(x: Tensor, weights: list[Tensor], *_args: Any, **_more: Any) -> int:
+    """All layers and directions: each position, or row of a packed batch, meets every matrix once."""
+    return 2 * _rows(x.shape) * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
+def _cudnn_rnn_backward(x: Tensor, weights: list[Tensor], *args: Any, **_more: Any) -> int:
+    """The gradients of input and state always, those of the weights where `output_mask` asks for them."""
+    mask = args[-1] if args and isinstance(args[-1], (list, tuple)) else [True] * 4
+    return (2 if mask[3] else 1) * _cudnn_rnn(x, weights)
+
+
+def _formulas() -> dict[Any, Formula]:
+    """Operations and their FLOPs: torch's registry, what it lacks, and what it has wrong."""
+    own: dict[str, Formula] = {
+        "linear": _linear, "mv": _matrix_vector, "dot": _matrix_vector, "vdot": _matrix_vector,
+        "addmv": _add_matrix_vector, "baddbmm": _add_product, "addbmm": _add_product, "_addmm_activation": _add_product,
+        "convolution_backward": _convolution_backward, "mkldnn_rnn_layer": _mkldnn_rnn,
+        "mkldnn_rnn_layer_backward": _mkldnn_rnn_backward, "_cudnn_rnn": _cudnn_rnn,
+        "_cudnn_rnn_backward": _cudnn_rnn_backward,
+        "_scaled_dot_product_flash_attention_for_cpu": _attention,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+        "_scaled_dot_product_cudnn_attention": _attention,
+        "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+        "_scaled_dot_product_fused_attention_overrideable": _attention,
+        "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
+    }  # fmt: skip
+    found = {name: getattr(aten, name, None) for name in own}
+    mine = {packet: own[name] for name, packet in found.items() if packet is not None}
+    theirs = {
+        packet: _with_result(formula) for packet, formula in flop_registry.items() if packet not in mine
+    }
+    return {**theirs, **mine}
+
+
+def _with_result(formula: Any) -> Formula:
+    def counted(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return int(formula(*args, **kwargs, out_val=out_val))
+
+    return counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """What is known of an operation before it is called."""
+
+    name: str
+    formula: Formula | None
+    moves: bool  # reads and writes memory, unlike a view
+    returns: bool
+    heavy: bool  # may compute much and has no formula
+
+
+class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts while it is entered: `with WorkCounter() as counter:` one forward, loss and backward.
+
+    flops, flops_backward: floating-point operations, and the part inside backward. bytes: read and written by
+    every operation that is no view, as if nothing were fused or kept in a cache: an upper bound of memory traffic
+    (a row that is looked up counts once, not its whole table). attention: back ends in the order they were seen.
+    dtypes: FLOPs by the type of the result ("bfloat16"), which shows whether mixed precision took effect.
+    uncounted: operations that may compute much and have no formula, and the user's own kernels.
+
+    What is computed stays the same: each operation is called as it is, and no random number is drawn. The model
+    must not be compiled: a compiled one calls kernels of its own.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.flops_backward = 0
+        self.bytes = 0
+        self.operations = 0
+        self.attention: list[str] = []
+        self.dtypes: dict[str, int] = {}
+        self.uncounted: list[str] = []
+        self._formulas = _formulas()
+        self._known: dict[Any, _Op] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        op = self._known.get(func)
+        if op is None:
+            op = self._known[func] = self._look_at(func)
+            word = _ATTENTION.get(op.name)
+            if word is not None and word not in self.attention:
+                self.attention.append(word)
+            if op.heavy:
+                self._without_formula(op.name)
+        self.operations += 1
+        if op.formula is not None:
+            try:
+                self._add(int(op.formula(*args, **kwargs, out_val=out)), out)
+            except Exception:  # noqa: BLE001  a formula that does not know this call must not end the training
+                self._without_formula(op.name)
+        if op.moves:
+            self.bytes += _traffic(op, args, kwargs, out)
+        return out
+
+    def _add(self, flops: int, out: Any) -> None:
+        self.flops += flops
+        if torch._C._current_graph_task_id() != -1:  # inside autograd's engine
+            self.flops_backward += flops
+        first = next(_tensors(out), None)
+        if first is not None:
+            kind = str(first.dtype).removeprefix("torch.")
+            self.dtypes[kind] = self.dtypes.get(kind, 0) + flops
+
+    def _look_at(self, func: Any) -> _Op:
+        packet = getattr(func, "overloadpacket", func)
+        full = str(packet)
+        space, _, name = full.rpartition(".")
+        schema = getattr(func, "_schema", None)
+        formula = self._formulas.get(packet)
+        returns = list(schema.returns) if schema is not None else []
+        alias = returns[0].alias_info if returns else None
+        view = alias is not None and not alias.is_write
+        own = space in _OWN_NAMES
+        return _Op(
+            name=name,
+            formula=formula,
+            moves=not view and name not in _NO_TRAFFIC,
+            returns=bool(returns) or schema is None,
+            heavy=formula is None and (not own or name.startswith(_HEAVY)),
+        )
+
+    def _without_formula(self, name: str) -> None:
+        if name not in self.uncounted:
+            self.uncounted.append(name)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in an argument or a result, however deep in lists."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes behind a tensor; a dimension that is only expanded has none."""
+    try:
+        count = prod(
+            length for length, step in zip(tensor.shape, tensor.stride(), strict=True) if step or length == 0
+        )
+    except (RuntimeError, TypeError):  # a layout without strides
+        count = tensor.numel()
+    return int(count) * tensor.element_size()
+
+
+def _traffic(op: _Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    written = sum(map(_size, _tensors(out)))
+    if op.name in _LOOK_UP:
+        return 2 * written + sum(map(_size, _tensors(args[1:])))
+    read = sum(map(_size, _tensors(args))) + sum(sum(map(_size, _tensors(item))) for item in kwargs.values())
+    return read + written if op.returns else 2 * read
+
+
+def work_event(
+    counter: WorkCounter, config: Config, model: nn.Module, optimizer_bytes: int, card: Card | None, precision: str
+) -> WorkEvent:  # fmt: skip
+    """What one optimizer step computes and moves, from the count over one micro-batch.
+
+    optimizer_bytes: what the optimizer keeps beside the parameters. card: the chosen one, None on a processor.
+    precision: "bf16", "fp16", "tf32" or "fp32", as the run names it.
+    """
+    accumulation = config.batch.accumulation
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = sum(parameter.nbytes for parameter in trained)
+    # The update reads gradients, and reads and writes parameters and moments; clipping reads and scales gradients.
+    update = 3 * weights + 2 * optimizer_bytes + (3 * weights if config.clip.max_norm > 0 else 0)
+    adding = 3 * weights * (accumulation - 1)
+    counted = counter.operations > 0
+    kind, peak, bandwidth, source, reason = published_peak(card, precision)
+    return WorkEvent(
+        flops_per_step=counter.flops * accumulation if counted else None,
+        bytes_per_step=counter.bytes * accumulation + adding + update if counted else None,
+        flops_forward=(counter.flops - counter.flops_backward) * accumulation if counted else None,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        micro=config.batch.micro,
+        accumulation=accumulation,
+        precision=precision,
+        peak_tflops=peak,
+        peak_kind=kind,
+        bandwidth_gb_s=bandwidth,
+        peak_source=source,
+        reason=reason,
+        attention=list(counter.attention),
+        dtypes=dict(counter.dtypes),
+        uncounted=list(counter.uncounted),
+        method=METHOD,
+    )
+
+
+def published_peak(
+    card: Card | None, precision: str
+) -> tuple[str | None, float | None, float | None, str | None, str]:
+    """(kind, dense peak TFLOP/s, bandwidth in GB/s, source, "") of a card, or Nones and the reason."""
+    if card is None:
+        return None, None, None, None, NO_PROCESSOR_PEAK
+    profile = card.profile
+    if profile is None:
+        return None, None, None, None, card.reasons.get("profile", "no published figures for this card")
+    if card.mig:
+        return None, None, None, None, profile.note or "a MIG instance is a part of its card"
+    peak = profile.peak_tflops(precision)
+    if peak is None:
+        return None, None, profile.bandwidth_gb_s, profile.source, f"{profile.name} has no {precision} peak"
+    source = f"{profile.source}; {profile.note}" if profile.note else profile.source
+    return precision, peak, profile.bandwidth_gb_s, source, ""

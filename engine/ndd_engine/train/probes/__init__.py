@@ -1,0 +1,1 @@
+"""Short measurements before training: which size, which settings take effect, what a micro-batch costs."""

@@ -1,0 +1,169 @@
+"""A trial micro-batch before training: compiles, counts the work, and shows which settings take effect.
+
+It leaves no trace in the training: random states and buffers are put back, gradients dropped, no optimizer step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ndd_engine.measure.flops import WorkCounter
+from ndd_engine.record.events import BaselineEvent
+from ndd_engine.text import printable
+from ndd_engine.train.failures import is_out_of_memory
+from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.base import Batch
+
+from .baseline import Baseline
+
+
+@dataclass
+class Rehearsal:
+    """What a micro-batch showed.
+
+    counter: FLOPs, bytes and operations, None where counting failed. channels_last: whether a convolution's output
+    had that format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why
+    it is not used after all. part_calls: of each part's modules. micro_ns: host time of a micro-batch, run plainly.
+    baseline: a micro-batch by itself, None where that was not asked for or failed.
+    """
+
+    counter: WorkCounter | None = None
+    channels_last: bool | None = None
+    compile_s: float | None = None
+    compile_error: str | None = None
+    graphs: int = 0
+    breaks: int = 0
+    part_calls: Counter[str] = field(default_factory=Counter)
+    micro_ns: float = 0.0
+    baseline: BaselineEvent | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -> Rehearsal:
+    """Run one micro-batch forward and backward, plainly and then as configured. Raises what the model raises.
+
+    baseline: measures it afterwards, as configured.
+    """
+    found = Rehearsal()
+    cards = [stepper.device] if stepper.device.type == "cuda" else []
+    buffers = [(buffer, buffer.detach().clone()) for buffer in stepper.model.buffers()]
+    generators = torch.random.fork_rng(devices=cards)
+    extras = dict(stepper.extras)
+    batch = stepper.moved(batch)
+    plain, compiled = stepper.model, stepper.config.speed.compile != "off"
+    with generators, ExitStack() as watches:
+        stepper.compute = plain
+        watches.enter_context(_watch_format(plain, found))
+        try:
+            calls = stepper.parts.calls.copy()
+            _count(stepper, batch, found)
+            found.part_calls = stepper.parts.calls - calls
+            watches.close()
+            if compiled:
+                _compile(stepper, batch, found)
+            elif found.part_calls:
+                found.micro_ns = _timed(stepper, batch)
+            if baseline is not None:
+                counted = found.counter.operations if found.counter is not None else None
+                found.baseline = baseline.measure(stepper, batch, counted)
+        finally:
+            stepper.optimizer.zero_grad(set_to_none=True)
+            stepper.extras = extras
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    return found
+
+
+def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
+    counter = WorkCounter()
+    try:
+        with counter:
+            stepper.forward_backward(batch, _nowhere)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        # The counting may be at fault: the same again without it tells, and raises the model's own error.
+        stepper.forward_backward(batch, _nowhere)
+        found.notes.append(f"the work of a step could not be counted: {_first_line(error)}")
+        return
+    found.counter = counter
+
+
+def _timed(stepper: Stepper, batch: Batch) -> float:
+    begin = time.perf_counter_ns()
+    stepper.forward_backward(batch, _nowhere)
+    if stepper.device.type == "cuda":
+        torch.cuda.synchronize(stepper.device)
+    return float(time.perf_counter_ns() - begin)
+
+
+def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
+    speed = stepper.config.speed
+    from torch._dynamo.utils import counters
+
+    before = _compiled(counters)
+    mode = None if speed.compile == "default" else speed.compile
+    begin = time.perf_counter()
+    try:
+        stepper.compute = torch.compile(stepper.model, mode=mode, dynamic=speed.compile_dynamic)  # type: ignore[assignment]
+        stepper.forward_backward(batch, _nowhere)
+    except Exception as error:
+        stepper.compute = stepper.model
+        if is_out_of_memory(error):
+            raise
+        found.compile_error = _first_line(error)
+        return
+    found.compile_s = time.perf_counter() - begin
+    found.graphs, found.breaks = (now - then for now, then in zip(_compiled(counters), before, strict=True))
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return _compiled(counters)[0]
+
+
+def _compiled(counters: Mapping[str, Counter[str]]) -> tuple[int, int]:
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+class _watch_format:  # noqa: N801  reads as a context manager
+    """Looks at the outputs of 4-D convolutions."""
+
+    def __init__(self, model: nn.Module, found: Rehearsal) -> None:
+        self._handles = [
+            module.register_forward_hook(self._look)
+            for module in model.modules()
+            if isinstance(module, nn.Conv2d)
+        ]
+        self._found = found
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _look(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
+        # One channel has both formats at once and says nothing.
+        if output.dim() == 4 and output.shape[1] > 1:
+            last = output.is_contiguous(memory_format=torch.channels_last)
+            self._found.channels_last = last and self._found.channels_last is not False
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return printable(f"{type(error).__name__}: {lines[0]}")
+
+
+def _nowhere(_phase: int) -> None:
+    return

@@ -1,0 +1,174 @@
+"""The whole optimizer step as one CUDA graph: recorded once, then replayed with each new batch copied into its place.
+
+What the graph covers: every micro-batch's forward and backward, clipping and the optimizer. The learning rate is a
+tensor on the device. The first steps run operation by operation on another stream, as libraries initialise
+themselves there and the optimizer makes its state; recording itself computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ndd_engine.config.schema import Config
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.record.events import SettingEvent
+from ndd_engine.text import printable
+from ndd_engine.train.data.source import mapped, tensors
+from ndd_engine.workloads.base import Batch
+
+from .optim import Precision
+
+if TYPE_CHECKING:
+    from .stepper import Stepper
+
+WARM_UP_STEPS = 3
+# After this many batches of another shape than the recorded one, the graph counts as of no use.
+MANY_OTHER_SHAPES = 3
+
+Work = Callable[[], Tensor]
+Replay = Callable[[], None]
+
+
+def why_not(config: Config, device: torch.device, precision: Precision) -> str | None:
+    """Why a step of this configuration cannot be recorded; None when it can be tried."""
+    if device.type != "cuda":
+        return "there is no CUDA card"
+    if precision.scaler is not None:
+        return 'the loss scaling of fp16 looks at the gradients on the host: use precision.amp "bf16"'
+    if config.optimizer.name == "sgd":
+        return "torch's SGD reads the learning rate on the host"
+    return None
+
+
+class CudaRecorder:
+    """How torch records and replays; a test passes its own."""
+
+    @contextmanager
+    def warm_up(self) -> Iterator[None]:
+        """Run what is inside on another stream, in order with the current one."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            yield
+        current.wait_stream(side)
+
+    def record(self, work: Work) -> tuple[Tensor, Replay]:
+        """(what `work` returns, filled anew by each replay; the replay)."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (the sampler) may use the card meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = work()
+        return result, graph.replay
+
+
+class StepGraph:
+    """Steps of a Stepper by replay. `failed`: why it runs operation by operation after all."""
+
+    def __init__(self, stepper: Stepper, recorder: CudaRecorder | None = None) -> None:
+        self.failed: str | None = None
+        self._stepper = stepper
+        self._recorder = recorder or CudaRecorder()
+        self._warmed = 0
+        self._other_shapes = 0
+        self._static: list[Batch] = []
+        self._loss: Tensor | None = None
+        self._replay: Replay | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known how the steps run: a graph was recorded, or given up."""
+        return self.failed is not None or self._replay is not None
+
+    def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
+        """As Stepper.step. Time of the replay belongs to "forward/graph": it cannot be told apart."""
+        stepper = self._stepper
+        clock.enter(phase.DATA_WAIT)
+        micro = list(islice(batches, stepper.config.batch.accumulation))
+        if len(micro) < stepper.config.batch.accumulation:
+            return None
+        if self.failed is None and self._replay is None and self._warmed >= WARM_UP_STEPS:
+            clock.enter(phase.FORWARD)
+            self._record(micro)
+        if self._replay is None or not self._fits(micro):
+            return self._eager(micro, clock, step)
+        clock.enter(phase.TO_DEVICE)
+        for static, batch in zip(self._static, micro, strict=True):
+            for place, tensor in zip(tensors(static), tensors(batch), strict=True):
+                place.copy_(tensor, non_blocking=stepper.config.loader.non_blocking)
+        clock.enter(phase.OPTIMIZER)
+        stepper.set_rate(step)
+        clock.enter(phase.FORWARD)
+        clock.enter_part("graph")
+        self._replay()
+        assert self._loss is not None
+        # The next replay overwrites what this one left, and the loss is read back later.
+        loss = self._loss.clone()
+        clock.enter(phase.LOG)
+        return loss
+
+    def _eager(self, micro: list[Batch], clock: PhaseClock, step: int) -> Tensor | None:
+        stepper = self._stepper
+        warming = self.failed is None and self._replay is None
+        if self._replay is not None:
+            # The gradients belong to the graph: dropped here, they are made anew for this step and lost after it.
+            stepper.optimizer.zero_grad(set_to_none=True)
+        around: AbstractContextManager[Any] = self._recorder.warm_up() if warming else nullcontext()
+        with around:
+            loss = stepper.eager_step(iter(micro), clock, step)
+        self._warmed += warming
+        return loss
+
+    def _record(self, micro: list[Batch]) -> None:
+        stepper = self._stepper
+        self._static = [mapped(stepper.moved(batch), Tensor.clone) for batch in micro]
+        stepper.optimizer.zero_grad(set_to_none=True)
+
+        def work() -> Tensor:
+            total: Tensor | None = None
+            for batch in self._static:
+                part = stepper.forward_backward(batch, _nowhere)
+                total = part if total is None else total + part
+            stepper.update(_nowhere)
+            assert total is not None
+            return total
+
+        try:
+            self._loss, self._replay = self._recorder.record(work)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._give_up(f"recording failed: {printable(str(error).splitlines()[0])}")
+            return
+        text = f"recorded after {WARM_UP_STEPS} steps and replayed since"
+        stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "the whole step", True, text))
+
+    def _give_up(self, why: str) -> None:
+        self.failed, self._replay, self._static = why, None, []
+        self._stepper.optimizer.zero_grad(set_to_none=True)
+        self._stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "off", False, why))
+
+    def _fits(self, micro: list[Batch]) -> bool:
+        """Whether the batches have the recorded shapes; complains when too many have not."""
+        same = all(
+            place.shape == tensor.shape and place.dtype == tensor.dtype
+            for static, batch in zip(self._static, micro, strict=True)
+            for place, tensor in zip(tensors(static), tensors(batch), strict=True)
+        )
+        if not same:
+            self._other_shapes += 1
+            if self._other_shapes == MANY_OTHER_SHAPES:
+                self._give_up("the shapes of the batches change: pad them to one shape")
+        return same
+
+
+def _nowhere(_phase: int) -> None:
+    return

@@ -1,0 +1,188 @@
+"""One optimizer step: micro-batches forward and backward, then clip, update, reset. Used by the loop and the probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ndd_engine.config.schema import Config
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.record.events import Event
+from ndd_engine.train.data.loader import to_device
+from ndd_engine.workloads.base import Batch, Workload
+
+from .graph import StepGraph, why_not
+from .optim import Precision, learning_rate, make_optimizer, make_precision
+from .parts import PartTimer
+
+ATTENTION = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+class Stepper:
+    """Model, optimizer and precision of a run, and the step that ties them together.
+
+    `step` leaves the clock in phase `log`; the caller ends the step. `model` is the plain module, which is saved and
+    evaluated; `compute` is what training runs through, compiled where that is wanted and works.
+    """
+
+    def __init__(self, workload: Workload, config: Config, device: torch.device, total_steps: int) -> None:
+        self.workload = workload
+        self.config = config
+        self.device = device
+        self.total_steps = total_steps
+        self.model: nn.Module = workload.model.to(device)
+        if config.speed.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.train()
+        self.compute = self.model
+        self.precision: Precision = make_precision(config, device)
+        self.no_graph = why_not(config, device, self.precision)
+        graphed = config.speed.cuda_graph and self.no_graph is None
+        self.optimizer = make_optimizer(config.optimizer, self.model, device, capturable=graphed)
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.lr = config.optimizer.lr
+        self.graph = StepGraph(self) if graphed else None
+        # What a compiler or a graph runs has no calls of modules that could be timed.
+        whole = graphed or config.speed.compile != "off"
+        self.parts = PartTimer({} if whole else workload.parts)
+        # Scalars on the device worth knowing beside the loss; read back together with it.
+        self.extras: dict[str, Tensor] = {}
+        # What there is to tell of the settings since the record was last written.
+        self.reports: list[Event] = []
+        chosen = ATTENTION.get(config.speed.attention)
+        self.attention: Callable[[], AbstractContextManager[Any]] = (
+            nullcontext if chosen is None else lambda: sdpa_kernel(chosen)
+        )
+        self._moves = device.type != "cpu"
+
+    def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
+        """One optimizer step from the next `batch.accumulation` micro-batches.
+
+        Returns the mean loss (scalar, on the device, without graph), or None when the epoch has no whole step left.
+        """
+        if self.graph is not None:
+            return self.graph.step(batches, clock, step)
+        return self.eager_step(batches, clock, step)
+
+    def eager_step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
+        """The step, operation by operation."""
+        enter = clock.enter
+        total: Tensor | None = None
+        self.parts.clock = clock
+        try:
+            for _ in range(self.config.batch.accumulation):
+                enter(phase.DATA_WAIT)
+                batch = next(batches, None)
+                if batch is None:
+                    return None
+                if self._moves:
+                    enter(phase.TO_DEVICE)
+                    batch = self.moved(batch)
+                part = self.forward_backward(batch, enter)
+                total = part if total is None else total + part
+        finally:
+            self.parts.clock = None
+        self.set_rate(step)
+        self.update(enter)
+        enter(phase.ZERO_GRAD)
+        self.optimizer.zero_grad(set_to_none=self.config.optimizer.set_to_none)
+        enter(phase.LOG)
+        return total
+
+    def moved(self, batch: Batch) -> Batch:
+        """The batch on the device; what lies there already stays as it is."""
+        return to_device(batch, self.device, self.config.loader.non_blocking)
+
+    def forward_backward(self, batch: Batch, enter: Callable[[int], object]) -> Tensor:
+        """Gradients of one micro-batch on the device; returns its share of the step's loss, without graph."""
+        accumulation = self.config.batch.accumulation
+        scaler = self.precision.scaler
+        enter(phase.FORWARD)
+        with self.precision.autocast or nullcontext(), self.attention():
+            output = self.workload.forward(self.compute, batch)
+            enter(phase.LOSS)
+            loss = self.workload.loss(output, batch)
+        if accumulation > 1:
+            loss = loss / accumulation
+        enter(phase.BACKWARD)
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def update(self, enter: Callable[[int], object]) -> None:
+        """Clip, and the optimizer's step at the rate that is set."""
+        scaler = self.precision.scaler
+        max_norm = self.config.clip.max_norm
+        if max_norm > 0:
+            enter(phase.CLIP)
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            self.extras["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        enter(phase.OPTIMIZER)
+        if scaler is None:
+            self.optimizer.step()
+            return
+        scaler.step(self.optimizer)
+        scaler.update()
+        # get_scale() would wait for the device.
+        if (scale := scaler._scale) is not None:
+            self.extras["loss_scale"] = scale
+
+    def set_rate(self, step: int) -> None:
+        """The learning rate of optimizer step `step` (0-based)."""
+        lr = learning_rate(step, self.total_steps, self.config.optimizer.lr, self.config.schedule)
+        if lr == self.lr and step > 0:
+            return
+        self.lr = lr
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)  # where a recorded graph will find it
+            else:
+                group["lr"] = lr
+
+    def optimizer_bytes(self) -> int:
+        """What the optimizer keeps beside the parameters; 0 before the first step."""
+        return sum(
+            value.nbytes
+            for state in self.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        )
+
+    def moment_bytes(self) -> int:
+        """What the optimizer will keep for the parameters: Adam two moments, SGD its momentum."""
+        section = self.config.optimizer
+        moments = 2 if section.name != "sgd" else int(section.momentum > 0)
+        return moments * sum(parameter.nbytes for parameter in self.parameters)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of this."""
+        scaler = self.precision.scaler
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The reverse of state. Raises RuntimeError, ValueError or KeyError when it belongs to another model."""
+        self.model.load_state_dict(state["model"])
+        for saved, group in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+            if ("betas" in saved) != ("betas" in group):
+                raise ValueError(f"its optimizer is not {self.config.optimizer.name}")
+            # A resume may change the options in the configuration; the checkpoint would bring the old ones back.
+            saved.update({key: value for key, value in group.items() if key != "params"})
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.lr = float(self.optimizer.param_groups[0]["lr"])
+        if self.precision.scaler is not None and state["scaler"]:
+            self.precision.scaler.load_state_dict(state["scaler"])

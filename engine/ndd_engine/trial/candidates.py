@@ -1,0 +1,189 @@
+"""The rungs of the ladder: every setting that may make this training faster without making it another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import OWN, kind
+from ndd_engine.hardware.gpu import Machine
+
+# Workloads whose batches are gathered from tensors that lie in memory: nothing is encoded again and again.
+IN_MEMORY = frozenset({"chartext", "ndd"})
+CONVOLUTIONS = frozenset({"antispoof", OWN})
+ATTENTION = frozenset({"chartext", "finetune", OWN})
+# Compiling this one unrolls its decoder's loop: minutes of the processor's time.
+UNROLLED = frozenset({"summarise"})
+MOST_WORKERS = 16
+MOST_MICRO = 16  # times the present micro-batch
+# Flags of processors that compute in bf16 themselves; others convert, which is slower than fp32.
+BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One change. name: short, for --only. title: for people. group: rungs of which one leads to the next.
+
+    missing: why it is of no use here, "" where it may be; then it is listed and not measured.
+    """
+
+    name: str
+    title: str
+    sets: tuple[str, ...]
+    group: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the rungs depend on besides the configuration. capability: of the card, None without one or unknown.
+
+    cores: whole ones that this process may use. bf16: whether the processor has it, None where it does not say.
+    """
+
+    card: bool
+    cores: int
+    capability: tuple[int, int] | None = None
+    bf16: bool | None = None
+
+    @classmethod
+    def of(cls, machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
+        """As detected."""
+        card = machine.chosen
+        return cls(
+            machine.device != "cpu",
+            max(int(machine.host.usable_cpus), 1),
+            card.compute_capability if card is not None else None,
+            _has_bf16(cpuinfo),
+        )
+
+
+def rungs(config: Config, place: Place) -> tuple[Rung, ...]:
+    """In the order in which they are tried: the data, the processes, the step, the numbers, the compiler."""
+    return tuple(
+        rung
+        for part in (_data, _processes, _step, _precision, _kernels, _compilers)
+        for rung in part(config, place)
+    )
+
+
+Part = Callable[[Config, Place], Iterator[Rung]]
+NO_CARD = "there is no CUDA card"
+SET = "it is set already"
+
+
+def _needs_card(place: Place) -> str:
+    return "" if place.card else NO_CARD
+
+
+def _data(config: Config, place: Place) -> Iterator[Rung]:
+    loader = config.loader
+    set_already = "" if loader.fetch == "item" else SET
+    yield Rung("gather", "batches in one gather", ("loader.fetch=auto",), missing=set_already)
+    in_memory = config.workload.name in IN_MEMORY
+    why = "the items lie in memory as they are" if in_memory else ""
+    yield Rung("cache", "each item encoded once", ("loader.cache=true",), missing=why)
+    sets: tuple[str, ...] = ("loader.placement=device",)
+    if loader.workers:
+        sets = ("loader.workers=0", *sets)
+    yield Rung("device", "the data on the card", sets, missing=_needs_card(place))
+
+
+def _processes(config: Config, place: Place) -> Iterator[Rung]:
+    for count in _doubling(min(place.cores, MOST_WORKERS)):
+        word = "worker" if count == 1 else "workers"
+        yield Rung(f"workers-{count}", f"{count} loader {word}", (f"loader.workers={count}",), "workers")
+    if config.loader.persistent is False:
+        yield Rung("persistent", "workers that live on between epochs", ("loader.persistent=true",))
+    yield Rung("pin-memory", "page-locked batches", ("loader.pin_memory=true",), missing=_needs_card(place))
+    present = config.run.threads or place.cores
+    why = "the card computes" if place.card else ""
+    for count in dict.fromkeys((place.cores, place.cores // 2, 1)):
+        if 0 < count != present:
+            word = "thread" if count == 1 else "threads"
+            yield Rung(f"threads-{count}", f"{count} {word}", (f"run.threads={count}",), "threads", why)
+
+
+def _step(config: Config, place: Place) -> Iterator[Rung]:
+    if decoder := getattr(config.workload, "decoder", ""):
+        title = "the vocabulary projected once for all steps of the decoder"
+        why = "" if decoder == "stepwise" else SET
+        yield Rung("hoisted", title, ("workload.decoder=hoisted",), missing=why)
+    batch = config.batch
+    if batch.accumulation == 1:
+        why = "the micro-batch is the whole batch already"
+        yield Rung("micro", "bigger micro-batches, the same items a step", (), missing=why)
+    times = 2
+    while times <= MOST_MICRO and batch.accumulation % times == 0:
+        micro, left = batch.micro * times, batch.accumulation // times
+        title = f"micro-batch {micro}, the same {batch.items} items a step"
+        yield Rung(f"micro-{micro}", title, (f"batch.micro={micro}", f"batch.accumulation={left}"), "micro")
+        times *= 2
+    implementation = config.optimizer.implementation
+    why = {"auto": "auto takes it where torch has it", "fused": SET}.get(implementation, "")
+    yield Rung("fused", "fused optimizer", ("optimizer.implementation=fused",), missing=why)
+    yield Rung("set-to-none", "gradients dropped, not zeroed", ("optimizer.set_to_none=true",))
+
+
+def _precision(config: Config, place: Place) -> Iterator[Rung]:
+    old = place.capability is not None and place.capability < (8, 0)
+    why = _needs_card(place) or ("the card has no TF32" if old else "")
+    yield Rung("tf32", "TF32 matrix products", ("precision.tf32=true",), missing=why)
+    lowered = "" if config.precision.amp == "off" else "mixed precision is on already"
+    if not place.card and config.precision.amp == "auto":
+        lowered = ""  # auto leaves it off there
+    why = lowered or ("the card computes no bf16" if old else "")
+    if not place.card and place.bf16 is False:
+        why = "the processor has no bf16 (neither AMX nor AVX-512)"
+    yield Rung("bf16", "mixed precision, bf16", ("precision.amp=bf16",), "amp", why)
+    yield Rung("fp16", "mixed precision, fp16", ("precision.amp=fp16",), "amp", _needs_card(place) or lowered)
+
+
+def _kernels(config: Config, place: Place) -> Iterator[Rung]:
+    which = kind(config.workload)
+    why = "" if which in ATTENTION else "this model has no attention of torch's"
+    yield Rung("attention", "attention as torch chooses", ("speed.attention=auto",), missing=why)
+    why = "" if which in CONVOLUTIONS else "this model has no convolutions"
+    yield Rung("channels-last", "channels-last memory format", ("speed.channels_last=true",), missing=why)
+    yield Rung(
+        "cudnn-benchmark", "cuDNN times its algorithms", ("speed.cudnn_benchmark=true",),
+        missing=_needs_card(place) or why,
+    )  # fmt: skip
+
+
+def _compilers(config: Config, place: Place) -> Iterator[Rung]:
+    slow = "unrolling its decoder takes the compiler minutes" if kind(config.workload) in UNROLLED else ""
+    yield Rung("compile", "torch.compile", ("speed.compile=default",), "compile", "" if place.card else slow)
+    yield Rung("reduce-overhead", "torch.compile, reduce-overhead", ("speed.compile=reduce-overhead",),
+               "compile", _needs_card(place))  # fmt: skip
+    yield Rung("cuda-graph", "the whole step as one CUDA graph", ("speed.cuda_graph=true",),
+               missing=_needs_card(place))  # fmt: skip
+
+
+def _doubling(most: int) -> Iterator[int]:
+    count = 1
+    while count <= most:
+        yield count
+        count *= 2
+
+
+def _has_bf16(cpuinfo: Path) -> bool | None:
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), None)
+    return None if flags is None else bool(BF16_FLAGS & set(flags))
+
+
+def matching(all_rungs: Sequence[Rung], only: Sequence[str]) -> set[str]:
+    """Names of the rungs that `only` names, by name or group. Raises KeyError with the first that there is not."""
+    found: set[str] = set()
+    for wanted in only:
+        names = {rung.name for rung in all_rungs if wanted in (rung.name, rung.group)}
+        if not names:
+            raise KeyError(wanted)
+        found |= names
+    return found

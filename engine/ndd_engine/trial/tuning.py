@@ -1,0 +1,331 @@
+"""The ladder: the settings one on top of the other, each measured against the best so far, kept only if it helps.
+
+Ratios are never multiplied. What was kept is measured once more against the start, each time in trials of its own:
+the trials that chose a setting would flatter it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ndd_engine.config import Config, read, to_toml
+from ndd_engine.errors import ConfigError, NddError, UsageError
+from ndd_engine.hardware.gpu import Machine, detect
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import number, printable
+from ndd_engine.train.preflight import preflight
+
+from .candidates import SET, Place, Rung, matching, rungs
+from .request import Base, Progress, TrialRequest
+from .start import start_config
+
+State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
+Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]
+
+NOT_ASKED = "not among those asked for"
+
+# Rungs of one group that did not help, after which the rest of the group is not tried.
+PATIENCE = {"workers": 2, "micro": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A rung and what became of it.
+
+    trial: against the best so far. to_start: all that was kept up to and with it, against the start. reason: why it
+    was kept, dropped or skipped.
+    """
+
+    rung: Rung
+    state: State
+    trial: TrialEvent | None = None
+    to_start: TrialEvent | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LadderState:
+    """How far the ladder is. toml: the resulting configuration, "" until done. text: the result in one sentence.
+
+    stopped: it was interrupted, or could not go on (text says why); what was measured is in the rows.
+    """
+
+    rows: tuple[Row, ...]
+    stage: str
+    progress: Progress | None = None
+    elapsed_s: float = 0.0
+    done: bool = False
+    toml: str = ""
+    text: str = ""
+    stopped: bool = False
+
+    @property
+    def kept(self) -> tuple[Row, ...]:
+        """The rows whose settings are in the result."""
+        return tuple(row for row in self.rows if row.state == "kept")
+
+    @property
+    def final(self) -> TrialEvent | None:
+        """The result against the start; None where nothing was kept, or it was not measured."""
+        return self.kept[-1].to_start if self.kept else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "rows": [
+                {
+                    "name": row.rung.name,
+                    "title": row.rung.title,
+                    "sets": list(row.rung.sets),
+                    "state": row.state,
+                    "reason": row.reason,
+                    "trial": asdict(row.trial) if row.trial else None,
+                    "to_start": asdict(row.to_start) if row.to_start else None,
+                }
+                for row in self.rows
+            ],
+            "elapsed_s": self.elapsed_s,
+            "stopped": self.stopped,
+            "text": self.text,
+            "toml": self.toml,
+        }
+
+
+def run_ladder(
+    base: Base,
+    budget_s: float = 60.0,
+    only: Sequence[str] = (),
+    tell: Callable[[LadderState], None] = lambda state: None,
+    stop: threading.Event | None = None,
+    measure: Measure | None = None,
+    machine: Machine | None = None,
+) -> LadderState:
+    """Climb. budget_s: of each trial; there are at most two a rung. only: names or groups of rungs, () for all.
+
+    stop: once set, the trial that runs is given up and what was measured so far is the result. Raises UsageError for
+    mistakes, before anything is measured, and what the first trial raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="ndd-ladder-") as folder:
+        return _Ladder(base, budget_s, only, tell, stop or threading.Event(), measure, machine).climb(
+            Path(folder)
+        )
+
+
+class _Ladder:
+    """One climb."""
+
+    def __init__(
+        self,
+        base: Base,
+        budget_s: float,
+        only: Sequence[str],
+        tell: Callable[[LadderState], None],
+        stop: threading.Event,
+        measure: Measure | None,
+        machine: Machine | None,
+    ) -> None:
+        self._base, self._budget_s, self._only = base, budget_s, only
+        self._tell, self._stop = tell, stop
+        self._measure = measure if measure is not None else _run_trial()
+        self._machine = machine
+        self._begun = time.monotonic()
+        self._state = LadderState((), "starting")
+        self._kept: list[str] = []
+
+    def climb(self, folder: Path) -> LadderState:
+        draft = read(self._base.config, self._base.sets, self._base.workload)
+        rough = preflight(draft, use_torch=False)
+        machine = self._machine or detect(rough.run.device, use_torch=False)
+        self._say("preparing")
+        config = start_config(self._base, draft, folder, self._say, self._stop)
+        # Everything is written down, so that each trial begins from exactly the same.
+        path = folder / "start.toml"
+        path.write_text(to_toml(config), encoding="utf-8")
+        self._start = replace(self._base, config=path, workload=None, sets=())
+        found = rungs(config, Place.of(machine))
+        self._say("preparing", rows=self._rows(found))
+        trouble = ""
+        for index in range(len(found)):
+            if self._stop.is_set():
+                break
+            try:
+                self._try(index)
+            except NddError as error:
+                if not any(row.trial for row in self._state.rows):
+                    raise
+                trouble = str(error)
+                break
+        return self._finish(machine, trouble)
+
+    def _rows(self, found: Sequence[Rung]) -> tuple[Row, ...]:
+        try:
+            wanted = matching(found, self._only) if self._only else {rung.name for rung in found}
+        except KeyError as error:
+            names = ", ".join(dict.fromkeys(rung.name for rung in found))
+            raise UsageError(
+                f"--only {printable(str(error.args[0]))}: there is no such rung here; allowed: {names}"
+            ) from None
+        rows = []
+        for rung in found:
+            why = rung.missing or ("" if rung.name in wanted else NOT_ASKED)
+            rows.append(Row(rung, "skipped", reason=why) if why else Row(rung, "waiting"))
+        return tuple(rows)
+
+    def _try(self, index: int) -> None:
+        row = self._state.rows[index]
+        if row.state != "waiting":
+            return
+        if why := self._not_now(row.rung):
+            self._put(index, Row(row.rung, "skipped", reason=why))
+            return
+        self._put(index, replace(row, state="measuring"))
+        self._say(f"measuring {row.rung.title}")
+        request = TrialRequest(
+            replace(self._start, name="the best so far", sets=tuple(self._kept)),
+            row.rung.sets,
+            self._budget_s,
+        )
+        trial = self._run(request)
+        if trial.verdict == "stopped":
+            self._put(index, Row(row.rung, "skipped", trial, reason="stopped before its end"))
+            return
+        kept, why = _judged(trial, self._config())
+        if not kept:
+            self._put(index, Row(row.rung, "dropped", trial, reason=why))
+            return
+        self._kept += row.rung.sets
+        self._put(index, Row(row.rung, "kept", trial, reason=why))
+        self._say(f"measuring {row.rung.title} against the start")
+        request = TrialRequest(replace(self._start, name="the start"), tuple(self._kept), self._budget_s)
+        if not self._stop.is_set():
+            self._put(index, replace(self._state.rows[index], to_start=self._run(request)))
+
+    def _run(self, request: TrialRequest) -> TrialEvent:
+        def tell(progress: Progress) -> None:
+            self._say(self._state.stage, progress)
+
+        return self._measure(request, tell, self._stop)
+
+    def _not_now(self, rung: Rung) -> str:
+        """Why a rung is not measured on what was kept so far; "" where it is."""
+        tried = [row for row in self._state.rows if rung.group and row.rung.group == rung.group and row.trial]
+        failed = len([row for row in tried if row.state == "dropped"])
+        if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(rung.group, len(tried) + 1):
+            return f"{tried[-1].rung.title} did not help"
+        # Where bf16 helps, fp16 with its loss scaling has nothing to add.
+        if rung.group == "amp" and any(row.state == "kept" for row in tried):
+            return f"{tried[0].rung.title} was kept"
+        present = self._config()
+        try:
+            changed = read(self._start.config, (*self._kept, *rung.sets)).resolve()
+        except ConfigError as error:
+            return "; ".join(problem.message for problem in error.problems)
+        return SET if changed == present else ""
+
+    def _config(self) -> Config:
+        """What was kept so far."""
+        return read(self._start.config, self._kept).resolve()
+
+    def _finish(self, machine: Machine, trouble: str) -> LadderState:
+        cut_short = "not reached" if not trouble else f"not reached: {trouble}"
+        rows = tuple(
+            Row(row.rung, "skipped", reason=cut_short) if row.state in ("waiting", "measuring") else row
+            for row in self._state.rows
+        )
+        stopped = self._stop.is_set() or bool(trouble)
+        self._state = replace(self._state, rows=rows, stopped=stopped)
+        text = _summary(self._state) + (f"; stopped: {trouble}" if trouble else "")
+        device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
+        heading = f"Written by the ladder from {self._base.name}, on {device}.\n{text}"
+        toml = to_toml(self._config(), _printable_lines(heading), _reasons(rows))
+        self._say("done", done=True, toml=toml, text=text)
+        return self._state
+
+    def _put(self, index: int, row: Row) -> None:
+        rows = list(self._state.rows)
+        rows[index] = row
+        self._say(self._state.stage, rows=tuple(rows))
+
+    def _say(self, stage: str, progress: Progress | None = None, **changes: Any) -> None:
+        elapsed = time.monotonic() - self._begun
+        self._state = replace(self._state, stage=stage, progress=progress, elapsed_s=elapsed, **changes)
+        self._tell(self._state)
+
+
+def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
+    """Whether a rung is kept, and why (not)."""
+    if trial.verdict != "gain":
+        said = {"no gain": "no gain worth having", "undecided": "undecided: a larger budget may tell"}
+        # Without a ratio the sentence says what happened.
+        return False, trial.text if trial.ratio is None else said.get(trial.verdict, trial.verdict)
+    if trial.in_effect is False:
+        return False, f"a gain, but the setting is not in effect: {trial.not_in_effect}"
+    if trial.loss == "differs":
+        return False, f"a gain, but the loss path differs: {trial.loss_text}"
+    pays = trial.break_even_steps
+    if pays is not None and config.run.max_steps is not None and pays > config.run.max_steps:
+        return False, f"pays back after {number(pays)} steps, and the run has {number(config.run.max_steps)}"
+    words = ["a gain"]
+    if pays:
+        words.append(f"pays back after {number(pays)} steps")
+    if trial.loss == "close":
+        words.append("losses close, not the same")
+    elif trial.loss == "not comparable":
+        words.append(f"losses not comparable{f' ({trial.loss_text})' if trial.loss_text else ''}")
+    return True, "; ".join(words)
+
+
+def _summary(state: LadderState) -> str:
+    tried = [row for row in state.rows if row.state in ("kept", "dropped")]
+    count = f"{len(state.kept)} of {len(tried)} settings that were measured help"
+    if unclear := len([row for row in tried if row.trial and row.trial.verdict == "undecided"]):
+        count += f", {unclear} undecided"
+    if not state.kept:
+        return f"{count}: the configuration stays as it is"
+    final = state.final
+    if final is None or final.ratio is None:
+        return f"{count}; all together were not measured against the start"
+    return f"{count}; all together {_figures(final)} the speed of the start, measured directly"
+
+
+def _reasons(rows: Sequence[Row]) -> dict[str, str]:
+    """By key, what the ladder found about its value."""
+    reasons: dict[str, str] = {}
+    for row in rows:
+        if row.trial is None or row.state not in ("kept", "dropped"):
+            continue
+        for item in row.rung.sets:
+            key, _, value = item.partition("=")
+            if row.state == "kept":
+                reasons[key] = f"kept by the ladder: {_figures(row.trial)} over the step before"
+            else:
+                told = f"{value} was tried: {_figures(row.trial)}, {row.reason}".replace(": ,", ":")
+                reasons[key] = printable("; ".join(filter(None, (reasons.get(key), told))))
+    return reasons
+
+
+def _figures(trial: TrialEvent) -> str:
+    """ "1.42x (1.38 to 1.47)", "" without a ratio."""
+    if trial.ratio is None:
+        return ""
+    if trial.low is None or trial.high is None:
+        return f"{trial.ratio:.3g}x"
+    return f"{trial.ratio:.3g}x ({trial.low:.3g} to {trial.high:.3g})"
+
+
+def _printable_lines(text: str) -> str:
+    """Foreign text of several lines, made safe line by line."""
+    return "\n".join(printable(line) for line in text.splitlines())
+
+
+def _run_trial() -> Measure:
+    # Here, since it brings torch, which a test with a measure of its own does not need.
+    from .trial import run_trial
+
+    return run_trial

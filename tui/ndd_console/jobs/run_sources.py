@@ -1,0 +1,198 @@
+"""Where the screens get their figures: a run trained in this process, one attached by its record, the runs folder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ndd_profiles
+from ndd_console.screens.interfaces import Action, RunRow, StartRow
+from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
+from ndd_engine.errors import UsageError
+from ndd_engine.record.channel import send
+from ndd_engine.record.events import Event, TrialEvent
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir, all_runs
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import printable
+
+from .trials import RunTrials, attached_still, own_still
+
+if TYPE_CHECKING:
+    from ndd_engine.train.run import Run
+
+TITLES = {
+    "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
+    "chartext": "character-level text model on the Python manual's topics",
+    "finetune": "small language model on few long texts, tokenised on the fly",
+    "ndd": "EEG forecasters: predict the next sample of every channel",
+    "summarise": "LSTM pointer-generator that summarises source code",
+}
+
+
+class EngineSource:
+    """The run that this process trains."""
+
+    owned = True
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.name = run.directory.name
+        self._trials = RunTrials(run.directory, own_still(run), lambda: self.live, run.put)
+
+    @property
+    def live(self) -> bool:
+        return not self.run.finished.is_set()
+
+    def snapshot(self) -> Snapshot:
+        return self.run.recorder.snapshot()
+
+    def command(self, action: Action) -> None:
+        if action in ("interrupt", "kill"):
+            self.run.control.request(
+                "stop" if action == "interrupt" else "kill", "interrupted (Ctrl-C)", "interrupted"
+            )
+        else:
+            self.run.control.request(action, "stopped from the console")
+
+    def notice(self) -> str | None:
+        return self.run.recorder.trouble
+
+    def log_lines(self, count: int) -> list[str]:
+        return tail(self.run.directory.console_log, count)
+
+    def trials(self) -> RunTrials:
+        return self._trials
+
+    def close(self) -> None:
+        """The run is closed by whoever opened it; a trial that goes on is ended, and the run goes on."""
+        self._trials.close()
+
+
+class AttachedSource:
+    """A run of another process, or a finished one, followed by its record in a thread of its own.
+
+    listener: called in that thread with each event that came.
+    """
+
+    owned = False
+
+    def __init__(
+        self,
+        directory: RunDir,
+        period_s: float = 0.25,
+        listener: Callable[[float, Event], None] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.name = directory.name
+        self._reader = RunReader(directory, listener)
+        self._reader.poll()
+        self._notice: str | None = None
+        self._stop = threading.Event()
+        self._period_s = period_s
+        self._trials = RunTrials(directory, attached_still(directory), lambda: self.live, self._keep)
+        self._thread = threading.Thread(target=self._follow, name="ndd-follow", daemon=True)
+        self._thread.start()
+
+    @property
+    def live(self) -> bool:
+        return not self.snapshot().final
+
+    def snapshot(self) -> Snapshot:
+        return self._reader.snapshot()
+
+    def command(self, action: Action) -> None:
+        # A thread each: a run that hangs must not hold up the screen.
+        threading.Thread(target=self._send, args=(action,), name="ndd-send", daemon=True).start()
+
+    def notice(self) -> str | None:
+        return self._notice
+
+    def log_lines(self, count: int) -> list[str]:
+        return tail(self.directory.console_log, count)
+
+    def trials(self) -> RunTrials:
+        return self._trials
+
+    def close(self) -> None:
+        self._trials.close()
+        self._stop.set()
+
+    def _keep(self, trial: TrialEvent) -> None:
+        from ndd_engine.trial.store import record_trial
+
+        record_trial(self.directory, trial)
+
+    def _send(self, action: Action) -> None:
+        try:
+            send(self.directory.control_socket, action)
+            self._notice = None
+        except UsageError as error:
+            self._notice = str(error)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self._reader.poll()
+
+
+class HomeFolder:
+    """What the home screen lists."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def card_lines(self) -> list[str]:
+        from ndd_console.view.machine import describe
+        from ndd_engine.hardware.gpu import detect
+
+        return describe(detect(use_torch=False))
+
+    def runs(self) -> list[RunRow]:
+        rows = [run_row(run) for run in all_runs(self.root)]
+        return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
+
+    def workloads(self) -> list[StartRow]:
+        # What `train` takes by itself comes first.
+        names = sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name))
+        return [StartRow(name, TITLES[name], _sizes(name)) for name in names]
+
+
+def run_row(directory: RunDir) -> RunRow:
+    """One run as a line of a list, from its record."""
+    reader = RunReader(directory)
+    reader.poll()
+    snapshot = reader.snapshot()
+    run = snapshot.run
+    best = ""
+    if snapshot.best is not None:
+        name, value = next(iter(snapshot.best.metrics.items()))
+        best = f"{name} {value:.4g}"
+    return RunRow(
+        name=directory.name,
+        workload=run.workload if run else "",
+        status=snapshot.status,
+        step=snapshot.step,
+        total_steps=run.total_steps if run else 0,
+        started_t=snapshot.started_t,
+        best=best,
+        live=not snapshot.final,
+    )
+
+
+def tail(path: Path, count: int) -> list[str]:
+    """The last lines of a text file, made printable; [] when there is none."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(end - 400 * count, 0))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [printable(line) for line in text.splitlines()[-count:]]
+
+
+def _sizes(workload: str) -> str:
+    sizes: Iterator[str] = iter(ndd_profiles.read("workloads", workload).get("sizes", {}))
+    return "sizes " + ", ".join(sizes)

@@ -1,0 +1,253 @@
+"""The screen and the engine in one process: who starts whom, and what becomes of the run when the screen goes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from ndd_console.app import ConsoleApp
+from ndd_console.output.progress import summary
+from ndd_console.output.run_log import Narration, Output
+from ndd_console.process.launcher import Leash, supervised
+from ndd_console.process.terminal import Captured, HangupWatch, capabilities, follow_terminal, silence
+from ndd_console.screens.interfaces import HomeSource, RunSource
+from ndd_engine.config import Draft, read
+from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
+from ndd_engine.record.events import EndEvent
+from ndd_engine.record.rundir import find_run, runs_root
+from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.wizard.answers import BUDGET_S, Answers
+
+from .run_sources import AttachedSource, EngineSource, HomeFolder
+from .wizard import WizardJob, beside, live_runs
+
+# How long a stop at once may take before the process is ended under it.
+KILL_PATIENCE_S = 5.0
+
+
+def run_console(request: RunRequest, ascii_only: bool) -> int:
+    """Train in the live screen. Returns the exit status."""
+    return supervised(lambda leash: Console(leash, request.root, ascii_only).train(request))
+
+
+def home(runs_folder: Path | None, ascii_only: bool) -> int:
+    """The home screen. Returns the exit status; of the run, if one was started from it."""
+    root = runs_root(runs_folder)
+    return supervised(lambda leash: Console(leash, root, ascii_only).home())
+
+
+def watch(source: AttachedSource, ascii_only: bool) -> int:
+    """The live screen of a run that is not ours. Closing it leaves the run alone."""
+    return Console(Leash(None), source.directory.path.parent, ascii_only).watch(source)
+
+
+class Console:
+    """One session of the screen, with at most one run of its own."""
+
+    def __init__(self, leash: Leash, root: Path, ascii_only: bool) -> None:
+        self.leash = leash
+        self.root = root
+        self.can = capabilities(ascii_only)
+        follow_terminal()
+        self.run: Run | None = None
+        self.engine: threading.Thread | None = None
+        self.refresh_hz = 4.0
+        self.on_hangup = "continue"
+        self._app: ConsoleApp | None = None
+        self._captured: Captured | None = None
+        self._narration: Narration | None = None
+        self._terms = 0
+        self._deadline: float | None = None
+
+    # The three ways in.
+
+    def train(self, request: RunRequest) -> int:
+        """Open the run at once; the engine starts after the first paint, since importing torch stalls the screen."""
+        return self._show(self._open(request), None)
+
+    def home(self) -> int:
+        return self._show(None, HomeFolder(self.root))
+
+    def watch(self, source: AttachedSource) -> int:
+        return self._show(source, None)
+
+    # The run of this process.
+
+    def _open(self, request: RunRequest) -> EngineSource:
+        self._narration = Narration(request, Output())
+        self.run = run = self._narration.run
+        console = request.draft.resolve().console
+        self.refresh_hz, self.on_hangup = console.refresh_hz, console.on_hangup
+        self.leash.tell(run.directory.name)
+        if self._captured is not None:
+            self._captured.redirect(run.directory.console_log)
+        self.engine = threading.Thread(target=run.execute, name="ndd-engine")
+        return EngineSource(run)
+
+    def _start_named(self, workload: str) -> RunSource:
+        """From the home screen."""
+        return self._start(read(workload=workload))
+
+    def _start(self, draft: Draft) -> RunSource:
+        source = self._open(RunRequest(draft, self.root))
+        self._begin()
+        return source
+
+    def _wizard(self, run: RunSource | None) -> WizardJob:
+        """Beside a run that is on the screen it begins with the run's configuration, which it does not change."""
+        config = None if run is None else find_run(self.root, run.name).config
+        return WizardJob(Answers(config=config), None, BUDGET_S, beside(live_runs(self.root)))
+
+    def _begin(self) -> None:
+        if self.engine is not None and self.engine.ident is None:
+            self.engine.start()
+
+    def _first_paint(self) -> None:
+        # The widgets that exist now exist until the end: keep the collector from walking them while training.
+        gc.collect()
+        gc.freeze()
+        if self.engine is not None:
+            self._begin()
+        elif self._app is not None and self._app.home is not None:
+            threading.Thread(target=_import_torch, name="ndd-import", daemon=True).start()
+
+    # The screen.
+
+    def _show(self, source: RunSource | None, home_source: HomeSource | None) -> int:
+        app = self._app = ConsoleApp(
+            source,
+            home_source,
+            refresh_hz=self.refresh_hz,
+            ascii_only=self.can.ascii_only,
+            monochrome=self.can.monochrome,
+            ssh=self.can.ssh,
+            start=self._start_named,
+            attach=lambda name: AttachedSource(find_run(self.root, name)),
+            start_file=lambda path: self._start(read(Path(path))),
+            wizard=self._wizard,
+            on_first_paint=self._first_paint,
+        )
+        log = self.run.directory.console_log if self.run is not None else Path(os.devnull)
+        with Captured(log) as captured:
+            self._captured = captured
+            # Textual swallows prints while it runs; those of the engine belong to the log.
+            app._capture_stdout = app._capture_stderr = captured.stream  # type: ignore[assignment]
+            self._handle_signals(app)
+            hangup = HangupWatch(0, app.hang_up)
+            hangup.start()
+            # Nothing here is clicked, and with the mouse taken nobody could select text.
+            result = app.run(mouse=False)
+            if app.source is not None:
+                app.source.close()  # a trial that still measures holds the run up
+            if app.wizard is not None:
+                app.wizard.stop()
+            hangup.stop()
+            self._captured = None
+            lost = captured.terminal.lost
+        return self._leave("hangup" if lost else result)
+
+    def _handle_signals(self, app: ConsoleApp) -> None:
+        def stop(number: int, _frame: FrameType | None) -> None:
+            self._terms += 1
+            if self._terms > 1:
+                # With the screen gone nothing else could end a call that does not return.
+                self._deadline = time.monotonic() + KILL_PATIENCE_S
+            if self.run is None:
+                app.leave()
+                return
+            word, status = (
+                ("terminated (SIGTERM)", "terminated")
+                if number == signal.SIGTERM
+                else ("interrupted (Ctrl-C)", "interrupted")
+            )
+            self.run.control.request("stop" if self._terms == 1 else "kill", word, status)
+            app.leave_when_final()
+
+        def hang_up(_number: int, _frame: FrameType | None) -> None:
+            app.hang_up()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGHUP, hang_up)
+
+    # The ways out.
+
+    def _leave(self, result: str | None) -> int:
+        run = self.run
+        if run is None:
+            return EXIT_DONE
+        if run.finished.is_set() and result != "hangup":
+            return self._finish(run)
+        if result in ("kill", "quit"):  # "quit": a run that was just being started
+            run.control.request("kill", "interrupted (Ctrl-C)", "interrupted")
+            self._begin()  # one that has not begun ends at once, and says so in the record
+            return self._finish(run, KILL_PATIENCE_S)
+        self._begin()
+        name = run.directory.name
+        if result == "hangup":
+            if self.on_hangup == "stop":
+                run.control.request("stop", "the terminal was lost", "terminated")
+            self._go_on_alone(run, "")
+        elif result == "detach":
+            self._go_on_alone(
+                run, f"run {name} goes on (process {os.getpid()}); watch it: ndd-console attach {name}"
+            )
+        elif result is None:
+            # The screen failed, which is no reason to stop training.
+            click.echo(
+                f"the screen failed (see {run.directory.console_log}); run {name} goes on, Ctrl-C stops it",
+                err=True,
+            )
+        return self._finish(run)
+
+    def _go_on_alone(self, run: Run, farewell: str) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.leash.detach(farewell)
+        silence(run.directory.console_log)
+
+    def _finish(self, run: Run, patience_s: float | None = None) -> int:
+        """Wait for the engine (signals still steer it), close the record, say how it ended."""
+        assert self.engine is not None
+        if patience_s is not None:
+            self._deadline = time.monotonic() + patience_s
+        while self.engine.ident is not None and self.engine.is_alive():
+            self.engine.join(0.2)  # short, so that signal handlers run
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                _abandon(run)
+        run.close()
+        if self._narration is not None:
+            self._narration.finish()
+        snapshot = run.recorder.snapshot()
+        for line in summary(snapshot, run.end, str(run.directory.path)):
+            click.echo(line)
+        return run.end.exit_status if run.end is not None else EXIT_DONE
+
+
+def _abandon(run: Run) -> None:
+    """The engine hangs inside native code: end the process under it, with the record in order."""
+    step = run.recorder.snapshot().step
+    run.put(
+        EndEvent(
+            "interrupted",
+            "interrupted (Ctrl-C), at once, while a call did not return",
+            step,
+            EXIT_INTERRUPTED,
+        )
+    )
+    run.close()
+    click.echo(
+        f"run {run.directory.name}: a call did not return; the process was ended at step {step}", err=True
+    )
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _import_torch() -> None:
+    """Have it ready for the run that is probably started next. Only after the first paint: it stalls the screen."""
+    import torch  # noqa: F401

@@ -1,0 +1,206 @@
+"""The wizard in a terminal: its work in a thread behind the questions, the screen over it, and both ended together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ndd_console.app import WizardApp
+from ndd_console.process.hosting import hosted
+from ndd_console.process.terminal import capabilities
+from ndd_console.view.wizard import Preview, WizardView
+from ndd_engine.config.loading import text_of
+from ndd_engine.errors import NddError
+from ndd_engine.record.rundir import all_runs
+from ndd_engine.wizard.answers import Answers
+from ndd_engine.wizard.proposals import Proposal
+
+from .saving import new_path, save_new
+from .wizard_questions import Questions
+
+if TYPE_CHECKING:
+    from ndd_engine.predict.probe_process import Opened
+    from ndd_engine.wizard.session import Planned
+
+# Of a file that was given no name.
+_STEM = "wizard"
+
+
+class WizardJob(Questions):
+    """See screens.wizard.WizardSource.
+
+    answers: to begin with, as the command line has them. path: of the file that is written, and changed where it is
+    there; None for a new name. notes: what there is to know of the machine besides.
+    """
+
+    def __init__(
+        self, answers: Answers, path: Path | None, budget_s: float, notes: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(answers, notes)
+        self._path, self._budget_s = path, budget_s
+        self._planned: Planned | None = None
+        self._verified: tuple[Proposal, ...] = ()
+        self._stage, self._share, self._began = "", 0.0, 0.0
+        self._error = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def probe(self) -> None:
+        self._planned, self._verified = None, ()
+        self._start(self._plan)
+
+    def verify(self, chosen: tuple[Proposal, ...]) -> None:
+        self._verified = chosen
+        self._start(lambda: self._measure(chosen))
+
+    def look(self, view: WizardView) -> WizardView:
+        from ndd_engine.wizard.planner import model_name
+
+        planned = self._planned
+        if planned is not None:
+            opened = planned.situation.opened
+            notes = (opened.data, opened.model, *lengths_line(opened), *planned.situation.notes, *self._notes)
+            notes += tuple(f"{model_name(found.model)}: {found.why}" for found in planned.found if found.why)
+            view = replace(view, rows=planned.rows, best=planned.best, notes=notes)
+        if self.working():
+            spent = time.monotonic() - self._began
+            left = spent / self._share - spent if self._share > 0.05 else None
+            view = replace(view, stage=self._stage, share=self._share, left_s=left)
+        if self._verified:
+            view = replace(view, verified=self._verified)
+        return view
+
+    def working(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def failed(self) -> str:
+        return "" if self.working() else self._error
+
+    def suggested(self) -> tuple[Proposal, ...]:
+        if self._planned is None or self.answers.card is not None:
+            return ()
+        from ndd_engine.wizard.session import to_verify
+
+        return tuple(to_verify(self._planned, self.answers))
+
+    def preview(self, chosen: Proposal) -> Preview:
+        from ndd_engine.wizard.writing import difference
+
+        text = self._text(chosen)
+        path = self._path
+        if path is not None and path.exists():
+            diff = difference(text_of(path), text, str(path))
+            return Preview(tuple(text.splitlines()), str(path), True, tuple(diff))
+        return Preview(tuple(text.splitlines()), str(path or new_path(_STEM)))
+
+    def save(self, chosen: Proposal) -> str:
+        from ndd_engine.wizard.writing import save
+
+        text = self._text(chosen)
+        path = self._path
+        if path is None:
+            return str(save_new(_STEM, text))
+        save(path, text)
+        return str(path)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait for the end of what goes on; its processes end with it."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _text(self, chosen: Proposal) -> str:
+        from ndd_engine.wizard.session import written, written_into
+
+        assert self._planned is not None
+        path = self._path
+        situation = self._planned.situation
+        if path is not None and path.exists():
+            return written_into(self.answers, situation, chosen, path)
+        return written(self.answers, situation, chosen)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self.stop()
+        self.join()
+        self._stop = threading.Event()
+        self._stage, self._share, self._began, self._error = "starting", 0.0, time.monotonic(), ""
+        self._thread = threading.Thread(target=self._work, args=(work,), name="ndd-wizard")
+        self._thread.start()
+
+    def _work(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except NddError as error:
+            self._error = str(error)
+        except Exception as error:  # noqa: BLE001  told on the screen, which would wait for ever
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _plan(self) -> None:
+        from ndd_engine.wizard.session import plan
+
+        def look(planned: Planned) -> None:
+            self._planned = planned
+
+        self._planned = plan(self.answers, self._tell, self._stop, look)
+        if not self._planned.rows:
+            reasons = "; ".join(found.why for found in self._planned.found if found.why)
+            self._error = f"nothing could be predicted: {reasons or 'no combination is left'}"
+
+    def _measure(self, chosen: Sequence[Proposal]) -> None:
+        from ndd_engine.wizard.session import by_measured
+        from ndd_engine.wizard.verify import verify
+
+        assert self._planned is not None
+        found = verify(self._planned.situation, self.answers, chosen, self._budget_s, self._tell, self._stop)
+        self._verified = tuple(by_measured(found, self.answers))
+        self._planned = self._planned.verified(found)
+
+    def _tell(self, text: str, share: float) -> None:
+        self._stage, self._share = text, share
+
+
+def beside(runs: Sequence[str]) -> tuple[str, ...]:
+    """What runs in progress mean for the wizard."""
+    if not runs:
+        return ()
+    verb = "trains" if len(runs) == 1 else "train"
+    return (
+        f"{', '.join(runs)} {verb} meanwhile: times are measured beside it, and its memory counts as used",
+    )
+
+
+def live_runs(root: Path) -> list[str]:
+    """Names of the runs in progress in a folder."""
+    return [run.name for run in all_runs(root) if run.live_owner()]
+
+
+def lengths_line(opened: Opened) -> tuple[str, ...]:
+    """The distribution of the items' lengths, where these vary."""
+    found = opened.lengths
+    if not found:
+        return ()
+    middle, long = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
+    unit = f"{opened.token or 'step'}s"
+    return (f"lengths: {found[0]} to {found[-1]} {unit}, half of them up to {middle}, 90 % up to {long}",)
+
+
+def show(
+    answers: Answers, output: Path | None, budget_s: float, ascii_only: bool, root: Path
+) -> tuple[str, int]:
+    """The wizard with its screen. root: of the runs.
+
+    Returns, once it is closed, the file to train ("" for none) and the exit status.
+    """
+    can = capabilities(ascii_only)
+    job = WizardJob(answers, output or answers.config, budget_s, beside(live_runs(root)))
+    app = WizardApp(job, can_train=answers.card is None, ascii_only=can.ascii_only, monochrome=can.monochrome)
+    status = hosted(app, job.stop)
+    job.stop()
+    job.join()
+    return app.to_train, status

@@ -1,0 +1,1 @@
+"""A run as text: progress lines and the console log."""

@@ -1,0 +1,221 @@
+"""A run in lines, for logs, pipes and screen readers: progress every few seconds, what happens as it happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ndd_console.view.findings import at_most
+from ndd_console.view.throughput import (
+    item_name,
+    items_rate,
+    micro_steps,
+    plural,
+    rates,
+    step_time,
+    steps_rate,
+    time_left_in_words,
+    tokens_rate,
+    work_short,
+    work_texts,
+)
+from ndd_engine.record.derive import setting_text
+from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
+from ndd_engine.record.snapshot import Snapshot, TimedMark
+from ndd_engine.text import MISSING, duration, number, printable
+
+# Kinds of marks worth a line of their own.
+TOLD = frozenset({
+    "epoch", "evaluation", "checkpoint", "compile", "recompile", "pause", "resume", "warning", "choice", "note",
+})  # fmt: skip
+
+
+class Narrator:
+    """Looks at snapshots and says what is new through `say` (one line without its newline).
+
+    known: the identity that a resumed run had before; the new one is introduced when it comes. since: unix
+    seconds from which on marks are told (default: now).
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        every_s: float = 5.0,
+        known: RunEvent | None = None,
+        since: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._say = say
+        self._every_s = every_s
+        self._clock = clock
+        self._next = 0.0
+        self._stage = ""
+        self._next_stage = 0.0
+        self._since = time.time() if since is None else since  # what happened before is in the log already
+        self._told: TimedMark | None = None
+        self._introduced = known
+        self._settings: dict[str, SettingEvent] = {}
+        self._step = -1
+
+    def hear(self, t: float, event: Event) -> None:
+        """Say an event that a snapshot does not hold: a finding that came or went, and the result of a trial."""
+        if t < self._since:
+            return
+        line = ""
+        if isinstance(event, FindingEvent):
+            line = finding_line(event)
+        elif isinstance(event, TrialEvent):
+            line = f"trial of {', '.join(event.sets)} against {event.against}: {event.text}"
+        if line:
+            self._say(printable(line))
+
+    def look(self, snapshot: Snapshot) -> None:
+        """Say what came since the last look."""
+        if snapshot.stage and snapshot.stage != self._stage and snapshot.status == "preparing":
+            self._tell_stage(snapshot.stage)
+        self._stage = snapshot.stage
+        if snapshot.run is not None and snapshot.run is not self._introduced:
+            self._introduced = snapshot.run
+            for line in introduction(snapshot):
+                self._say(line)
+        self._tell_settings(snapshot.settings)
+        for timed in self._new_marks(snapshot.marks):
+            # A setting that is not in effect is a mark too, for the screen; it was told just now.
+            if timed.t >= self._since and timed.mark.kind in TOLD and "setting" not in timed.mark.data:
+                text = printable(timed.mark.text)
+                self._say(f"warning: {text}" if timed.mark.kind == "warning" else text)
+        now = self._clock()
+        if (
+            snapshot.steps_per_s is not None
+            and snapshot.step != self._step
+            and now >= self._next
+            and not snapshot.final
+        ):
+            self._next = now + self._every_s
+            self._step = snapshot.step
+            self._say(progress_line(snapshot))
+
+    def _tell_stage(self, stage: str) -> None:
+        """A stage that counts its progress is said every few seconds, like the progress of the training."""
+        now = self._clock()
+        counts = _words(stage) == _words(self._stage)
+        if not counts or now >= self._next_stage:
+            self._next_stage = now + self._every_s
+            self._say(stage)
+
+    def _tell_settings(self, settings: tuple[SettingEvent, ...]) -> None:
+        """Each setting that was requested or is not in effect once, and again when that changes."""
+        for setting in settings:
+            told = self._settings.get(setting.name)
+            self._settings[setting.name] = setting
+            same = told is not None and (told.in_effect, told.applied) == (setting.in_effect, setting.applied)
+            if setting.in_effect is not None and not same:
+                word = "setting" if setting.in_effect else "warning:"
+                self._say(f"{word} {printable(setting_text(setting))}")
+
+    def _new_marks(self, marks: tuple[TimedMark, ...]) -> tuple[TimedMark, ...]:
+        # By identity: several may carry the same time.
+        seen = next((index for index in range(len(marks) - 1, -1, -1) if marks[index] is self._told), -1)
+        if marks:
+            self._told = marks[-1]
+        return marks[seen + 1 :]
+
+
+def _words(stage: str) -> str:
+    """A stage without its numbers."""
+    return "".join(char for char in stage if not char.isdigit() and char != ",")
+
+
+def finding_line(event: FindingEvent) -> str:
+    """ "finding: …, at most 1.42x; try loader.workers=4", or that it is gone; "" while there is too little to judge."""
+    if event.gone:
+        return f"finding gone: {event.text}"
+    if event.cause == "too-short":
+        return ""
+    body = event.finding
+    ceiling, leave = body.get("ceiling"), body.get("leave")
+    line = f"finding: {event.text}"
+    if isinstance(ceiling, (int, float)):
+        line += f", {at_most(ceiling)}"
+    changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
+    sets = next((change["sets"] for change in changes if change.get("sets")), None)
+    if leave:
+        return f"{line}; leave it: {leave}"
+    if changes and not changes[0].get("sets"):
+        line += f"; {changes[0].get('text', '')}"
+        line += f" ({changes[0]['where']})" if changes[0].get("where") else ""
+    return f"{line}; try {' '.join(map(str, sets))}" if sets else line
+
+
+def introduction(snapshot: Snapshot) -> list[str]:
+    """What runs, on what, and what a step and an epoch are."""
+    run = snapshot.run
+    assert run is not None
+    threads = f", {run.threads} thread{'' if run.threads == 1 else 's'}" if run.device == "cpu" else ""
+    items = item_name(snapshot)
+    batch = run.config.get("batch", {})
+    accumulation = batch.get("accumulation", 1)
+    micro = f" ({accumulation} micro-steps of {batch.get('micro')})" if accumulation > 1 else ""
+    lines = [
+        f"run {run.name}: {run.workload}, {number(run.parameters)} parameters ({printable(run.model)})",
+        f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
+        f"{number(run.total_steps)} optimizer steps of {number(run.items_per_step)} {items}{micro};"
+        f" an epoch is {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {items}{_tokens(run)}",
+    ]
+    if run.resumed_step is not None:
+        lines.append(f"goes on from step {number(run.resumed_step)} ({run.resumed_from})")
+    return lines
+
+
+def _tokens(run: RunEvent) -> str:
+    """ ", 18,087,936 characters": of one epoch."""
+    if not run.token or not run.tokens_per_item:
+        return ""
+    return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
+
+
+def progress_line(snapshot: Snapshot) -> str:
+    """step 1,200/43,050  epoch 3/25  loss 1.482  18.3 steps/s  2,343 windows/s  idle 12 % (host)  1 h 12 m left"""
+    run = snapshot.run
+    total = f"/{number(run.total_steps)}" if run else ""
+    idle = f"{snapshot.idle.share:.0%}" if snapshot.idle.share is not None else MISSING
+    parts = [
+        f"step {number(snapshot.step)}{total}",
+        f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run else "",
+        f"loss {number(snapshot.loss, 4)}",
+        steps_rate(snapshot),
+        items_rate(snapshot),
+        tokens_rate(snapshot),
+        micro_steps(snapshot),
+        work_short(snapshot),
+        f"idle {idle} ({snapshot.idle.method})",
+        time_left_in_words(snapshot),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
+    """The last words about a run."""
+    status = end.status if end else snapshot.status
+    lines = [f"{status}: {printable(end.reason) if end else 'the run goes on'}"]
+    run = snapshot.run
+    if run is not None and snapshot.step:
+        lines.append(
+            f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {item_name(snapshot)}"
+            f" in {duration(snapshot.elapsed_s)};"
+            f" last loss {number(snapshot.loss, 4)}"
+        )
+        top = sorted(snapshot.phases, key=lambda share: -share.share)[:4]
+        if top:
+            lines.append("lately " + ", ".join(f"{share.name} {share.share:.0%}" for share in top))
+    if snapshot.step_ns is not None:
+        lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
+        lines += [", ".join(work)] if (work := work_texts(snapshot)) else []
+    if snapshot.best is not None:
+        figures = ", ".join(f"{name} {number(value, 4)}" for name, value in snapshot.best.metrics.items())
+        lines.append(f"best evaluation at step {number(snapshot.best.step)}: {figures}")
+    lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
+    if lost:
+        lines.append(f"not in effect, though requested: {printable(', '.join(lost))}")
+    lines.append(f"record and checkpoints: {printable(folder)}")
+    return lines

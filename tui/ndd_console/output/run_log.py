@@ -1,0 +1,129 @@
+"""A run that tells its story: lines into its console.log, and to a stream where there is one."""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from ndd_engine.record.events import Event
+from ndd_engine.train.run import Run, RunRequest
+
+from .progress import Narrator
+
+# Events that may wait for a reader that has stopped reading (a pager, Ctrl-S): about half an hour of a run.
+PATIENT_EVENTS = 5000
+
+
+class Output(io.TextIOBase):
+    """Writes lines to a stream and to the run's console.log. A stream that breaks is left; the run is not."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
+        self.stream = stream
+        self._log: TextIO | None = None
+
+    def log_to(self, path: Path) -> None:
+        """From now on also into this file."""
+        try:
+            self._log = path.open("a", encoding="utf-8", buffering=1)
+        except OSError:
+            self._log = None
+
+    def say(self, line: str) -> None:
+        """One line for people."""
+        self._write(f"{time.strftime('%H:%M:%S')} {line}\n")
+
+    def data(self, line: str) -> None:
+        """One line for programs; not in the log."""
+        if self.stream is not None:
+            try:
+                self.stream.write(line + "\n")
+                self.stream.flush()
+            except (OSError, ValueError, RuntimeError):
+                self.stream = None
+
+    def write(self, text: str) -> int:
+        """Python's own warnings, when this stands in for standard error."""
+        self._write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Lines are flushed as they are written."""
+
+    def isatty(self) -> bool:
+        return self.stream is not None and self.stream.isatty()
+
+    def fileno(self) -> int:
+        if self.stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def _write(self, text: str) -> None:
+        for name in ("stream", "_log"):
+            target: TextIO | None = self.stream if name == "stream" else self._log
+            if target is None:
+                continue
+            try:
+                target.write(text)
+                target.flush()
+            except (OSError, ValueError, RuntimeError):
+                setattr(self, name, None)
+
+
+class Narration:
+    """An open run whose progress goes to `words` as lines, in a thread of its own.
+
+    A reader that has stopped reading stops this thread and neither the record nor the training; what does not fit
+    into the queue meanwhile is left out. tap: also gets every event. Raises UsageError before anything is written.
+    """
+
+    def __init__(
+        self, request: RunRequest, words: Output, tap: Callable[[float, Event], None] | None = None
+    ) -> None:
+        self._queue: queue.Queue[tuple[float, Event] | str | None] = queue.Queue(PATIENT_EVENTS)
+        self._words = words
+        self._tap = tap
+        since = time.time()
+        self.run = Run.open(request, self._hear)
+        words.log_to(self.run.directory.console_log)
+        every_s = request.draft.resolve().log.headless_s
+        self._narrator = Narrator(words.say, every_s, self.run.recorder.snapshot().run, since)
+        self._thread = threading.Thread(target=self._tell, name="ndd-narration", daemon=True)
+        self._thread.start()
+
+    def say(self, line: str) -> None:
+        """A line of our own; never blocks, so a signal handler may say it."""
+        self._offer(line)
+
+    def finish(self, timeout_s: float = 10.0) -> None:
+        """Tell what is left; a reader that does not read is left after the timeout."""
+        self._offer(None)
+        self._thread.join(timeout_s)
+
+    def _hear(self, t: float, event: Event) -> None:
+        self._offer((t, event))
+
+    def _offer(self, item: tuple[float, Event] | str | None) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            return
+
+    def _tell(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, str):
+                self._words.say(item)
+                continue
+            if self._tap is not None:
+                self._tap(*item)
+            self._narrator.hear(*item)
+            self._narrator.look(self.run.recorder.snapshot())

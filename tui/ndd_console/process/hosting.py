@@ -1,0 +1,39 @@
+"""A screen over work that goes on in a thread: signals and a lost terminal close it, prints have no place on it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from ndd_console.app import CanvasApp
+from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED
+
+from .terminal import Captured, HangupWatch, follow_terminal
+
+
+def hosted(app: CanvasApp, stop: Callable[[], object]) -> int:
+    """Run the app until it is closed. Returns the exit status so far: 0, 130 or 143 after a signal, 1 after an error.
+
+    stop: asks the work to end; it is left to the caller to wait for that.
+    """
+    status = EXIT_DONE
+    follow_terminal()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal status
+        status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
+        stop()
+        app.leave()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
+    # What its processes print has no place on the screen, and no run whose log it belongs to.
+    with Captured(Path("/dev/null")) as captured:
+        app._capture_stdout = app._capture_stderr = captured.stream  # type: ignore[assignment]
+        hangup = HangupWatch(0, app.leave)
+        hangup.start()
+        app.run(mouse=False)
+        hangup.stop()
+    return status or app.return_code or EXIT_DONE

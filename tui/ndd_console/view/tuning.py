@@ -1,0 +1,213 @@
+"""The ladder screen: every rung with what it gained, how far the climb is, and the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import MISSING, duration, size
+
+from .bars import progress_bar
+from .findings import times
+from .interval import VERDICTS, interval_rows, interval_text
+from .live import Keys, footer_row
+from .rows import BLANK, cells, ends, fit, foreign, rule, shorten, wrap
+from .style import Row, Span
+
+if TYPE_CHECKING:
+    from ndd_engine.trial.tuning import LadderState
+    from ndd_engine.trial.tuning import Row as Rung
+
+# state: (symbol, style). A state is always symbol, word and colour together.
+_STATES: dict[str, tuple[str, str]] = {
+    "waiting": ("·", "dim"),
+    "measuring": ("◐", "accent"),
+    "kept": ("✔", "good"),
+    "dropped": ("✖", "warn"),
+    "skipped": ("·", "dim"),
+}
+_STATE = 12
+_RATIO = 17  # "1.42x 1.35-1.49"
+_LOSS = 9
+_MEMORY = 9
+_TITLE = 34  # what is beyond that says why a rung was kept or dropped
+_WHY = 18
+_WIDE = 100  # from here on the peak of memory is a column
+_PLOT = 60
+LOSSES = {"not comparable": "n/a"}
+
+
+@dataclass(frozen=True, slots=True)
+class LadderView:
+    """What the screen shows.
+
+    top: the first rung, where it was scrolled. problem: why the climb ended without a result. saved: where the
+    resulting configuration was written, trouble: why it was not.
+    """
+
+    base: str
+    state: LadderState | None = None
+    top: int | None = None
+    stopping: bool = False
+    problem: str = ""
+    saved: str = ""
+    trouble: str = ""
+
+    @property
+    def can_save(self) -> bool:
+        """Whether there is a result that was not written yet."""
+        return self.over and not self.problem and not self.saved
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is measured any more."""
+        return bool(self.problem) or (self.state is not None and self.state.done)
+
+
+def ladder_rows(view: LadderView, width: int, height: int) -> list[Row]:
+    """Exactly `height` rows of exactly `width` cells; the rung that is measured is among them."""
+    margin = 1 if width >= 40 else 0
+    inner = max(width - 2 * margin, 1)
+    state = view.state
+    elapsed = f" {duration(state.elapsed_s)} " if state is not None and state.elapsed_s else ""
+    rows: list[Row] = [rule(f"the ladder from {foreign(view.base)}", inner, "bold", elapsed)]
+    below = _below(view, inner, height)
+    lines = table(state.rows, inner) if state is not None and state.rows else []
+    if lines:
+        rows.append(heading(inner))
+    room = max(height - 1 - len(rows) - len(below), 0)
+    start = first_line(view, len(lines), room)
+    rows += lines[start : start + room]
+    rows += [BLANK] * (height - 1 - len(rows) - len(below))
+    rows = [*rows[: max(height - 1 - len(below), 0)], *below]
+    rows = [*rows[: max(height - 1, 0)], footer_row(_keys(view, len(lines) > room), inner)]
+    rows = rows[-height:] if height > 0 else []
+    rows += [BLANK] * (height - len(rows))
+    if margin:
+        rows = [((" ", "text"), *row) for row in rows]
+    return [fit(row, width) for row in rows]
+
+
+def first_line(view: LadderView, count: int, room: int) -> int:
+    """The first rung to show: where it was scrolled to, or such that the one that is measured is seen."""
+    last = max(count - room, 0)
+    if view.top is not None:
+        return min(max(view.top, 0), last)
+    rungs = view.state.rows if view.state is not None else ()
+    at = next((index for index, row in enumerate(rungs) if row.state == "measuring"), None)
+    if at is None:
+        done = [index for index, row in enumerate(rungs) if row.state in ("kept", "dropped", "skipped")]
+        at = 0 if view.over or not done else done[-1]
+    return min(max(at - room + 3, 0), last)
+
+
+def _keys(view: LadderView, scrolls: bool) -> Keys:
+    scroll: Keys = (("↑↓", "scroll"),) if scrolls else ()
+    if view.over:
+        write: Keys = (("w", "write the configuration"),) if view.can_save else ()
+        return (*scroll, *write, ("q", "close"))
+    return (*scroll, ("esc", "stop, and keep what was measured"))
+
+
+def _widths(width: int) -> tuple[int, int, int, int]:
+    """Cells of title, loss, memory and reason; 0 for a column that is left out."""
+    loss = _LOSS if width >= 76 else 0
+    memory = _MEMORY if width >= _WIDE - 2 else 0
+    start = _RATIO if width >= 64 else 0
+    title = width - _STATE - _RATIO - start - loss - memory
+    why = title - _TITLE if title - _TITLE >= _WHY else 0
+    title -= why
+    return max(title, 8), loss, memory, why
+
+
+def heading(width: int) -> Row:
+    """The names of the columns."""
+    title, loss, memory, why = _widths(width)
+    text = "state".ljust(_STATE) + "setting".ljust(title) + "over the last".ljust(_RATIO)
+    if width >= 64:
+        text += "over the start".ljust(_RATIO)
+    text += ("memory".ljust(memory) if memory else "") + ("loss".ljust(loss) if loss else "")
+    return ((text + ("why" if why else ""), "dim"),)
+
+
+def table(rungs: tuple[Rung, ...], width: int) -> list[Row]:
+    """A row for each rung."""
+    return [_rung(row, width) for row in rungs]
+
+
+def _rung(row: Rung, width: int) -> Row:
+    title, loss, memory, why = _widths(width)
+    symbol, style = _STATES.get(row.state, ("?", "text"))
+    name = shorten(foreign(row.rung.title), title - 1)
+    spans: list[Span] = [
+        (f"{symbol} {row.state}".ljust(_STATE), style),
+        (name + " " * (title - cells(name)), "dim" if row.state == "skipped" else "text"),
+    ]
+    if row.trial is None:
+        rest = max(width - _STATE - title, 0)
+        return (*spans, (shorten(foreign(row.reason), rest), "dim"))
+    style, both = VERDICTS.get(row.trial.verdict, "text"), width >= 64
+    if row.trial.ratio is None:
+        # Nothing to compare: what happened takes the room of the ratios.
+        room = _RATIO * (1 + both)
+        text = shorten(foreign(row.reason) or row.trial.verdict, room - 1)
+        spans.append((text + " " * (room - cells(text)), style))
+    else:
+        spans.append((_ratio(row.trial).ljust(_RATIO), style))
+        spans += [(_ratio(row.to_start).ljust(_RATIO), "text")] if both else []
+    if memory:
+        spans.append((size(row.trial.change.get("peak_bytes")).ljust(memory), "text"))
+    if loss:
+        shown = LOSSES.get(row.trial.loss, foreign(row.trial.loss))
+        spans.append((shown.ljust(loss), "warn" if row.trial.loss == "differs" else "text"))
+    if why and row.trial.ratio is not None:
+        spans.append((shorten(foreign(row.reason), why), "dim"))
+    return tuple(spans)
+
+
+def _ratio(trial: TrialEvent | None) -> str:
+    """ "1.42x 1.35-1.49"; "" where there is no ratio."""
+    if trial is None or trial.ratio is None:
+        return ""
+    if trial.low is None or trial.high is None:
+        return times(trial.ratio)
+    return f"{times(trial.ratio)} {times(trial.low)[:-1]}-{times(trial.high)[:-1]}"
+
+
+def _below(view: LadderView, width: int, height: int) -> list[Row]:
+    """What is done now, or what came out."""
+    state = view.state
+    if view.problem:
+        lines = [line for part in view.problem.splitlines() for line in wrap(foreign(part), width)]
+        return [BLANK, *(((line, "bad"),) for line in lines[: max(height // 2, 1)])]
+    if state is None:
+        return [BLANK, (("starting…", "accent"),)]
+    if state.done:
+        style = "good" if state.kept else "text"
+        rows: list[Row] = [BLANK, *(((line, style),) for line in wrap(foreign(state.text), width))]
+        final = state.final
+        if final is not None and height >= 16:
+            rows += interval_rows(final.ratio, final.low, final.high, min(width, _PLOT))
+        if view.trouble:
+            rows += [((line, "bad"),) for line in wrap(foreign(view.trouble), width)]
+        if view.saved:
+            rows += [((line, "accent"),) for line in wrap(f"written: {foreign(view.saved)}", width)]
+        return rows
+    stage = "stopping; what was measured is kept" if view.stopping else foreign(state.stage)
+    progress = state.progress
+    rows = [BLANK]
+    if progress is None:
+        return [*rows, ((f"{stage}…", "accent"),)]
+    end: Row = ((f"{progress.quads} quads", "dim"),) if progress.quads else ()
+    rows.append(ends(((shorten(f"{stage}…", width - 12), "accent"),), end, width))
+    text = f" {foreign(progress.stage)}, {progress.elapsed_s:.0f} of at most {progress.budget_s:.0f} s"
+    text = text if cells(text) <= width * 2 // 3 else f" {progress.elapsed_s:.0f} s"
+    share = progress.elapsed_s / progress.budget_s if progress.budget_s else 0.0
+    rows.append((*progress_bar(share, max(width - cells(text), 1)), (text, "text")))
+    if height >= 18:
+        plot = interval_rows(progress.ratio, progress.low, progress.high, min(width - 24, _PLOT))
+        # Two rows are held free for it, so that the table does not jump when it comes.
+        label = interval_text(progress.ratio, progress.low, progress.high) or f"{MISSING}: no ratio yet"
+        rows += [plot[0], (*plot[1], ("  " + label, "text"))] if plot else [BLANK, ((label, "dim"),)]
+    return rows
