@@ -146,7 +146,7 @@ def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: tuple
         for mark in (ONE, MANY):
             guess, real = family.trace(micro).until(mark), truth.until(mark)
             in_use = guess.peak(HOST_GRANULE) / real.peak(HOST_GRANULE) - 1
-            reserved = guess.on_card(Rules()).peak_reserved / real.on_card(Rules()).peak_reserved - 1
+            reserved = guess.on_gpu(Rules()).peak_reserved / real.on_gpu(Rules()).peak_reserved - 1
             yield Case(workload, amp, micro, in_use, reserved, family.aligned)
 
 

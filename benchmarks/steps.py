@@ -19,7 +19,7 @@ from ndd_engine.trial.process import SideProcess
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.planner import Planner, Situation, proposals
 from ndd_engine.wizard.proposals import Proposal
-from ndd_engine.wizard.session import Planned, to_verify
+from ndd_engine.wizard.session import ProposalSet, to_verify
 from ndd_engine.wizard.space import Model
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
 
@@ -94,7 +94,7 @@ def _rows(answers: Answers, rounds: int) -> list[Row]:
         situation = planner.open()
         found = tuple(planner.probe(situation))
         every = tuple(row for one in found for row in proposals(situation, answers, one))
-        chosen = to_verify(Planned(situation, found, every), answers)
+        chosen = to_verify(ProposalSet(situation, found, every), answers)
         rows: list[Row] = []
         for model, group in groupby(sorted(chosen, key=lambda one: str(one.model)), lambda one: one.model):
             rows += _model(planner, situation, answers, model, list(group), rounds)

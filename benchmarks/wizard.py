@@ -17,7 +17,7 @@ from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.trial.paired import Estimate, estimate, quad
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 from ndd_engine.wizard.proposals import Proposal
-from ndd_engine.wizard.session import Planned, best_measured, plan, to_verify
+from ndd_engine.wizard.session import ProposalSet, best_measured, propose, to_verify
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of, verify
 
 from .common import Options, Table, as_percent, as_seconds, say
@@ -103,15 +103,15 @@ def _outcome(workload: str, options: Options) -> Outcome:
     begin = time.perf_counter()
     loaded: list[float] = []
 
-    def look(planned: Planned) -> None:
+    def look(proposed: ProposalSet) -> None:
         now = time.perf_counter()
-        if not planned.rows:
+        if not proposed.rows:
             loaded.append(now)
         elif not outcome.first_s:
             outcome.first_s = now - loaded[0]
 
-    planned = plan(answers, silent, stop, look)
-    verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, silent, stop)
+    proposed = propose(answers, silent, stop, look)
+    verified = verify(proposed.situation, answers, to_verify(proposed, answers), VERIFY_S, silent, stop)
     outcome.whole_s = time.perf_counter() - begin
     for one in verified:
         known = one.measured
@@ -131,19 +131,19 @@ def _outcome(workload: str, options: Options) -> Outcome:
 def _against_grid(outcome: Outcome, answers: Answers) -> None:
     """Speed of the chosen one over that of the fastest in the grid, both measured in one go."""
     stop = threading.Event()
-    planned = plan(answers, silent, stop)
-    verified = verify(planned.situation, answers, to_verify(planned, answers), VERIFY_S, silent, stop)
+    proposed = propose(answers, silent, stop)
+    verified = verify(proposed.situation, answers, to_verify(proposed, answers), VERIFY_S, silent, stop)
     best = best_measured(verified, answers)
     if best is None:
         return
     outcome.chosen = f"{best.batch.micro} {best.model.precision}"
-    fitting = [one for one in planned.rows if one.fits and one.key != best.key]
+    fitting = [one for one in proposed.rows if one.fits and one.key != best.key]
     chosen = (
         {round(place * (len(fitting) - 1) / max(GRID - 2, 1)) for place in range(GRID - 1)} if fitting else ()
     )
     rows = [fitting[place] for place in sorted(chosen)]
     fresh = [replace(one, measured=None) for one in (best, *rows)]
-    found = verify(planned.situation, answers, fresh, GRID_S, silent, stop)
+    found = verify(proposed.situation, answers, fresh, GRID_S, silent, stop)
     rates = {
         one.key: one.batch.items / one.measured.step_s
         for one in found

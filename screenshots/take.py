@@ -18,9 +18,9 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from ndd_console.app import CanvasApp, ConsoleApp, LadderApp, WizardApp
+from ndd_console.app import CanvasApp, ConsoleApp, TuningApp, WizardApp
 from ndd_console.jobs.run_sources import EngineSource, HomeFolder
-from ndd_console.jobs.tuning import LadderJob
+from ndd_console.jobs.tuning import TuningJob
 from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.interfaces import RunSource
 from ndd_console.screens.trial import TrialScreen
@@ -31,7 +31,7 @@ from ndd_engine.diagnose import diagnose
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.trial.request import Base
-from ndd_engine.trial.tuning import run_ladder
+from ndd_engine.trial.tuning import run_tuning
 from ndd_engine.wizard.answers import Answers
 
 FOLDER = Path(__file__).parent
@@ -39,7 +39,7 @@ FOLDER = Path(__file__).parent
 TRAIN_S = 75.0
 # Items are encoded on the fly here, so that there is something to find and to try.
 SLOW = ("batch.micro=2", "batch.sequence=256")
-LADDER_BUDGET_S = 30.0
+TUNING_BUDGET_S = 30.0
 WIZARD = Answers(workload="chartext", sizes=("mini", "tiny"), shortest=64)
 WIZARD_BUDGET_S = 40.0
 SIZES = {"live": (80, 24), "live-100x30": (100, 30), "live-120x40": (120, 40), "live-200x50": (200, 50)}
@@ -50,7 +50,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(take(Path(folder)))
         asyncio.run(take_findings(Path(folder)))
-        asyncio.run(take_ladder())
+        asyncio.run(take_tuning())
         asyncio.run(take_wizard())
     to_png()
     return 0
@@ -127,12 +127,12 @@ async def take_findings(root: Path) -> None:
         run.close()
 
 
-async def take_ladder() -> None:
+async def take_tuning() -> None:
     """The ladder of a small run, at its end."""
     base = Base("the workload ndd", workload="ndd", sets=("loader.fetch=item",))
-    job = LadderJob(base.name, lambda tell, stop: run_ladder(
-        base, LADDER_BUDGET_S, ("gather", "workers", "threads"), tell, stop))  # fmt: skip
-    app = LadderApp(job, on_first_paint=job.start)
+    job = TuningJob(base.name, lambda tell, stop: run_tuning(
+        base, TUNING_BUDGET_S, ("gather", "workers", "threads"), tell, stop))  # fmt: skip
+    app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(120, 34)) as pilot:
         await until(lambda: over(job), pilot)
         await pilot.pause(1.0)
@@ -173,7 +173,7 @@ async def take_wizard() -> None:
     job.join()
 
 
-def over(job: LadderJob) -> bool:
+def over(job: TuningJob) -> bool:
     """Whether the ladder is at its end."""
     return job.error is not None or (job.state is not None and job.state.done)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pairs import CARD_RUN, CARD_STEP, Pair, burst, card, memory
+from pairs import CARD_RUN, CARD_STEP, Pair, capture, card, memory
 from planted_runs import NVML, alone, healthy, work
 
 # Of a card without faster formats than TF32.
@@ -26,8 +26,8 @@ CARD = [
     ),
     Pair(
         "launch-bound",
-        card(kernels=burst("kernels", launch_gaps=40)),
-        card(kernels=burst("kernels", launch_gaps=2)),
+        card(kernels=capture("kernels", launch_gaps=40)),
+        card(kernels=capture("kernels", launch_gaps=2)),
         ("speed.cuda_graph=true",),
         "burst",
     ),
@@ -40,8 +40,8 @@ CARD = [
     ),
     Pair(
         "sync",
-        card(kernels=burst("kernels", synchronising=20), sets=("precision.amp=bf16", "log.every_steps=1")),
-        card(kernels=burst("kernels", synchronising=1), sets=("precision.amp=bf16", "log.every_steps=1")),
+        card(kernels=capture("kernels", synchronising=20), sets=("precision.amp=bf16", "log.every_steps=1")),
+        card(kernels=capture("kernels", synchronising=1), sets=("precision.amp=bf16", "log.every_steps=1")),
         ("log.every_steps=10",),
         "burst",
     ),
@@ -76,18 +76,18 @@ CARD = [
     ),
     Pair(
         "cudnn-benchmark",
-        card(workload="antispoof", kernels=burst("kernels", top=CUDNN_TOP)),
-        card(workload="antispoof", kernels=burst("kernels", top=[["gemm", 60_000_000, 300]])),
+        card(workload="antispoof", kernels=capture("kernels", top=CUDNN_TOP)),
+        card(workload="antispoof", kernels=capture("kernels", top=[["gemm", 60_000_000, 300]])),
         ("speed.cudnn_benchmark=true",),
     ),
     Pair(
         "cudnn-shapes",
         card(
-            workload="my.model:make", sets=TIMED, kernels=burst("kernels", top=CUDNN_TOP),
+            workload="my.model:make", sets=TIMED, kernels=capture("kernels", top=CUDNN_TOP),
             baseline=alone(threads=16, micro_ns=10e6),
         ),
         # One shape: timed once, and as fast as before training.
-        card(workload="my.model:make", sets=TIMED, kernels=burst("kernels", top=CUDNN_TOP)),
+        card(workload="my.model:make", sets=TIMED, kernels=capture("kernels", top=CUDNN_TOP)),
         ("speed.cudnn_benchmark=false",),
     ),
     Pair(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from card_cases import CARD
-from pairs import MB, Pair, burst, card, memory, own
+from pairs import MB, Pair, capture, card, memory, own
 from planted_runs import (
     Planted,
     alone,
@@ -255,8 +255,8 @@ MODEL = [
     ),
     Pair(
         "user-code",
-        own(kernels=burst(launch_gaps=30), stacks=OWN_LOOP),
-        own(kernels=burst(launch_gaps=2), stacks=OWN_LOOP),
+        own(kernels=capture(launch_gaps=30), stacks=OWN_LOOP),
+        own(kernels=capture(launch_gaps=2), stacks=OWN_LOOP),
         name="burst",
     ),
     Pair(

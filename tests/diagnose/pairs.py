@@ -50,7 +50,7 @@ def card(**changes: Any) -> Planted:
     return Planted(**body)
 
 
-def burst(
+def capture(
     method: str = "operators", launches: int = 300, top: list[Any] | None = None, **idle: int
 ) -> KernelsEvent:
     """A burst of 100 ms; idle in milliseconds by cause."""

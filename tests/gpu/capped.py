@@ -29,7 +29,7 @@ def main(cap: int) -> None:
     probe = prober("bf16")
     family, rules = probe.family(), Rules.of_environment()
     proposed = STEP
-    while family.trace(proposed + STEP).on_card(rules).peak_reserved <= cap:
+    while family.trace(proposed + STEP).on_gpu(rules).peak_reserved <= cap:
         proposed += STEP
     probe.trace(proposed)  # raises where the prediction was too low
     largest = proposed

@@ -11,7 +11,7 @@ import pytest
 
 from ndd_engine.hardware.gpu import Machine, detect
 from ndd_engine.hardware.profiles import match
-from ndd_engine.hardware.sampler import CARD_KEYS, Sampler
+from ndd_engine.hardware.sampler import GPU_KEYS, Sampler
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -69,7 +69,7 @@ def test_samples_follow_what_is_allocated(machine: Machine) -> None:
     held = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     after = sampler.read_once().card
-    assert before is not None and after is not None and tuple(after) == CARD_KEYS
+    assert before is not None and after is not None and tuple(after) == GPU_KEYS
     grown = after["memory_used_bytes"] - before["memory_used_bytes"]
     assert grown == pytest.approx(held.numel(), rel=0.1)
     assert after["memory_total_bytes"] == card.memory_total_bytes

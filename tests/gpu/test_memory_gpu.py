@@ -26,7 +26,7 @@ GIB = 1 << 30
 def test_a_replay_of_recorded_steps_reserves_what_the_card_reserved(amp: str) -> None:
     trace = capped.prober(amp).trace(8)
     reserved = torch.cuda.max_memory_reserved()
-    assert trace.on_card(Rules.of_environment()).peak_reserved == pytest.approx(reserved, rel=0.005)
+    assert trace.on_gpu(Rules.of_environment()).peak_reserved == pytest.approx(reserved, rel=0.005)
 
 
 @pytest.mark.parametrize("amp", ["off", "bf16"])
@@ -34,7 +34,7 @@ def test_larger_batches_take_what_was_predicted(amp: str) -> None:
     probe = capped.prober(amp)
     family = probe.family()
     for micro in (64, 96):
-        predicted = family.trace(micro).on_card(Rules.of_environment()).peak_reserved
+        predicted = family.trace(micro).on_gpu(Rules.of_environment()).peak_reserved
         probe.trace(micro)
         assert predicted == pytest.approx(torch.cuda.max_memory_reserved(), rel=0.05)
 

@@ -16,10 +16,10 @@ import pytest
 
 from ndd_engine.hardware.counters import HOST_KEYS, LinuxCounters
 from ndd_engine.hardware.counters_psutil import PsutilCounters
-from ndd_engine.hardware.gpu import Card, list_cards
+from ndd_engine.hardware.gpu import Gpu, list_gpus
 from ndd_engine.hardware.host import detect_host
 from ndd_engine.hardware.nvml import Nvml
-from ndd_engine.hardware.sampler import CARD_KEYS, Sampler
+from ndd_engine.hardware.sampler import GPU_KEYS, Sampler
 from ndd_engine.record.events import SampleEvent, parse
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -126,14 +126,14 @@ def library(fakes: Any) -> Any:
     return fakes.nvml(card)
 
 
-def h200(library: Any) -> Card:
-    return list_cards(Nvml(library))[0]
+def h200(library: Any) -> Gpu:
+    return list_gpus(Nvml(library))[0]
 
 
 def test_card_counters(library: Any) -> None:
     sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
     card = sampler.read_once().card
-    assert card is not None and tuple(card) == CARD_KEYS and None not in card.values()
+    assert card is not None and tuple(card) == GPU_KEYS and None not in card.values()
     assert (card["util_percent"], card["temperature_c"], card["power_w"]) == (63, 55, 312.5)
     assert card["memory_others_bytes"] == 12 << 30 and card["processes"] == 1
     assert card["throttle"] == ["power cap", "thermal"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.predict.allocator import MIB, Allocator, OutOfMemoryError, Rules
+from ndd_engine.predict.allocator import MIB, Allocator, Rules, SimulatedOutOfMemoryError
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_full_card_gives_back_what_is_cached_and_tries_again() -> None:
     assert allocator.retries == 1
     assert allocator.reserved == 40 * MIB
     assert allocator.peak_reserved == 40 * MIB
-    with pytest.raises(OutOfMemoryError) as caught:
+    with pytest.raises(SimulatedOutOfMemoryError) as caught:
         allocator.allocate(2, 30 * MIB)
     assert caught.value.requested == 30 * MIB
 

@@ -250,7 +250,7 @@ def test_fake_steps_are_traced_without_a_card(workload: str) -> None:
     weights = sum(parameter.nbytes for parameter in found.model.parameters())
     # Parameters, gradients and two moments, and something to compute with.
     assert family.trace(8).peak() > 4 * weights
-    assert family.trace(64).on_card(Rules()).peak_reserved >= family.trace(64).peak()
+    assert family.trace(64).on_gpu(Rules()).peak_reserved >= family.trace(64).peak()
 
 
 def test_attention_on_a_card_keeps_no_scores() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.predict.steptime import Point, StepTime, merged, spread
+from ndd_engine.predict.steptime import StepTime, TimedBatch, merged, spread
 
 
 def line(
@@ -14,9 +14,10 @@ def line(
 ) -> StepTime:
     """On a card when `host` is given: seconds that the host takes whatever the batch."""
     points = [
-        Point(micro, fixed + each * micro, host or fixed + each * micro, data * micro) for micro in micros
+        TimedBatch(micro, fixed + each * micro, host or fixed + each * micro, data * micro)
+        for micro in micros
     ]
-    return StepTime(tuple(points), 5e-4, on_card=host > 0)
+    return StepTime(tuple(points), 5e-4, on_gpu=host > 0)
 
 
 def test_a_straight_line_is_found_again() -> None:
@@ -50,7 +51,7 @@ def test_one_point_is_taken_in_proportion() -> None:
     st.integers(1, 5000),
 )
 def test_time_is_never_negative(points: list[tuple[int, float]], micro: int) -> None:
-    time = StepTime(merged(Point(size, seconds, seconds, 0.0) for size, seconds in points), 0.0, False)
+    time = StepTime(merged(TimedBatch(size, seconds, seconds, 0.0) for size, seconds in points), 0.0, False)
     assert time.micro_s(micro) > 0
     assert StepTime.from_dict(time.to_dict()) == time
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_help import GIB, folded, phase, run_event, setting, window, work
 
-from ndd_engine.record.derive import LOWER_BOUND, SAFE_SHARE, burst_text, figures, setting_text, throughput
+from ndd_engine.record.derive import LOWER_BOUND, SAFE_SHARE, capture_text, figures, setting_text, throughput
 from ndd_engine.record.events import PHASES, Event, KernelsEvent, MemoryEvent, SampleEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import STARTED_WINDOWS
@@ -121,7 +121,7 @@ def test_with_a_cuda_graph_the_device_clock_abstains() -> None:
     assert shot.idle.reason == "a CUDA graph replays the step as one: press k"
     shot = snapshot(graphed, SampleEvent({"util_percent": 80}, {}), device="cuda:0")
     assert (shot.idle.method, shot.idle.share) == ("nvml", pytest.approx(0.2))
-    shot = snapshot(graphed, burst(1), device="cuda:0")
+    shot = snapshot(graphed, capture(1), device="cuda:0")
     assert (shot.idle.method, shot.idle.share) == ("kernels", pytest.approx(0.4))
 
 
@@ -137,7 +137,7 @@ def test_the_hosts_clock_takes_a_checkpoint_for_idle_and_an_evaluation_not() -> 
     assert shot.idle.causes == (("checkpoint", pytest.approx(0.1)), ("other", pytest.approx(0.1)))
 
 
-def burst(step: int, method: str = "kernels", **idle_ns: int) -> KernelsEvent:
+def capture(step: int, method: str = "kernels", **idle_ns: int) -> KernelsEvent:
     causes = idle_ns or {"waiting for data": 300, "launch gaps": 100}
     return KernelsEvent(method, step, 3, 1000, 1000 - sum(causes.values()), 50, causes, 40)
 
@@ -151,7 +151,7 @@ def test_a_burst_takes_the_place_of_the_estimate() -> None:
             "checkpoint": phase(5),
         }
         windows = [window(step, 1, 100, phases=phases, device_steps=1) for step in (1, 2)]
-        shot = snapshot(windows[0], burst(1, method), windows[1], device=device)
+        shot = snapshot(windows[0], capture(1, method), windows[1], device=device)
         assert (shot.idle.method, shot.idle.step) == (method, 1)
         # It says nothing of evaluations and checkpoints; how long those were is known by the host's clock.
         assert dict(shot.idle.causes) == pytest.approx(
@@ -161,7 +161,7 @@ def test_a_burst_takes_the_place_of_the_estimate() -> None:
 
 
 def test_a_burst_before_the_first_window_counts() -> None:
-    idle = snapshot(burst(4, "operators")).idle
+    idle = snapshot(capture(4, "operators")).idle
     assert (idle.share, idle.step) == (pytest.approx(0.4), 4)
 
 
@@ -169,7 +169,7 @@ def test_a_burst_grows_old() -> None:
     # Steps of 10 s: it stands for the run for 30 of them.
     windows = [window(10 + index, 1, 10_000_000_000) for index in range(40)]
     for count, method in ((1, "operators"), (31, "operators"), (32, "host")):
-        assert snapshot(burst(10, "operators"), *windows[:count]).idle.method == method
+        assert snapshot(capture(10, "operators"), *windows[:count]).idle.method == method
 
 
 def test_a_burst_in_words() -> None:
@@ -185,7 +185,7 @@ def test_a_burst_in_words() -> None:
         [["aten::mm", 300, 6]],
         "t.json",
     )
-    assert burst_text(event) == (
+    assert capture_text(event) == (
         "compute idle 50% (operators) over 3 steps: waiting for data 50%; longest: aten::mm 30%; trace in t.json"
     )
 

@@ -165,7 +165,7 @@ def whole_life(cuda: bool = True) -> list[Timed]:
                 (t, MarkEvent("warning", step, "2 losses were not finite; the scaler skipped their steps"))
             )
         if index == 120:
-            out.append((t, _burst(step, cuda)))
+            out.append((t, _capture(step, cuda)))
             frames = [
                 ["data_wait", "data.py", 41, "__getitem__", 120, 1],
                 ["backward", "model.py", 8, "f", 60, 1],
@@ -214,7 +214,7 @@ def _memory(index: int) -> MemoryEvent:
     return MemoryEvent(held, 7 * GIB, held + GIB, 7 * GIB, GIB, 0, 0, 8 * GIB, 16 * GIB, GIB)
 
 
-def _burst(step: int, cuda: bool) -> KernelsEvent:
+def _capture(step: int, cuda: bool) -> KernelsEvent:
     idle = {"waiting for data": 92_000_000, "launch gaps": 6_000_000, "synchronising": 2_000_000}
     top = [["ampere_bf16_gemm_128x64", 31_000_000, 36], ["flash_fwd_kernel", 12_000_000, 18]]
     return KernelsEvent(

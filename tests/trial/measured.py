@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ndd_engine.hardware.gpu import Card, Machine
+from ndd_engine.hardware.gpu import Gpu, Machine
 from ndd_engine.hardware.host import Host
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Progress, TrialRequest
@@ -16,7 +16,7 @@ from ndd_engine.trial.request import Progress, TrialRequest
 def machine(cores: float = 2, card: bool = False, capability: tuple[int, int] = (9, 0)) -> Machine:
     """A processor with so many usable cores, and a card if wanted."""
     host = Host("h", "Test CPU", 64, cores, None, None, {})
-    found = Card(0, 0, "GPU-1", "Test Card", 80 << 30, capability) if card else None
+    found = Gpu(0, 0, "GPU-1", "Test Card", 80 << 30, capability) if card else None
     return Machine((found,) if found else (), found, "cuda:0" if card else "cpu", {}, host)
 
 

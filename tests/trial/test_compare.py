@@ -67,8 +67,8 @@ def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
 
 def test_profiled_and_warm_up_windows_are_left_out_and_counted(tmp_path: Path) -> None:
     slow_start = [5.0, 3.0, 2.0, *steady(60, 1.0)]
-    burst = replace(window(900, 30.0), profiled=True)
-    found = compared(tmp_path, windows(steady(60, 1.0, seed=4)), [*windows(slow_start), burst])
+    capture = replace(window(900, 30.0), profiled=True)
+    found = compared(tmp_path, windows(steady(60, 1.0, seed=4)), [*windows(slow_start), capture])
     assert found.b.profiled == 1
     assert 3 <= found.b.warm_up < 15
     assert found.speed.ratio == pytest.approx(1.0, abs=0.03)

@@ -9,9 +9,17 @@ from collections.abc import Callable
 
 import pytest
 
-from ndd_engine.trial.paired import FLOOR, early, estimate, last, quad, student_cdf, student_quantile
+from ndd_engine.trial.paired import (
+    FLOOR,
+    abba_log_ratio,
+    early,
+    estimate,
+    last,
+    student_cdf,
+    student_quantile,
+)
 
-QUADS = 8
+BLOCKS = 8
 TRIALS = 300
 Noise = Callable[[random.Random, int], list[float]]
 
@@ -38,7 +46,7 @@ def test_student_quantiles_are_those_of_the_tables(p: float, freedom: int, expec
 
 def test_a_drift_that_is_linear_cancels_within_a_quad() -> None:
     rates = [100 * math.exp(0.01 * place) for place in range(4)]
-    assert quad(rates[0], 1.5 * rates[1], 1.5 * rates[2], rates[3]) == pytest.approx(math.log(1.5))
+    assert abba_log_ratio(rates[0], 1.5 * rates[1], 1.5 * rates[2], rates[3]) == pytest.approx(math.log(1.5))
 
 
 def test_an_estimate_needs_two_quads_and_holds_its_mean() -> None:
@@ -110,7 +118,7 @@ def calls(noise: Noise, gain: float, offset: float) -> Counter[str]:
     draw = random.Random(20)
     found: Counter[str] = Counter()
     for _ in range(TRIALS):
-        blocks = noise(draw, 4 * QUADS)
+        blocks = noise(draw, 4 * BLOCKS)
         ratio = math.log(gain) + draw.gauss(0, offset) - draw.gauss(0, offset)
         values: list[float] = []
         verdict = None

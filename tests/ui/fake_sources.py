@@ -115,7 +115,7 @@ class FakeSource:
 class FakeHome:
     """A runs folder."""
 
-    def card_lines(self) -> list[str]:
+    def gpu_lines(self) -> list[str]:
         return [
             "NVIDIA GeForce RTX 4080 SUPER, 16.0 GB, compute capability 8.9, driver 550.54",
             "bf16 and TF32 in hardware; nobody else uses the card",

@@ -181,7 +181,7 @@ async def test_first_paint_waits_for_nothing() -> None:
     looked, painted = threading.Event(), []
 
     class SlowHome(FakeHome):
-        def card_lines(self) -> list[str]:
+        def gpu_lines(self) -> list[str]:
             assert looked.wait(5)
             raise OSError("no driver")
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from ndd_console.app import ConsoleApp, LadderApp
+from ndd_console.app import ConsoleApp, TuningApp
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.trial import TrialScreen
-from ndd_console.screens.tuning import LadderScreen
+from ndd_console.screens.tuning import TuningScreen
 from ndd_engine.trial.request import Progress
-from ndd_engine.trial.tuning import LadderState
+from ndd_engine.trial.tuning import TuningState
 
-from .fake_ladder import DONE, MEASURING
 from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
+from .fake_tuning import DONE, MEASURING
 from .fakes import (
     FINDING,
     HEALTHY,
@@ -206,7 +206,7 @@ class Climbed:
     name = "chartext.toml"
     problem = saved = ""
 
-    def __init__(self, state: LadderState) -> None:
+    def __init__(self, state: TuningState) -> None:
         self.state = state
 
     def save(self) -> str:
@@ -218,21 +218,21 @@ class Climbed:
 
 async def looked(pilot: Pilot[Any]) -> None:
     screen = pilot.app.screen
-    assert isinstance(screen, LadderScreen)
+    assert isinstance(screen, TuningScreen)
     screen.look_again()
     await pilot.pause()
 
 
 @pytest.mark.parametrize("size", [*BOTH, (140, 30)])
 def test_ladder_measuring(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(LadderApp(Climbed(MEASURING)), terminal_size=size, run_before=looked)
+    assert snap_compare(TuningApp(Climbed(MEASURING)), terminal_size=size, run_before=looked)
 
 
 @pytest.mark.parametrize("size", BOTH)
 def test_ladder_done(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(LadderApp(Climbed(DONE)), terminal_size=size, run_before=looked)
+    assert snap_compare(TuningApp(Climbed(DONE)), terminal_size=size, run_before=looked)
 
 
 def test_ladder_in_ascii_without_colour(snap_compare: Any) -> None:
-    app = LadderApp(Climbed(DONE), ascii_only=True, monochrome=True)
+    app = TuningApp(Climbed(DONE), ascii_only=True, monochrome=True)
     assert snap_compare(app, terminal_size=(80, 24), run_before=looked)

@@ -323,7 +323,7 @@ def test_best_and_last_evaluation() -> None:
 def test_help_log_and_home_fit() -> None:
     home = FakeHome()
     full = HomeState(
-        tuple(home.card_lines()), tuple(home.workloads()), tuple(home.runs() * 9), 20, "starting…"
+        tuple(home.gpu_lines()), tuple(home.workloads()), tuple(home.runs() * 9), 20, "starting…"
     )
     for width, height in ((20, 5), (48, 10), (80, 24), (200, 50), (3, 2), (1, 1)):
         assert_fits(page_rows(help_lines(width), 0, KEYS, "help", width, height), width, height)
@@ -337,7 +337,7 @@ def test_help_log_and_home_fit() -> None:
 @pytest.mark.parametrize("chosen", range(38))
 def test_the_chosen_entry_is_on_the_screen(chosen: int) -> None:
     home = FakeHome()
-    state = HomeState(tuple(home.card_lines()), tuple(home.workloads()), tuple(home.runs() * 9), chosen)
+    state = HomeState(tuple(home.gpu_lines()), tuple(home.workloads()), tuple(home.runs() * 9), chosen)
     assert "▸" in text_of(home_rows(state, 80, 24)) and "▸" in text_of(home_rows(state, 40, 8))
 
 

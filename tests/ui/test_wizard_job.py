@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ndd_console.jobs.wizard import WizardJob, beside
-from ndd_engine.wizard.answers import Answers, card_named, usable_bytes
+from ndd_engine.wizard.answers import Answers, gpu_named, usable_bytes
 
 
 def job(**options: object) -> WizardJob:
@@ -122,4 +122,4 @@ def test_a_card_elsewhere_is_told_from_the_first_page_on() -> None:
     made.choose([row.name for row in made.workloads()].index("chartext"))
     press(made, "memory to leave free")
     press(made, "memory to leave free")
-    assert made.answers.leave_bytes == int(0.2 * usable_bytes(card_named("RTX 4080 SUPER")))
+    assert made.answers.leave_bytes == int(0.2 * usable_bytes(gpu_named("RTX 4080 SUPER")))

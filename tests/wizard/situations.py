@@ -7,7 +7,7 @@ from ndd_engine.hardware.host import Host
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.memory import Items
 from ndd_engine.predict.probe_process import Opened
-from ndd_engine.wizard.answers import card_named
+from ndd_engine.wizard.answers import gpu_named
 from ndd_engine.wizard.planner import Situation
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.space import Batch, Model
@@ -27,5 +27,5 @@ HOST = Host("h", "Test CPU", 2, 2, None, None)
 def situation(*sets: str, opened: Opened = OPENED, card: str | None = "RTX 4080 SUPER") -> Situation:
     draft = read(None, ["workload.size=tiny", "run.device=cpu", *sets], "chartext")
     return Situation(
-        draft.resolve(), opened, None if card is None else card_named(card), FREE, ("tiny",), ("off",),
+        draft.resolve(), opened, None if card is None else gpu_named(card), FREE, ("tiny",), ("off",),
     )  # fmt: skip

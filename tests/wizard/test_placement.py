@@ -11,19 +11,21 @@ from situations import HOST, KEPT, MODEL, OPENED, situation
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.memory import Items, Memory
-from ndd_engine.predict.steptime import Point, StepTime
+from ndd_engine.predict.steptime import StepTime, TimedBatch
 from ndd_engine.predict.trace import Family, Trace
-from ndd_engine.wizard.answers import Answers, card_named
-from ndd_engine.wizard.planner import Found, Planner, proposals
+from ndd_engine.wizard.answers import Answers, gpu_named
+from ndd_engine.wizard.planner import Planner, ProbedModel, proposals
 from ndd_engine.wizard.session import reasons
 
 
-def found() -> Found:
+def found() -> ProbedModel:
     """1 MiB an item, and 2 ms of which half is the data's."""
     trace = Trace(((0, 8 * MIB), (0, -1)))
     family = Family((4, 8), trace, ((0.0, float(MIB)),), aligned=True)
-    points = tuple(Point(micro, micro * 1e-3, micro * 1e-4, micro * 1e-3) for micro in (4, 8))
-    return Found(MODEL, 1000, 64.0, Memory(family, "card", 0, "test"), StepTime(points, 0.0, on_card=False))
+    points = tuple(TimedBatch(micro, micro * 1e-3, micro * 1e-4, micro * 1e-3) for micro in (4, 8))
+    return ProbedModel(
+        MODEL, 1000, 64.0, Memory(family, "card", 0, "test"), StepTime(points, 0.0, on_gpu=False)
+    )
 
 
 def test_on_a_card_the_data_may_lie_there_for_its_bytes() -> None:
@@ -59,12 +61,12 @@ def test_kept_items_count_where_they_are_kept() -> None:
         Items(KEPT, gathers=False),
         Items(None, gathers=False),
     )
-    assert tensors.beside(on_card=True, placement="device", cache=False) == KEPT
-    assert tensors.beside(on_card=True, placement="host", cache=True) == 0
-    assert tensors.beside(on_card=False, placement="host", cache=True) == 0  # in the process's memory already
-    assert encoded.beside(on_card=False, placement="host", cache=True) == KEPT
-    assert encoded.beside(on_card=False, placement="host", cache=False) == 0
-    assert changing.beside(on_card=True, placement="device", cache=True) == 0
+    assert tensors.beside(on_gpu=True, placement="device", cache=False) == KEPT
+    assert tensors.beside(on_gpu=True, placement="host", cache=True) == 0
+    assert tensors.beside(on_gpu=False, placement="host", cache=True) == 0  # in the process's memory already
+    assert encoded.beside(on_gpu=False, placement="host", cache=True) == KEPT
+    assert encoded.beside(on_gpu=False, placement="host", cache=False) == 0
+    assert changing.beside(on_gpu=True, placement="device", cache=True) == 0
 
 
 def test_threads_that_were_found_better_are_written_with_their_reason() -> None:
@@ -90,7 +92,7 @@ def test_bf16_is_looked_at_where_the_processor_has_it() -> None:
 @pytest.mark.parametrize(("card", "found"), [("T4", ("off", "fp16")), ("H200", ("off", "bf16"))])
 def test_a_card_is_offered_the_types_that_it_has_units_for(card: str, found: tuple[str, ...]) -> None:
     planner = Planner(Answers(workload="chartext"), lambda *_: None, threading.Event())
-    amps, notes = planner._amps(card_named(card), Machine((), None, "cpu", {}, HOST), situation().config)
+    amps, notes = planner._amps(gpu_named(card), Machine((), None, "cpu", {}, HOST), situation().config)
     assert amps == found
     assert bool(notes) == (found[1] == "fp16")
 

@@ -12,8 +12,8 @@ import tomli
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.wizard.answers import Answers
-from ndd_engine.wizard.planner import Planner, StoppedError
-from ndd_engine.wizard.session import best_measured, configuration, plan, to_verify, written, written_into
+from ndd_engine.wizard.planner import Planner, WizardStoppedError
+from ndd_engine.wizard.session import best_measured, configuration, propose, to_verify, written, written_into
 from ndd_engine.wizard.verify import verify
 
 NDD = ("workload.samples=400", "batch.sequence=8", "batch.micro=16", "run.device=cpu", "run.max_steps=20")
@@ -29,12 +29,12 @@ def tell(text: str, share: float) -> None:
 @pytest.mark.slow  # 15 s; the command line's test below shows most of it
 def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
     answers = Answers(workload="chartext", sets=SMALL, shortest=32)
-    planned = plan(answers, tell, threading.Event())
-    assert {one.model.sequence for one in planned.rows} == {64, 32}
-    assert all(one.batch.items == 16 for one in planned.rows)
-    assert all(one.memory_bytes and one.step_s and not one.doubt for one in planned.rows)
-    chosen = to_verify(planned, answers, 2)
-    measured = verify(planned.situation, answers, chosen, 20.0, tell, threading.Event())
+    proposed = propose(answers, tell, threading.Event())
+    assert {one.model.sequence for one in proposed.rows} == {64, 32}
+    assert all(one.batch.items == 16 for one in proposed.rows)
+    assert all(one.memory_bytes and one.step_s and not one.doubt for one in proposed.rows)
+    chosen = to_verify(proposed, answers, 2)
+    measured = verify(proposed.situation, answers, chosen, 20.0, tell, threading.Event())
     for one in measured:
         assert one.measured is not None and one.measured.step_s is not None
         # How good a prediction of time is, the benchmark tells.
@@ -43,7 +43,7 @@ def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
     best = best_measured(measured, answers)
     assert best in measured
     path = tmp_path / "wizard.toml"
-    path.write_text(written(answers, planned.situation, best))
+    path.write_text(written(answers, proposed.situation, best))
     config = read(path).resolve()
     assert config.batch.micro == best.batch.micro
     assert config == configuration(answers, best).model_copy(update={"run": config.run})
@@ -51,7 +51,7 @@ def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
     assert "measured" in text and "predicted" in text
     theirs = tmp_path / "mine.toml"
     theirs.write_text('# mine\n[workload]\nname = "chartext"\nsize = "tiny" # small\n[run]\nmax_steps = 20\n')
-    changed = written_into(Answers(config=theirs, sets=SMALL), planned.situation, best, theirs)
+    changed = written_into(Answers(config=theirs, sets=SMALL), proposed.situation, best, theirs)
     assert changed.startswith("# mine\n")
     assert tomli.loads(changed)["batch"]["micro"] == best.batch.micro
 
@@ -59,15 +59,15 @@ def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
 def test_stopping_ends_the_probes() -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(StoppedError):
-        plan(Answers(workload="chartext", sets=SMALL), tell, stop)
+    with pytest.raises(WizardStoppedError):
+        propose(Answers(workload="chartext", sets=SMALL), tell, stop)
 
 
 def test_stopping_between_two_models_keeps_the_first() -> None:
     stop = threading.Event()
     answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), shortest=4)
-    planned = plan(answers, tell, stop, lambda now: stop.set() if now.rows else None)
-    assert {one.model.sequence for one in planned.rows} == {8}
+    proposed = propose(answers, tell, stop, lambda now: stop.set() if now.rows else None)
+    assert {one.model.sequence for one in proposed.rows} == {8}
 
 
 DIES = """
@@ -110,11 +110,11 @@ def test_a_model_that_ends_the_process_with_the_probes_is_no_word_on_the_next(
     own = tmp_path / "temporary"
     own.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))  # of this process and not of other tests
-    planned = plan(Answers(workload="dies:make", sets=sets, shortest=4), tell, threading.Event())
-    why = {found.model.sequence: found.why for found in planned.found}
+    proposed = propose(Answers(workload="dies:make", sets=sets, shortest=4), tell, threading.Event())
+    why = {found.model.sequence: found.why for found in proposed.found}
     assert why.keys() == {16, 8, 4}
     assert "killed by signal 9" in why[8] and not why[16] and not why[4]
-    assert {one.model.sequence for one in planned.rows} == {16, 4}
+    assert {one.model.sequence for one in proposed.rows} == {16, 4}
     assert not list(own.iterdir())
 
 
@@ -129,36 +129,38 @@ def test_the_memory_is_that_of_the_device_of_the_run(monkeypatch: pytest.MonkeyP
 def test_more_items_a_step_than_the_data_holds_are_refused() -> None:
     answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), effective=100_000)
     with pytest.raises(UsageError, match="a step takes 100000 windows, and the data has"):
-        plan(answers, tell, threading.Event())
+        propose(answers, tell, threading.Event())
 
 
 def test_for_a_card_elsewhere_the_size_is_that_of_a_card() -> None:
     answers = Answers(
         workload="chartext", sets=("run.device=cuda", "precision.amp=bf16"), card="RTX 4080 SUPER"
     )
-    planned = plan(answers, tell, threading.Event())
-    assert {one.model.size for one in planned.rows} == {"guide"}
-    assert planned.situation.free_bytes < 0.92 * (16 << 30)
-    first = planned.ranked(answers)[0]
-    assert first.lower_bound and first.batch.micro == max(one.batch.micro for one in planned.rows if one.fits)
-    assert "at most" in written(answers, planned.situation, first)
+    proposed = propose(answers, tell, threading.Event())
+    assert {one.model.size for one in proposed.rows} == {"guide"}
+    assert proposed.situation.free_bytes < 0.92 * (16 << 30)
+    first = proposed.ranked(answers)[0]
+    assert first.lower_bound and first.batch.micro == max(
+        one.batch.micro for one in proposed.rows if one.fits
+    )
+    assert "at most" in written(answers, proposed.situation, first)
 
 
 def test_a_size_that_is_named_keeps_its_batch_whatever_the_card() -> None:
     sets = ("workload.size=tiny", "precision.amp=bf16")
-    planned = plan(Answers(workload="chartext", sets=sets, card="H200"), tell, threading.Event())
-    assert {one.batch.items for one in planned.rows} == {16}
+    proposed = propose(Answers(workload="chartext", sets=sets, card="H200"), tell, threading.Event())
+    assert {one.batch.items for one in proposed.rows} == {16}
 
 
 def test_more_memory_than_there_is_cannot_be_left_free() -> None:
     answers = Answers(workload="chartext", sets=SMALL, leave_bytes=1 << 60)
     with pytest.raises(UsageError, match="are free"):
-        plan(answers, tell, threading.Event())
+        propose(answers, tell, threading.Event())
 
 
 def test_a_workload_that_cannot_be_opened_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def make(settings):\n    raise ValueError('no data\\x1b[1m')\n")
     answers = Answers(workload="broken:make", sets=(f'workload.path=["{tmp_path}"]', "run.max_steps=5"))
     with pytest.raises(NddError, match=r"broken.py:2.*no data") as caught:
-        plan(answers, tell, threading.Event())
+        propose(answers, tell, threading.Event())
     assert "\x1b" not in str(caught.value)

@@ -10,7 +10,7 @@ from situations import BASE
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
-from ndd_engine.wizard.answers import Answers, card_named, longest_sequence
+from ndd_engine.wizard.answers import Answers, gpu_named, longest_sequence
 from ndd_engine.wizard.proposals import Proposal, cost_in_words, pareto, ranked
 from ndd_engine.wizard.space import MOST_MICROS, Batch, Model, batches, models, sequences, worth_a_row
 
@@ -28,13 +28,13 @@ def config(*sets: str) -> Config:
     ],
 )
 def test_a_card_is_found_by_what_people_call_it(wanted: str, found: str) -> None:
-    assert found in card_named(wanted).name
+    assert found in gpu_named(wanted).name
 
 
 @pytest.mark.parametrize("wanted", ["RTX 3080", "Voodoo 2", ""])
 def test_a_card_that_is_not_clear_is_refused_with_what_there_is(wanted: str) -> None:
     with pytest.raises(UsageError, match="RTX 3080"):
-        card_named(wanted)
+        gpu_named(wanted)
 
 
 @pytest.mark.parametrize(

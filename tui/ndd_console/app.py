@@ -18,7 +18,7 @@ from ndd_console.screens.diagnosis import Diagnosis, Rules
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import HomeSource, RunRow, RunSource, StartRow
 from ndd_console.screens.live import LiveScreen, Result
-from ndd_console.screens.tuning import LadderScreen, LadderSource
+from ndd_console.screens.tuning import TuningScreen, TuningSource
 from ndd_console.screens.wizard import WizardScreen, WizardSource
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import NddError
@@ -90,12 +90,12 @@ class CanvasApp(App[str], inherit_bindings=False):
             self.exit(result)
 
 
-class LadderApp(CanvasApp):
+class TuningApp(CanvasApp):
     """The ladder screen. `run()` returns "quit" once it is over and closed, or when the app was made to leave."""
 
     def __init__(
         self,
-        climb: LadderSource,
+        climb: TuningSource,
         *,
         ascii_only: bool = False,
         monochrome: bool = False,
@@ -106,7 +106,7 @@ class LadderApp(CanvasApp):
         self._on_first_paint = on_first_paint
 
     def get_default_screen(self) -> Screen[None]:
-        return LadderScreen(self._look, self._climb, lambda: self._finish("quit"), self._on_first_paint)
+        return TuningScreen(self._look, self._climb, lambda: self._finish("quit"), self._on_first_paint)
 
 
 class WizardApp(CanvasApp):

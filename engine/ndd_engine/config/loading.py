@@ -117,7 +117,7 @@ class Draft:
         # Each stands for its values where it is written itself: a size below a preset below single keys.
         stands_for = (
             (self._layer_of(("workload", "size")), tier),
-            (self._layer_of(("workload", "size")), self._card_tier(memory_gb)),
+            (self._layer_of(("workload", "size")), self._gpu_tier(memory_gb)),
             (self._layer_of(("run", "preset")), ndd_profiles.read("presets", str(preset)) if known else {}),
         )
         merged: Table = {}
@@ -130,7 +130,7 @@ class Draft:
             merged["workload"]["size"] = size
         return merged, problems
 
-    def _card_tier(self, memory_gb: float | None) -> Table:
+    def _gpu_tier(self, memory_gb: float | None) -> Table:
         """What the profile gives cards of this memory, where the size was left to be found."""
         fitting: list[Table] = [
             tier

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .finding import Change, Evidence, Finding
-from .gpu import BURST
+from .gpu import CAPTURE
 from .view import CONFIG, FLOOR, SLOWED, Cost, View, ceiling, finding, percent, times
 
 # Of the FLOPs, the part that convolutions must have is not known: what cuDNN's choice may gain is bounded by this.
@@ -51,7 +51,7 @@ def cudnn_benchmark(view: View) -> Finding | None:
         "cudnn-benchmark",
         f"convolutions take {percent(spent)} of the time with algorithms that nobody timed",
         Cost(share * view.step_ns, share, None, share),
-        [Evidence(f"convolutions run {percent(spent)} of a burst", BURST)],
+        [Evidence(f"convolutions run {percent(spent)} of a burst", CAPTURE)],
         [Change("let cuDNN time its algorithms: the shapes are fixed", ("speed.cudnn_benchmark=true",))],
         "possible",
         bound=ceiling(min(spent, 0.9)),
@@ -75,7 +75,7 @@ def cudnn_shapes(view: View) -> Finding | None:
                 f"forward and backward take {slowed:.2g} times as long as one micro-batch, repeated before training",
                 "device and host clock",
             ),
-            Evidence("convolutions run in a burst", BURST),
+            Evidence("convolutions run in a burst", CAPTURE),
             Evidence("speed.cudnn_benchmark is true", CONFIG),
         ],
         [
@@ -94,12 +94,12 @@ RULES = (tf32, amp, cudnn_benchmark, cudnn_shapes)
 
 def _convolutions(view: View) -> float:
     """The part of a burst in which convolutions ran; 0 without a burst that saw kernels."""
-    burst = view.snapshot.kernels
-    if burst is None or not burst.wall_ns or burst.method != "kernels":
+    capture = view.snapshot.kernels
+    if capture is None or not capture.wall_ns or capture.method != "kernels":
         return 0.0
     words = ("conv", "cudnn", "wgrad", "dgrad")
-    spent = sum(int(item[1]) for item in burst.top if any(word in str(item[0]).lower() for word in words))
-    return spent / burst.wall_ns
+    spent = sum(int(item[1]) for item in capture.top if any(word in str(item[0]).lower() for word in words))
+    return spent / capture.wall_ns
 
 
 def _peaks(view: View) -> Mapping[str, float]:

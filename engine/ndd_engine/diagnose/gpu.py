@@ -9,7 +9,7 @@ from .view import CONFIG, FLOOR, MODEL, Cost, View, ceiling, finding, percent, s
 
 NVML = "NVML"
 DEVICE = "device clock"
-BURST = "profiler burst"
+CAPTURE = "profiler burst"
 # The host needs nearly as long to launch as the card to compute: then the card waits for the host.
 LAUNCHING = 0.9
 # A card that computes all the time draws power, and says that it is used.
@@ -64,12 +64,12 @@ def launch_bound(view: View) -> Finding | None:
     """Kernels so small that launching them takes longer than running them."""
     if not view.card or view.get("speed.cuda_graph") or view.get("speed.compile") == "reduce-overhead":
         return None
-    gaps, host = _burst(view, "launch gaps"), view.model
+    gaps, host = _capture(view, "launch gaps"), view.model
     share = gaps if gaps is not None else _idle_in_model(view)
     if share is None or share < LAUNCH_GAPS:
         return None
     if gaps is not None:
-        evidence = Evidence(f"the card waits for launches {percent(gaps)} of a burst", BURST)
+        evidence = Evidence(f"the card waits for launches {percent(gaps)} of a burst", CAPTURE)
     else:
         evidence = Evidence(
             f"host and card take the same time for the model, and the card is {percent(1 - share)} busy", NVML
@@ -102,11 +102,13 @@ def sync(view: View) -> Finding | None:
     """The host waits for the card inside a step, and the card then for the host."""
     if not view.card:
         return None
-    share = _burst(view, "synchronising")
+    share = _capture(view, "synchronising")
     every = view.whole("log.every_steps")
     changes = []
     if share is not None:
-        evidence = Evidence(f"the card ran dry after waits of the host in {percent(share)} of a burst", BURST)
+        evidence = Evidence(
+            f"the card ran dry after waits of the host in {percent(share)} of a burst", CAPTURE
+        )
     else:
         cost = _device(view, "log")
         if cost is None or not cost.clear:
@@ -133,7 +135,7 @@ def sync(view: View) -> Finding | None:
     )
 
 
-def neighbour_card(view: View) -> Finding | None:
+def neighbour_gpu(view: View) -> Finding | None:
     """Another process computes on the card."""
     card = view.snapshot.card
     if not view.card or card is None:
@@ -223,7 +225,7 @@ def thrash(view: View) -> Finding | None:
     )
 
 
-RULES = (transfer, launch_bound, sync, neighbour_card, throttling, thrash)
+RULES = (transfer, launch_bound, sync, neighbour_gpu, throttling, thrash)
 
 
 def halved(view: View) -> tuple[str, ...]:
@@ -247,12 +249,12 @@ def _device(view: View, name: str) -> Cost | None:
     return Cost(found.device_ns, share, found.share_error, share)
 
 
-def _burst(view: View, cause: str) -> float | None:
+def _capture(view: View, cause: str) -> float | None:
     """Share of a burst on the card that was idle for a cause; None without a burst."""
-    burst = view.snapshot.kernels
-    if burst is None or burst.method != "kernels" or not burst.wall_ns:
+    capture = view.snapshot.kernels
+    if capture is None or capture.method != "kernels" or not capture.wall_ns:
         return None
-    return burst.idle_ns.get(cause, 0) / burst.wall_ns
+    return capture.idle_ns.get(cause, 0) / capture.wall_ns
 
 
 def _idle_in_model(view: View) -> float | None:

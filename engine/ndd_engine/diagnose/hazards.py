@@ -10,7 +10,7 @@ from .finding import Change, Evidence, Finding
 from .gpu import halved
 from .view import MODEL, View, percent
 
-Point = tuple[float, float]
+StepValue = tuple[float, float]
 
 # Points of the memory curve that a judgement needs, and into how many it is condensed.
 LEAST_POINTS = 7
@@ -170,11 +170,11 @@ def steady_growth(
     return slope, noise, later[-1][1]
 
 
-def _condensed(points: tuple[tuple[int, float], ...]) -> list[Point]:
+def _condensed(points: tuple[tuple[int, float], ...]) -> list[StepValue]:
     """At most GROUPS points, each the median of its neighbours; one a step."""
     size_of = -(-len(points) // GROUPS)
     groups = [points[start : start + size_of] for start in range(0, len(points), size_of)]
-    out: list[Point] = []
+    out: list[StepValue] = []
     for group in groups:
         x, y = group[len(group) // 2][0], median(point[1] for point in group)
         if not out or x > out[-1][0]:
@@ -182,7 +182,7 @@ def _condensed(points: tuple[tuple[int, float], ...]) -> list[Point]:
     return out
 
 
-def _slope(points: list[Point]) -> float | None:
+def _slope(points: list[StepValue]) -> float | None:
     """The median slope of all pairs, which a few outliers do not move."""
     slopes = [
         (b[1] - a[1]) / (b[0] - a[0])

@@ -12,8 +12,8 @@ from .view import (
     FLOOR,
     MODEL,
     SLOWED,
+    CodePlace,
     Cost,
-    Seen,
     View,
     ceiling,
     finding,
@@ -268,11 +268,11 @@ RULES = (user_code, small_micro, stepwise, recompile, deterministic)
 
 def _between(view: View) -> tuple[float, float] | None:
     """(share of wall time without an operator while the model ran, nanoseconds of it for each operator) of a burst."""
-    burst = view.snapshot.kernels
-    gaps = burst.idle_ns.get("launch gaps") if burst is not None else None
-    if burst is None or gaps is None or not burst.wall_ns or not burst.launches:
+    capture = view.snapshot.kernels
+    gaps = capture.idle_ns.get("launch gaps") if capture is not None else None
+    if capture is None or gaps is None or not capture.wall_ns or not capture.launches:
         return None
-    return gaps / burst.wall_ns, gaps / burst.launches
+    return gaps / capture.wall_ns, gaps / capture.launches
 
 
 def _collecting(view: View) -> float:
@@ -290,7 +290,7 @@ def _expected_ns(view: View) -> float | None:
     return backward.ns * work.flops_forward / rest if rest > 0 and backward.ns else None
 
 
-def _explains(seen: Seen, host_ns: float, expected_ns: float) -> bool:
+def _explains(seen: CodePlace, host_ns: float, expected_ns: float) -> bool:
     """Whether a function explains why forward and loss take longer than expected, and is not the model itself."""
     excess = host_ns - expected_ns
     if host_ns >= BEYOND * expected_ns:

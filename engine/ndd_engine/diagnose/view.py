@@ -62,7 +62,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CodePlace:
     """Where the time of some phases was seen: the function's busiest line, and its share of `looks`."""
 
     line: str
@@ -164,7 +164,7 @@ class View:
             return baseline.micro_ns
         return next((ns for count, ns in baseline.by_threads if count == threads and ns > 0), None)
 
-    def where(self, *phases: str) -> Seen | None:
+    def where(self, *phases: str) -> CodePlace | None:
         """The function that was seen most in these phases, the user's own first; None without enough looks."""
         stacks = self.snapshot.stacks
         if stacks is None:
@@ -183,7 +183,7 @@ class View:
         share = sum(lines.values()) / looks
         if share < LEAST_PART:
             return None
-        return Seen(place(file, max(lines, key=lines.__getitem__), function), share, looks, bool(own))
+        return CodePlace(place(file, max(lines, key=lines.__getitem__), function), share, looks, bool(own))
 
     def line(self, *phases: str) -> str | None:
         """The line of the user's code, or else of a library, that was seen most in these phases."""

@@ -14,7 +14,7 @@ from ndd_engine.errors import MachineError, UsageError
 
 from .host import Host, detect_host, free_memory
 from .nvml import Nvml
-from .profiles import CardProfile, match, split_mig
+from .profiles import GpuProfile, match, split_mig
 from .visible import Entry, visible
 
 
@@ -28,7 +28,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Gpu:
     """A card, or one MIG instance of it.
 
     index: torch's number ("cuda:0" is 0), None when torch does not see it or its order is not known.
@@ -50,7 +50,7 @@ class Card:
     mig: bool = False
     mig_parent: str | None = None
     mig_profile: str | None = None
-    profile: CardProfile | None = None
+    profile: GpuProfile | None = None
     processes: tuple[Process, ...] | None = None
     free_bytes: int | None = None
     used_bytes: int | None = None
@@ -74,8 +74,8 @@ class Machine:
     people.
     """
 
-    cards: tuple[Card, ...]
-    chosen: Card | None
+    cards: tuple[Gpu, ...]
+    chosen: Gpu | None
     device: str
     reasons: dict[str, str]
     host: Host
@@ -99,10 +99,10 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class VisibleGpus:
     """The cards and which of them a program sees. order: positions in cards, in torch's order."""
 
-    cards: tuple[Card, ...]
+    cards: tuple[Gpu, ...]
     order: tuple[int, ...]
     reason: str
     problems: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ def detect(
     own = nvml is None
     nvml = Nvml() if nvml is None else nvml
     try:
-        cards = list_cards(nvml)
+        cards = list_gpus(nvml)
         reasons["nvml"] = _nvml_reason(nvml, cards)
     finally:
         if own:
@@ -151,18 +151,18 @@ def detect(
     return Machine(view.cards, chosen, device, reasons, known, view.problems)
 
 
-def list_cards(nvml: Nvml) -> tuple[Card, ...]:
+def list_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
     """NVML's cards in PCI bus order, MIG instances in place of the card they divide. Never raises."""
     if not nvml.open():
         return ()
     driver, cuda = nvml.driver_version(), nvml.cuda_version()
-    cards: list[Card] = []
+    cards: list[Gpu] = []
     for index in range(nvml.count() or 0):
         handle = nvml.handle(index)
         if handle is None:
             why = nvml.reasons.get("handle", "")
             cards.append(
-                Card(None, index, None, f"card {index}", None, None, driver, cuda, reasons={"card": why})
+                Gpu(None, index, None, f"card {index}", None, None, driver, cuda, reasons={"card": why})
             )
             continue
         instances = nvml.mig_instances(handle)
@@ -177,12 +177,12 @@ def list_cards(nvml: Nvml) -> tuple[Card, ...]:
     return tuple(cards)
 
 
-def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | None) -> Card:
+def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | None) -> Gpu:
     name, memory = nvml.name(handle), nvml.memory(handle)
     total = memory.total_bytes if memory is not None else None
     processes = nvml.processes(handle)
     profile = match(name, total) if name is not None else None
-    card = Card(
+    card = Gpu(
         index=None,
         nvml_index=index,
         uuid=nvml.uuid(handle),
@@ -209,7 +209,7 @@ def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | N
     return replace(card, reasons=reasons)
 
 
-def _instance(nvml: Nvml, handle: Any, whole: Card) -> Card:
+def _instance(nvml: Nvml, handle: Any, whole: Gpu) -> Gpu:
     """A MIG instance; what it does not tell itself is the whole card's."""
     card = _card(nvml, handle, whole.nvml_index or 0, whole.driver, whole.cuda_driver)
     name = card.name if "name" not in card.reasons else f"{whole.name} MIG"
@@ -238,7 +238,7 @@ def _process_name(pid: int) -> str | None:
         return None
 
 
-def _nvml_reason(nvml: Nvml, cards: Sequence[Card]) -> str:
+def _nvml_reason(nvml: Nvml, cards: Sequence[Gpu]) -> str:
     if nvml.reason:
         return nvml.reason
     driver = f"NVIDIA driver {nvml.driver_version() or 'of unknown version'}"
@@ -248,7 +248,7 @@ def _nvml_reason(nvml: Nvml, cards: Sequence[Card]) -> str:
     return f"{driver} cannot list its cards: {why}" if why else f"{driver} is loaded but lists no card"
 
 
-def names(cards: Sequence[Card]) -> str:
+def names(cards: Sequence[Gpu]) -> str:
     """The cards' names in one line, equal ones counted."""
     counts: dict[str, int] = {}
     for card in cards:
@@ -256,7 +256,7 @@ def names(cards: Sequence[Card]) -> str:
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
-def _without_torch(cards: tuple[Card, ...], environ: Mapping[str, str]) -> View:
+def _without_torch(cards: tuple[Gpu, ...], environ: Mapping[str, str]) -> VisibleGpus:
     """What torch would see, by NVML and the environment alone."""
     usable = [
         place for place, card in enumerate(cards) if "mig" not in card.reasons and "card" not in card.reasons
@@ -278,10 +278,10 @@ def _without_torch(cards: tuple[Card, ...], environ: Mapping[str, str]) -> View:
         else:
             why = f"torch's number is not known before torch is asked: {seen.reason}"
             marked[place] = replace(card, reasons={**card.reasons, "index": why})
-    return View(tuple(marked), order, seen.reason, certain=seen.certain)
+    return VisibleGpus(tuple(marked), order, seen.reason, certain=seen.certain)
 
 
-def _choose(choice: str, view: View, nvml_reason: str) -> tuple[str, Card | None, str]:
+def _choose(choice: str, view: VisibleGpus, nvml_reason: str) -> tuple[str, Gpu | None, str]:
     """(device, card, reason). Raises MachineError when the card that was asked for is not there."""
     if choice == "cpu":
         return "cpu", None, "the processor was asked for"

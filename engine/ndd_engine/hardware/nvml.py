@@ -36,7 +36,7 @@ class MemoryReading:
 
 
 @dataclass(frozen=True, slots=True)
-class CardProcess:
+class GpuProcess:
     """A process on a card. used_bytes is None where the driver hides it."""
 
     pid: int
@@ -183,7 +183,7 @@ class Nvml:
         value = self._ask(f"pcie_{direction}_bytes_s", "nvmlDeviceGetPcieThroughput", handle, counter)
         return None if value is None else int(value) * 1024
 
-    def processes(self, handle: Any) -> tuple[CardProcess, ...] | None:
+    def processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
         """Everyone on the card, compute and graphics, each once; None when the driver does not say."""
         lists = [
             self._ask("processes", f"nvmlDeviceGet{kind}RunningProcesses", handle)
@@ -195,7 +195,7 @@ class Nvml:
         for entry in [*(lists[0] or ()), *lists[1]]:
             known = [used for used in (entry.usedGpuMemory, found.get(entry.pid)) if used is not None]
             found[entry.pid] = max(known, default=None)
-        return tuple(CardProcess(pid, used) for pid, used in sorted(found.items()))
+        return tuple(GpuProcess(pid, used) for pid, used in sorted(found.items()))
 
     def _clock(self, signal: str, function: str, handle: Any, constant: str, default: int) -> int | None:
         return _whole(self._ask(signal, function, handle, getattr(self._library, constant, default)))

@@ -16,7 +16,7 @@ _MIG = re.compile(r"^(?P<card>.+?)\s+MIG\s+(?P<profile>\S+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class CardProfile:
+class GpuProfile:
     """What the vendor publishes of one card.
 
     memory_gb: nominal, as it is sold. bandwidth_gb_s: 10^9 bytes a second. dense_tflops: peak 10^12
@@ -54,12 +54,12 @@ class CardProfile:
 
 
 @cache
-def load() -> tuple[CardProfile, ...]:
+def load() -> tuple[GpuProfile, ...]:
     """Every known card. Raises ValueError or KeyError when a profile is malformed (a packaging mistake)."""
-    return tuple(_parse(slug, ndd_profiles.read("cards", slug)) for slug in ndd_profiles.names("cards"))
+    return tuple(_parse(slug, ndd_profiles.read("gpus", slug)) for slug in ndd_profiles.names("gpus"))
 
 
-def match(name: str, memory_bytes: int | None) -> CardProfile | None:
+def match(name: str, memory_bytes: int | None) -> GpuProfile | None:
     """The profile of the card that NVML calls `name`, or None: no figures are better than another card's.
 
     memory_bytes tells cards of one name apart (RTX 3080 with 10 or 12 GB); without it such a name stays
@@ -85,10 +85,10 @@ def split_mig(name: str) -> tuple[str, str | None]:
     return (found["card"], found["profile"]) if found else (name.strip(), None)
 
 
-def _parse(slug: str, body: dict[str, Any]) -> CardProfile:
+def _parse(slug: str, body: dict[str, Any]) -> GpuProfile:
     major, minor = body["compute_capability"].split(".")
     bounds = body.get("memory_range_gb")
-    return CardProfile(
+    return GpuProfile(
         slug=slug,
         name=body["name"],
         memory_gb=body["memory_gb"],

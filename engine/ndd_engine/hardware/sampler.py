@@ -14,11 +14,11 @@ from ndd_engine.record.events import SampleEvent
 
 from .counters import SLOW_EVERY, Json, LinuxCounters
 from .counters_psutil import PsutilCounters
-from .gpu import Card
+from .gpu import Gpu
 from .host import Host, detect_host
-from .nvml import CardProcess, MemoryReading, Nvml
+from .nvml import GpuProcess, MemoryReading, Nvml
 
-CARD_KEYS = (
+GPU_KEYS = (
     "util_percent",
     "mem_util_percent",
     "memory_used_bytes",
@@ -58,7 +58,7 @@ class Sampler:
 
     def __init__(
         self,
-        card: Card | None,
+        card: Gpu | None,
         sink: Callable[[SampleEvent], None],
         period_s: float = 1.0,
         run_dir: Path | None = None,
@@ -147,7 +147,7 @@ class Sampler:
             except Exception as error:  # noqa: BLE001 - the observer never raises
                 self._note("host", error)
             try:
-                card = self._read_card()
+                card = self._read_gpu()
             except Exception as error:  # noqa: BLE001 - the observer never raises
                 self._note("card", error)
             return SampleEvent(card=card, host=host)
@@ -159,11 +159,11 @@ class Sampler:
 
     def _guard_find(self) -> None:
         try:
-            self._find_card()
+            self._find_gpu()
         except Exception as error:  # noqa: BLE001 - a broken driver must not stop a run
             self._note("card", error)
 
-    def _find_card(self) -> None:
+    def _find_gpu(self) -> None:
         card = self._card
         if card is None or card.uuid is None or not self._nvml.open():
             return
@@ -174,11 +174,11 @@ class Sampler:
         if card.mig and card.mig_parent is not None:
             self._whole = self._nvml.handle_by_uuid(card.mig_parent)
 
-    def _read_card(self) -> Json | None:
+    def _read_gpu(self) -> Json | None:
         if self._handle is None:
             return None
         nvml, handle, whole = self._nvml, self._handle, self._whole
-        body: Json = dict.fromkeys(CARD_KEYS)
+        body: Json = dict.fromkeys(GPU_KEYS)
         util = nvml.utilization(handle)
         if util is not None:
             body["util_percent"], body["mem_util_percent"] = util
@@ -205,13 +205,13 @@ class Sampler:
         self._count += 1
         return body
 
-    def _others(self, memory: MemoryReading | None, processes: tuple[CardProcess, ...] | None) -> Json:
+    def _others(self, memory: MemoryReading | None, processes: tuple[GpuProcess, ...] | None) -> Json:
         """What is on the card and not ours; null where that cannot be told."""
         if processes is None:
             return {}
         ours = {os.getpid(), *(self._counters.children if self._counters is not None else ())}
         mine = [process for process in processes if process.pid in ours]
-        if not mine and _holds_a_card():
+        if not mine and _holds_a_gpu():
             # We are on the card and not in the list: a container, where the driver counts in other process
             # ids.
             self._nvml.reasons["memory_others_bytes"] = "the driver does not show this process (container?)"
@@ -227,7 +227,7 @@ class Sampler:
         return body
 
 
-def _holds_a_card() -> bool:
+def _holds_a_gpu() -> bool:
     """Whether torch in this process has opened a card; asks without importing it."""
     torch = sys.modules.get("torch")
     return bool(torch is not None and torch.cuda.is_initialized())

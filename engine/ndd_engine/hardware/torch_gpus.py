@@ -8,12 +8,12 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from .gpu import Card, View, names
+from .gpu import Gpu, VisibleGpus, names
 from .profiles import match
 from .visible import VARIABLE
 
 
-def ask_torch(cards: tuple[Card, ...], environ: Mapping[str, str], torch: Any = None) -> View:
+def ask_torch(cards: tuple[Gpu, ...], environ: Mapping[str, str], torch: Any = None) -> VisibleGpus:
     """Import torch, start CUDA and number the cards. Never raises; `reason` says why torch sees none.
 
     A card that torch sees and NVML does not (no NVML on this system) is added with what torch knows of it.
@@ -29,7 +29,7 @@ def ask_torch(cards: tuple[Card, ...], environ: Mapping[str, str], torch: Any = 
         reason = f"torch build has no CUDA ({version})"
         if cards:
             return _none(cards, f"{reason} although NVML lists {names(cards)}")
-        return View(cards, (), reason)
+        return VisibleGpus(cards, (), reason)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -42,17 +42,17 @@ def ask_torch(cards: tuple[Card, ...], environ: Mapping[str, str], torch: Any = 
         return _numbered(cards, seen, built, environ, said)
     if not said and VARIABLE in environ:
         reason = f"{VARIABLE}={environ[VARIABLE]} hides every card from torch"
-        return View(_hidden(cards, reason), (), reason)
+        return VisibleGpus(_hidden(cards, reason), (), reason)
     return _none(cards, f"torch {version} sees no card" + "".join(f": {text}" for text in said[:1]))
 
 
 def _numbered(
-    cards: tuple[Card, ...],
+    cards: tuple[Gpu, ...],
     seen: list[Any],
     built: str | None,
     environ: Mapping[str, str],
     said: tuple[str, ...],
-) -> View:
+) -> VisibleGpus:
     found = list(cards)
     order: list[int] = []
     problems = [f"torch says: {text}" for text in said]
@@ -72,11 +72,13 @@ def _numbered(
             shown = f" ({VARIABLE}={environ[VARIABLE]})" if VARIABLE in environ else ""
             reasons = {**card.reasons, "index": f"torch does not see it{shown}"}
             found[place] = replace(card, cuda_torch=built, reasons=reasons)
-    return View(tuple(found), tuple(order), f"torch sees {len(seen)} of {len(found)} cards", tuple(problems))
+    return VisibleGpus(
+        tuple(found), tuple(order), f"torch sees {len(seen)} of {len(found)} cards", tuple(problems)
+    )
 
 
 def _place(
-    cards: list[Card], properties: Any, taken: list[int], environ: Mapping[str, str]
+    cards: list[Gpu], properties: Any, taken: list[int], environ: Mapping[str, str]
 ) -> tuple[int | None, str]:
     """(position in cards of the card with these torch properties, why it is that one)."""
     uuid = str(getattr(properties, "uuid", "")).lower()
@@ -102,10 +104,10 @@ def _bare(uuid: str | None) -> str | None:
     return None if uuid is None else uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _from_torch(properties: Any) -> Card:
+def _from_torch(properties: Any) -> Gpu:
     name, total = str(properties.name), int(properties.total_memory)
     uuid = getattr(properties, "uuid", None)
-    return Card(
+    return Gpu(
         index=None,
         nvml_index=None,
         uuid=None if uuid is None else f"GPU-{uuid}",
@@ -117,7 +119,7 @@ def _from_torch(properties: Any) -> Card:
     )
 
 
-def _too_old(card: Card) -> str | None:
+def _too_old(card: Gpu) -> str | None:
     """A warning for cards that lack what this program offers; None for others."""
     capability = card.compute_capability
     if capability is not None and capability < (7, 0):
@@ -131,10 +133,10 @@ def _plain(message: object) -> str:
     return " ".join(str(message).partition("(Triggered")[0].split())
 
 
-def _none(cards: tuple[Card, ...], reason: str) -> View:
+def _none(cards: tuple[Gpu, ...], reason: str) -> VisibleGpus:
     """torch sees no card: a warning where NVML lists one, since the run would use the processor unnoticed."""
-    return View(_hidden(cards, reason), (), reason, (reason,) if cards else ())
+    return VisibleGpus(_hidden(cards, reason), (), reason, (reason,) if cards else ())
 
 
-def _hidden(cards: tuple[Card, ...], reason: str) -> tuple[Card, ...]:
+def _hidden(cards: tuple[Gpu, ...], reason: str) -> tuple[Gpu, ...]:
     return tuple(replace(card, reasons={**card.reasons, "index": reason}) for card in cards)

@@ -20,13 +20,13 @@ from ndd_engine.record.events import KernelsEvent
 
 from . import clock as phase
 from .clock import PhaseClock
-from .timeline import Seen, timeline
+from .timeline import TraceEvent, timeline
 
 _ANCHOR = "ndd: anchor"
 _ANCHORS = 5  # at each end; the tightest one counts
 
 
-class Recording:
+class ProfilerCapture:
     """The profiler at work, on the training thread. Its methods raise whatever the profiler raises.
 
     measured: whole steps since `begin`; the caller counts them. ranges: name the phases in the profiler's own record
@@ -144,7 +144,7 @@ class Recording:
             with anchor:
                 pass
 
-    def _seen(self) -> list[Seen]:
+    def _seen(self) -> list[TraceEvent]:
         results = self._profile.profiler.kineto_results  # type: ignore[union-attr]
         if results is None:
             raise RuntimeError("it kept no record")
@@ -152,20 +152,20 @@ class Recording:
         for event in results.events():
             begin = event.start_ns()
             out.append(
-                Seen(
+                TraceEvent(
                     name=event.name(),
                     begin=begin,
                     end=begin + event.duration_ns(),
                     thread=event.start_thread_id(),
-                    on_card=event.device_type() != torch.profiler.DeviceType.CPU,
+                    on_gpu=event.device_type() != torch.profiler.DeviceType.CPU,
                     annotation=event.is_user_annotation(),
                 )
             )
         return out
 
-    def _offset(self, seen: list[Seen]) -> int:
+    def _offset(self, seen: list[TraceEvent]) -> int:
         """Nanoseconds that the profiler's clock is ahead of ours."""
-        begins = sorted(item.begin for item in seen if item.name == _ANCHOR and not item.on_card)
+        begins = sorted(item.begin for item in seen if item.name == _ANCHOR and not item.on_gpu)
         if len(begins) != len(self._anchors):
             raise RuntimeError(f"it kept {len(begins)} of {len(self._anchors)} ranges that tell its clock")
         # A range begins some time after the clock was read, never before.

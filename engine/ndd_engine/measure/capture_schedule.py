@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ndd_engine.config.schema import Config
-from ndd_engine.record.derive import burst_text
+from ndd_engine.record.derive import capture_text
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent
 from ndd_engine.text import printable
 from ndd_engine.train.step.stepper import Stepper
 
 from . import clock as phase
-from .capture import Recording
+from .capture import ProfilerCapture
 from .clock import PhaseClock
 from .reporting import Reporter
 
@@ -26,7 +26,7 @@ FIRST_TRACE = 10
 LONG_NS = 10_000_000_000
 
 
-class Bursts:
+class CaptureSchedule:
     """Takes bursts every `log.kernels_every` steps and when asked. `put` records an event.
 
     next: `look` is to be called after this step, so that the loop compares one number a step.
@@ -49,7 +49,7 @@ class Bursts:
         self._steps = config.log.kernels_steps
         self._trace = Path(config.log.trace).expanduser() if config.log.trace else None
         self._graphs = config.speed.cuda_graph or config.speed.compile in ("reduce-overhead", "max-autotune")
-        self._recording: Recording | None = None
+        self._recording: ProfilerCapture | None = None
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training begins after `step` optimizer steps."""
@@ -111,7 +111,7 @@ class Bursts:
         self._reporter.profiled = True
         self._clock.enter(phase.LOG)
         try:
-            self._recording = Recording(
+            self._recording = ProfilerCapture(
                 self._stepper.device, self._clock, self._trace is not None, self._graphs
             )
             self._recording.start()
@@ -133,7 +133,7 @@ class Bursts:
         self._every, self.next = 0, NEVER
         self._put(MarkEvent("warning", step, f"the profiler's burst failed: {_first_line(error)}"))
 
-    def _tell(self, recording: Recording, event: KernelsEvent) -> None:
+    def _tell(self, recording: ProfilerCapture, event: KernelsEvent) -> None:
         if self._trace is not None:
             try:
                 recording.export(self._trace)
@@ -144,7 +144,7 @@ class Bursts:
                 )
                 self._put(MarkEvent("warning", event.step, text))
         self._put(event)
-        self._put(MarkEvent("note", event.step, burst_text(event)))
+        self._put(MarkEvent("note", event.step, capture_text(event)))
 
 
 def _first_line(error: Exception) -> str:

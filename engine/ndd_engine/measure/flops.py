@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ndd_engine.config.schema import Config
-from ndd_engine.hardware.gpu import Card
+from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.record.events import WorkEvent
 
 METHOD = (
@@ -264,7 +264,7 @@ def _traffic(op: _Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
 
 
 def work_event(
-    counter: WorkCounter, config: Config, model: nn.Module, optimizer_bytes: int, card: Card | None, precision: str
+    counter: WorkCounter, config: Config, model: nn.Module, optimizer_bytes: int, card: Gpu | None, precision: str
 ) -> WorkEvent:  # fmt: skip
     """What one optimizer step computes and moves, from the count over one micro-batch.
 
@@ -300,7 +300,7 @@ def work_event(
 
 
 def published_peak(
-    card: Card | None, precision: str
+    card: Gpu | None, precision: str
 ) -> tuple[str | None, float | None, float | None, str | None, str]:
     """(kind, dense peak TFLOP/s, bandwidth in GB/s, source, "") of a card, or Nones and the reason."""
     if card is None:

@@ -9,7 +9,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.record.events import Event, MarkEvent, WindowEvent
 from ndd_engine.text import printable
 from ndd_engine.train.probes.rehearsal import compiled_graphs
-from ndd_engine.train.settings import Settings
+from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.stepper import Stepper
 
 from . import clock as phase
@@ -35,7 +35,7 @@ class Reporter:
         clock: PhaseClock,
         losses: LossReader,
         put: Callable[[Event], None],
-        settings: Settings | None = None,
+        settings: VerifiedSettings | None = None,
     ) -> None:
         self.config = config
         self.stepper = stepper

@@ -57,19 +57,19 @@ _NAME = 160  # characters of a kernel's name that are kept: templates make them 
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TraceEvent:
     """One thing that the profiler saw. on_card: it ran there. annotation: a range that somebody named."""
 
     name: str
     begin: int
     end: int
     thread: int
-    on_card: bool
+    on_gpu: bool
     annotation: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class CaptureTimeline:
     """busy_ns and the values of idle_ns add up to wall_ns exactly. See record.events.KernelsEvent."""
 
     wall_ns: int
@@ -81,8 +81,8 @@ class Timeline:
 
 
 def timeline(
-    seen: Sequence[Seen], marks: Sequence[tuple[int, str]], begin: int, end: int, card: bool
-) -> Timeline:
+    seen: Sequence[TraceEvent], marks: Sequence[tuple[int, str]], begin: int, end: int, card: bool
+) -> CaptureTimeline:
     """What happened between `begin` and `end`.
 
     marks: (time, phase that begins) in order, the first one at or before `begin`, on the profiler's clock. Raises
@@ -90,7 +90,7 @@ def timeline(
     """
     phases = spans(marks, begin, end)
     computing = [(low, high) for low, high, name in phases if card or _base(name) not in _NOT_COMPUTING]
-    work = on_card(seen) if card else _starting_in(computing, operators(seen))
+    work = on_gpu(seen) if card else _starting_in(computing, operators(seen))
     work = [item for item in work if item.end > begin and item.begin < end]
     if not work:
         raise ValueError("it saw no kernels on the card" if card else "it saw no operators")
@@ -98,7 +98,7 @@ def timeline(
     idle = gaps(busy, begin, end)
     copies = [(item.begin, item.end) for item in work if card and _is_copy(item.name)]
     launched = [item for item in work if not (card and _is_transfer(item.name))]
-    return Timeline(
+    return CaptureTimeline(
         wall_ns=end - begin,
         busy_ns=total(busy),
         copy_ns=total(union(copies, begin, end)),
@@ -108,17 +108,17 @@ def timeline(
     )
 
 
-def on_card(seen: Iterable[Seen]) -> list[Seen]:
+def on_gpu(seen: Iterable[TraceEvent]) -> list[TraceEvent]:
     """Kernels, copies and fills; named ranges are shown on the card's line too, and compute nothing."""
-    return [item for item in seen if item.on_card and not item.annotation and item.name not in _NOT_WORK]
+    return [item for item in seen if item.on_gpu and not item.annotation and item.name not in _NOT_WORK]
 
 
-def operators(seen: Iterable[Seen]) -> list[Seen]:
+def operators(seen: Iterable[TraceEvent]) -> list[TraceEvent]:
     """Operators of the host that are not called by another one, in the order of their begin.
 
     The autograd engine's own ranges are no operators: Python code may run in them.
     """
-    known = [item for item in seen if not item.on_card and _is_operator(item)]
+    known = [item for item in seen if not item.on_gpu and _is_operator(item)]
     known.sort(key=lambda item: (item.begin, -item.end))
     until: dict[int, int] = {}
     out = []
@@ -129,14 +129,14 @@ def operators(seen: Iterable[Seen]) -> list[Seen]:
     return out
 
 
-def _is_operator(item: Seen) -> bool:
+def _is_operator(item: TraceEvent) -> bool:
     if item.name.startswith(_COMPILED):
         return True
     space, found, _ = item.name.partition("::")
     return bool(found) and not item.annotation and space not in _ENGINE
 
 
-def _starting_in(wanted: Sequence[Interval], items: Iterable[Seen]) -> list[Seen]:
+def _starting_in(wanted: Sequence[Interval], items: Iterable[TraceEvent]) -> list[TraceEvent]:
     begins = [low for low, _ in wanted]
     return [
         item
@@ -157,12 +157,12 @@ def _is_copy(name: str) -> bool:
     return name.startswith("Memcpy")
 
 
-def _waits(seen: Iterable[Seen], begin: int, end: int) -> list[Interval]:
+def _waits(seen: Iterable[TraceEvent], begin: int, end: int) -> list[Interval]:
     """When the host waited for the card."""
     found = (
         (item.begin, item.end)
         for item in seen
-        if not item.on_card and (item.name.endswith(_WAITS) or item.name in _READS)
+        if not item.on_gpu and (item.name.endswith(_WAITS) or item.name in _READS)
     )
     return union(found, begin, end)
 
@@ -178,7 +178,7 @@ def _causes(idle: Sequence[Interval], phases: Sequence[Span], waits: Sequence[In
     return {cause: found[cause] for cause in IDLE_CAUSES if found.get(cause)}
 
 
-def _longest(work: Iterable[Seen], begin: int, end: int) -> list[list[str | int]]:
+def _longest(work: Iterable[TraceEvent], begin: int, end: int) -> list[list[str | int]]:
     """[name, total nanoseconds, count] of what took longest, the longest first."""
     spent: dict[str, list[int]] = {}
     for item in work:

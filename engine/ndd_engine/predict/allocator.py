@@ -23,7 +23,7 @@ ROUND_LARGE = 2 * MIB
 UNLIMITED = 1 << 62
 
 
-class OutOfMemoryError(Exception):
+class SimulatedOutOfMemoryError(Exception):
     """A request that does not fit under the cap, even with all that is cached given back. Sizes in bytes."""
 
     def __init__(self, requested: int, reserved: int, cap: int) -> None:
@@ -130,7 +130,7 @@ class Allocator:
             self.retries += 1
             block = self._grown(small, rounded)
         if block is None:
-            raise OutOfMemoryError(size, self.reserved, self.cap or 0)
+            raise SimulatedOutOfMemoryError(size, self.reserved, self.cap or 0)
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         block = self._split(block, rounded)
         block.free = False

@@ -63,7 +63,7 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
     model = _faked(workload.model, fake)
-    with fake, AsOnCard(), follow:
+    with fake, AsOnGpu(), follow:
         stepper = _Fake(workload, model, _told(config)).stepper()
         for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
             follow.note(parameter, "parameter")
@@ -204,7 +204,7 @@ SCRATCH: dict[str, Callable[[Any], tuple[int, ...]]] = {
 }
 
 
-class AsOnCard(TorchFunctionMode):
+class AsOnGpu(TorchFunctionMode):
     """Calls what a card would call, where a processor has another way."""
 
     def __torch_function__(

@@ -30,9 +30,9 @@ class Items:
         """Whether `loader.placement` can put them on a card without further ado."""
         return self.gathers or (self.kept_bytes is not None and not self.joined)
 
-    def beside(self, on_card: bool, placement: str, cache: bool) -> int:
+    def beside(self, on_gpu: bool, placement: str, cache: bool) -> int:
         """Bytes that the loader's settings keep in the memory that is predicted, beside what a probe has seen."""
-        if on_card:
+        if on_gpu:
             return (self.kept_bytes or 0) if placement == "device" else 0
         keeps = cache or placement == "device"
         return (self.kept_bytes or 0) if keeps and not self.gathers else 0
@@ -59,7 +59,7 @@ class Memory:
     def peak(self, micro: int, accumulation: int = 1) -> int:
         """Predicted bytes at the peak, as the card or the process shows them."""
         trace = self._trace(micro, accumulation)
-        inside = trace.peak(HOST_GRANULE) if self.on == "host" else trace.on_card(self.rules).peak_reserved
+        inside = trace.peak(HOST_GRANULE) if self.on == "host" else trace.on_gpu(self.rules).peak_reserved
         return self.outside_bytes + inside + self.heap_bytes(micro)
 
     def heap_bytes(self, micro: int) -> int:

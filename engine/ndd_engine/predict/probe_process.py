@@ -28,7 +28,7 @@ LEAVE_STATUS = 0
 # Seconds of looking at the lengths of items.
 LOOK_S = 1.0
 # A card's own part of the memory is not to be filled to the last byte by a probe.
-CARD_SHARE = 0.95
+GPU_SHARE = 0.95
 # Of a card that is not here: what the context of a process and its libraries take beside the allocator (seen: 287 to
 # 667 MB).
 ABSENT_CONTEXT = 667 << 20
@@ -168,7 +168,7 @@ class Probes:
         free = command["free_bytes"]
         if device.type == "cuda":
             total = torch.cuda.mem_get_info(device)[1]
-            torch.cuda.set_per_process_memory_fraction(min(CARD_SHARE * free / total, 1.0), device)
+            torch.cuda.set_per_process_memory_fraction(min(GPU_SHARE * free / total, 1.0), device)
             outside = self._context_bytes
         else:
             outside = opened.process_bytes + weights
@@ -177,7 +177,7 @@ class Probes:
         few = len(cast(Any, workload.train_data))  # larger batches than that are predicted
         micros = sorted({min(micro, few) for micro in command["micros"]})
         times = prober.time(
-            micros, command["longest_s"], lambda micro: memory.peak(micro) <= CARD_SHARE * free
+            micros, command["longest_s"], lambda micro: memory.peak(micro) <= GPU_SHARE * free
         )
         return {
             "probed": {
@@ -201,7 +201,7 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
 
     from .fakes import traced
     from .probing import alike, caveat, extremes, sizes
-    from .steptime import Point, StepTime
+    from .steptime import StepTime, TimedBatch
     from .trace import Trace
 
     card = next(card for card in load() if card.slug == command["card"])
@@ -222,8 +222,8 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
     peak = card.peak_tflops(kind) or card.peak_tflops("fp32")
     times = None
     if peak:
-        points = tuple(Point(micro, flops[micro] / (peak * 1e12), 0.0, 0.0) for micro in family.at)
-        times = StepTime(points, 0.0, on_card=True).to_dict()
+        points = tuple(TimedBatch(micro, flops[micro] / (peak * 1e12), 0.0, 0.0) for micro in family.at)
+        times = StepTime(points, 0.0, on_gpu=True).to_dict()
     return {
         "parameters": parameter_count(workload.model),
         "tokens_per_item": workload.tokens_per_item,

@@ -33,7 +33,7 @@ from ndd_engine.workloads.base import Batch, Workload
 from .allocator import Rules
 from .memory import Items, Memory
 from .recording import record
-from .steptime import Point, StepTime, merged
+from .steptime import StepTime, TimedBatch, merged
 from .trace import Family, Trace, fit
 
 Tell = Callable[[str], None]
@@ -116,7 +116,7 @@ class Prober:
         if self._seen is None:
             return ""
         trace, reserved = self._seen
-        return disagreement(trace.on_card(rules).peak_reserved, reserved)
+        return disagreement(trace.on_gpu(rules).peak_reserved, reserved)
 
     def time(self, micros: Sequence[int], longest_s: float, most: Callable[[int], bool]) -> StepTime | None:
         """At those micro-batches, ascending, up to the first that takes longer than `longest_s`.
@@ -125,8 +125,8 @@ class Prober:
         Raises what a step raises.
         """
         stepper = self.stepper()
-        on_card = self.device.type == "cuda"
-        points: list[Point] = []
+        on_gpu = self.device.type == "cuda"
+        points: list[TimedBatch] = []
         update_s = 0.0
         _tidy()
         before = resident()
@@ -135,7 +135,7 @@ class Prober:
             if not most(micro):
                 break
             self._tell(f"timing micro-batches of {micro}")
-            watched = not on_card and _forget_peak()
+            watched = not on_gpu and _forget_peak()
             try:
                 point, update_s = self._point(stepper, micro)
             except RuntimeError as error:
@@ -150,12 +150,12 @@ class Prober:
                 break
         if not points:
             return None
-        found = StepTime(merged(points), update_s, on_card)
+        found = StepTime(merged(points), update_s, on_gpu)
         # Where the host's pace gives way to the card's, the two lines are furthest from the truth.
         knee = found.knee()
         if knee is not None and points[0].micro < knee < points[-1].micro and not found.measured(knee):
             point, _ = self._point(stepper, knee)
-            found = StepTime(merged([*points, point]), update_s, on_card)
+            found = StepTime(merged([*points, point]), update_s, on_gpu)
         return found
 
     def with_heap(self, memory: Memory) -> Memory:
@@ -166,7 +166,7 @@ class Prober:
         heap = ((micro, max(grown - peaks[micro], 0)) for micro, grown in sorted(self._grown.items()))
         return replace(memory, heap=tuple(heap))
 
-    def _point(self, stepper: Stepper, micro: int) -> tuple[Point, float]:
+    def _point(self, stepper: Stepper, micro: int) -> tuple[TimedBatch, float]:
         """One size of the micro-batch, and the seconds of the optimizer's step."""
         batches = endless(self.workload, self.config, micro, as_kept=True)
         data: list[float] = []
@@ -191,7 +191,7 @@ class Prober:
                 break
         # Libraries choose their ways at the first run of a shape. Means, as a run has its slow steps as well.
         skip = 1 if len(compute) > 1 else 0
-        point = Point(micro, fmean(compute[skip:]), fmean(host[skip:]), fmean(data[skip:]))
+        point = TimedBatch(micro, fmean(compute[skip:]), fmean(host[skip:]), fmean(data[skip:]))
         return point, fmean(updates[skip:])
 
     def _timed(self, stepper: Stepper, batch: Batch) -> tuple[float, float]:

@@ -41,7 +41,7 @@ def record(make: Callable[[], Stepper], batches: Iterator[Batch], device: torch.
     gc.disable()  # what dies with a cycle would be freed at another place each time
     try:
         run = _Steps(make, batches)
-        return _of_card(run, device) if device.type == "cuda" else _of_host(run)
+        return _of_gpu(run, device) if device.type == "cuda" else _of_host(run)
     finally:
         if enabled:
             gc.enable()
@@ -130,7 +130,7 @@ def _in_order(nodes: list[tuple[int, str, int, int]]) -> Trace:
     return Trace(tuple(events), tuple(labels), marks)
 
 
-def _of_card(run: Callable[[Mark], None], device: torch.device) -> Trace:
+def _of_gpu(run: Callable[[Mark], None], device: torch.device) -> Trace:
     memory = torch.cuda.memory
     marks: dict[str, int] = {}
 

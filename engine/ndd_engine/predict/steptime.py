@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Point:
+class TimedBatch:
     """One micro-batch, measured. Seconds.
 
     compute_s: forward and backward until they are done; host_s: until the host had issued all of it (on the host the
@@ -32,9 +32,9 @@ class StepTime:
     on_card: the host issues the next operations while the card computes, so that the slower of them decides.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[TimedBatch, ...]
     update_s: float
-    on_card: bool
+    on_gpu: bool
 
     def micro_s(self, micro: int, workers: int = 0, placed: bool = False) -> float:
         """Predicted seconds of a micro-batch, with its data made by so many loader processes on cores of their own.
@@ -43,7 +43,7 @@ class StepTime:
         """
         compute, host, data = (self._at(micro, name) for name in ("compute_s", "host_s", "data_s"))
         data = 0.0 if placed else data
-        if not self.on_card:
+        if not self.on_gpu:
             return compute + data if not workers else max(compute, data / workers)
         return max(compute, host + data) if not workers else max(compute, host, data / workers)
 
@@ -57,7 +57,7 @@ class StepTime:
 
     def knee(self) -> int | None:
         """The micro-batch from which on the card decides instead of the host; None where the host never does."""
-        if not self.on_card or len(self.points) < 2:
+        if not self.on_gpu or len(self.points) < 2:
             return None
         first, last = self.points[0], self.points[-1]
         slope = (last.compute_s - self.points[-2].compute_s) / (last.micro - self.points[-2].micro)
@@ -78,8 +78,8 @@ class StepTime:
     @classmethod
     def from_dict(cls, body: Json) -> StepTime:
         """The reverse of to_dict."""
-        points = tuple(Point(**point) for point in body["points"])
-        return cls(points, body["update_s"], body["on_card"])
+        points = tuple(TimedBatch(**point) for point in body["points"])
+        return cls(points, body["update_s"], body["on_gpu"])
 
 
 def spread(least: int, most: int, count: int = 3) -> list[int]:
@@ -90,9 +90,9 @@ def spread(least: int, most: int, count: int = 3) -> list[int]:
     return sorted({min(max(round(least * ratio**index), least), most) for index in range(count)})
 
 
-def merged(points: Iterable[Point]) -> tuple[Point, ...]:
+def merged(points: Iterable[TimedBatch]) -> tuple[TimedBatch, ...]:
     """By micro; of two for the same one the faster counts, as nothing makes a step faster than it is."""
-    best: dict[int, Point] = {}
+    best: dict[int, TimedBatch] = {}
     for point in points:
         known = best.get(point.micro)
         if known is None or point.compute_s < known.compute_s:

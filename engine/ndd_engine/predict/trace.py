@@ -106,7 +106,7 @@ class Trace:
         held = dict.fromkeys((key for key, size in self.events if size < 0), 0)
         return sum(size for key, size in self.events if size >= 0 and key not in held)
 
-    def on_card(self, rules: Rules, cap: int | None = None) -> Allocator:
+    def on_gpu(self, rules: Rules, cap: int | None = None) -> Allocator:
         """Replayed through the model of a card's allocator. Raises allocator.OutOfMemoryError."""
         return Allocator(rules, cap).replay(self.events)
 

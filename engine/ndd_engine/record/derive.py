@@ -51,7 +51,7 @@ LAUNCHING = frozenset({"forward", "loss", "backward", "clip", "optimizer", "zero
 # Device time of these phases, of the host's time in them, from which on the device may be waiting for launches.
 KEEPS_PACE = 0.95
 # A burst stands for the run that goes on for this long, by the run's own times.
-BURST_VALID_NS = 300e9
+CAPTURE_VALID_NS = 300e9
 NOTHING_YET = "nothing measured yet"
 PRESS_K = ": press k"
 GRAPH_REASON = "a CUDA graph replays the step as one" + PRESS_K
@@ -167,7 +167,7 @@ def idle(
         return Idle(None, "host", (), NOTHING_YET)
     aside = {share.name: share.share for share in shares if share.name in ("evaluate", "checkpoint")}
     if kernels is not None and _still_valid(kernels, windows):
-        return _of_burst(kernels, aside)
+        return _of_capture(kernels, aside)
     if not shares:
         return Idle(None, "host", (), NOTHING_YET)
     if not run.device.startswith("cuda"):
@@ -183,7 +183,7 @@ def idle(
     return Idle(None, "events", (), GRAPH_REASON if graphed else "no device clock and no NVML")
 
 
-def burst_text(kernels: KernelsEvent) -> str:
+def capture_text(kernels: KernelsEvent) -> str:
     """A burst in one line: "GPU idle 63 % (kernels) over 3 steps: waiting for data 57 %, …; longest: …"."""
     what = "GPU" if kernels.method == "kernels" else "compute"
     steps = f"{kernels.steps} step{'' if kernels.steps == 1 else 's'}"
@@ -203,10 +203,10 @@ def _still_valid(kernels: KernelsEvent, windows: Sequence[WindowEvent]) -> bool:
     if not steps or kernels.wall_ns <= 0:
         return kernels.wall_ns > 0
     since = max(windows[-1].step - kernels.step, 0)
-    return since * sum(window.wall_ns for window in windows) / steps <= BURST_VALID_NS
+    return since * sum(window.wall_ns for window in windows) / steps <= CAPTURE_VALID_NS
 
 
-def _of_burst(kernels: KernelsEvent, aside: Mapping[str, float]) -> Idle:
+def _of_capture(kernels: KernelsEvent, aside: Mapping[str, float]) -> Idle:
     """What a burst saw, for the part of the time that is spent in steps; bursts keep out of the rest."""
     stepping = max(1 - sum(aside.values()), 0.0)
     found = [(cause, ns / kernels.wall_ns * stepping) for cause, ns in kernels.idle_ns.items()]

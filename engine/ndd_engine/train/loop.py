@@ -12,7 +12,7 @@ import torch
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
-from ndd_engine.measure.capture_schedule import Bursts
+from ndd_engine.measure.capture_schedule import CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.losses import LossReader, first_bad
 from ndd_engine.measure.reporting import Reporter
@@ -24,7 +24,7 @@ from ndd_engine.train.step.stepper import Stepper
 from .checkpoint import CheckpointStore, Saved, finite, free_space, random_state
 from .control import Control
 from .evaluate import Result, evaluate
-from .settings import Settings
+from .settings import VerifiedSettings
 
 
 class Loop:
@@ -44,7 +44,7 @@ class Loop:
         control: Control,
         store: CheckpointStore,
         put: Callable[[Event], None],
-        settings: Settings | None = None,
+        settings: VerifiedSettings | None = None,
     ) -> None:
         self.config = config
         self.stepper = stepper
@@ -66,7 +66,7 @@ class Loop:
         self._last_result: tuple[int, Result] | None = None
         self.settings = settings
         self.reporter = Reporter(config, stepper, self.steps_per_epoch, clock, self.losses, put, settings)
-        self.bursts = Bursts(config, stepper, clock, self.reporter, put)
+        self.captures = CaptureSchedule(config, stepper, clock, self.reporter, put)
         self._resting = "training"  # the status to return to after an evaluation or a checkpoint
 
     def run(self) -> str | None:
@@ -76,15 +76,15 @@ class Loop:
         """
         try:
             self.reporter.begin(lambda: self.step, lambda: self._resting == "paused")
-            self.bursts.begin(self.step, self.total_steps)
+            self.captures.begin(self.step, self.total_steps)
             return self._train()
         finally:
-            self.bursts.close()
+            self.captures.close()
             self.reporter.end()
 
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        window_ns, collector, bursts = self._window_ns, self.reporter.collector, self.bursts
+        window_ns, collector, captures = self._window_ns, self.reporter.collector, self.captures
         while self.step < self.total_steps:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
             clock.enter(phase.DATA_WAIT)
@@ -112,14 +112,14 @@ class Loop:
                 if clock.window_ns >= window_ns:
                     self._window()
                     self._save_if_long_ago()
-                if self.step >= bursts.next:
-                    bursts.look(self.step, action - self.step)
+                if self.step >= captures.next:
+                    captures.look(self.step, action - self.step)
                 # What is due is done before a stop is obeyed: at the last step nothing could make up for it.
                 if self.step >= action:
                     self._act()
                     action = self._next_action()
-                    if self.step >= bursts.next:
-                        bursts.look(self.step, action - self.step)
+                    if self.step >= captures.next:
+                        captures.look(self.step, action - self.step)
                 if control.pending and self._obey():
                     return self._stop()
             del iterator
@@ -165,9 +165,9 @@ class Loop:
             control.check_kill()
             once = control.take_once()
             if once != {"kernels"} or control.paused or control.stopping:
-                self.bursts.finish(self.step)  # what is asked for is no part of a step
+                self.captures.finish(self.step)  # what is asked for is no part of a step
             if "kernels" in once:
-                self.bursts.ask(self.step)
+                self.captures.ask(self.step)
             if "evaluate" in once:
                 self.evaluate(again=True)
             if "checkpoint" in once:

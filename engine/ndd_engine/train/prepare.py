@@ -35,7 +35,7 @@ from ndd_engine.workloads.registry import prepare
 from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state
 from .failures import is_out_of_memory, out_of_memory
 from .loop import Loop
-from .settings import Settings
+from .settings import VerifiedSettings
 
 if TYPE_CHECKING:
     from .run import Run
@@ -83,7 +83,7 @@ def prepare_run(run: Run) -> Prepared:
     stepper = Stepper(workload, config, device, total)
     clock = DevicePhaseClock(_timing_event) if device.type == "cuda" else PhaseClock()
     store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
-    settings = Settings(config, stepper, batches, evaluation)
+    settings = VerifiedSettings(config, stepper, batches, evaluation)
     loop = Loop(config, stepper, batches, evaluation, clock, run.control, store, run.put, settings)
 
     saved = None

@@ -18,10 +18,10 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.step.stepper import Stepper
 
-NO_CARD = "there is no CUDA card"
+NO_GPU = "there is no CUDA card"
 
 
-class Settings:
+class VerifiedSettings:
     """Makes the events; says nothing twice."""
 
     def __init__(self, config: Config, stepper: Stepper, batches: Batches, evaluation: EvalBatches) -> None:
@@ -70,7 +70,7 @@ class Settings:
         how = f"matrix products of a trial step gave {', '.join(seen)}" if seen else "nothing was seen"
         yield from self._event("precision.amp", applied, wanted in seen, how)
         if self.stepper.device.type != "cuda":
-            yield from self._event("precision.tf32", "off", self.config.precision.tf32 is False, NO_CARD)
+            yield from self._event("precision.tf32", "off", self.config.precision.tf32 is False, NO_GPU)
         else:
             rounds = rounds_to_tf32(self.stepper.device)
             how = f"a matrix product of known numbers {'was' if rounds else 'was not'} rounded to 10 bits"
@@ -91,7 +91,7 @@ class Settings:
     def _cudnn(self) -> Iterator[SettingEvent]:
         speed, cudnn = self.config.speed, torch.backends.cudnn
         card = self.stepper.device.type == "cuda"
-        how = "read back from torch.backends.cudnn" if card else NO_CARD
+        how = "read back from torch.backends.cudnn" if card else NO_GPU
         benchmark = bool(cudnn.benchmark) and card
         yield from self._event(
             "speed.cudnn_benchmark", _text(benchmark), benchmark == speed.cudnn_benchmark, how
@@ -155,12 +155,12 @@ class Settings:
             )
         if loader.pin_memory:
             card = self.stepper.device.type == "cuda"
-            how = "the first batch was looked at" if card else NO_CARD
+            how = "the first batch was looked at" if card else NO_GPU
             if seen.device != "cpu":
                 how = "the data lies on the device: nothing is copied"
             yield from self._event("loader.pin_memory", _text(seen.pinned), seen.pinned, how)
         if not loader.non_blocking:
-            how = "copies wait" if self.stepper.device.type == "cuda" else NO_CARD
+            how = "copies wait" if self.stepper.device.type == "cuda" else NO_GPU
             yield from self._event("loader.non_blocking", "false", self.stepper.device.type == "cuda", how)
         if epochs_begun == 1:
             self._first_workers = seen.workers
@@ -182,7 +182,7 @@ class Settings:
             right = ahead == loader.eval_prefetch
             yield from self._event("loader.eval_prefetch", str(ahead), right, "read back from the loader")
         if loader.eval_pin_memory is not None:
-            how = "the first batch was looked at" if self.stepper.device.type == "cuda" else NO_CARD
+            how = "the first batch was looked at" if self.stepper.device.type == "cuda" else NO_GPU
             right = seen.pinned == loader.eval_pin_memory
             yield from self._event("loader.eval_pin_memory", _text(seen.pinned), right, how)
         if loader.eval_persistent and self._first_eval_workers:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ndd_engine.config import Config
 from ndd_engine.text import duration
 
-from .paired import FEWEST_QUADS
+from .paired import FEWEST_ABBA
 
 # Seconds of a block: long enough for the noise of a scheduler to average out, short enough for what drifts.
 SHORT_S = 0.5
 LONG_S = 2.0
 # Quads that are planned for, where blocks of a good length allow it; and that whole epochs have to leave room for.
-GOOD_QUADS = 12
-ENOUGH_QUADS = 4
+GOOD_ABBA = 12
+ENOUGH_ABBA = 4
 BLOCKS = 4  # in a quad
 # What recurs so often in a block need not be in it a whole number of times.
 OFTEN = 20
@@ -29,7 +29,7 @@ LEAD_MOST = 10
 
 
 @dataclass(frozen=True)
-class Pace:
+class SidePace:
     """A side's speed: items of a step, steps of an epoch, seconds of a step, and after how many steps things recur."""
 
     items: int
@@ -39,7 +39,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """A block: timed steps of the present and of the change, and seconds of a step of each.
 
     within: blocks lie inside an epoch, so what its beginning costs is in none. Otherwise whole epochs or periods.
@@ -55,12 +55,12 @@ class Plan:
         return max(steps * step_s for steps, step_s in zip(self.steps, self.step_s, strict=True))
 
     @property
-    def quad_s(self) -> float:
+    def abba_s(self) -> float:
         """Seconds of a quad, as planned."""
         return BLOCKS * self.block_s * BESIDE
 
 
-class DoesNotFitError(Exception):
+class BlocksDoNotFitError(Exception):
     """Three quads do not fit; the message says why. needed_s: what would have to be left for them."""
 
     def __init__(self, text: str, needed_s: float) -> None:
@@ -153,41 +153,45 @@ def never_happens(base: Config, change: Config, changed: Iterable[str]) -> str:
     return ""
 
 
-def make_plan(base: Pace, change: Pace, left_s: float, by_epochs: bool, whole: bool = True) -> Plan:
+def plan_blocks(
+    base: SidePace, change: SidePace, left_s: float, by_epochs: bool, whole: bool = True
+) -> BlockPlan:
     """Blocks for the seconds that are left. Raises DoesNotFitError.
 
     by_epochs: only whole epochs will do. whole: whole epochs may do; False when one was seen to be too long.
     """
     room_s = left_s / (BLOCKS * BESIDE)  # for one block of each quad
-    wanted_s = min(LONG_S, max(room_s / GOOD_QUADS, min(SHORT_S, room_s / ENOUGH_QUADS)))
+    wanted_s = min(LONG_S, max(room_s / GOOD_ABBA, min(SHORT_S, room_s / ENOUGH_ABBA)))
     sides = (base, change)
     epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch)) for side in sides], False)
-    if whole and epochs.block_s * (FEWEST_QUADS if by_epochs else ENOUGH_QUADS) <= room_s:
+    if whole and epochs.block_s * (FEWEST_ABBA if by_epochs else ENOUGH_ABBA) <= room_s:
         return epochs
     recurs = max(base.period, change.period) > 1
     found = epochs if by_epochs else _blocks(sides, wanted_s, [side.period for side in sides], not recurs)
     if (by_epochs or recurs) and not whole:
         room_s = 0.0  # it was tried
-    if found.block_s * FEWEST_QUADS <= room_s:
+    if found.block_s * FEWEST_ABBA <= room_s:
         return found
     what = "a whole epoch" if by_epochs else "what recurs" if recurs else "a step"
-    blocks = FEWEST_QUADS * BLOCKS
+    blocks = FEWEST_ABBA * BLOCKS
     text = f"{what} takes {duration(found.block_s)}, and {blocks} blocks of it do not fit into what is left"
-    raise DoesNotFitError(text, FEWEST_QUADS * found.quad_s)
+    raise BlocksDoNotFitError(text, FEWEST_ABBA * found.abba_s)
 
 
-def _blocks(sides: tuple[Pace, Pace], wanted_s: float, units: Sequence[int], within: bool) -> Plan:
+def _blocks(
+    sides: tuple[SidePace, SidePace], wanted_s: float, units: Sequence[int], within: bool
+) -> BlockPlan:
     """As many items as the slower side trains in wanted_s, in whole units of each side, and one at least."""
     items = wanted_s / max(side.step_s / side.items for side in sides)
     items = max(items, *(unit * side.items for unit, side in zip(units, sides, strict=True)))
 
-    def steps(unit: int, side: Pace) -> int:
+    def steps(unit: int, side: SidePace) -> int:
         count = unit * max(round(items / (unit * side.items)), 1)
         # Inside an epoch there have to be the steps before the timed ones too, and the one that ends them.
         return max(min(count, side.per_epoch - lead(side.step_s) - 1), 1) if within else count
 
     base, change = (steps(unit, side) for unit, side in zip(units, sides, strict=True))
-    return Plan((base, change), (sides[0].step_s, sides[1].step_s), within)
+    return BlockPlan((base, change), (sides[0].step_s, sides[1].step_s), within)
 
 
 def lead(step_s: float) -> int:

@@ -23,7 +23,7 @@ BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class Candidate:
     """One change. name: short, for --only. title: for people. group: rungs of which one leads to the next.
 
     missing: why it is of no use here, "" where it may be; then it is listed and not measured.
@@ -60,106 +60,116 @@ class Place:
         )
 
 
-def rungs(config: Config, place: Place) -> tuple[Rung, ...]:
+def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
     """In the order in which they are tried: the data, the processes, the step, the numbers, the compiler."""
     return tuple(
-        rung
+        candidate
         for part in (_data, _processes, _step, _precision, _kernels, _compilers)
-        for rung in part(config, place)
+        for candidate in part(config, place)
     )
 
 
-Part = Callable[[Config, Place], Iterator[Rung]]
-NO_CARD = "there is no CUDA card"
+Part = Callable[[Config, Place], Iterator[Candidate]]
+NO_GPU = "there is no CUDA card"
 SET = "it is set already"
 
 
-def _needs_card(place: Place) -> str:
-    return "" if place.card else NO_CARD
+def _needs_gpu(place: Place) -> str:
+    return "" if place.card else NO_GPU
 
 
-def _data(config: Config, place: Place) -> Iterator[Rung]:
+def _data(config: Config, place: Place) -> Iterator[Candidate]:
     loader = config.loader
     set_already = "" if loader.fetch == "item" else SET
-    yield Rung("gather", "batches in one gather", ("loader.fetch=auto",), missing=set_already)
+    yield Candidate("gather", "batches in one gather", ("loader.fetch=auto",), missing=set_already)
     in_memory = config.workload.name in IN_MEMORY
     why = "the items lie in memory as they are" if in_memory else ""
-    yield Rung("cache", "each item encoded once", ("loader.cache=true",), missing=why)
+    yield Candidate("cache", "each item encoded once", ("loader.cache=true",), missing=why)
     sets: tuple[str, ...] = ("loader.placement=device",)
     if loader.workers:
         sets = ("loader.workers=0", *sets)
-    yield Rung("device", "the data on the card", sets, missing=_needs_card(place))
+    yield Candidate("device", "the data on the card", sets, missing=_needs_gpu(place))
 
 
-def _processes(config: Config, place: Place) -> Iterator[Rung]:
+def _processes(config: Config, place: Place) -> Iterator[Candidate]:
     for count in _doubling(min(place.cores, MOST_WORKERS)):
         word = "worker" if count == 1 else "workers"
-        yield Rung(f"workers-{count}", f"{count} loader {word}", (f"loader.workers={count}",), "workers")
+        yield Candidate(f"workers-{count}", f"{count} loader {word}", (f"loader.workers={count}",), "workers")
     if config.loader.persistent is False:
-        yield Rung("persistent", "workers that live on between epochs", ("loader.persistent=true",))
-    yield Rung("pin-memory", "page-locked batches", ("loader.pin_memory=true",), missing=_needs_card(place))
+        yield Candidate("persistent", "workers that live on between epochs", ("loader.persistent=true",))
+    yield Candidate(
+        "pin-memory", "page-locked batches", ("loader.pin_memory=true",), missing=_needs_gpu(place)
+    )
     present = config.run.threads or place.cores
     why = "the card computes" if place.card else ""
     for count in dict.fromkeys((place.cores, place.cores // 2, 1)):
         if 0 < count != present:
             word = "thread" if count == 1 else "threads"
-            yield Rung(f"threads-{count}", f"{count} {word}", (f"run.threads={count}",), "threads", why)
+            yield Candidate(f"threads-{count}", f"{count} {word}", (f"run.threads={count}",), "threads", why)
 
 
-def _step(config: Config, place: Place) -> Iterator[Rung]:
+def _step(config: Config, place: Place) -> Iterator[Candidate]:
     if decoder := getattr(config.workload, "decoder", ""):
         title = "the vocabulary projected once for all steps of the decoder"
         why = "" if decoder == "stepwise" else SET
-        yield Rung("hoisted", title, ("workload.decoder=hoisted",), missing=why)
+        yield Candidate("hoisted", title, ("workload.decoder=hoisted",), missing=why)
     batch = config.batch
     if batch.accumulation == 1:
         why = "the micro-batch is the whole batch already"
-        yield Rung("micro", "bigger micro-batches, the same items a step", (), missing=why)
+        yield Candidate("micro", "bigger micro-batches, the same items a step", (), missing=why)
     times = 2
     while times <= MOST_MICRO and batch.accumulation % times == 0:
         micro, left = batch.micro * times, batch.accumulation // times
         title = f"micro-batch {micro}, the same {batch.items} items a step"
-        yield Rung(f"micro-{micro}", title, (f"batch.micro={micro}", f"batch.accumulation={left}"), "micro")
+        yield Candidate(
+            f"micro-{micro}", title, (f"batch.micro={micro}", f"batch.accumulation={left}"), "micro"
+        )
         times *= 2
     implementation = config.optimizer.implementation
     why = {"auto": "auto takes it where torch has it", "fused": SET}.get(implementation, "")
-    yield Rung("fused", "fused optimizer", ("optimizer.implementation=fused",), missing=why)
-    yield Rung("set-to-none", "gradients dropped, not zeroed", ("optimizer.set_to_none=true",))
+    yield Candidate("fused", "fused optimizer", ("optimizer.implementation=fused",), missing=why)
+    yield Candidate("set-to-none", "gradients dropped, not zeroed", ("optimizer.set_to_none=true",))
 
 
-def _precision(config: Config, place: Place) -> Iterator[Rung]:
+def _precision(config: Config, place: Place) -> Iterator[Candidate]:
     old = place.capability is not None and place.capability < (8, 0)
-    why = _needs_card(place) or ("the card has no TF32" if old else "")
-    yield Rung("tf32", "TF32 matrix products", ("precision.tf32=true",), missing=why)
+    why = _needs_gpu(place) or ("the card has no TF32" if old else "")
+    yield Candidate("tf32", "TF32 matrix products", ("precision.tf32=true",), missing=why)
     lowered = "" if config.precision.amp == "off" else "mixed precision is on already"
     if not place.card and config.precision.amp == "auto":
         lowered = ""  # auto leaves it off there
     why = lowered or ("the card computes no bf16" if old else "")
     if not place.card and place.bf16 is False:
         why = "the processor has no bf16 (neither AMX nor AVX-512)"
-    yield Rung("bf16", "mixed precision, bf16", ("precision.amp=bf16",), "amp", why)
-    yield Rung("fp16", "mixed precision, fp16", ("precision.amp=fp16",), "amp", _needs_card(place) or lowered)
+    yield Candidate("bf16", "mixed precision, bf16", ("precision.amp=bf16",), "amp", why)
+    yield Candidate(
+        "fp16", "mixed precision, fp16", ("precision.amp=fp16",), "amp", _needs_gpu(place) or lowered
+    )
 
 
-def _kernels(config: Config, place: Place) -> Iterator[Rung]:
+def _kernels(config: Config, place: Place) -> Iterator[Candidate]:
     which = kind(config.workload)
     why = "" if which in ATTENTION else "this model has no attention of torch's"
-    yield Rung("attention", "attention as torch chooses", ("speed.attention=auto",), missing=why)
+    yield Candidate("attention", "attention as torch chooses", ("speed.attention=auto",), missing=why)
     why = "" if which in CONVOLUTIONS else "this model has no convolutions"
-    yield Rung("channels-last", "channels-last memory format", ("speed.channels_last=true",), missing=why)
-    yield Rung(
+    yield Candidate(
+        "channels-last", "channels-last memory format", ("speed.channels_last=true",), missing=why
+    )
+    yield Candidate(
         "cudnn-benchmark", "cuDNN times its algorithms", ("speed.cudnn_benchmark=true",),
-        missing=_needs_card(place) or why,
+        missing=_needs_gpu(place) or why,
     )  # fmt: skip
 
 
-def _compilers(config: Config, place: Place) -> Iterator[Rung]:
+def _compilers(config: Config, place: Place) -> Iterator[Candidate]:
     slow = "unrolling its decoder takes the compiler minutes" if kind(config.workload) in UNROLLED else ""
-    yield Rung("compile", "torch.compile", ("speed.compile=default",), "compile", "" if place.card else slow)
-    yield Rung("reduce-overhead", "torch.compile, reduce-overhead", ("speed.compile=reduce-overhead",),
-               "compile", _needs_card(place))  # fmt: skip
-    yield Rung("cuda-graph", "the whole step as one CUDA graph", ("speed.cuda_graph=true",),
-               missing=_needs_card(place))  # fmt: skip
+    yield Candidate(
+        "compile", "torch.compile", ("speed.compile=default",), "compile", "" if place.card else slow
+    )
+    yield Candidate("reduce-overhead", "torch.compile, reduce-overhead", ("speed.compile=reduce-overhead",),
+               "compile", _needs_gpu(place))  # fmt: skip
+    yield Candidate("cuda-graph", "the whole step as one CUDA graph", ("speed.cuda_graph=true",),
+               missing=_needs_gpu(place))  # fmt: skip
 
 
 def _doubling(most: int) -> Iterator[int]:
@@ -178,11 +188,13 @@ def _has_bf16(cpuinfo: Path) -> bool | None:
     return None if flags is None else bool(BF16_FLAGS & set(flags))
 
 
-def matching(all_rungs: Sequence[Rung], only: Sequence[str]) -> set[str]:
+def matching(all_candidates: Sequence[Candidate], only: Sequence[str]) -> set[str]:
     """Names of the rungs that `only` names, by name or group. Raises KeyError with the first that there is not."""
     found: set[str] = set()
     for wanted in only:
-        names = {rung.name for rung in all_rungs if wanted in (rung.name, rung.group)}
+        names = {
+            candidate.name for candidate in all_candidates if wanted in (candidate.name, candidate.group)
+        }
         if not names:
             raise KeyError(wanted)
         found |= names

@@ -196,13 +196,13 @@ class Measurer:
             if idle.share is None:
                 raise NotMeasuredError(f"the idle share is not known: {idle.reason}")
             return Found(Interval(idle.share, idle.share, idle.share), f"by method {idle.method}")
-        on_card = any(_device_ns(window, part.phase) is not None for window in run.windows)
+        on_gpu = any(_device_ns(window, part.phase) is not None for window in run.windows)
         shares = [
-            found for window in run.windows if (found := _share_of(window, part.phase, on_card)) is not None
+            found for window in run.windows if (found := _share_of(window, part.phase, on_gpu)) is not None
         ]
         if not shares or not any(part.items for part in shares):
             raise NotMeasuredError(f"the phase {part.phase} was not seen")
-        clock = "the card's clock" if on_card else "the host's clock"
+        clock = "the card's clock" if on_gpu else "the host's clock"
         return Found(_times(spread(rate(shares)), 1e-9), f"by {clock}")
 
 
@@ -257,10 +257,10 @@ def _of_phase(window: WindowEvent, phase: str) -> Stretch | None:
     return Stretch(window.steps, host) if host and window.steps else None
 
 
-def _share_of(window: WindowEvent, phase: str, on_card: bool) -> Stretch | None:
+def _share_of(window: WindowEvent, phase: str, on_gpu: bool) -> Stretch | None:
     """A phase's time as `items` of the step's time, evaluations and checkpoints left out."""
     whole = {name: body for name, body in window.phases.items() if "/" not in name and name not in BESIDE}
-    if on_card:
+    if on_gpu:
         times = [body["device_ns"] for body in whole.values() if body.get("device_ns") is not None]
         part = _device_ns(window, phase)
         return None if part is None or not sum(times) else Stretch(part, sum(times))

@@ -28,7 +28,7 @@ MARGIN = 0.01
 CONFIDENCE = 0.95
 # Level at which a gain or a loss is called before the budget is spent.
 EARLY = 0.995
-FEWEST_QUADS = 3
+FEWEST_ABBA = 3
 
 Call = Literal["gain", "no gain", "loss", "undecided"]
 
@@ -43,7 +43,7 @@ class Estimate:
     quads: int
 
 
-def quad(a1: float, b1: float, b2: float, a2: float) -> float:
+def abba_log_ratio(a1: float, b1: float, b2: float, a2: float) -> float:
     """Log-ratio B over A of four rates in the order in which they were measured."""
     return (math.log(b1 / a1) + math.log(b2 / a2)) / 2
 
@@ -62,7 +62,7 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
 def early(values: Sequence[float]) -> Call | None:
     """What is clear already, so that measuring on is a waste; None while it is not."""
     strict, usual = estimate(values, EARLY), estimate(values)
-    if len(values) < FEWEST_QUADS or strict is None or usual is None:
+    if len(values) < FEWEST_ABBA or strict is None or usual is None:
         return None
     if strict.low > 1 + FLOOR:
         return "gain"
@@ -76,7 +76,7 @@ def early(values: Sequence[float]) -> Call | None:
 def last(values: Sequence[float]) -> Call:
     """What all quads together say when no more can be had."""
     found = estimate(values)
-    if len(values) < FEWEST_QUADS or found is None:
+    if len(values) < FEWEST_ABBA or found is None:
         return "undecided"
     if found.low > 1 + MARGIN and found.ratio > 1 + FLOOR:
         return "gain"

@@ -1,7 +1,7 @@
 """A short run of its own process, watched through its record: for what is read off a run and not off a trial.
 
-`python -m ndd_engine.trial.short_run` reads {"workload", "sets", "root", "seconds"} from its standard input and trains so
-long, counted from the first steps on.
+`python -m ndd_engine.trial.short_run` reads {"workload", "sets", "root", "seconds"} from its standard input and trains
+for that long, counted from the first steps on.
 """
 
 from __future__ import annotations

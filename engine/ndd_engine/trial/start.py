@@ -14,7 +14,7 @@ from .process import SideProcess
 from .request import Base
 
 
-class StoppedError(NddError):
+class TuningStoppedError(NddError):
     """Asked to stop before anything was decided."""
 
 
@@ -30,7 +30,7 @@ def start_config(
 
     def tick(stage: str | None) -> None:
         if stop.is_set():
-            raise StoppedError("stopped before anything was measured")
+            raise TuningStoppedError("stopped before anything was measured")
         if stage is not None:
             tell(stage)
 

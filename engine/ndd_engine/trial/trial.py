@@ -22,20 +22,20 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration
 
 from .blocks import (
-    DoesNotFitError,
-    Pace,
-    Plan,
+    BlockPlan,
+    BlocksDoNotFitError,
+    SidePace,
     lead,
-    make_plan,
     needs_epochs,
     never_happens,
     period,
+    plan_blocks,
     saves,
     switched_off,
 )
 from .drafts import drafts
 from .outcome import differences, result
-from .paired import FEWEST_QUADS, FLOOR, early, estimate, last, quad
+from .paired import FEWEST_ABBA, FLOOR, abba_log_ratio, early, estimate, last
 from .process import SideProcess
 from .request import Progress, TrialRequest
 from .side import LOSSES, SideFacts
@@ -120,7 +120,7 @@ class _Trial:
             verdict, reason = "stopped", "stopped before it was clear"
         except _ClearError as error:
             verdict, reason = "undecided", str(error)
-        except DoesNotFitError as error:
+        except BlocksDoNotFitError as error:
             needed_s = (self._elapsed_s + error.needed_s) * 1.2
             verdict, reason = "undecided", f"{error}; a budget of about {duration(needed_s)} would do"
         except _SideFailedError as error:
@@ -171,7 +171,7 @@ class _Trial:
 
     def _compare(self, base_s: float, change_s: float) -> tuple[str, str]:
         """The seconds of a step of both sides, roughly, to a verdict and the reason for it."""
-        return self._quads(self._plan(self._pace(0, base_s), self._pace(1, change_s)))
+        return self._measure_blocks(self._plan(self._pace(0, base_s), self._pace(1, change_s)))
 
     def _failed(self, error: _SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
@@ -249,7 +249,7 @@ class _Trial:
         self,
         index: int,
         steps: int,
-        plan: Plan | None = None,
+        plan: BlockPlan | None = None,
         *,
         first: bool = False,
         until_s: float | None = None,
@@ -304,25 +304,25 @@ class _Trial:
 
     # Blocks.
 
-    def _pace(self, index: int, step_s: float) -> Pace:
+    def _pace(self, index: int, step_s: float) -> SidePace:
         facts = self._facts[index]
         recurs = period(
             self._configs[index], self._changed, facts.steps_per_epoch, step_s, self.request.budget_s
         )
-        return Pace(facts.items_per_step, facts.steps_per_epoch, step_s, recurs)
+        return SidePace(facts.items_per_step, facts.steps_per_epoch, step_s, recurs)
 
-    def _plan(self, base: Pace, change: Pace) -> Plan:
+    def _plan(self, base: SidePace, change: SidePace) -> BlockPlan:
         if missing := never_happens(*self._configs, self._changed):
             raise _ClearError(missing)
         if self._left_s < self.request.budget_s / 10:
-            enough_s = FEWEST_QUADS * 4 * max(base.step_s, change.step_s, LOOK_S)
-            raise DoesNotFitError(f"preparing both sides took {duration(self._elapsed_s)}", enough_s)
+            enough_s = FEWEST_ABBA * 4 * max(base.step_s, change.step_s, LOOK_S)
+            raise BlocksDoNotFitError(f"preparing both sides took {duration(self._elapsed_s)}", enough_s)
         by_epochs = needs_epochs(*self._configs, self._changed)
         if by_epochs:
             # The look at a few steps may have seen the beginning of an epoch, or none of it.
             self._stage = "looking at a whole epoch"
             base, change = self._over_epoch(0, base), self._over_epoch(1, change)
-        plan = make_plan(base, change, self._left_s, by_epochs)
+        plan = plan_blocks(base, change, self._left_s, by_epochs)
         if plan.within or self._exclusive or by_epochs:
             return plan
         # What happens now and then takes a time that the look at a few steps has not seen.
@@ -330,34 +330,34 @@ class _Trial:
         paces = []
         whole = True
         for index, pace in enumerate((base, change)):
-            limit_s = self._left_s / (FEWEST_QUADS * 4)
+            limit_s = self._left_s / (FEWEST_ABBA * 4)
             seconds, steps = self._train(index, plan.steps[index], plan, until_s=limit_s)
             whole = whole and steps == plan.steps[index]
             paces.append(
                 replace(pace, step_s=max(seconds / steps, pace.step_s if steps < plan.steps[index] else 0))
             )
-        return make_plan(paces[0], paces[1], self._left_s, by_epochs, whole)
+        return plan_blocks(paces[0], paces[1], self._left_s, by_epochs, whole)
 
-    def _over_epoch(self, index: int, pace: Pace) -> Pace:
+    def _over_epoch(self, index: int, pace: SidePace) -> SidePace:
         """The pace of a whole epoch, its beginning in it; as before where an epoch would take too long."""
-        seconds, steps = self._train(index, pace.per_epoch, until_s=self._left_s / (FEWEST_QUADS * 2))
+        seconds, steps = self._train(index, pace.per_epoch, until_s=self._left_s / (FEWEST_ABBA * 2))
         return replace(pace, step_s=seconds / steps) if steps == pace.per_epoch else pace
 
-    def _quads(self, plan: Plan) -> tuple[str, str]:
-        quad_s = plan.quad_s
-        while self._left_s >= quad_s * (0.9 if len(self._values) >= FEWEST_QUADS else 0.5):
+    def _measure_blocks(self, plan: BlockPlan) -> tuple[str, str]:
+        abba_s = plan.abba_s
+        while self._left_s >= abba_s * (0.9 if len(self._values) >= FEWEST_ABBA else 0.5):
             begin = time.monotonic()
             self._stage = "measuring"
             a1, b1, b2, a2 = (self._block(index, plan) for index in (0, 1, 1, 0))
-            self._values.append(quad(a1, b1, b2, a2))
-            quad_s = time.monotonic() - begin
+            self._values.append(abba_log_ratio(a1, b1, b2, a2))
+            abba_s = time.monotonic() - begin
             self._progress("measuring")
             if (clear := early(self._values)) is not None:
                 return clear, ""
-        if (count := len(self._values)) < FEWEST_QUADS:
-            raise DoesNotFitError(
-                f"{count} of at least {FEWEST_QUADS} quads fit into the budget",
-                (FEWEST_QUADS + 1 - count) * quad_s,
+        if (count := len(self._values)) < FEWEST_ABBA:
+            raise BlocksDoNotFitError(
+                f"{count} of at least {FEWEST_ABBA} quads fit into the budget",
+                (FEWEST_ABBA + 1 - count) * abba_s,
             )
         verdict = last(self._values)
         return (
@@ -365,7 +365,7 @@ class _Trial:
             f"too noisy to tell {FLOOR * 100:.0f} % from nothing" if verdict == "undecided" else "",
         )
 
-    def _block(self, index: int, plan: Plan) -> float:
+    def _block(self, index: int, plan: BlockPlan) -> float:
         """Items a second."""
         if self._exclusive and index not in self._sides:
             self._close(1 - index)

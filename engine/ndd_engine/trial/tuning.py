@@ -21,7 +21,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
 
-from .candidates import SET, Place, Rung, matching, rungs
+from .candidates import SET, Candidate, Place, candidates, matching
 from .request import Base, Progress, TrialRequest
 from .start import start_config
 
@@ -35,14 +35,14 @@ PATIENCE = {"workers": 2, "micro": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TuningRow:
     """A rung and what became of it.
 
     trial: against the best so far. to_start: all that was kept up to and with it, against the start. reason: why it
     was kept, dropped or skipped.
     """
 
-    rung: Rung
+    candidate: Candidate
     state: State
     trial: TrialEvent | None = None
     to_start: TrialEvent | None = None
@@ -50,13 +50,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class LadderState:
+class TuningState:
     """How far the ladder is. toml: the resulting configuration, "" until done. text: the result in one sentence.
 
     stopped: it was interrupted, or could not go on (text says why); what was measured is in the rows.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[TuningRow, ...]
     stage: str
     progress: Progress | None = None
     elapsed_s: float = 0.0
@@ -66,7 +66,7 @@ class LadderState:
     stopped: bool = False
 
     @property
-    def kept(self) -> tuple[Row, ...]:
+    def kept(self) -> tuple[TuningRow, ...]:
         """The rows whose settings are in the result."""
         return tuple(row for row in self.rows if row.state == "kept")
 
@@ -80,9 +80,9 @@ class LadderState:
         return {
             "rows": [
                 {
-                    "name": row.rung.name,
-                    "title": row.rung.title,
-                    "sets": list(row.rung.sets),
+                    "name": row.candidate.name,
+                    "title": row.candidate.title,
+                    "sets": list(row.candidate.sets),
                     "state": row.state,
                     "reason": row.reason,
                     "trial": asdict(row.trial) if row.trial else None,
@@ -97,27 +97,27 @@ class LadderState:
         }
 
 
-def run_ladder(
+def run_tuning(
     base: Base,
     budget_s: float = 60.0,
     only: Sequence[str] = (),
-    tell: Callable[[LadderState], None] = lambda state: None,
+    tell: Callable[[TuningState], None] = lambda state: None,
     stop: threading.Event | None = None,
     measure: Measure | None = None,
     machine: Machine | None = None,
-) -> LadderState:
+) -> TuningState:
     """Climb. budget_s: of each trial; there are at most two a rung. only: names or groups of rungs, () for all.
 
     stop: once set, the trial that runs is given up and what was measured so far is the result. Raises UsageError for
     mistakes, before anything is measured, and what the first trial raises.
     """
     with tempfile.TemporaryDirectory(prefix="ndd-ladder-") as folder:
-        return _Ladder(base, budget_s, only, tell, stop or threading.Event(), measure, machine).climb(
+        return _Tuning(base, budget_s, only, tell, stop or threading.Event(), measure, machine).climb(
             Path(folder)
         )
 
 
-class _Ladder:
+class _Tuning:
     """One climb."""
 
     def __init__(
@@ -125,7 +125,7 @@ class _Ladder:
         base: Base,
         budget_s: float,
         only: Sequence[str],
-        tell: Callable[[LadderState], None],
+        tell: Callable[[TuningState], None],
         stop: threading.Event,
         measure: Measure | None,
         machine: Machine | None,
@@ -135,10 +135,10 @@ class _Ladder:
         self._measure = measure if measure is not None else _run_trial()
         self._machine = machine
         self._begun = time.monotonic()
-        self._state = LadderState((), "starting")
+        self._state = TuningState((), "starting")
         self._kept: list[str] = []
 
-    def climb(self, folder: Path) -> LadderState:
+    def climb(self, folder: Path) -> TuningState:
         draft = read(self._base.config, self._base.sets, self._base.workload)
         rough = preflight(draft, use_torch=False)
         machine = self._machine or detect(rough.run.device, use_torch=False)
@@ -148,7 +148,7 @@ class _Ladder:
         path = folder / "start.toml"
         path.write_text(to_toml(config), encoding="utf-8")
         self._start = replace(self._base, config=path, workload=None, sets=())
-        found = rungs(config, Place.of(machine))
+        found = candidates(config, Place.of(machine))
         self._say("preparing", rows=self._rows(found))
         trouble = ""
         for index in range(len(found)):
@@ -163,45 +163,47 @@ class _Ladder:
                 break
         return self._finish(machine, trouble)
 
-    def _rows(self, found: Sequence[Rung]) -> tuple[Row, ...]:
+    def _rows(self, found: Sequence[Candidate]) -> tuple[TuningRow, ...]:
         try:
-            wanted = matching(found, self._only) if self._only else {rung.name for rung in found}
+            wanted = matching(found, self._only) if self._only else {candidate.name for candidate in found}
         except KeyError as error:
-            names = ", ".join(dict.fromkeys(rung.name for rung in found))
+            names = ", ".join(dict.fromkeys(candidate.name for candidate in found))
             raise UsageError(
                 f"--only {printable(str(error.args[0]))}: there is no such rung here; allowed: {names}"
             ) from None
         rows = []
-        for rung in found:
-            why = rung.missing or ("" if rung.name in wanted else NOT_ASKED)
-            rows.append(Row(rung, "skipped", reason=why) if why else Row(rung, "waiting"))
+        for candidate in found:
+            why = candidate.missing or ("" if candidate.name in wanted else NOT_ASKED)
+            rows.append(
+                TuningRow(candidate, "skipped", reason=why) if why else TuningRow(candidate, "waiting")
+            )
         return tuple(rows)
 
     def _try(self, index: int) -> None:
         row = self._state.rows[index]
         if row.state != "waiting":
             return
-        if why := self._not_now(row.rung):
-            self._put(index, Row(row.rung, "skipped", reason=why))
+        if why := self._not_now(row.candidate):
+            self._put(index, TuningRow(row.candidate, "skipped", reason=why))
             return
         self._put(index, replace(row, state="measuring"))
-        self._say(f"measuring {row.rung.title}")
+        self._say(f"measuring {row.candidate.title}")
         request = TrialRequest(
             replace(self._start, name="the best so far", sets=tuple(self._kept)),
-            row.rung.sets,
+            row.candidate.sets,
             self._budget_s,
         )
         trial = self._run(request)
         if trial.verdict == "stopped":
-            self._put(index, Row(row.rung, "skipped", trial, reason="stopped before its end"))
+            self._put(index, TuningRow(row.candidate, "skipped", trial, reason="stopped before its end"))
             return
         kept, why = _judged(trial, self._config())
         if not kept:
-            self._put(index, Row(row.rung, "dropped", trial, reason=why))
+            self._put(index, TuningRow(row.candidate, "dropped", trial, reason=why))
             return
-        self._kept += row.rung.sets
-        self._put(index, Row(row.rung, "kept", trial, reason=why))
-        self._say(f"measuring {row.rung.title} against the start")
+        self._kept += row.candidate.sets
+        self._put(index, TuningRow(row.candidate, "kept", trial, reason=why))
+        self._say(f"measuring {row.candidate.title} against the start")
         request = TrialRequest(replace(self._start, name="the start"), tuple(self._kept), self._budget_s)
         if not self._stop.is_set():
             self._put(index, replace(self._state.rows[index], to_start=self._run(request)))
@@ -212,18 +214,22 @@ class _Ladder:
 
         return self._measure(request, tell, self._stop)
 
-    def _not_now(self, rung: Rung) -> str:
+    def _not_now(self, candidate: Candidate) -> str:
         """Why a rung is not measured on what was kept so far; "" where it is."""
-        tried = [row for row in self._state.rows if rung.group and row.rung.group == rung.group and row.trial]
+        tried = [
+            row
+            for row in self._state.rows
+            if candidate.group and row.candidate.group == candidate.group and row.trial
+        ]
         failed = len([row for row in tried if row.state == "dropped"])
-        if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(rung.group, len(tried) + 1):
-            return f"{tried[-1].rung.title} did not help"
+        if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(candidate.group, len(tried) + 1):
+            return f"{tried[-1].candidate.title} did not help"
         # Where bf16 helps, fp16 with its loss scaling has nothing to add.
-        if rung.group == "amp" and any(row.state == "kept" for row in tried):
-            return f"{tried[0].rung.title} was kept"
+        if candidate.group == "amp" and any(row.state == "kept" for row in tried):
+            return f"{tried[0].candidate.title} was kept"
         present = self._config()
         try:
-            changed = read(self._start.config, (*self._kept, *rung.sets)).resolve()
+            changed = read(self._start.config, (*self._kept, *candidate.sets)).resolve()
         except ConfigError as error:
             return "; ".join(problem.message for problem in error.problems)
         return SET if changed == present else ""
@@ -232,10 +238,12 @@ class _Ladder:
         """What was kept so far."""
         return read(self._start.config, self._kept).resolve()
 
-    def _finish(self, machine: Machine, trouble: str) -> LadderState:
+    def _finish(self, machine: Machine, trouble: str) -> TuningState:
         cut_short = "not reached" if not trouble else f"not reached: {trouble}"
         rows = tuple(
-            Row(row.rung, "skipped", reason=cut_short) if row.state in ("waiting", "measuring") else row
+            TuningRow(row.candidate, "skipped", reason=cut_short)
+            if row.state in ("waiting", "measuring")
+            else row
             for row in self._state.rows
         )
         stopped = self._stop.is_set() or bool(trouble)
@@ -247,7 +255,7 @@ class _Ladder:
         self._say("done", done=True, toml=toml, text=text)
         return self._state
 
-    def _put(self, index: int, row: Row) -> None:
+    def _put(self, index: int, row: TuningRow) -> None:
         rows = list(self._state.rows)
         rows[index] = row
         self._say(self._state.stage, rows=tuple(rows))
@@ -281,7 +289,7 @@ def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
     return True, "; ".join(words)
 
 
-def _summary(state: LadderState) -> str:
+def _summary(state: TuningState) -> str:
     tried = [row for row in state.rows if row.state in ("kept", "dropped")]
     count = f"{len(state.kept)} of {len(tried)} settings that were measured help"
     if unclear := len([row for row in tried if row.trial and row.trial.verdict == "undecided"]):
@@ -294,13 +302,13 @@ def _summary(state: LadderState) -> str:
     return f"{count}; all together {_figures(final)} the speed of the start, measured directly"
 
 
-def _reasons(rows: Sequence[Row]) -> dict[str, str]:
+def _reasons(rows: Sequence[TuningRow]) -> dict[str, str]:
     """By key, what the ladder found about its value."""
     reasons: dict[str, str] = {}
     for row in rows:
         if row.trial is None or row.state not in ("kept", "dropped"):
             continue
-        for item in row.rung.sets:
+        for item in row.candidate.sets:
             key, _, value = item.partition("=")
             if row.state == "kept":
                 reasons[key] = f"kept by the ladder: {_figures(row.trial)} over the step before"

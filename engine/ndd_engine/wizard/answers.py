@@ -8,7 +8,7 @@ from typing import Literal
 
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import UsageError
-from ndd_engine.hardware.profiles import CardProfile, load
+from ndd_engine.hardware.profiles import GpuProfile, load
 
 Goal = Literal["throughput", "beside", "reproducible", "time"]
 GOALS: dict[Goal, str] = {
@@ -81,7 +81,7 @@ class Answers:
             allowed = ", ".join(known_sizes) or "none: this workload has no sizes"
             raise UsageError(f"--size {', '.join(strange)}: there is no such size; allowed: {allowed}")
         if self.card is not None:
-            card_named(self.card)
+            gpu_named(self.card)
         return self
 
     def step_items(self, config: Config) -> int | None:
@@ -91,7 +91,7 @@ class Answers:
         return self.effective if self.effective is not None else config.batch.items
 
 
-def usable_bytes(card: CardProfile) -> int:
+def usable_bytes(card: GpuProfile) -> int:
     """Of a card that is not here, what is there for programs at least."""
     return int(card.memory_gb * USABLE * GIB)
 
@@ -103,7 +103,7 @@ def longest_sequence(draft: Draft) -> int:
     return max(draft.resolve(size).batch.sequence for size in draft.sizes)
 
 
-def card_named(name: str) -> CardProfile:
+def gpu_named(name: str) -> GpuProfile:
     """The published figures of a card by its name, its file's name, or a part of either that only it has.
 
     Raises UsageError that lists what is known.

@@ -14,14 +14,14 @@ from ndd_engine.config import Config, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
 from ndd_engine.hardware.gpu import Machine, detect
 from ndd_engine.hardware.host import free_memory
-from ndd_engine.hardware.profiles import CardProfile
+from ndd_engine.hardware.profiles import GpuProfile
 from ndd_engine.predict.memory import Memory
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.predict.steptime import StepTime, spread
 from ndd_engine.text import size
 from ndd_engine.train.preflight import preflight
 
-from .answers import LEFT_FREE, Answers, card_named, longest_sequence, usable_bytes
+from .answers import LEFT_FREE, Answers, gpu_named, longest_sequence, usable_bytes
 from .proposals import Proposal, cost_in_words
 from .space import Model, batches, models, worth_a_row
 
@@ -36,7 +36,7 @@ PATIENCE_S = 300.0
 _KINDS: dict[int, type[NddError]] = {EXIT_USAGE: UsageError, EXIT_MACHINE: MachineError}
 
 
-class StoppedError(NddError):
+class WizardStoppedError(NddError):
     """Asked to stop."""
 
 
@@ -46,7 +46,7 @@ class Situation:
 
     config: Config
     opened: Opened
-    card: CardProfile | None
+    card: GpuProfile | None
     free_bytes: int
     sizes: tuple[str, ...]
     amps: tuple[str, ...]
@@ -54,7 +54,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Found:
+class ProbedModel:
     """What a probe found of a model; memory and time None where it failed, with the reason in `why`."""
 
     model: Model
@@ -95,7 +95,7 @@ class Planner:
     def open(self) -> Situation:
         """Prepare the workload. Raises NddError."""
         answers = self.answers
-        card = None if answers.card is None else card_named(answers.card)
+        card = None if answers.card is None else gpu_named(answers.card)
         # A card that is not here cannot be asked for here.
         sets = answers.all_sets if card is None else (*answers.all_sets, "run.device=auto")
         draft = read(answers.config, sets, answers.workload)
@@ -143,7 +143,7 @@ class Planner:
             raise UsageError(f"--leave: {size(leave)} are to stay free, and only {size(free)} are free")
         return free - leave
 
-    def probe(self, situation: Situation) -> Iterator[Found]:
+    def probe(self, situation: Situation) -> Iterator[ProbedModel]:
         """Every model of the space, the configured one first, as soon as it is known. Raises NddError."""
         wanted = models(situation.config, self.answers, situation.sizes, situation.amps)
         for place, model in enumerate(wanted):
@@ -152,7 +152,7 @@ class Planner:
             yield self.probe_one(situation, model)
         self._done = 1.0
 
-    def probe_one(self, situation: Situation, model: Model) -> Found:
+    def probe_one(self, situation: Situation, model: Model) -> ProbedModel:
         """One model. Raises StoppedError."""
         grid = batches(
             situation.config, self.answers.step_items(situation.config), situation.opened.train_items
@@ -171,11 +171,11 @@ class Planner:
                 self._start()
                 self._ask({"do": "open", **self._spec})
             body = self._ask(command)["probed"]
-        except StoppedError:
+        except WizardStoppedError:
             raise
         except (ChildError, NddError) as error:
-            return Found(model, 0, 0.0, None, None, why=str(error))
-        return Found(
+            return ProbedModel(model, 0, 0.0, None, None, why=str(error))
+        return ProbedModel(
             model,
             int(body["parameters"]),
             float(body["tokens_per_item"]),
@@ -199,7 +199,7 @@ class Planner:
         def tick(text: str | None) -> None:
             nonlocal words
             if self._stop.is_set():
-                raise StoppedError("stopped")
+                raise WizardStoppedError("stopped")
             if text is not None:
                 words = f"{self._stage}: {text}"
             self._tell(words, self._done)
@@ -212,7 +212,7 @@ class Planner:
             raise
 
     def _amps(
-        self, card: CardProfile | None, machine: Machine, config: Config
+        self, card: GpuProfile | None, machine: Machine, config: Config
     ) -> tuple[tuple[str, ...], list[str]]:
         """Precisions worth a probe, the usual one first, and what there is to tell of them."""
         if self.answers.goal == "reproducible":
@@ -233,7 +233,7 @@ class Planner:
         return ("off", *half), [f"bf16 is left out: {profile.name} has no units for it"]
 
 
-def proposals(situation: Situation, answers: Answers, found: Found) -> list[Proposal]:
+def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> list[Proposal]:
     """Every batch of a model with its predictions. A model whose probe failed has none."""
     if found.memory is None and found.time is None:
         return []
@@ -242,7 +242,7 @@ def proposals(situation: Situation, answers: Answers, found: Found) -> list[Prop
     items = answers.items or run_items(config, opened.train_items)
     now = (opened.size, opened.sequence)
     loader, kept = config.loader, opened.items
-    card = on_card(situation)
+    card = on_gpu(situation)
     peaks = found.memory
     beside_least = min(kept.beside(card, placement, loader.cache) for placement in placements(situation))
 
@@ -287,7 +287,7 @@ def proposals(situation: Situation, answers: Answers, found: Found) -> list[Prop
     return rows
 
 
-def on_card(situation: Situation) -> bool:
+def on_gpu(situation: Situation) -> bool:
     """Whether the proposals are for a card, here or not."""
     return situation.card is not None or situation.opened.device.startswith("cuda")
 
@@ -295,7 +295,7 @@ def on_card(situation: Situation) -> bool:
 def placements(situation: Situation) -> list[str]:
     """Where the data may lie, the configured place first. On a card its memory is worth a row of its own."""
     loader = situation.config.loader
-    if not on_card(situation) or not situation.opened.items.places or loader.workers:
+    if not on_gpu(situation) or not situation.opened.items.places or loader.workers:
         return [loader.placement]
     return sorted(("host", "device"), key=lambda place: place != loader.placement)
 

@@ -16,7 +16,7 @@ from ndd_engine.text import duration, number, printable, size
 from ndd_engine.trial.outcome import differences
 
 from .answers import GOALS, Answers
-from .planner import Found, Planner, Situation, StoppedError, Tell, on_card, proposals
+from .planner import Planner, ProbedModel, Situation, Tell, WizardStoppedError, on_gpu, proposals
 from .proposals import Proposal, pareto, ranked
 from .writing import fresh, into
 
@@ -27,11 +27,11 @@ _PASSES = 4
 
 
 @dataclass(frozen=True)
-class Planned:
+class ProposalSet:
     """Everything that was proposed so far. found: by model, in the order of the probes; rows: of all of them."""
 
     situation: Situation
-    found: tuple[Found, ...] = ()
+    found: tuple[ProbedModel, ...] = ()
     rows: tuple[Proposal, ...] = ()
 
     @cached_property
@@ -43,41 +43,41 @@ class Planned:
         """The ones that fit, the best for the goal first."""
         return ranked(self.rows, answers)
 
-    def verified(self, measured: Sequence[Proposal]) -> Planned:
+    def verified(self, measured: Sequence[Proposal]) -> ProposalSet:
         """With rows replaced by what they became once measured."""
         known = {one.key: one for one in measured}
         rows = tuple(known.get(one.key, one) for one in self.rows)
         return replace(self, rows=rows)
 
 
-def plan(
+def propose(
     answers: Answers,
     tell: Tell,
     stop: threading.Event,
-    look: Callable[[Planned], None] = lambda _: None,
-) -> Planned:
+    look: Callable[[ProposalSet], None] = lambda _: None,
+) -> ProposalSet:
     """Probe every model that the answers allow. look: called after each with what is known.
 
     Stopped after the first of them, it returns what is known; before, it raises StoppedError. Raises NddError.
     """
     with Planner(answers, tell, stop) as planner:
-        planned = Planned(planner.open())
-        look(planned)
+        proposed = ProposalSet(planner.open())
+        look(proposed)
         try:
-            for found in planner.probe(planned.situation):
-                rows = proposals(planned.situation, answers, found)
-                planned = replace(planned, found=(*planned.found, found), rows=(*planned.rows, *rows))
-                look(planned)
-        except StoppedError:
-            if not planned.rows:
+            for found in planner.probe(proposed.situation):
+                rows = proposals(proposed.situation, answers, found)
+                proposed = replace(proposed, found=(*proposed.found, found), rows=(*proposed.rows, *rows))
+                look(proposed)
+        except WizardStoppedError:
+            if not proposed.rows:
                 raise
-    return planned
+    return proposed
 
 
-def to_verify(planned: Planned, answers: Answers, count: int = VERIFIED) -> list[Proposal]:
+def to_verify(proposed: ProposalSet, answers: Answers, count: int = VERIFIED) -> list[Proposal]:
     """The best for the goal, of which no two are nearly the same: neighbours in the batch measure alike."""
     chosen: list[Proposal] = []
-    for one in planned.ranked(answers):
+    for one in proposed.ranked(answers):
         alike = [other for other in chosen if other.model == one.model and _near(other, one)]
         if not alike:
             chosen.append(one)
@@ -199,7 +199,7 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
         found["batch.accumulation"] += f": {text}"
     if proposal.threads is not None:
         found["run.threads"] = "fewer than the cores, as others used them while this was measured"
-    if on_card(situation):
+    if on_gpu(situation):
         found["loader.placement"] = (
             f"all of the data takes {size(opened.items.kept_bytes)}"
             if opened.items.places

@@ -16,7 +16,7 @@ from ndd_engine.trial.blocks import switched_off
 from ndd_engine.trial.process import SideProcess
 
 from .answers import Answers
-from .planner import Situation, StoppedError
+from .planner import Situation, WizardStoppedError
 from .proposals import NOT_MEASURED, Measured, Proposal
 
 # Most steps of each round for one proposal, and seconds: at least two steps, whatever they take.
@@ -74,7 +74,7 @@ def verify(
             alive = race.round(alive[::-1] if number % 2 else alive, number)
             alive = sorted(alive, key=lambda one: -one.rate)[: max((len(alive) + 1) // 2, FINALISTS)]
             race.close([one for one in candidates if one not in alive])
-    except StoppedError:
+    except WizardStoppedError:
         pass  # what was measured so far holds
     finally:
         race.close(candidates)
@@ -146,7 +146,7 @@ class _Race:
         def tick(text: str | None) -> None:
             nonlocal said
             if self._stop.is_set():
-                raise StoppedError("stopped")
+                raise WizardStoppedError("stopped")
             if text is not None:
                 said = f"{words}: {text}"
             self._tell(said, min(self._elapsed_s / self._budget_s, 1.0))

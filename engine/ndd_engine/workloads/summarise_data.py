@@ -304,10 +304,10 @@ def _file(section: SummariseSection, complaints: Complaints) -> tuple[Pair, ...]
     return tuple(pairs)
 
 
-Row = tuple[str, str] | str  # source and summary, or what is wrong
+RawPair = tuple[str, str] | str  # source and summary, or what is wrong
 
 
-def _pair(row: Row) -> Pair | str:
+def _pair(row: RawPair) -> Pair | str:
     if isinstance(row, str):
         return row
     pair = Pair(tokens(row[0]), tokens(row[1]), row[1])
@@ -315,7 +315,7 @@ def _pair(row: Row) -> Pair | str:
     return f"the {' and the '.join(empty)} {'is' if len(empty) == 1 else 'are'} empty" if empty else pair
 
 
-def _json(line: str) -> Row:
+def _json(line: str) -> RawPair:
     try:
         value = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -334,7 +334,7 @@ def _json(line: str) -> Row:
     return texts[0], texts[1]
 
 
-def _tsv(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+def _tsv(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, RawPair]]:
     """Rows of source and summary, or of the columns that a first line names so."""
     places, columns = [0, 1], 2
     names = [cell.strip().lower() for cell in lines[0][1].split("\t")] if lines else []

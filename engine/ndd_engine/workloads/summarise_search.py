@@ -11,7 +11,7 @@ from .summarise_data import END, PADDING, START
 from .summarise_model import Memory, State
 
 
-class Writer(Protocol):
+class Searcher(Protocol):
     """What a search needs of a model; see PointerGenerator."""
 
     def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[Memory, State]: ...
@@ -27,7 +27,7 @@ class Written(NamedTuple):
 
 
 @torch.no_grad()
-def greedy(model: Writer, source: Tensor, extended: Tensor, limit: int) -> list[Written]:
+def greedy(model: Searcher, source: Tensor, extended: Tensor, limit: int) -> list[Written]:
     """The likeliest next word each time: sources (B, S) -> B summaries of at most `limit` words."""
     memory, state = model.read(source, extended, True)
     words = torch.full_like(source[:, 0], START)
@@ -47,7 +47,7 @@ def greedy(model: Writer, source: Tensor, extended: Tensor, limit: int) -> list[
 
 
 @torch.no_grad()
-def beam(model: Writer, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
+def beam(model: Searcher, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
     """The best of `width` summaries that are written side by side: sources (B, S) -> B summaries.
 
     Each step keeps the `width` likeliest beginnings; one that has ended stays as it is and competes with the

@@ -16,17 +16,20 @@ COMMANDS = {
     "train": "Train a model: in the live screen, or headless without a terminal.",
     "wizard": "Propose batch, sequence, size and precision for this card, measure the best, write the TOML.",
     "check": "Preflight: configuration, data, card, rough memory and time; every problem at once.",
-    "card": "Show the card and the machine, with the reason for every detected value.",
+    "gpu": "Show the GPU and the host, with the reason for every detected value.",
     "attach": "Watch a run, live or finished, and steer a live one.",
     "runs": "List the runs here.",
     "try": "Measure a change against the present: gain, no gain, loss or undecided.",
-    "ladder": "Try the settings one on top of the other, each measured here; keep what helps.",
+    "tune": "Try the settings one by one, each on top of what helped so far; keep what measurably helps.",
     "claims": "Measure the guides' claims on this machine.",
     "compare": "Compare two recorded runs: what was changed, and what it did.",
     "report": "Write a run as one HTML page with plots, or as text.",
     "scaffold": "Write an example of your own model and data, ready to run and to be changed.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
+
+# Names of earlier releases: hidden, they still work for one release and warn.
+RENAMED = {"card": "gpu", "ladder": "tune"}
 
 
 class LazyGroup(click.Group):
@@ -36,6 +39,9 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in RENAMED:
+            click.echo(f"warning: {cmd_name} is now called {RENAMED[cmd_name]}", err=True)
+            cmd_name = RENAMED[cmd_name]
         if cmd_name not in COMMANDS:
             return None
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name

@@ -8,7 +8,7 @@ import time
 import click
 
 from ndd_console.jobs.run_sources import AttachedSource
-from ndd_console.output.progress import Narrator, summary
+from ndd_console.output.progress import RunProgress, summary
 from ndd_console.process.terminal import interactive
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
 from ndd_engine.record.events import Event
@@ -30,13 +30,13 @@ def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
         return watch(AttachedSource(directory), ctx.obj["ascii"])
     heard: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
     source = AttachedSource(directory, listener=lambda t, event: heard.put((t, event)))
-    narrator = Narrator(lambda line: click.echo(line, err=True))
+    progress = RunProgress(lambda line: click.echo(line, err=True))
     try:
         while True:
             snapshot = source.snapshot()
             while not heard.empty():
-                narrator.hear(*heard.get())
-            narrator.look(snapshot)
+                progress.hear(*heard.get())
+            progress.look(snapshot)
             if snapshot.final:
                 break
             time.sleep(0.5)

@@ -79,7 +79,7 @@ def claims(
     for line in _announced(wanted, place, budget):
         say(line)
     with stoppable("the claims") as stop, held(beside, say, stop):
-        results = run_claims(wanted, budget, Narrator(say).look, stop, machine=machine)
+        results = run_claims(wanted, budget, ClaimsProgress(say).look, stop, machine=machine)
     body = {"budget_s": budget, "claims": [result.to_dict() for result in results]}
     text = json.dumps(body, indent=2, allow_nan=False) if as_json else "\n".join(describe(results))
     if output is not None:
@@ -140,7 +140,7 @@ def _list_dict(wanted: Sequence[Claim], place: Place, budget_s: float) -> dict[s
     return {"budget_s": budget_s, "claims": entries}
 
 
-class Narrator:
+class ClaimsProgress:
     """Says which claim is being measured, how far it is, and what came of it."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,7 +12,7 @@ from ndd_engine.hardware.gpu import detect
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def card(as_json: bool) -> None:
+def gpu(as_json: bool) -> None:
     """Show the card and the machine, with the reason for every detected value."""
     # torch costs seconds to import: it is asked only where there is a card for it to see.
     machine = detect(use_torch=False)

@@ -71,15 +71,15 @@ def try_(
     from ndd_engine.trial.trial import run_trial
 
     check(request)  # mistakes are told before anything is paused
-    narrator = Narrator(sys.stderr)
-    with stoppable("the trial") as stop, held(to_pause(base, root, pause), narrator.say, stop):
-        event = run_trial(request, narrator.look, stop)
-    narrator.finish()
+    progress = TrialProgress(sys.stderr)
+    with stoppable("the trial") as stop, held(to_pause(base, root, pause), progress.say, stop):
+        event = run_trial(request, progress.look, stop)
+    progress.finish()
     if base.run is not None:
         try:
             record_trial(base.run, event)
         except UsageError as error:
-            narrator.say(f"not recorded: {error}")
+            progress.say(f"not recorded: {error}")
     if as_json:
         click.echo(json.dumps(json.loads(event.to_json(time.time())), indent=2))
     else:
@@ -105,7 +105,7 @@ def present(root: Path, what: str | None, workload: str | None) -> Base:
     return Base.of_run(found)
 
 
-class Narrator:
+class TrialProgress:
     """How far a trial is: one line that changes on a terminal, else a line now and then."""
 
     def __init__(self, stream: Any) -> None:

@@ -24,7 +24,7 @@ from .measuring import check_writable, stoppable, write
 from .options import Finite, configuration
 
 if TYPE_CHECKING:
-    from ndd_engine.trial.tuning import LadderState, Row
+    from ndd_engine.trial.tuning import TuningRow, TuningState
 
 _EVERY_S = 10.0
 _HEADINGS = ("setting", "to the previous", "to the start", "peak memory", "losses", "")
@@ -42,7 +42,7 @@ _HEADINGS = ("setting", "to the previous", "to the start", "peak memory", "losse
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Write the resulting TOML to this file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
-def ladder(
+def tune(
     ctx: click.Context,
     config: Path | None,
     workload: str | None,
@@ -71,13 +71,13 @@ def ladder(
         if saved:
             click.echo(f"wrote {printable(saved)}", err=True)
     else:
-        from ndd_engine.trial.tuning import run_ladder
+        from ndd_engine.trial.tuning import run_tuning
 
         def say(line: str) -> None:
             click.echo(line, err=True)
 
         with stoppable("the ladder") as stop, held(beside, say, stop):
-            state = run_ladder(base, budget, only, Narrator(say).look, stop)
+            state = run_tuning(base, budget, only, TuningProgress(say).look, stop)
         status, saved = stop.exit_status, ""
         if output is not None:
             write(output, state.toml)
@@ -108,26 +108,26 @@ def _base(
     return Base.of_run(found, sets)
 
 
-class Narrator:
+class TuningProgress:
     """Says what is new in a ladder's state through `say`, one line at a time."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._stage = ""
-        self._rows: tuple[Row, ...] = ()
+        self._rows: tuple[TuningRow, ...] = ()
         self._next = 0.0
 
-    def look(self, state: LadderState) -> None:
+    def look(self, state: TuningState) -> None:
         """Tell what changed since the last look, and how far a measurement is every few seconds."""
         rows, self._rows = self._rows, state.rows
         if not rows and state.rows:
-            waiting = [row.rung.name for row in state.rows if row.state == "waiting"]
+            waiting = [row.candidate.name for row in state.rows if row.state == "waiting"]
             self._say(f"{len(waiting)} to measure: {', '.join(waiting) or 'nothing'}")
         for before, row in zip(rows, state.rows, strict=False):
             # What is skipped from the beginning is in the table.
             if before.state != row.state and row.state in ("kept", "dropped", "skipped"):
                 figures = f" {_ratio(row.trial)}" if row.trial and row.trial.ratio is not None else ""
-                self._say(printable(f"{row.state} {row.rung.name}:{figures} {row.reason}"))
+                self._say(printable(f"{row.state} {row.candidate.name}:{figures} {row.reason}"))
         now = self._clock()
         if state.stage != self._stage and not state.done:
             self._stage, self._next = state.stage, now + _EVERY_S
@@ -142,7 +142,7 @@ class Narrator:
             )
 
 
-def describe(state: LadderState) -> Iterator[str]:
+def describe(state: TuningState) -> Iterator[str]:
     """The table, the settings that were not tried, and the result."""
     from ndd_engine.trial.tuning import NOT_ASKED
 
@@ -154,16 +154,16 @@ def describe(state: LadderState) -> Iterator[str]:
         yield "  ".join(padded).rstrip()
     for item in state.rows:
         if item.state == "skipped" and item.reason != NOT_ASKED:
-            yield f"not tried: {item.rung.title}: {foreign(item.reason)}"
+            yield f"not tried: {item.candidate.title}: {foreign(item.reason)}"
     yield foreign(state.text)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: TuningRow) -> tuple[str, ...]:
     trial = row.trial
     peak = size(trial.change.get("peak_bytes")) if trial else MISSING
     loss = trial.loss if trial else MISSING
     return (
-        row.rung.title, _ratio(trial), _ratio(row.to_start) if row.to_start else "", peak, foreign(loss),
+        row.candidate.title, _ratio(trial), _ratio(row.to_start) if row.to_start else "", peak, foreign(loss),
         foreign(f"{row.state}: {row.reason}"),
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ from .options import Finite, configuration
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
     from ndd_engine.wizard.proposals import Proposal
-    from ndd_engine.wizard.session import Planned
+    from ndd_engine.wizard.session import ProposalSet
 
 _EVERY_S = 5.0
 _HEADINGS = ("", "size", "sequence", "precision", "micro", "x", "memory", "step", "per second", "in all", "")
@@ -131,32 +131,32 @@ def _headless(
     answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool, root: Path
 ) -> int:
     from ndd_console.jobs.wizard import beside, live_runs
-    from ndd_engine.wizard.planner import StoppedError
-    from ndd_engine.wizard.session import best_measured, plan, to_verify, written, written_into
+    from ndd_engine.wizard.planner import WizardStoppedError
+    from ndd_engine.wizard.session import best_measured, propose, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
     from ndd_engine.wizard.writing import save
 
-    narrator = Narrator(lambda line: click.echo(line, err=True))
+    progress = WizardProgress(lambda line: click.echo(line, err=True))
     for note in beside(live_runs(root)):
         click.echo(printable(note), err=True)
     with stoppable("the wizard") as stop:
         try:
-            planned = plan(answers, narrator.tell, stop)
-        except StoppedError:
+            proposed = propose(answers, progress.tell, stop)
+        except WizardStoppedError:
             return stop.exit_status  # before anything was known
-        chosen = to_verify(planned, answers)
+        chosen = to_verify(proposed, answers)
         verified: Sequence[Proposal] = []
         if chosen and not no_verify and answers.card is None and not stop.is_set():
-            verified = verify(planned.situation, answers, chosen, budget, narrator.tell, stop)
-            planned = planned.verified(verified)
+            verified = verify(proposed.situation, answers, chosen, budget, progress.tell, stop)
+            proposed = proposed.verified(verified)
     best = best_measured(verified, answers) or next(
         (one for one in verified or chosen if not one.failed), None
     )
-    text = "" if best is None else written(answers, planned.situation, best)
+    text = "" if best is None else written(answers, proposed.situation, best)
     if as_json:
-        click.echo(json.dumps(document(planned, answers, best), indent=2, allow_nan=False))
+        click.echo(json.dumps(document(proposed, answers, best), indent=2, allow_nan=False))
     else:
-        for line in describe(planned, answers, best):
+        for line in describe(proposed, answers, best):
             # Where the TOML goes to stdout, nothing else does.
             click.echo(line, err=output is None and best is not None)
     if best is None:
@@ -166,7 +166,7 @@ def _headless(
     elif output is not None:
         try:
             if output.exists():
-                text = written_into(answers, planned.situation, best, output)
+                text = written_into(answers, proposed.situation, best, output)
             save(output, text)
         except NddError:
             if not as_json:
@@ -179,7 +179,7 @@ def _headless(
     return stop.exit_status
 
 
-class Narrator:
+class WizardProgress:
     """Says what is being done, each thing once, and how far it is every few seconds."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -197,13 +197,13 @@ class Narrator:
         self._say(printable(f"{share:4.0%}  {text}"))
 
 
-def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Iterator[str]:
+def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> Iterator[str]:
     """The table of trade-offs, and what was left out of it."""
     from ndd_console.jobs.wizard import lengths_line
     from ndd_engine.wizard.planner import model_name
     from ndd_engine.wizard.proposals import by_speed
 
-    situation = planned.situation
+    situation = proposed.situation
     opened = situation.opened
     where = situation.card.name if situation.card is not None else opened.device_name
     yield printable(f"{where}: {size(situation.free_bytes)} may be used")
@@ -211,13 +211,13 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
     yield from lengths_line(opened)
     for note in situation.notes:
         yield printable(note)
-    for found in planned.found:
+    for found in proposed.found:
         if found.why:
             yield printable(f"{model_name(found.model)}: {found.why}")
-    rows = by_speed(planned.best)[:SHOWN]
-    measured = [one for one in planned.rows if one.measured is not None]
+    rows = by_speed(proposed.best)[:SHOWN]
+    measured = [one for one in proposed.rows if one.measured is not None]
     rows += [one for one in measured if all(one.key != other.key for other in rows)]
-    tight = [one for one in planned.rows if not one.fits]
+    tight = [one for one in proposed.rows if not one.fits]
     shown = [*rows, *sorted(tight, key=lambda one: one.missing_bytes)[:2]]
     if not shown:
         yield "nothing could be predicted"
@@ -228,7 +228,7 @@ def describe(planned: Planned, answers: Answers, best: Proposal | None) -> Itera
     for row in grid:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     yield ""
-    if best is None and any(one.fits for one in planned.rows):
+    if best is None and any(one.fits for one in proposed.rows):
         yield "none of those that were tried could be trained; nothing is written"
     elif best is None:
         least = min(tight, key=lambda one: one.missing_bytes)
@@ -278,23 +278,23 @@ def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
     )
 
 
-def document(planned: Planned, answers: Answers, best: Proposal | None) -> dict[str, Any]:
+def document(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> dict[str, Any]:
     """All of it, for programs."""
     from ndd_engine.wizard.planner import model_name
 
-    situation = planned.situation
+    situation = proposed.situation
     return {
         "device": situation.opened.device,
         "card": None if situation.card is None else situation.card.name,
-        "verified": any(one.measured is not None for one in planned.rows),
+        "verified": any(one.measured is not None for one in proposed.rows),
         "free_bytes": situation.free_bytes,
         "goal": answers.goal,
         "data": situation.opened.data,
         "train_items": situation.opened.train_items,
-        "proposals": [one.to_dict() for one in planned.rows],
-        "pareto": [list(one.sets()) for one in planned.best],
+        "proposals": [one.to_dict() for one in proposed.rows],
+        "pareto": [list(one.sets()) for one in proposed.best],
         "chosen": None if best is None else best.to_dict(),
         "failed": [
-            {"model": model_name(found.model), "why": found.why} for found in planned.found if found.why
+            {"model": model_name(found.model), "why": found.why} for found in proposed.found if found.why
         ],
     }

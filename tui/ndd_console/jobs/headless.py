@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from ndd_console.output.progress import summary
-from ndd_console.output.run_log import Narration, Output
+from ndd_console.output.run_log import Output, RunLog
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
 from ndd_engine.train.control import StopNow
@@ -23,9 +23,9 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     def as_line(t: float, event: Event) -> None:
         data.data(event.to_json(t))
 
-    narration = Narration(request, words, as_line if as_json else None)
-    run = narration.run
-    handle_signals(run, narration.say, request.draft.resolve().console.on_hangup == "continue")
+    run_log = RunLog(request, words, as_line if as_json else None)
+    run = run_log.run
+    handle_signals(run, run_log.say, request.draft.resolve().console.on_hangup == "continue")
     before = sys.stdout, sys.stderr
     # Warnings, and what a user's own workload prints, belong to the record too, and not between lines of data.
     sys.stdout = sys.stderr = words
@@ -34,7 +34,7 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     finally:
         sys.stdout, sys.stderr = before
         run.close()
-        narration.finish()
+        run_log.finish()
     if not as_json:
         for line in summary(run.recorder.snapshot(), end, str(run.directory.path)):
             data.data(line)

@@ -143,7 +143,7 @@ class HomeFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def card_lines(self) -> list[str]:
+    def gpu_lines(self) -> list[str]:
         from ndd_console.view.machine import describe
         from ndd_engine.hardware.gpu import detect
 

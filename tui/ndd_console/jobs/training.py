@@ -14,7 +14,7 @@ import click
 
 from ndd_console.app import ConsoleApp
 from ndd_console.output.progress import summary
-from ndd_console.output.run_log import Narration, Output
+from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import Captured, HangupWatch, capabilities, follow_terminal, silence
 from ndd_console.screens.interfaces import HomeSource, RunSource
@@ -62,7 +62,7 @@ class Console:
         self.on_hangup = "continue"
         self._app: ConsoleApp | None = None
         self._captured: Captured | None = None
-        self._narration: Narration | None = None
+        self._run_log: RunLog | None = None
         self._terms = 0
         self._deadline: float | None = None
 
@@ -81,8 +81,8 @@ class Console:
     # The run of this process.
 
     def _open(self, request: RunRequest) -> EngineSource:
-        self._narration = Narration(request, Output())
-        self.run = run = self._narration.run
+        self._run_log = RunLog(request, Output())
+        self.run = run = self._run_log.run
         console = request.draft.resolve().console
         self.refresh_hz, self.on_hangup = console.refresh_hz, console.on_hangup
         self.leash.tell(run.directory.name)
@@ -222,8 +222,8 @@ class Console:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 _abandon(run)
         run.close()
-        if self._narration is not None:
-            self._narration.finish()
+        if self._run_log is not None:
+            self._run_log.finish()
         snapshot = run.recorder.snapshot()
         for line in summary(snapshot, run.end, str(run.directory.path)):
             click.echo(line)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ndd_console.app import LadderApp
+from ndd_console.app import TuningApp
 from ndd_console.process.hosting import hosted
 from ndd_console.process.terminal import capabilities
 from ndd_engine.config import read
@@ -20,17 +20,17 @@ from ndd_engine.trial.request import Base
 from .saving import save_new
 
 if TYPE_CHECKING:
-    from ndd_engine.trial.tuning import LadderState
+    from ndd_engine.trial.tuning import TuningState
 
-Climb = Callable[[Callable[["LadderState"], None], threading.Event], "LadderState"]
+Climb = Callable[[Callable[["TuningState"], None], threading.Event], "TuningState"]
 
 
-class LadderJob:
+class TuningJob:
     """A climb in a thread of its own. output: where the result is written at the end, None: only when asked to."""
 
     def __init__(self, name: str, climb: Climb, output: Path | None = None) -> None:
         self.name = name
-        self.state: LadderState | None = None
+        self.state: TuningState | None = None
         self.error: BaseException | None = None
         self.saved = ""
         self._climb = climb
@@ -82,7 +82,7 @@ class LadderJob:
         except BaseException as error:  # noqa: BLE001  told on the screen, and raised again when it is closed
             self.error = error
 
-    def _told(self, state: LadderState) -> None:
+    def _told(self, state: TuningState) -> None:
         self.state = state
 
 
@@ -93,7 +93,7 @@ def show(
     output: Path | None,
     beside: Sequence[RunDir],
     ascii_only: bool,
-) -> tuple[LadderState, int, str]:
+) -> tuple[TuningState, int, str]:
     """Climb with a live screen. Returns, once it is closed, the result, the exit status so far, and the file of the
     resulting configuration, "" where it was not written.
 
@@ -104,21 +104,21 @@ def show(
     # Mistakes in the configuration are told before the screen opens.
     preflight(read(base.config, base.sets, base.workload), use_torch=False)
 
-    def climb(tell: Callable[[LadderState], None], stop: threading.Event) -> LadderState:
+    def climb(tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:
         # Torch may come with it: after the first paint.
         from ndd_engine.trial.pausing import held
-        from ndd_engine.trial.tuning import LadderState, run_ladder
+        from ndd_engine.trial.tuning import TuningState, run_tuning
 
-        with held(beside, lambda text: tell(LadderState((), text)), stop):
-            return run_ladder(base, budget_s, only, tell, stop)
+        with held(beside, lambda text: tell(TuningState((), text)), stop):
+            return run_tuning(base, budget_s, only, tell, stop)
 
-    return run_screen(LadderJob(base.name, climb, output), ascii_only)
+    return run_screen(TuningJob(base.name, climb, output), ascii_only)
 
 
-def run_screen(job: LadderJob, ascii_only: bool) -> tuple[LadderState, int, str]:
+def run_screen(job: TuningJob, ascii_only: bool) -> tuple[TuningState, int, str]:
     """The screen of a climb that is not begun; see `show`."""
     can = capabilities(ascii_only)
-    app = LadderApp(job, ascii_only=can.ascii_only, monochrome=can.monochrome, on_first_paint=job.start)
+    app = TuningApp(job, ascii_only=can.ascii_only, monochrome=can.monochrome, on_first_paint=job.start)
     status = hosted(app, job.stop)
     job.stop()
     job.join()

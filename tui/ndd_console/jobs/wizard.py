@@ -24,7 +24,7 @@ from .wizard_questions import Questions
 
 if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
-    from ndd_engine.wizard.session import Planned
+    from ndd_engine.wizard.session import ProposalSet
 
 # Of a file that was given no name.
 _STEM = "wizard"
@@ -42,7 +42,7 @@ class WizardJob(Questions):
     ) -> None:
         super().__init__(answers, notes)
         self._path, self._budget_s = path, budget_s
-        self._planned: Planned | None = None
+        self._proposed: ProposalSet | None = None
         self._verified: tuple[Proposal, ...] = ()
         self._stage, self._share, self._began = "", 0.0, 0.0
         self._error = ""
@@ -50,7 +50,7 @@ class WizardJob(Questions):
         self._thread: threading.Thread | None = None
 
     def probe(self) -> None:
-        self._planned, self._verified = None, ()
+        self._proposed, self._verified = None, ()
         self._start(self._plan)
 
     def verify(self, chosen: tuple[Proposal, ...]) -> None:
@@ -60,12 +60,18 @@ class WizardJob(Questions):
     def look(self, view: WizardView) -> WizardView:
         from ndd_engine.wizard.planner import model_name
 
-        planned = self._planned
-        if planned is not None:
-            opened = planned.situation.opened
-            notes = (opened.data, opened.model, *lengths_line(opened), *planned.situation.notes, *self._notes)
-            notes += tuple(f"{model_name(found.model)}: {found.why}" for found in planned.found if found.why)
-            view = replace(view, rows=planned.rows, best=planned.best, notes=notes)
+        proposed = self._proposed
+        if proposed is not None:
+            opened = proposed.situation.opened
+            notes = (
+                opened.data,
+                opened.model,
+                *lengths_line(opened),
+                *proposed.situation.notes,
+                *self._notes,
+            )
+            notes += tuple(f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why)
+            view = replace(view, rows=proposed.rows, best=proposed.best, notes=notes)
         if self.working():
             spent = time.monotonic() - self._began
             left = spent / self._share - spent if self._share > 0.05 else None
@@ -81,11 +87,11 @@ class WizardJob(Questions):
         return "" if self.working() else self._error
 
     def suggested(self) -> tuple[Proposal, ...]:
-        if self._planned is None or self.answers.card is not None:
+        if self._proposed is None or self.answers.card is not None:
             return ()
         from ndd_engine.wizard.session import to_verify
 
-        return tuple(to_verify(self._planned, self.answers))
+        return tuple(to_verify(self._proposed, self.answers))
 
     def preview(self, chosen: Proposal) -> Preview:
         from ndd_engine.wizard.writing import difference
@@ -118,9 +124,9 @@ class WizardJob(Questions):
     def _text(self, chosen: Proposal) -> str:
         from ndd_engine.wizard.session import written, written_into
 
-        assert self._planned is not None
+        assert self._proposed is not None
         path = self._path
-        situation = self._planned.situation
+        situation = self._proposed.situation
         if path is not None and path.exists():
             return written_into(self.answers, situation, chosen, path)
         return written(self.answers, situation, chosen)
@@ -142,24 +148,24 @@ class WizardJob(Questions):
             self._error = f"{type(error).__name__}: {error}"
 
     def _plan(self) -> None:
-        from ndd_engine.wizard.session import plan
+        from ndd_engine.wizard.session import propose
 
-        def look(planned: Planned) -> None:
-            self._planned = planned
+        def look(proposed: ProposalSet) -> None:
+            self._proposed = proposed
 
-        self._planned = plan(self.answers, self._tell, self._stop, look)
-        if not self._planned.rows:
-            reasons = "; ".join(found.why for found in self._planned.found if found.why)
+        self._proposed = propose(self.answers, self._tell, self._stop, look)
+        if not self._proposed.rows:
+            reasons = "; ".join(found.why for found in self._proposed.found if found.why)
             self._error = f"nothing could be predicted: {reasons or 'no combination is left'}"
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
         from ndd_engine.wizard.session import by_measured
         from ndd_engine.wizard.verify import verify
 
-        assert self._planned is not None
-        found = verify(self._planned.situation, self.answers, chosen, self._budget_s, self._tell, self._stop)
+        assert self._proposed is not None
+        found = verify(self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self._stop)
         self._verified = tuple(by_measured(found, self.answers))
-        self._planned = self._planned.verified(found)
+        self._proposed = self._proposed.verified(found)
 
     def _tell(self, text: str, share: float) -> None:
         self._stage, self._share = text, share

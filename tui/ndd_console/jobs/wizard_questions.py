@@ -19,7 +19,7 @@ from ndd_engine.wizard.answers import (
     LEFT_FREE,
     Answers,
     Goal,
-    card_named,
+    gpu_named,
     longest_sequence,
     usable_bytes,
 )
@@ -65,7 +65,7 @@ class Questions:
     def machine_lines(self) -> tuple[str, ...] | None:
         if self._machine is None:
             return None
-        return (*_of_card(self.answers), *describe(self._machine), *self._notes)
+        return (*_of_gpu(self.answers), *describe(self._machine), *self._notes)
 
     def workloads(self) -> tuple[StartRow, ...]:
         import ndd_profiles
@@ -209,7 +209,7 @@ class Questions:
     def _change_leave(self, by: int) -> None:
         free = self._machine.free_bytes if self._machine is not None else None
         if self.answers.card is not None:
-            free = usable_bytes(card_named(self.answers.card))
+            free = usable_bytes(gpu_named(self.answers.card))
         if free is None:
             return
         self._leave = (self._leave + by) % len(_LEAVE)
@@ -217,11 +217,11 @@ class Questions:
         self.answers = replace(self.answers, leave_bytes=None if part is None else int(part * free))
 
 
-def _of_card(answers: Answers) -> tuple[str, ...]:
+def _of_gpu(answers: Answers) -> tuple[str, ...]:
     """What there is to know of a card that is not here."""
     if answers.card is None:
         return ()
-    card = card_named(answers.card)
+    card = gpu_named(answers.card)
     peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in card.dense_tflops.items())
     return (
         f"what is proposed is for another card: {card.name}, by its published figures",

@@ -30,7 +30,7 @@ TOLD = frozenset({
 })  # fmt: skip
 
 
-class Narrator:
+class RunProgress:
     """Looks at snapshots and says what is new through `say` (one line without its newline).
 
     known: the identity that a resumed run had before; the new one is introduced when it comes. since: unix

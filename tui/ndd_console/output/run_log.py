@@ -13,7 +13,7 @@ from typing import TextIO
 from ndd_engine.record.events import Event
 from ndd_engine.train.run import Run, RunRequest
 
-from .progress import Narrator
+from .progress import RunProgress
 
 # Events that may wait for a reader that has stopped reading (a pager, Ctrl-S): about half an hour of a run.
 PATIENT_EVENTS = 5000
@@ -79,7 +79,7 @@ class Output(io.TextIOBase):
                 setattr(self, name, None)
 
 
-class Narration:
+class RunLog:
     """An open run whose progress goes to `words` as lines, in a thread of its own.
 
     A reader that has stopped reading stops this thread and neither the record nor the training; what does not fit
@@ -96,7 +96,7 @@ class Narration:
         self.run = Run.open(request, self._hear)
         words.log_to(self.run.directory.console_log)
         every_s = request.draft.resolve().log.headless_s
-        self._narrator = Narrator(words.say, every_s, self.run.recorder.snapshot().run, since)
+        self._progress = RunProgress(words.say, every_s, self.run.recorder.snapshot().run, since)
         self._thread = threading.Thread(target=self._tell, name="ndd-narration", daemon=True)
         self._thread.start()
 
@@ -125,5 +125,5 @@ class Narration:
                 continue
             if self._tap is not None:
                 self._tap(*item)
-            self._narrator.hear(*item)
-            self._narrator.look(self.run.recorder.snapshot())
+            self._progress.hear(*item)
+            self._progress.look(self.run.recorder.snapshot())

@@ -51,7 +51,7 @@ class Collected:
     marks: dict[str, deque[tuple[At, MarkEvent]]] = field(default_factory=dict)
     findings: deque[tuple[At, FindingEvent]] = field(default_factory=lambda: deque(maxlen=KEPT))
     trials: deque[tuple[At, TrialEvent]] = field(default_factory=lambda: deque(maxlen=KEPT))
-    bursts: deque[tuple[At, KernelsEvent]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    captures: deque[tuple[At, KernelsEvent]] = field(default_factory=lambda: deque(maxlen=KEPT))
     resumed: deque[At] = field(default_factory=lambda: deque(maxlen=KEPT))
     run: RunEvent | None = None
     stacks: StacksEvent | None = None
@@ -156,7 +156,7 @@ def _take(found: Collected, at: At, event: Event) -> None:
     elif isinstance(event, StacksEvent):
         found.stacks = event
     elif isinstance(event, KernelsEvent):
-        found.bursts.append((at, event))
+        found.captures.append((at, event))
     elif isinstance(event, RunEvent):
         found.run = event
         if event.resumed_step is not None:

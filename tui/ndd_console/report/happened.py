@@ -169,7 +169,7 @@ def events(report: Report) -> list[Block]:
         if spans:
             rows.append(SpanRow(name, tint, _merged(spans, data.x)))
     quiet = [(begin, end, f"paused for {duration(end - begin)}") for begin, end in pauses(data)]
-    bursts = [(at.x, at.x, f"profiler burst at step {number(event.step)}") for at, event in data.bursts]
+    captures = [(at.x, at.x, f"profiler burst at step {number(event.step)}") for at, event in data.captures]
     # One that was made after the end took no time of the run.
     tried = [
         (at.x - (_seconds(trial.seconds) if at.x < data.x else 0.0), at.x, clip(str(trial.text), _WORDS))
@@ -178,7 +178,7 @@ def events(report: Report) -> list[Block]:
     gone_on = [(at.x, at.x, f"another process went on from step {number(at.step)}") for at in data.resumed]
     for name, tint, spans in (
         ("pauses", "grey", quiet),
-        ("profiler bursts", "sky", bursts),
+        ("profiler bursts", "sky", captures),
         ("trials", "blue", tried),
         ("went on", "teal", gone_on),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ndd_console.view.blocks import fits_text, on_card
+from ndd_console.view.blocks import fits_text, on_gpu
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.text import MISSING, duration, number, size
 
@@ -12,7 +12,7 @@ from .drawing import COLUMNS, line, pieces_of
 from .model import Report
 
 _EFFECT = {True: "in effect", False: "NOT in effect", None: "default"}
-_CARD_MEMORY = (
+_GPU_MEMORY = (
     ("reserved_bytes", "reserved by the allocator", "orange"),
     ("allocated_bytes", "allocated", "blue"),
     ("peak_allocated_bytes", "peak allocated", "sky"),
@@ -28,10 +28,10 @@ _HOST_MEMORY = (
 def memory(report: Report) -> list[Block]:
     """Memory over time, on the card where there is one, and what is left."""
     data, snapshot = report.data, report.snapshot
-    cuda = on_card(data.run)
+    cuda = on_gpu(data.run)
     out: list[Block] = []
     for title, names in (
-        *((("Memory of the card", _CARD_MEMORY),) if cuda else ()),
+        *((("Memory of the card", _GPU_MEMORY),) if cuda else ()),
         ("Memory of the host", _HOST_MEMORY),
     ):
         found = [line(data.curve(name), text, tint, data.x) for name, text, tint in names if data.curve(name)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ndd_console.view.blocks import on_card
+from ndd_console.view.blocks import on_gpu
 
 from .blocks import Block, Facts, Text
 from .model import Report
@@ -12,7 +12,7 @@ from .timings import METHODS
 def methods(report: Report) -> list[Block]:
     """One line for each kind of figure that this report has."""
     data, snapshot = report.data, report.snapshot
-    cuda = on_card(data.run or snapshot.run)
+    cuda = on_gpu(data.run or snapshot.run)
     rows = [
         (
             "phases",
@@ -29,8 +29,10 @@ def methods(report: Report) -> list[Block]:
         )
     if snapshot.idle.share is not None:
         rows.append(("idle", METHODS.get(snapshot.idle.method, snapshot.idle.method)))
-    for at, burst in list(data.bursts)[-1:]:
-        rows.append((f"the burst at step {burst.step or at.step:,}", METHODS.get(burst.method, burst.method)))
+    for at, capture in list(data.captures)[-1:]:
+        rows.append(
+            (f"the burst at step {capture.step or at.step:,}", METHODS.get(capture.method, capture.method))
+        )
     rows += [
         ("p50, p95, longest", "of the steps in one stretch of the record, by the host's clock"),
         ("throughput", "items over wall time, without evaluation, checkpoints, pauses and profiler bursts"),

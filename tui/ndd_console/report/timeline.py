@@ -148,7 +148,7 @@ def _pairs(stretches: dict[int, Stretch]) -> dict[int, Stretch]:
 
 
 @dataclass(slots=True)
-class Point:
+class PlotPoint:
     """Values that lie next to each other: their mean, lowest and highest; first and last are seconds of the run."""
 
     first: float
@@ -158,7 +158,7 @@ class Point:
     high: float
     count: int
 
-    def join(self, later: Point) -> None:
+    def join(self, later: PlotPoint) -> None:
         """Add the point that follows."""
         count = self.count + later.count
         self.mean += (later.mean - self.mean) * (later.count / count)
@@ -174,7 +174,7 @@ class Curve:
     """Values over the time of the run, in at most CAPACITY points."""
 
     def __init__(self) -> None:
-        self.points: list[Point] = []
+        self.points: list[PlotPoint] = []
         self._stride = 1
 
     def add(self, x: float, value: float | None) -> None:
@@ -192,9 +192,9 @@ class Curve:
             elif value > last.high:
                 last.high = value
             return
-        self.points.append(Point(x, x, value, value, value, 1))
+        self.points.append(PlotPoint(x, x, value, value, value, 1))
         if len(self.points) > CAPACITY:
-            merged: list[Point] = []
+            merged: list[PlotPoint] = []
             for index, point in enumerate(self.points):
                 if index % 2:
                     merged[-1].join(point)
@@ -203,7 +203,7 @@ class Curve:
             self.points = merged
             self._stride *= 2
 
-    def pieces(self, whole_s: float) -> list[list[Point]]:
+    def pieces(self, whole_s: float) -> list[list[PlotPoint]]:
         """The points in pieces, cut where nothing was recorded for much longer than usual."""
         if not self.points:
             return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ndd_console.view.blocks import on_card
+from ndd_console.view.blocks import on_gpu
 from ndd_console.view.throughput import plural, rates, step_time, work_texts
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
@@ -134,11 +134,11 @@ def idle(report: Report) -> list[Block]:
     run = data.run or snapshot.run
     whole = data.timeline.whole
     out: list[Block] = []
-    for at, burst in list(data.bursts)[-3:]:
-        out += _burst(at.step, burst)
+    for at, capture in list(data.captures)[-3:]:
+        out += _capture(at.step, capture)
     if not whole.wall_ns or run is None:
         return out or [Text(NO_STEPS, "note")]
-    what = "GPU idle" if on_card(run) else "Compute idle"
+    what = "GPU idle" if on_gpu(run) else "Compute idle"
     window = whole.as_window()
     found = idle_of(run, [window], phase_shares([window]), None)
     if found.share is None:
@@ -184,22 +184,22 @@ def _bars(title: str, causes: dict[str, float], note: str) -> Bars:
     return Bars(title, rows, note)
 
 
-def _burst(step: int, burst: KernelsEvent) -> list[Block]:
-    if not burst.wall_ns:
+def _capture(step: int, capture: KernelsEvent) -> list[Block]:
+    if not capture.wall_ns:
         return []
-    wall = burst.wall_ns
-    causes = {cause: value / wall for cause, value in burst.idle_ns.items() if value > 0}
-    steps = max(burst.steps, 1)
-    title = f"Idle {share_text(sum(causes.values()))} in the burst at step {number(burst.step or step)}"
+    wall = capture.wall_ns
+    causes = {cause: value / wall for cause, value in capture.idle_ns.items() if value > 0}
+    steps = max(capture.steps, 1)
+    title = f"Idle {share_text(sum(causes.values()))} in the profiler capture at step {number(capture.step or step)}"
     note = (
-        f"Exact, over {number(burst.steps)} steps of {duration(wall / steps * 1e-9)} ({_method(burst.method)}). The "
-        f"profiler makes steps slower than others. Computing {share_text(burst.busy_ns / wall)}, of it copying "
-        f"{share_text(burst.copy_ns / wall)}; {number(burst.launches / steps)} launches a step."
+        f"Exact, over {number(capture.steps)} steps of {duration(wall / steps * 1e-9)} ({_method(capture.method)}). "
+        f"The profiler makes steps slower than others. Computing {share_text(capture.busy_ns / wall)}, of it copying "
+        f"{share_text(capture.copy_ns / wall)}; {number(capture.launches / steps)} launches a step."
     )
     out: list[Block] = [_bars(title, causes, note)]
     rows = tuple(
         (share_text(item[1] / wall), duration(item[1] / steps * 1e-9), number(item[2] / steps), str(item[0]))
-        for item in burst.top[:_TOP]
+        for item in capture.top[:_TOP]
         if len(item) >= 3
     )
     if rows:

@@ -20,7 +20,7 @@ from .pages import HelpScreen
 class HomeScreen(CanvasScreen):
     """Lists what can be started and opened. `choose` is called with the chosen entry. wizard: opens it."""
 
-    class CardRead(Message):
+    class GpuRead(Message):
         """The hardware was looked at."""
 
         def __init__(self, lines: list[str]) -> None:
@@ -51,19 +51,19 @@ class HomeScreen(CanvasScreen):
         self.state = HomeState(None, None, None)
 
     def on_mount(self) -> None:
-        threading.Thread(target=self._read_card, name="ndd-home-card", daemon=True).start()
+        threading.Thread(target=self._read_gpu, name="ndd-home-card", daemon=True).start()
         self.refresh_runs()
 
     def refresh_runs(self) -> None:
         """Read the runs folder again."""
         threading.Thread(target=self._read_list, name="ndd-home-runs", daemon=True).start()
 
-    def _read_card(self) -> None:
+    def _read_gpu(self) -> None:
         try:
-            lines = self._home.card_lines()
+            lines = self._home.gpu_lines()
         except Exception as error:  # noqa: BLE001  told, or the screen would wait for ever
             lines = [f"the hardware could not be read: {error}"]
-        post_from_thread(self, self.CardRead(lines))
+        post_from_thread(self, self.GpuRead(lines))
 
     def _read_list(self) -> None:
         try:
@@ -72,7 +72,7 @@ class HomeScreen(CanvasScreen):
             message = self.ListRead([], [], f"the runs could not be read: {error}")
         post_from_thread(self, message)
 
-    def on_home_screen_card_read(self, message: CardRead) -> None:
+    def on_home_screen_gpu_read(self, message: GpuRead) -> None:
         self.show(replace(self.state, card=tuple(message.lines)))
 
     def on_home_screen_list_read(self, message: ListRead) -> None:

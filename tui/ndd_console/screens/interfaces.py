@@ -123,7 +123,7 @@ class StartRow:
 class HomeSource(Protocol):
     """What the home screen lists. Each call may be slow and is made in a thread."""
 
-    def card_lines(self) -> list[str]:
+    def gpu_lines(self) -> list[str]:
         """What was detected, one fact a line."""
 
     def runs(self) -> list[RunRow]:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Protocol
 from textual import events
 
 from ndd_console.view.style import Row
-from ndd_console.view.tuning import LadderView, ladder_rows
+from ndd_console.view.tuning import TuningView, tuning_rows
 
 from .base import CanvasScreen, Look
 
 if TYPE_CHECKING:
-    from ndd_engine.trial.tuning import LadderState
+    from ndd_engine.trial.tuning import TuningState
 
 _LOOK_S = 0.25
 _PAGE = 8
 
 
-class LadderSource(Protocol):
+class TuningSource(Protocol):
     """A climb that goes on by itself in a thread."""
 
     @property
@@ -28,7 +28,7 @@ class LadderSource(Protocol):
         """What it begins with, for people."""
 
     @property
-    def state(self) -> LadderState | None:
+    def state(self) -> TuningState | None:
         """How far it is; None before anything was told."""
 
     @property
@@ -46,20 +46,20 @@ class LadderSource(Protocol):
         """End it soon, with what was measured so far as its result. Returns at once."""
 
 
-class LadderScreen(CanvasScreen):
+class TuningScreen(CanvasScreen):
     """One climb. `leave` is called once it is over and the user closes the screen."""
 
     def __init__(
         self,
         look: Look,
-        climb: LadderSource,
+        climb: TuningSource,
         leave: Callable[[], None],
         on_painted: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
         self._climb = climb
         self._leave = leave
-        self.view = LadderView(climb.name)
+        self.view = TuningView(climb.name)
 
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self.look_again)
@@ -69,14 +69,14 @@ class LadderScreen(CanvasScreen):
         climb = self._climb
         self.show(replace(self.view, state=climb.state, problem=climb.problem, saved=climb.saved))
 
-    def show(self, view: LadderView) -> None:
+    def show(self, view: TuningView) -> None:
         """Take a new view and draw it."""
         if view != self.view:
             self.view = view
             self.paint()
 
     def draw(self, width: int, height: int) -> list[Row]:
-        return ladder_rows(self.view, width, height)
+        return tuning_rows(self.view, width, height)
 
     def on_key(self, event: events.Key) -> None:
         event.stop()

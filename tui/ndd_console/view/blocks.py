@@ -25,7 +25,7 @@ _FIGURE = 8  # a column of milliseconds
 _SHARE = 7
 
 
-def on_card(run: RunEvent | None) -> bool:
+def on_gpu(run: RunEvent | None) -> bool:
     """Whether the run trains on a CUDA card."""
     return run is not None and run.device.startswith("cuda")
 
@@ -60,7 +60,7 @@ def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
 def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
     """ "RTX 4080 SUPER 16 GB", or "CPU, 8 threads"."""
     name = foreign(run.device_name)
-    if not on_card(run):
+    if not on_gpu(run):
         threads = f", {run.threads} threads" if run.threads else ""
         return f"{shorten(name, 40)}{threads}" if width >= 110 and name else f"CPU{threads}"
     for prefix in ("NVIDIA ", "GeForce "):
@@ -210,7 +210,7 @@ class StepTable:
 def idle_heading(snapshot: Snapshot, width: int) -> str:
     """ "GPU idle 63 % (kernels)"; ">" where that is a lower bound."""
     idle = snapshot.idle
-    what = "GPU idle" if on_card(snapshot.run) else "compute idle" if width >= 34 else "idle"
+    what = "GPU idle" if on_gpu(snapshot.run) else "compute idle" if width >= 34 else "idle"
     method = f" ({_METHODS.get(idle.method, foreign(idle.method))})" if idle.share is not None else ""
     bound = ">" if idle.share is not None and idle.reason == LOWER_BOUND else ""
     return f"{what} {bound}{percent(idle.share)}{method}"

@@ -35,7 +35,7 @@ def diagnosis_lines(snapshot: Snapshot, told: Told, name: str, can_try: bool, wi
         ]
     sections = (
         ("where in the code", _stacks(snapshot.stacks, width)),
-        (_burst_title(snapshot.kernels), _kernels(snapshot.kernels, width)),
+        (_capture_title(snapshot.kernels), _kernels(snapshot.kernels, width)),
         ("forward and backward of one micro-batch by itself", _baseline(snapshot.baseline, width)),
         ("the loader", _loader(snapshot.loader, width)),
     )
@@ -124,7 +124,7 @@ def _keep_end(text: str, width: int) -> str:
     return text if cells(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
-def _burst_title(kernels: KernelsEvent | None) -> str:
+def _capture_title(kernels: KernelsEvent | None) -> str:
     if kernels is None:
         return "profiler burst"
     steps = f"{kernels.steps} step{'' if kernels.steps == 1 else 's'}"

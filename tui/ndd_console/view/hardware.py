@@ -8,7 +8,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, number, size
 
 from .bars import levels
-from .blocks import on_card
+from .blocks import on_gpu
 from .rows import cells, fields, foreign
 from .style import Row, Span
 from .throughput import item_name, plural
@@ -33,7 +33,7 @@ def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
     card = snapshot.card
     if card is not None:
         rows += _block("card", _card(card), width)
-    elif on_card(snapshot.run):
+    elif on_gpu(snapshot.run):
         rows.append(_labelled("card", (("n/a: the card's counters cannot be read (NVML)", "dim"),)))
     host = snapshot.host
     if host is None:

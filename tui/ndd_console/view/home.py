@@ -48,16 +48,16 @@ def home_rows(state: HomeState, width: int, height: int) -> list[Row]:
     top: list[Row] = [
         ends((("ndd-console", "bold"),), (("train, and see where the time goes", "dim"),), inner)
     ]
-    lines_of_card = [LOOKING] if state.card is None else [foreign(line) for line in state.card]
+    lines_of_gpu = [LOOKING] if state.card is None else [foreign(line) for line in state.card]
     entries, chosen = _entries(state, inner)
     room = height - 1 - len(message) - len(top)
     # The machine is described as far as the list leaves room for it.
-    about = min(len(lines_of_card), max(room - min(len(entries), 8) - 2, 0))
+    about = min(len(lines_of_gpu), max(room - min(len(entries), 8) - 2, 0))
     if about:
         top += [BLANK, rule("this machine", inner)]
         top += [
             ((shorten(line, inner), "dim" if state.card is None else "text"),)
-            for line in lines_of_card[:about]
+            for line in lines_of_gpu[:about]
         ]
         room -= about + 2
         if room > len(entries) and height >= 20:

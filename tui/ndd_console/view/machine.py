@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ndd_engine.hardware.gpu import Card, Machine, Process
+from ndd_engine.hardware.gpu import Gpu, Machine, Process
 from ndd_engine.hardware.host import Host
 from ndd_engine.text import MISSING, number, printable, size
 
@@ -15,7 +15,7 @@ def describe(machine: Machine) -> list[str]:
     """The machine as lines of text, safe for a terminal."""
     lines: list[str] = []
     for item in machine.cards:
-        lines += [*_card_lines(item), ""]
+        lines += [*_gpu_lines(item), ""]
     if not machine.cards:
         lines += [f"no card: {machine.reasons['nvml']}", ""]
     lines += [_line("device", machine.device, machine.reasons["device"]), *_host_lines(machine.host)]
@@ -27,7 +27,7 @@ def _line(label: str, value: str, why: str | None = None) -> str:
     return f"{label:<{_LABEL}}{value}" + (f"  ({why})" if why else "")
 
 
-def _card_lines(item: Card) -> list[str]:
+def _gpu_lines(item: Gpu) -> list[str]:
     where = f"cuda:{item.index}" if item.index is not None else "no torch device"
     lines = [
         item.name,
@@ -66,7 +66,7 @@ def _card_lines(item: Card) -> list[str]:
     return lines
 
 
-def _others(item: Card) -> tuple[str, str | None]:
+def _others(item: Gpu) -> tuple[str, str | None]:
     """What is used on the card by others than this command, and by whom."""
     if item.processes is None:
         return f"{size(item.used_bytes)} used", item.reasons.get("processes", "by whom is not known")

@@ -16,8 +16,7 @@ from .rows import BLANK, cells, ends, fit, foreign, rule, shorten, wrap
 from .style import Row, Span
 
 if TYPE_CHECKING:
-    from ndd_engine.trial.tuning import LadderState
-    from ndd_engine.trial.tuning import Row as Rung
+    from ndd_engine.trial.tuning import TuningRow, TuningState
 
 # state: (symbol, style). A state is always symbol, word and colour together.
 _STATES: dict[str, tuple[str, str]] = {
@@ -39,7 +38,7 @@ LOSSES = {"not comparable": "n/a"}
 
 
 @dataclass(frozen=True, slots=True)
-class LadderView:
+class TuningView:
     """What the screen shows.
 
     top: the first rung, where it was scrolled. problem: why the climb ended without a result. saved: where the
@@ -47,7 +46,7 @@ class LadderView:
     """
 
     base: str
-    state: LadderState | None = None
+    state: TuningState | None = None
     top: int | None = None
     stopping: bool = False
     problem: str = ""
@@ -65,7 +64,7 @@ class LadderView:
         return bool(self.problem) or (self.state is not None and self.state.done)
 
 
-def ladder_rows(view: LadderView, width: int, height: int) -> list[Row]:
+def tuning_rows(view: TuningView, width: int, height: int) -> list[Row]:
     """Exactly `height` rows of exactly `width` cells; the rung that is measured is among them."""
     margin = 1 if width >= 40 else 0
     inner = max(width - 2 * margin, 1)
@@ -89,20 +88,20 @@ def ladder_rows(view: LadderView, width: int, height: int) -> list[Row]:
     return [fit(row, width) for row in rows]
 
 
-def first_line(view: LadderView, count: int, room: int) -> int:
+def first_line(view: TuningView, count: int, room: int) -> int:
     """The first rung to show: where it was scrolled to, or such that the one that is measured is seen."""
     last = max(count - room, 0)
     if view.top is not None:
         return min(max(view.top, 0), last)
-    rungs = view.state.rows if view.state is not None else ()
-    at = next((index for index, row in enumerate(rungs) if row.state == "measuring"), None)
+    candidates = view.state.rows if view.state is not None else ()
+    at = next((index for index, row in enumerate(candidates) if row.state == "measuring"), None)
     if at is None:
-        done = [index for index, row in enumerate(rungs) if row.state in ("kept", "dropped", "skipped")]
+        done = [index for index, row in enumerate(candidates) if row.state in ("kept", "dropped", "skipped")]
         at = 0 if view.over or not done else done[-1]
     return min(max(at - room + 3, 0), last)
 
 
-def _keys(view: LadderView, scrolls: bool) -> Keys:
+def _keys(view: TuningView, scrolls: bool) -> Keys:
     scroll: Keys = (("↑↓", "scroll"),) if scrolls else ()
     if view.over:
         write: Keys = (("w", "write the configuration"),) if view.can_save else ()
@@ -131,15 +130,15 @@ def heading(width: int) -> Row:
     return ((text + ("why" if why else ""), "dim"),)
 
 
-def table(rungs: tuple[Rung, ...], width: int) -> list[Row]:
+def table(candidates: tuple[TuningRow, ...], width: int) -> list[Row]:
     """A row for each rung."""
-    return [_rung(row, width) for row in rungs]
+    return [_candidate(row, width) for row in candidates]
 
 
-def _rung(row: Rung, width: int) -> Row:
+def _candidate(row: TuningRow, width: int) -> Row:
     title, loss, memory, why = _widths(width)
     symbol, style = _STATES.get(row.state, ("?", "text"))
-    name = shorten(foreign(row.rung.title), title - 1)
+    name = shorten(foreign(row.candidate.title), title - 1)
     spans: list[Span] = [
         (f"{symbol} {row.state}".ljust(_STATE), style),
         (name + " " * (title - cells(name)), "dim" if row.state == "skipped" else "text"),
@@ -175,7 +174,7 @@ def _ratio(trial: TrialEvent | None) -> str:
     return f"{times(trial.ratio)} {times(trial.low)[:-1]}-{times(trial.high)[:-1]}"
 
 
-def _below(view: LadderView, width: int, height: int) -> list[Row]:
+def _below(view: TuningView, width: int, height: int) -> list[Row]:
     """What is done now, or what came out."""
     state = view.state
     if view.problem:

@@ -60,7 +60,7 @@ def _mix(seed: int, epoch: int) -> int:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FirstBatch:
     """What the first batch of an epoch shows of the loader: its workers, page-locked or not, on which device."""
 
     workers: tuple[int, ...]
@@ -68,7 +68,7 @@ class Seen:
     device: str
 
 
-def begun(iterator: Iterator[Batch]) -> tuple[Seen | None, Iterator[Batch]]:
+def begun(iterator: Iterator[Batch]) -> tuple[FirstBatch | None, Iterator[Batch]]:
     """(what the first batch shows, the same batches from the first one on)."""
     first = next(iterator, None)
     if first is None:
@@ -77,7 +77,7 @@ def begun(iterator: Iterator[Batch]) -> tuple[Seen | None, Iterator[Batch]]:
     seen = None
     if tensor is not None:
         pinned = tensor.device.type == "cpu" and tensor.is_pinned()
-        seen = Seen(worker_pids(iterator), pinned, str(tensor.device))
+        seen = FirstBatch(worker_pids(iterator), pinned, str(tensor.device))
     return seen, chain((first,), iterator)
 
 
@@ -106,7 +106,7 @@ class Batches:
         self.sampler = EpochBatches(items, config.batch.micro, config.run.seed, epochs_differ)
         self.crc = checksum(data, items)
         self.source = make_source(data, collate, loader, device, epochs_differ, tell)
-        self.seen: Seen | None = None
+        self.seen: FirstBatch | None = None
         self._pin = loader.pin_memory
         self.loader: DataLoader[Any] | None = None
         if not _direct(self.source, loader.workers, loader.placement):
@@ -164,7 +164,7 @@ class EvalBatches:
         self.source = make_source(data, collate, loader, device, False, tell)
         self._items, self._micro = len(data), config.batch.micro  # type: ignore[arg-type]
         self._pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
-        self.seen: Seen | None = None
+        self.seen: FirstBatch | None = None
         self.loader: DataLoader[Any] | None = None
         if not _direct(self.source, loader.eval_workers, loader.placement):
             self.loader = WatchedLoader(

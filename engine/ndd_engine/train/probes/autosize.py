@@ -30,7 +30,7 @@ ALONE = {"workers": 0, "prefetch": None, "persistent": None, "cache": False, "pl
 
 
 @dataclass(frozen=True)
-class Choice:
+class SizeChoice:
     """A size and, for people, why. threads: intra-op threads, where another number than the usual was better.
     memory_gb: of the card that the size is for, see Draft.resolve."""
 
@@ -40,7 +40,9 @@ class Choice:
     memory_gb: float | None = None
 
 
-def decide(draft: Draft, machine: Machine, progress: Callable[[str], None]) -> tuple[Config, Choice | None]:
+def decide(
+    draft: Draft, machine: Machine, progress: Callable[[str], None]
+) -> tuple[Config, SizeChoice | None]:
     """The configuration for this machine, and how its model's size was chosen where that is "auto".
 
     Tells torch how many threads to use.
@@ -60,7 +62,7 @@ def decide(draft: Draft, machine: Machine, progress: Callable[[str], None]) -> t
 
 def choose_size(
     draft: Draft, device: torch.device, progress: Callable[[str], None], memory_gb: float | None = None
-) -> Choice:
+) -> SizeChoice:
     """The size for `size = "auto"`: the card's on a card, else the largest that steps often enough.
 
     memory_gb: GiB of the card, which the guides' batches go by. Leaves torch with the threads that were found best.
@@ -71,15 +73,15 @@ def choose_size(
         size for size in (*auto["candidates"], auto["card_size"]) if not problems(draft.resolve(size), "")
     ]
     if not feasible:
-        return Choice(auto["candidates"][0], "the data is too small for every size")
+        return SizeChoice(auto["candidates"][0], "the data is too small for every size")
     if device.type == "cuda":
         micro = draft.resolve(feasible[-1], memory_gb).batch.micro
         reason = f"size {feasible[-1]}, micro-batch {micro}: a CUDA card is there"
-        return Choice(feasible[-1], reason, memory_gb=memory_gb)
+        return SizeChoice(feasible[-1], reason, memory_gb=memory_gb)
     wanted = float(auto["min_steps_per_second"])
     sizes = [size for size in feasible if size in auto["candidates"]]
     if not sizes:
-        return Choice(feasible[-1], f"size {feasible[-1]}: the only one that this data can feed")
+        return SizeChoice(feasible[-1], f"size {feasible[-1]}: the only one that this data can feed")
     size, rate, too_slow = _largest(sizes, draft, device, wanted, progress)
     threads = torch.get_num_threads()
     if rate < wanted * MARGIN and threads > 1 and draft.resolve(size).run.threads is None:
@@ -88,12 +90,12 @@ def choose_size(
         alone = _largest(sizes, draft, device, wanted, progress)
         if alone[1] > rate:
             beside = f"; {threads} threads {number(rate)}: others use the cores"
-            return Choice(
+            return SizeChoice(
                 alone[0], f"no CUDA card: size {alone[0]}, 1 thread, {number(alone[1])} steps/s{beside}", 1
             )
         torch.set_num_threads(threads)
     # Short enough for one line of a narrow screen.
-    return Choice(size, f"no CUDA card: size {size}, {number(rate, 2)} steps/s{too_slow}")
+    return SizeChoice(size, f"no CUDA card: size {size}, {number(rate, 2)} steps/s{too_slow}")
 
 
 def _largest(

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.measure.timeline import Seen, Timeline, timeline
+from ndd_engine.measure.timeline import CaptureTimeline, TraceEvent, timeline
 from ndd_engine.record.events import PHASES
 
 
-def kernel(begin: int, end: int, name: str = "gemm") -> Seen:
-    return Seen(name, begin, end, 0, True, False)
+def kernel(begin: int, end: int, name: str = "gemm") -> TraceEvent:
+    return TraceEvent(name, begin, end, 0, True, False)
 
 
-def host(begin: int, end: int, name: str = "aten::mm", thread: int = 1) -> Seen:
-    return Seen(name, begin, end, thread, False, False)
+def host(begin: int, end: int, name: str = "aten::mm", thread: int = 1) -> TraceEvent:
+    return TraceEvent(name, begin, end, thread, False, False)
 
 
-def named(begin: int, end: int, name: str, on_card: bool = False) -> Seen:
-    return Seen(name, begin, end, 1, on_card, True)
+def named(begin: int, end: int, name: str, on_gpu: bool = False) -> TraceEvent:
+    return TraceEvent(name, begin, end, 1, on_gpu, True)
 
 
 NAMES = (
@@ -28,8 +28,8 @@ NAMES = (
 )  # fmt: skip
 TIME = st.integers(-10, 120)
 SEEN = st.builds(
-    lambda name, begin, length, thread, on_card, annotation: Seen(
-        name, begin, begin + length, thread, on_card, annotation
+    lambda name, begin, length, thread, on_gpu, annotation: TraceEvent(
+        name, begin, begin + length, thread, on_gpu, annotation
     ),
     st.sampled_from(NAMES), TIME, st.integers(0, 60), st.integers(1, 2), st.booleans(), st.booleans(),
 )  # fmt: skip
@@ -40,7 +40,7 @@ MARKS = st.lists(st.tuples(TIME, st.sampled_from([*PHASES, "forward/encoder"])),
 
 @given(st.lists(SEEN, max_size=20), MARKS, st.booleans())
 def test_busy_and_the_causes_add_up_to_the_wall(
-    seen: list[Seen], marks: list[tuple[int, str]], card: bool
+    seen: list[TraceEvent], marks: list[tuple[int, str]], card: bool
 ) -> None:
     seen += [kernel(40, 41), host(40, 41)]
     try:
@@ -55,7 +55,7 @@ def test_busy_and_the_causes_add_up_to_the_wall(
     assert "synchronising" not in found.idle_ns or card
 
 
-def of_card(*seen: Seen, marks: list[tuple[int, str]]) -> Timeline:
+def of_card(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
     return timeline(list(seen), marks, 0, 100, card=True)
 
 
@@ -87,8 +87,8 @@ def test_a_card_is_busy_while_a_kernel_or_a_copy_runs() -> None:
 def test_named_ranges_on_the_card_compute_nothing() -> None:
     found = of_card(
         kernel(50, 60),
-        named(0, 100, "Optimizer.step#AdamW.step", on_card=True),
-        Seen("Context Sync", 0, 100, 0, True, False),
+        named(0, 100, "Optimizer.step#AdamW.step", on_gpu=True),
+        TraceEvent("Context Sync", 0, 100, 0, True, False),
         marks=STEP,
     )
     assert (found.busy_ns, found.launches) == (10, 1)
@@ -126,10 +126,10 @@ def test_a_replayed_graph_is_one_phase_with_all_its_kernels() -> None:
 
 def test_a_card_of_which_nothing_was_seen_is_not_called_idle() -> None:
     with pytest.raises(ValueError, match="no kernels"):
-        of_card(host(10, 50), named(0, 100, "step", on_card=True), marks=STEP)
+        of_card(host(10, 50), named(0, 100, "step", on_gpu=True), marks=STEP)
 
 
-def of_host(*seen: Seen, marks: list[tuple[int, str]]) -> Timeline:
+def of_host(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
     return timeline(list(seen), marks, 0, 100, card=False)
 
 

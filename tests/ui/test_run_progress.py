@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ndd_console.output.progress import Narrator, introduction, progress_line, summary
+from ndd_console.output.progress import RunProgress, introduction, progress_line, summary
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import FindingEvent, parse
 from ndd_engine.record.snapshot import Throughput, TimeLeft
@@ -12,8 +12,8 @@ from ndd_engine.record.snapshot import Throughput, TimeLeft
 from .fakes import FINDING, SECOND, SETTINGS, ended, mark, run_event, snapshot, trial_event
 
 
-def teller(lines: list[str]) -> Narrator:
-    return Narrator(lines.append, every_s=1e9, since=0.0)
+def teller(lines: list[str]) -> RunProgress:
+    return RunProgress(lines.append, every_s=1e9, since=0.0)
 
 
 def test_a_line_names_its_units() -> None:
@@ -51,9 +51,9 @@ def test_the_introduction_says_what_a_step_and_an_epoch_are() -> None:
 
 def test_settings_are_told_once_and_again_when_they_change() -> None:
     lines: list[str] = []
-    narrator = teller(lines)
+    progress = teller(lines)
     value = snapshot(marks=())
-    narrator.look(value)
+    progress.look(value)
     told = [line for line in lines if line.startswith(("setting ", "warning: speed."))]
     assert told == [
         "setting loader.workers: requested 4, in effect: 4 worker processes answered the first batch",
@@ -62,10 +62,10 @@ def test_settings_are_told_once_and_again_when_they_change() -> None:
         "warning: speed.attention: requested flash, applied efficient, not in effect: the mask needs another back end",
     ]
     lines.clear()
-    narrator.look(replace(value, step=4_219))
+    progress.look(replace(value, step=4_219))
     assert not [line for line in lines if "setting" in line or "speed." in line]
     found = replace(SETTINGS[1], in_effect=True, verified="fused is set")
-    narrator.look(replace(value, settings=(SETTINGS[0], found, *SETTINGS[2:])))
+    progress.look(replace(value, settings=(SETTINGS[0], found, *SETTINGS[2:])))
     assert (
         lines[-1]
         == "setting optimizer.implementation: requested auto, applied fused, in effect: fused is set"
@@ -106,12 +106,12 @@ def test_the_last_words_hold_the_rates_and_the_work() -> None:
 def test_a_stage_that_counts_is_said_now_and_then() -> None:
     lines: list[str] = []
     now = [0.0]
-    narrator = Narrator(lines.append, every_s=5.0, since=0.0, clock=lambda: now[0])
+    progress = RunProgress(lines.append, every_s=5.0, since=0.0, clock=lambda: now[0])
     for done in range(0, 1000, 100):
         now[0] += 1.0
-        narrator.look(snapshot(status="preparing", stage=f"encoding items once: {done:,} of 1,000", run=None, marks=(),
+        progress.look(snapshot(status="preparing", stage=f"encoding items once: {done:,} of 1,000", run=None, marks=(),
                                settings=(), steps_per_s=None))  # fmt: skip
-    narrator.look(
+    progress.look(
         snapshot(
             status="preparing", stage="building the model", run=None, marks=(), settings=(), steps_per_s=None
         )
@@ -125,23 +125,23 @@ def test_a_stage_that_counts_is_said_now_and_then() -> None:
 
 def test_findings_and_trials_are_told_as_they_come() -> None:
     lines: list[str] = []
-    narrator = Narrator(lines.append, since=100.0)
+    progress = RunProgress(lines.append, since=100.0)
     event = FindingEvent(40, FINDING.cause, FINDING.title, False, FINDING.to_dict())
-    narrator.hear(99.0, event)  # before this narrator's time
+    progress.hear(99.0, event)  # before this narrator's time
     assert lines == []
-    narrator.hear(101.0, event)
+    progress.hear(101.0, event)
     # Read back from the record, where tuples have become lists.
     line = FindingEvent(50, SECOND.cause, SECOND.title, False, SECOND.to_dict()).to_json(102.0)
     again = parse(line)
     assert again is not None
-    narrator.hear(*again)
+    progress.hear(*again)
     change = Change("hoist it", (), "m.py:3 in f")
     code = Finding("user-code", "host code in forward", (), "likely", None, None, (change,))
-    narrator.hear(103.0, FindingEvent(60, code.cause, code.title, False, code.to_dict()))
-    narrator.hear(103.0, FindingEvent(60, "too-short", "too short to judge", False, {}))
-    narrator.hear(104.0, FindingEvent(70, FINDING.cause, FINDING.title, True))
-    narrator.hear(105.0, trial_event())
-    narrator.hear(105.0, snapshot().settings[0])
+    progress.hear(103.0, FindingEvent(60, code.cause, code.title, False, code.to_dict()))
+    progress.hear(103.0, FindingEvent(60, "too-short", "too short to judge", False, {}))
+    progress.hear(104.0, FindingEvent(70, FINDING.cause, FINDING.title, True))
+    progress.hear(105.0, trial_event())
+    progress.hear(105.0, snapshot().settings[0])
     assert lines == [
         "finding: input-bound: the GPU waits 57 % of each step for the loader, at most 2.3x; "
         "try loader.workers=4 loader.pin_memory=true",

@@ -6,14 +6,14 @@ import pytest
 
 from ndd_engine.config import Config, read
 from ndd_engine.trial.blocks import (
-    DoesNotFitError,
-    Pace,
+    BlocksDoNotFitError,
+    SidePace,
     common,
     lead,
-    make_plan,
     needs_epochs,
     never_happens,
     period,
+    plan_blocks,
     switched_off,
 )
 
@@ -23,46 +23,46 @@ def config(*sets: str) -> Config:
 
 
 def test_both_sides_train_as_many_items_in_blocks_of_a_second_or_so() -> None:
-    plan = make_plan(Pace(16, 100_000, 0.010), Pace(64, 25_000, 0.020), 50.0, False)
+    plan = plan_blocks(SidePace(16, 100_000, 0.010), SidePace(64, 25_000, 0.020), 50.0, False)
     assert plan.within
     assert plan.steps[0] * 16 == pytest.approx(plan.steps[1] * 64, rel=0.05)
     assert 0.5 <= plan.block_s <= 2.0
-    assert plan.quad_s * 4 <= 50
+    assert plan.abba_s * 4 <= 50
 
 
 def test_short_epochs_are_taken_whole_on_both_sides() -> None:
-    plan = make_plan(Pace(16, 25, 0.010), Pace(50, 8, 0.020), 50.0, False)
+    plan = plan_blocks(SidePace(16, 25, 0.010), SidePace(50, 8, 0.020), 50.0, False)
     assert not plan.within
     assert plan.steps[0] % 25 == 0 and plan.steps[1] % 8 == 0
     assert plan.steps[0] * 16 == pytest.approx(plan.steps[1] * 50, rel=0.3)
 
 
 def test_a_block_in_the_middle_of_an_epoch_has_room_in_it() -> None:
-    side = Pace(1, 40, 0.4)  # an epoch takes 16 s, of which not enough fit
-    plan = make_plan(side, side, 60.0, False)
+    side = SidePace(1, 40, 0.4)  # an epoch takes 16 s, of which not enough fit
+    plan = plan_blocks(side, side, 60.0, False)
     assert plan.within
     assert plan.steps[0] + lead(0.4) < 40
 
 
 def test_an_epoch_that_was_seen_to_be_too_long_is_not_tried_again() -> None:
-    side = Pace(16, 100, 0.010)
-    assert not make_plan(side, side, 30.0, False).within
-    assert make_plan(side, side, 30.0, False, whole=False).within
-    with pytest.raises(DoesNotFitError, match=r"a whole epoch takes 1\.0 s"):
-        make_plan(side, side, 30.0, True, whole=False)
+    side = SidePace(16, 100, 0.010)
+    assert not plan_blocks(side, side, 30.0, False).within
+    assert plan_blocks(side, side, 30.0, False, whole=False).within
+    with pytest.raises(BlocksDoNotFitError, match=r"a whole epoch takes 1\.0 s"):
+        plan_blocks(side, side, 30.0, True, whole=False)
 
 
 def test_what_recurs_lies_in_a_block_in_whole_periods() -> None:
-    plan = make_plan(Pace(16, 10_000, 0.010, 50), Pace(16, 10_000, 0.010, 20), 50.0, False)
+    plan = plan_blocks(SidePace(16, 10_000, 0.010, 50), SidePace(16, 10_000, 0.010, 20), 50.0, False)
     assert plan.steps[0] % 50 == 0 and plan.steps[1] % 20 == 0
-    with pytest.raises(DoesNotFitError, match=r"what recurs takes 50\.0 s") as caught:
-        make_plan(Pace(16, 10_000, 0.010, 5000), Pace(16, 10_000, 0.010, 20), 50.0, False)
+    with pytest.raises(BlocksDoNotFitError, match=r"what recurs takes 50\.0 s") as caught:
+        plan_blocks(SidePace(16, 10_000, 0.010, 5000), SidePace(16, 10_000, 0.010, 20), 50.0, False)
     assert caught.value.needed_s >= 12 * 50
 
 
 def test_steps_that_take_too_long_are_refused_with_what_would_be_needed() -> None:
-    with pytest.raises(DoesNotFitError, match=r"a step takes 5\.0 s, and 12 blocks") as caught:
-        make_plan(Pace(1, 1000, 5.0), Pace(1, 1000, 1.0), 30.0, False)
+    with pytest.raises(BlocksDoNotFitError, match=r"a step takes 5\.0 s, and 12 blocks") as caught:
+        plan_blocks(SidePace(1, 1000, 5.0), SidePace(1, 1000, 1.0), 30.0, False)
     assert 60 <= caught.value.needed_s <= 70
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as f
 
 from ndd_engine.config import read
 from ndd_engine.config.schema import Config
-from ndd_engine.hardware.gpu import Card
-from ndd_engine.hardware.profiles import CardProfile
+from ndd_engine.hardware.gpu import Gpu
+from ndd_engine.hardware.profiles import GpuProfile
 from ndd_engine.measure.flops import (
     NO_PROCESSOR_PEAK,
     WorkCounter,
@@ -218,13 +218,13 @@ def config_of(*settings: str) -> Config:
     return read(None, ["workload.name=ndd", "run.epochs=1", *settings]).resolve()
 
 
-def profile(**changes: Any) -> CardProfile:
-    made = CardProfile("x", "X 9000", 16, 700.0, {"bf16": 165.0, "tf32": 82.0}, (8, 9), "a sheet", ("X",))
+def profile(**changes: Any) -> GpuProfile:
+    made = GpuProfile("x", "X 9000", 16, 700.0, {"bf16": 165.0, "tf32": 82.0}, (8, 9), "a sheet", ("X",))
     return replace(made, **changes)
 
 
-def card(found: CardProfile | None = None, **changes: Any) -> Card:
-    return replace(Card(0, 0, None, "X 9000", None, None, profile=found), **changes)
+def card(found: GpuProfile | None = None, **changes: Any) -> Gpu:
+    return replace(Gpu(0, 0, None, "X 9000", None, None, profile=found), **changes)
 
 
 def test_a_step_is_all_its_micro_batches_and_the_update() -> None:
@@ -266,7 +266,7 @@ def test_the_peak_is_that_of_the_precision_in_use() -> None:
         (card(profile(note="figures are of the whole card"), mig=True), "figures are of the whole card"),
     ],
 )  # fmt: skip
-def test_without_a_published_peak_there_is_a_reason(chosen: Card | None, reason: str) -> None:
+def test_without_a_published_peak_there_is_a_reason(chosen: Gpu | None, reason: str) -> None:
     kind, peak, _, _, why = published_peak(chosen, "bf16")
     assert (kind, peak) == (None, None)
     assert reason in why

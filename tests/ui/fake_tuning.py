@@ -5,29 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ndd_engine.trial.candidates import Rung
+from ndd_engine.trial.candidates import Candidate
 from ndd_engine.trial.request import Progress
-from ndd_engine.trial.tuning import LadderState
-from ndd_engine.trial.tuning import Row as LadderRow
+from ndd_engine.trial.tuning import TuningRow as TuningRowView
+from ndd_engine.trial.tuning import TuningState
 
 from .fakes import trial_event
 
 
-def _rung(name: str, title: str, state: Any, **rest: Any) -> LadderRow:
+def _candidate(name: str, title: str, state: Any, **rest: Any) -> TuningRowView:
     sets = rest.pop("sets", (f"loader.{name}=true",))
-    return LadderRow(Rung(name, title, sets, missing=rest.pop("missing", "")), state, **rest)
+    return TuningRowView(Candidate(name, title, sets, missing=rest.pop("missing", "")), state, **rest)
 
 
-MEASURING = LadderState(
+MEASURING = TuningState(
     (
-        _rung(
+        _candidate(
             "cache", "each item encoded once", "kept", reason="a gain; pays back after 310 steps",
             trial=trial_event(sets=["loader.cache=true"], ratio=1.62, low=1.55, high=1.7, cause=None),
             to_start=trial_event(sets=["loader.cache=true"], ratio=1.6, low=1.52, high=1.69, cause=None),
         ),
-        _rung("workers-2", "2 loader workers", "measuring", sets=("loader.workers=2",)),
-        _rung("compile", "torch.compile", "waiting", sets=("speed.compile=default",)),
-        _rung("pin-memory", "page-locked batches", "skipped", reason="there is no CUDA card"),
+        _candidate("workers-2", "2 loader workers", "measuring", sets=("loader.workers=2",)),
+        _candidate("compile", "torch.compile", "waiting", sets=("speed.compile=default",)),
+        _candidate("pin-memory", "page-locked batches", "skipped", reason="there is no CUDA card"),
     ),
     "measuring 2 loader workers",
     Progress("measuring", 12.0, 60.0, 3, 1.1, 0.96, 1.26),
@@ -37,11 +37,11 @@ DONE = replace(
     MEASURING,
     rows=(
         MEASURING.rows[0],
-        _rung(
+        _candidate(
             "workers-2", "2 loader workers", "dropped", reason="no gain worth having", sets=("loader.workers=2",),
             trial=trial_event("no gain", sets=["loader.workers=2"], ratio=1.0, low=0.98, high=1.02, loss="close"),
         ),
-        _rung(
+        _candidate(
             "compile", "torch.compile", "dropped", reason="out of memory", sets=("speed.compile=default",),
             trial=trial_event("out of memory", ratio=None, low=None, high=None, loss="not comparable", change={}),
         ),

@@ -15,7 +15,7 @@ from train_help import EVERY_STEP, Result, Trainer, until
 
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import capture_schedule as bursts
-from ndd_engine.measure.capture import Recording
+from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
@@ -93,9 +93,9 @@ def test_the_burst_is_a_window_of_its_own_that_spoils_no_rate(trainer: Trainer) 
 
 def test_training_is_the_same_with_bursts(trainer: Trainer) -> None:
     plain = trainer.train(*trainer.ndd, *steps(20), *EVERY_STEP)
-    burst = trainer.train(*trainer.ndd, *steps(20), *EVERY_STEP, "log.kernels_every=5")
-    assert len(kernels(burst)) == 3
-    assert burst.losses == plain.losses
+    capture = trainer.train(*trainer.ndd, *steps(20), *EVERY_STEP, "log.kernels_every=5")
+    assert len(kernels(capture)) == 3
+    assert capture.losses == plain.losses
 
 
 def test_sleep_between_operators_shows_as_launch_gaps(
@@ -206,13 +206,13 @@ def test_a_paused_run_takes_the_burst_when_it_goes_on(trainer: Trainer) -> None:
 
 def test_a_stop_in_the_middle_of_a_burst(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Run] = []
-    plain = Recording.begin
+    plain = ProfilerCapture.begin
 
-    def begin(self: Recording) -> None:
+    def begin(self: ProfilerCapture) -> None:
         plain(self)
         made[0].control.request("stop", "enough")
 
-    monkeypatch.setattr(Recording, "begin", begin)
+    monkeypatch.setattr(ProfilerCapture, "begin", begin)
     result = trainer.train(
         *trainer.ndd, *steps(50), "log.kernels_every=5", steer=lambda run, _: made.append(run)
     )
@@ -227,13 +227,13 @@ def test_a_crash_in_the_middle_of_a_burst_frees_the_profiler(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        plain = Recording.begin
+        plain = ProfilerCapture.begin
 
-        def begin(self: Recording) -> None:
+        def begin(self: ProfilerCapture) -> None:
             plain(self)
             patch.setattr(Ndd, "loss", lambda *_: 1 / 0)
 
-        patch.setattr(Recording, "begin", begin)
+        patch.setattr(ProfilerCapture, "begin", begin)
         result = trainer.train(*trainer.ndd, *steps(50), "log.kernels_every=5")
         assert result.end is not None
         assert result.end.status == "failed"
@@ -248,7 +248,7 @@ def test_a_profiler_that_fails_is_a_warning(
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no tracing \x1b[2J here")
 
-    monkeypatch.setattr(Recording, where, fail)
+    monkeypatch.setattr(ProfilerCapture, where, fail)
     result = trainer.train(*trainer.ndd, *steps(30), "log.kernels_every=5")
     assert result.end is not None
     assert (result.end.status, result.end.step) == ("done", 30)

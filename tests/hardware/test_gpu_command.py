@@ -1,4 +1,4 @@
-"""`ndd-console card`: one document or readable text, at once, and safe for the terminal."""
+"""`ndd-console gpu`: one document or readable text, at once, and safe for the terminal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ndd_engine.hardware.nvml import Nvml
 
 
 def test_json_is_one_document() -> None:
-    result = CliRunner().invoke(command.card, ["--json"])
+    result = CliRunner().invoke(command.gpu, ["--json"])
     body = json.loads(result.stdout)
     assert result.exit_code == 0 and body["device"] and body["host"]["usable_cpus"] > 0
     assert set(body) == {"device", "chosen", "cards", "host", "reasons", "problems"}
 
 
 def test_text_names_the_device_and_the_cores() -> None:
-    result = CliRunner().invoke(command.card)
+    result = CliRunner().invoke(command.gpu)
     assert result.exit_code == 0
     assert "device" in result.stdout and "usable" in result.stdout
 
@@ -33,8 +33,8 @@ def test_without_a_card_torch_is_not_imported() -> None:
         "import sys, json\n"
         "import ndd_engine.hardware.gpu as engine\n"
         "engine.Nvml.open = lambda self: (setattr(self, 'reason', 'no NVIDIA driver: tested'), False)[1]\n"
-        "from ndd_console.cli.gpu import card\n"
-        "card([], standalone_mode=False)\n"
+        "from ndd_console.cli.gpu import gpu\n"
+        "gpu([], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -71,5 +71,5 @@ def test_cards_ask_torch(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         return detect(choice, use_torch, nvml=Nvml(fakes.nvml(card)), torch=fakes.torch(card), environ={})
 
     monkeypatch.setattr(command, "detect", fake_detect)
-    result = CliRunner().invoke(command.card)
+    result = CliRunner().invoke(command.gpu)
     assert result.exit_code == 0 and asked == [False, True] and "cuda:0" in result.stdout

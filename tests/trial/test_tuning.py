@@ -11,9 +11,9 @@ from measured import Bench, machine, trial
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, NddError, UsageError
-from ndd_engine.trial.candidates import Place, rungs
+from ndd_engine.trial.candidates import Place, candidates
 from ndd_engine.trial.request import Base
-from ndd_engine.trial.tuning import LadderState, Row, run_ladder
+from ndd_engine.trial.tuning import TuningRow, TuningState, run_tuning
 
 NDD = ("batch.micro=64", "loader.fetch=item")
 SUMMARISE = (
@@ -21,13 +21,13 @@ SUMMARISE = (
 )  # fmt: skip
 
 
-def climb(bench: Bench, *sets: str, workload: str = "ndd", **options: Any) -> LadderState:
+def climb(bench: Bench, *sets: str, workload: str = "ndd", **options: Any) -> TuningState:
     options.setdefault("machine", machine())
-    return run_ladder(Base("a test", None, workload, sets or NDD), 5.0, measure=bench, **options)
+    return run_tuning(Base("a test", None, workload, sets or NDD), 5.0, measure=bench, **options)
 
 
-def row(state: LadderState, name: str) -> Row:
-    return next(item for item in state.rows if item.rung.name == name)
+def row(state: TuningState, name: str) -> TuningRow:
+    return next(item for item in state.rows if item.candidate.name == name)
 
 
 # What is kept, and on top of what.
@@ -36,7 +36,7 @@ def row(state: LadderState, name: str) -> Row:
 def test_what_gains_is_kept_and_the_next_is_measured_on_top_of_it() -> None:
     bench = Bench({"loader.fetch=auto": trial("gain", 3.0), "run.threads=1": trial("gain", 1.2)})
     state = climb(bench)
-    assert [item.rung.name for item in state.kept] == ["gather", "threads-1"]
+    assert [item.candidate.name for item in state.kept] == ["gather", "threads-1"]
     assert bench.of("loader.workers=1").base.sets == ("loader.fetch=auto",)
     assert bench.of("speed.compile=default").base.sets == ("loader.fetch=auto", "run.threads=1")
     assert (
@@ -122,7 +122,7 @@ def test_on_a_card_they_are_tried() -> None:
 def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> None:
     bench = Bench({})
     state = climb(bench, machine=machine(cores=3.5))
-    assert [item.rung.name for item in state.rows if item.rung.group == "workers"] == [
+    assert [item.candidate.name for item in state.rows if item.candidate.group == "workers"] == [
         "workers-1",
         "workers-2",
     ]
@@ -162,12 +162,12 @@ def test_every_rung_of_every_workload_is_the_same_training() -> None:
     place = Place(card=True, cores=16, capability=(9, 0))
     for workload in ("antispoof", "chartext", "finetune", "ndd", "summarise"):
         config = read(None, ["precision.amp=off", "precision.tf32=false"], workload).resolve()
-        for rung in rungs(config, place):
-            if not rung.sets:
+        for candidate in candidates(config, place):
+            if not candidate.sets:
                 continue
             try:
                 changed = read(
-                    None, ["precision.amp=off", "precision.tf32=false", *rung.sets], workload
+                    None, ["precision.amp=off", "precision.tf32=false", *candidate.sets], workload
                 ).resolve()
             except ConfigError:
                 continue
@@ -190,8 +190,10 @@ def test_a_processor_that_has_no_bf16_is_not_asked_for_it(tmp_path: Path) -> Non
         flags.write_text(text)
         place = Place.of(machine(), flags)
         assert place.bf16 is has
-        rung = next(item for item in rungs(read(workload="ndd").resolve(), place) if item.name == "bf16")
-        assert bool(rung.missing) is (has is False)
+        candidate = next(
+            item for item in candidates(read(workload="ndd").resolve(), place) if item.name == "bf16"
+        )
+        assert bool(candidate.missing) is (has is False)
 
 
 def test_only_names_rungs_or_groups() -> None:
@@ -208,7 +210,7 @@ def test_only_names_rungs_or_groups() -> None:
 # What is written.
 
 
-def written(state: LadderState) -> Any:
+def written(state: TuningState) -> Any:
     path = Path(written.folder) / "ladder.toml"  # type: ignore[attr-defined]
     path.write_text(state.toml)
     return read(path).resolve()
@@ -235,7 +237,7 @@ def test_every_trial_begins_from_the_same_written_configuration(tmp_path: Path) 
     file.write_text('[workload]\nname = "ndd"\n[batch]\nmicro = 32\n')
     bench = Bench({}, after=lambda request: seen.append(read(request.base.config).resolve().batch.micro))
     seen: list[int] = []
-    run_ladder(Base("mine", file, None, ("run.seed=3",)), 5.0, measure=bench, machine=machine())
+    run_tuning(Base("mine", file, None, ("run.seed=3",)), 5.0, measure=bench, machine=machine())
     assert seen and set(seen) == {32}
 
 
@@ -253,7 +255,7 @@ def test_stopped_it_gives_what_was_measured_so_far() -> None:
     bench = Bench(results, after)
     state = climb(bench, stop=stop)
     assert state.done and state.stopped
-    assert [item.rung.name for item in state.kept] == ["gather"]
+    assert [item.candidate.name for item in state.kept] == ["gather"]
     assert row(state, "workers-1").state == row(state, "compile").state == "skipped"
     assert "loader.workers=2" not in [item for request in bench.requests for item in request.sets]
     assert written(state).loader.fetch == "auto"
@@ -263,7 +265,7 @@ def test_a_failure_after_something_was_measured_keeps_it() -> None:
     bench = Bench({"loader.fetch=auto": trial(), "loader.workers=1": NddError("the disk is full")})
     state = climb(bench)
     assert state.stopped and "the disk is full" in state.text
-    assert [item.rung.name for item in state.kept] == ["gather"]
+    assert [item.candidate.name for item in state.kept] == ["gather"]
     with pytest.raises(NddError, match="the disk is full"):
         climb(Bench({"loader.fetch=auto": NddError("the disk is full")}))
 
@@ -276,7 +278,7 @@ def test_a_mistake_is_told_before_anything_is_measured() -> None:
 
 
 def test_progress_is_told_as_states() -> None:
-    told: list[LadderState] = []
+    told: list[TuningState] = []
     state = climb(Bench({"loader.fetch=auto": trial()}), tell=told.append)
     assert told[-1] is state
     states = [row(item, "gather").state for item in told if item.rows]

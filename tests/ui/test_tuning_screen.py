@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from ndd_console.app import LadderApp
+from ndd_console.app import TuningApp
 from ndd_console.jobs.saving import save_new
-from ndd_console.jobs.tuning import LadderJob
-from ndd_console.screens.tuning import LadderScreen
+from ndd_console.jobs.tuning import TuningJob
+from ndd_console.screens.tuning import TuningScreen
 from ndd_console.view.interval import interval_rows
 from ndd_console.view.style import COLOUR, Row, ascii_rows
-from ndd_console.view.tuning import LadderView, ladder_rows
+from ndd_console.view.tuning import TuningView, tuning_rows
 from ndd_engine.errors import UsageError
 from ndd_engine.trial.request import Progress
-from ndd_engine.trial.tuning import LadderState
-from ndd_engine.trial.tuning import Row as Rung
+from ndd_engine.trial.tuning import TuningRow, TuningState
 
-from .fake_ladder import DONE, MEASURING
+from .fake_tuning import DONE, MEASURING
 from .pilots import text_of, until
 from .test_view import assert_fits
 
@@ -40,7 +39,7 @@ class Climb:
         self.go_on = threading.Event()
         self.stopped = False
 
-    def __call__(self, tell: Callable[[LadderState], None], stop: threading.Event) -> LadderState:
+    def __call__(self, tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:
         tell(MEASURING)
         self.told.set()
         while not self.go_on.wait(0.01):
@@ -50,7 +49,7 @@ class Climb:
         return DONE
 
 
-async def start(pilot: Pilot[Any], job: LadderJob) -> None:
+async def start(pilot: Pilot[Any], job: TuningJob) -> None:
     await until(pilot, lambda: "measuring" in text_of(pilot.app))  # type: ignore[arg-type]
 
 
@@ -58,8 +57,8 @@ async def test_the_climb_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ladder.toml").write_text("mine")
     climb = Climb()
-    job = LadderJob("chartext.toml", climb)
-    app = LadderApp(job, on_first_paint=job.start)
+    job = TuningJob("chartext.toml", climb)
+    app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(120, 40)) as pilot:
         await start(pilot, job)
         text = text_of(app)
@@ -86,8 +85,8 @@ async def test_the_climb_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("key", ["escape", "q", "ctrl+c"])
 async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> None:
     climb = Climb()
-    job = LadderJob("chartext.toml", climb, tmp_path / "out.toml")
-    app = LadderApp(job, on_first_paint=job.start)
+    job = TuningJob("chartext.toml", climb, tmp_path / "out.toml")
+    app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(80, 24)) as pilot:
         await start(pilot, job)
         await pilot.press(key)
@@ -102,11 +101,11 @@ async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> Non
 
 
 async def test_a_climb_that_cannot_begin_says_why() -> None:
-    def refuse(*_: object) -> LadderState:
+    def refuse(*_: object) -> TuningState:
         raise UsageError("--only wrokers: there is no such rung here")
 
-    job = LadderJob("chartext.toml", refuse)
-    app = LadderApp(job, on_first_paint=job.start)
+    job = TuningJob("chartext.toml", refuse)
+    app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "no such rung here" in text_of(app))
         await pilot.press("w", "q")
@@ -116,8 +115,8 @@ async def test_a_climb_that_cannot_begin_says_why() -> None:
 
 async def test_it_leaves_when_a_signal_says_so() -> None:
     climb = Climb()
-    job = LadderJob("chartext.toml", climb)
-    app = LadderApp(job, on_first_paint=job.start)
+    job = TuningJob("chartext.toml", climb)
+    app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(80, 24)) as pilot:
         await start(pilot, job)
         threading.Thread(target=app.leave).start()
@@ -129,7 +128,7 @@ async def test_it_leaves_when_a_signal_says_so() -> None:
 
 async def test_long_ladders_scroll_and_show_what_is_measured() -> None:
     rows = tuple(
-        replace(MEASURING.rows[2], rung=replace(MEASURING.rows[2].rung, title=f"setting {i}"))
+        replace(MEASURING.rows[2], candidate=replace(MEASURING.rows[2].candidate, title=f"setting {i}"))
         for i in range(60)
     )
     rows = (*rows[:40], replace(rows[40], state="measuring"), *rows[41:])
@@ -144,10 +143,10 @@ async def test_long_ladders_scroll_and_show_what_is_measured() -> None:
         def stop(self) -> None:
             raise AssertionError("nobody asked for it")
 
-    app = LadderApp(Still())
+    app = TuningApp(Still())
     async with app.run_test(size=(80, 24)) as pilot:
         screen = app.screen
-        assert isinstance(screen, LadderScreen)
+        assert isinstance(screen, TuningScreen)
         screen.look_again()
         assert "setting 40" in text_of(app) and "setting 3 " not in text_of(app)
         await pilot.press("home")
@@ -160,7 +159,9 @@ async def test_long_ladders_scroll_and_show_what_is_measured() -> None:
     "size", [(1, 1), (3, 2), (20, 5), (40, 12), (63, 16), (80, 24), (124, 30), (200, 50)]
 )
 def test_every_row_fits(size: tuple[int, int]) -> None:
-    hostile = Rung(replace(DONE.rows[0].rung, title="数据\x1b[2J" * 30), "skipped", reason="\x1b" * 99)
+    hostile = TuningRow(
+        replace(DONE.rows[0].candidate, title="数据\x1b[2J" * 30), "skipped", reason="\x1b" * 99
+    )
     for state in (
         None,
         MEASURING,
@@ -168,9 +169,9 @@ def test_every_row_fits(size: tuple[int, int]) -> None:
         replace(DONE, rows=(hostile, *DONE.rows)),
         replace(MEASURING, rows=()),
     ):
-        view = LadderView("chartext.toml", state, None, False, "", "ladder.toml")
+        view = TuningView("chartext.toml", state, None, False, "", "ladder.toml")
         for shown in (view, replace(view, problem="a\nb " * 40), replace(view, stopping=True, top=2)):
-            rows = ladder_rows(shown, *size)
+            rows = tuning_rows(shown, *size)
             assert_fits(rows, *size)
             assert plain(ascii_rows(rows)).isascii() and "\x1b" not in plain(rows)
 
@@ -212,5 +213,5 @@ def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
 
 def test_progress_without_a_ratio_says_so() -> None:
     state = replace(MEASURING, progress=Progress("warming up", 3.0, 60.0))
-    text = plain(ladder_rows(LadderView("x", state), 80, 24))
+    text = plain(tuning_rows(TuningView("x", state), 80, 24))
     assert "n/a: no ratio yet" in text and "warming up, 3 of at most 60 s" in text

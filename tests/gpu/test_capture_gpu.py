@@ -11,7 +11,7 @@ import torch
 
 from ndd_engine.config import read
 from ndd_engine.measure import clock as phase
-from ndd_engine.measure.capture import Recording
+from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
 from ndd_engine.train.run import Run, RunRequest
@@ -32,7 +32,7 @@ def left() -> torch.Tensor:
 def recorded(step: Callable[[PhaseClock], None], times: int = 3) -> KernelsEvent:
     """A burst over `times` calls of a step, after one that is left out."""
     clock = PhaseClock()
-    recording = Recording(torch.device("cuda"), clock)
+    recording = ProfilerCapture(torch.device("cuda"), clock)
     recording.start()
     step(clock)
     recording.begin()
