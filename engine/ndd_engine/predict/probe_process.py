@@ -8,23 +8,17 @@ Memory that runs out there, a card's caches and settings for a whole process are
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import time
-import traceback
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ndd_engine.child import Json, Pipe, first_to_go
+from ndd_engine.child import ChildServer, Json, Pipe
 from ndd_engine.config import Config, Draft, read
-from ndd_engine.errors import NddError
 
 from .memory import Items, Memory
 
-LEAVE_STATUS = 0
 # Seconds of looking at the lengths of items.
 LOOK_S = 1.0
 # A card's own part of the memory is not to be filled to the last byte by a probe.
@@ -70,29 +64,15 @@ class Opened:
         return cls(**{**body, "items": Items(**body["items"])})
 
 
-class Probes:
-    """The process: what it was told to open, and the probes of it."""
+class Probes(ChildServer):
+    """The process: the opened workload and the probes of it."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: Pipe, folder: Path) -> None:
+        super().__init__(pipe, folder)
         self._spec: Json = {}
         self._opened: Opened | None = None
         self._context_bytes = 0
-
-    def serve(self) -> None:
-        """Do what is asked until the end; every error is told and ends a question, not the process."""
-        while True:
-            try:
-                command = self.pipe.receive()
-            except EOFError:
-                return
-            try:
-                answer = {"open": self.open, "probe": self.probe}[command["do"]](command)
-            except BaseException as error:  # noqa: BLE001  every way to fail is told, a dataset's sys.exit too
-                traceback.print_exc()
-                answer = _error(error)
-            with suppress(OSError):
-                self.pipe.send(answer)
+        self.commands = {"open": self.open, "probe": self.probe}
 
     def open(self, command: Json) -> Json:
         """See Opened."""
@@ -264,27 +244,5 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
     return sorted(found) if len(set(found)) > 1 else []
 
 
-def _error(error: BaseException) -> Json:
-    from ndd_engine.train.failures import told
-
-    kind, text = told(error)
-    if isinstance(error, NddError):
-        return {"error": str(error), "kind": kind, "status": error.exit_status}
-    return {"error": text, "kind": kind}
-
-
-def main(arguments: list[str]) -> None:
-    """The process. arguments: the numbers of the pipes' ends, and the folder for what it writes."""
-    first_to_go()
-    pipe = Pipe(int(arguments[0]), int(arguments[1]))
-
-    def leave() -> None:
-        shutil.rmtree(arguments[2], ignore_errors=True)  # nobody else would, were the other end killed
-        os._exit(LEAVE_STATUS)
-
-    pipe.leave_when_closed(leave)
-    Probes(pipe).serve()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    Probes.main(sys.argv[1:])

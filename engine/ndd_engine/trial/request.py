@@ -1,4 +1,4 @@
-"""What a trial is asked: which configuration is the present, what is changed, how long it may take."""
+"""The request for a trial: baseline configuration, changed settings, time budget; and its progress."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ndd_engine.record.rundir import RunDir
 
 @dataclass(frozen=True)
 class Base:
-    """The present: a configuration file or a workload, with values set on top; `run` where it is a run's own.
+    """The baseline: a configuration file or a workload, with overrides; `run` if it is a run's own configuration.
 
-    name: for people, "run chartext-001" or "chartext.toml".
+    name: shown to people, "run chartext-001" or "chartext.toml".
     """
 
     name: str
@@ -23,13 +23,13 @@ class Base:
 
     @classmethod
     def of_run(cls, run: RunDir, sets: tuple[str, ...] = ()) -> Base:
-        """The configuration that a run was resolved to."""
+        """The resolved configuration of a run."""
         return cls(f"run {run.name}", run.config, None, sets, run)
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """One change, as "key=value" each, against the present. cause: the finding it came from, if any."""
+    """The candidate: "key=value" settings on top of the baseline. cause: the finding they come from, if any."""
 
     base: Base
     sets: tuple[str, ...]
@@ -39,7 +39,7 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a trial is. stage: what is being done, for people. ratio, low, high: so far, None before there is any."""
+    """How far a trial is. stage: shown to people. quads: ABBA blocks measured. ratio, low, high: so far, or None."""
 
     stage: str
     elapsed_s: float

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ndd_engine.child import ChildError, ChildProcess, Json
+from ndd_engine.child import ChildError, ChildProcess, Json, StoppedError, ticker
 from ndd_engine.config import Config, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
 from ndd_engine.hardware.gpu import Machine, detect
@@ -36,8 +36,7 @@ PATIENCE_S = 300.0
 _KINDS: dict[int, type[NddError]] = {EXIT_USAGE: UsageError, EXIT_MACHINE: MachineError}
 
 
-class WizardStoppedError(NddError):
-    """Asked to stop."""
+WizardStoppedError = StoppedError
 
 
 @dataclass(frozen=True)
@@ -188,22 +187,12 @@ class Planner:
     def _start(self) -> None:
         try:
             self._child = ChildProcess("ndd_engine.predict.probe_process")
-        except OSError as error:
-            raise MachineError(f"the process for the probes cannot be started: {error.strerror}") from None
+        except ChildError as error:
+            raise MachineError(f"the probes cannot run: {error}") from None
 
     def _ask(self, command: Json) -> Json:
         assert self._child is not None
-
-        words = self._stage
-
-        def tick(text: str | None) -> None:
-            nonlocal words
-            if self._stop.is_set():
-                raise WizardStoppedError("stopped")
-            if text is not None:
-                words = f"{self._stage}: {text}"
-            self._tell(words, self._done)
-
+        tick = ticker(self._stage, lambda words: self._tell(words, self._done), self._stop)
         try:
             return self._child.ask(command, PATIENCE_S, tick)
         except ChildError as error:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ndd_engine.child import ChildError
+from ndd_engine.child import ChildError, ticker
 from ndd_engine.trial.blocks import switched_off
 from ndd_engine.trial.process import SideProcess
 
@@ -141,16 +141,10 @@ class _Race:
         return time.monotonic() - self._begin
 
     def _measure(self, one: _Candidate, steps: int, limit_s: float, words: str) -> None:
-        said = words
+        def tell(text: str) -> None:
+            self._tell(text, min(self._elapsed_s / self._budget_s, 1.0))
 
-        def tick(text: str | None) -> None:
-            nonlocal said
-            if self._stop.is_set():
-                raise WizardStoppedError("stopped")
-            if text is not None:
-                said = f"{words}: {text}"
-            self._tell(said, min(self._elapsed_s / self._budget_s, 1.0))
-
+        tick = ticker(words, tell, self._stop)
         if one.side is None:
             self._make_room(one.proposal)
             one.side = side_of(self._answers, one.proposal)
@@ -177,7 +171,4 @@ def side_of(answers: Answers, proposal: Proposal) -> SideProcess:
         "sets": [*answers.all_sets, *proposal.sets()],
         "overrides": switched_off([]),
     }
-    try:
-        return SideProcess(spec, environment={})
-    except OSError as error:
-        raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None
+    return SideProcess(spec, environment={})
