@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ndd_engine.child import ChildError
+
 from .common import (
     Options,
     Table,
@@ -33,7 +35,7 @@ from .common import (
 from .engine import ONLY_STEPS
 from .guides import OTHER_BATCH, Guide, Settings, Step, as_sets, guides, merged
 from .parity import WHY, parity
-from .subject import Subject, SubjectError, compiler_cache, opened
+from .subject import Subject, compiler_cache
 
 TITLE = (
     "best: the engine's best settings / the guide's settings before (items per second, neighbouring blocks)"
@@ -119,7 +121,7 @@ class Search:
             before = self._candidate(merged(self.guide.before))
             best, kept = self._search(before)
             self._conclude(before, best, kept)
-        except SubjectError as error:
+        except ChildError as error:
             self.result.add(self.guide.workload, "cannot be measured")
             self.result.note(f"{self.guide.workload}: {error}")
         finally:
@@ -140,7 +142,7 @@ class Search:
                 found = paired(
                     best.rate, _kept_in(tried, candidate.rate), self.effort.trial_pairs, self.effort.trial_s
                 )
-            except SubjectError as error:
+            except ChildError as error:
                 self.steps.add(name, "not possible")
                 self.steps.note(f"{name}: {error}")
                 continue
@@ -269,7 +271,7 @@ class Search:
 
     def _candidate(self, settings: dict[str, str]) -> Candidate:
         losses = 3 if self.options.quick else LOSSES
-        subject = opened(self.guide.workload, [*self._scaled, *as_sets(settings)], losses)
+        subject = Subject(self.guide.workload, [*self._scaled, *as_sets(settings)], losses)
         steps = max(round(self.effort.block_s / subject.ready.step_s), 2)
         candidate = Candidate(settings, subject, steps)
         self._open.append(candidate)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ndd_engine.config.workload_sections import WORKLOADS
-from ndd_engine.trial.paired import Estimate, estimate, quad
+from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import ProposalSet, best_measured, propose, to_verify
@@ -169,7 +169,7 @@ def _paired(answers: Answers, other: Proposal, mine: Proposal) -> Estimate | Non
             seconds, steps = sides[index].train(1 << 40, PATIENCE_S, ignore, until_s=BLOCK_S, least=2)
             return steps * (other, mine)[index].batch.items / seconds
 
-        return estimate([quad(rate(0), rate(1), rate(1), rate(0)) for _ in range(QUADS)])
+        return estimate([abba_log_ratio(rate(0), rate(1), rate(1), rate(0)) for _ in range(QUADS)])
     finally:
         for side in sides:
             side.close()
@@ -186,7 +186,7 @@ def _interval(found: Estimate | None) -> str:
     if found is None:
         return "not measured"
     return (
-        "it is the best" if not found.quads else f"{found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f})"
+        "it is the best" if not found.blocks else f"{found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f})"
     )
 
 

@@ -13,7 +13,8 @@ from benchmarks.common import Environment, Table, machine_slug, report, say
 from ndd_engine.config.workload_sections import WORKLOADS
 
 from . import matrix, null
-from .cases import OWN, all_cases, chosen
+from .cases import OWN, chosen
+from .catalogue import all_cases
 from .suite import FIX_S, Suite
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

@@ -135,11 +135,3 @@ def chosen(cases: Iterable[Case], only: Sequence[str], workloads: Sequence[str])
 
 def _words(case: Case) -> tuple[str, ...]:
     return case.fault, f"{case.fault}:{case.severity}", case.kind, case.name
-
-
-def all_cases() -> list[Case]:
-    """Every case, in the order in which they are run."""
-    from .faulty import FAULTS
-    from .innocent import HEALTHY, INNOCENTS
-
-    return [*HEALTHY, *INNOCENTS, *FAULTS]

@@ -24,7 +24,7 @@ from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
-from ndd_engine.trial.paired import estimate, quad
+from ndd_engine.trial.paired import abba_log_ratio, estimate
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import run_trial
 
@@ -141,7 +141,7 @@ class Diagnosed:
             if any(rate is None for rate in rates):
                 say("a block without a whole window: no ratio")
                 return None
-            values.append(quad(*(rate or 1.0 for rate in rates)))
+            values.append(abba_log_ratio(*(rate or 1.0 for rate in rates)))
         found = estimate(values)
         return None if found is None else asdict(found)
 

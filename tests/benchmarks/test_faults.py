@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from benchmarks.faults import matrix, null, suite
-from benchmarks.faults.cases import SEVERITIES, Case, all_cases, chosen, only_last
+from benchmarks.faults.cases import SEVERITIES, Case, chosen, only_last
+from benchmarks.faults.catalogue import all_cases
 from benchmarks.faults.outcome import Counts, Measured, Outcome, same_change
 from benchmarks.faults.plants import neighbours, write_module
 

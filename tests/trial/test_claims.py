@@ -94,7 +94,9 @@ def test_the_table_holds_no_result() -> None:
 def test_claims_are_named_by_id_or_by_guide() -> None:
     assert [claim.id for claim in chosen(["f3", "N1"])] == ["N1", "F3"]
     assert {claim.guide for claim in chosen(["eeg"])} == {"eeg"}
-    with pytest.raises(UsageError, match=r"no claim X9; allowed: N1, .* or all of a guide: eeg, antispoof"):
+    with pytest.raises(
+        UsageError, match=r"unknown claim X9; allowed: N1, .* or all of a guide: eeg, antispoof"
+    ):
         chosen(["X9"])
 
 
@@ -113,11 +115,11 @@ def test_fewer_cores_measure_the_neighbour_and_say_so() -> None:
     assert result.verdict == "depends on the conditions"
     assert "loader.workers=2" in bench.requests[0].sets
     (line,) = conditions(result)
-    assert "1.9x (1.86 to 1.94), claimed 1.79x or more: holds" in line
-    assert "2 workers, on the processor (the guide's condition requires a CUDA GPU and 8 cores)" in line
+    assert "1.9x (95 % CI 1.86 to 1.94), claimed 1.79x or more: confirmed" in line
+    assert "2 workers, on the CPU (the guide's configuration requires a CUDA GPU and 8 cores)" in line
 
 
-def test_what_needs_a_card_is_not_measurable_without_one() -> None:
+def test_what_needs_a_gpu_is_not_measurable_without_one() -> None:
     bench = Constant(trial())
     for name in ("A4", "C2", "C8"):
         result = measured(name, bench)

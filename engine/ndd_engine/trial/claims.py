@@ -191,11 +191,9 @@ def shown(part: Part, found: Found) -> str:
         for item in figures
     ]
     head = texts[0] if part.kind == "share" else f"{texts[0]}x"
-    return (
-        head
-        if not texts[1] or value.low == value.high
-        else f"{head} ({CONFIDENCE * 100:.0f} % CI {texts[1]} to {texts[2]})"
-    )
+    if not texts[1] or value.low == value.high:
+        return head
+    return f"{head} ({CONFIDENCE * 100:.0f} % CI {texts[1]} to {texts[2]})"
 
 
 def _part_dict(item: PartResult) -> dict[str, Any]:

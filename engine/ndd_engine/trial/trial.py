@@ -172,7 +172,7 @@ class _Trial:
 
     def _failed(self, error: _SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
-            return "inconclusive", f"{error}: raise --budget above {self.request.budget_s:g}"
+            return "inconclusive", f"{error}; raise --budget above {self.request.budget_s:g}"
         if error.index == 0:
             return "failed", f"the baseline itself fails: {error}"
         return ("out of memory" if error.kind == "oom" else "failed"), str(error)
