@@ -1,4 +1,4 @@
-"""Real runs of the engine for the benchmarks: opened in a folder of their own, driven block by block."""
+"""Real runs of the engine for the benchmarks, each in a temporary folder, driven block by block."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ndd_engine.train.loop import Loop
 from ndd_engine.train.prepare import Prepared, prepare_run
 from ndd_engine.train.run import Run, RunRequest
 
-# One step takes 1-3 ms on one core, most of it in the interpreter: what disturbs training shows here first.
+# A step takes 1-3 ms on one core, mostly in the interpreter, so overhead is most visible here.
 TINY_WORKLOAD = "chartext"
 TINY = ("workload.size=tiny", "batch.micro=4", "batch.sequence=16", "run.threads=1")
-# Nothing but steps: a loop written by hand has no evaluation and no checkpoints to compare with.
+# Steps only: hand-written loops have no evaluation and no checkpoints to compare with.
 ONLY_STEPS = (
     "run.epochs=1000000",
     "evaluate.every_epochs=0",
@@ -30,7 +30,7 @@ ONLY_STEPS = (
 
 @dataclass
 class Engine:
-    """A prepared run with its recorder and sampler at work."""
+    """A prepared run with its recorder and sampler running."""
 
     run: Run
     prepared: Prepared
@@ -40,20 +40,20 @@ class Engine:
         return self.prepared.loop
 
     def train(self, steps: int) -> None:
-        """That many steps on this thread, by the loop itself."""
+        """Run that many steps of the loop on this thread."""
         loop = self.loop
         loop.total_steps = loop.step + steps
         loop.run()
 
     def windows(self) -> list[tuple[float, WindowEvent]]:
-        """What the record on disk says, up to now."""
+        """The windows recorded on disk so far."""
         self.run.recorder.flush()
         return read_windows(self.run.directory.events)
 
 
 @contextmanager
 def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
-    """A run of this workload on this thread, gone with everything it wrote afterwards."""
+    """A run of this workload on this thread; everything it writes is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
         run = Run.open(RunRequest(read(sets=sets, workload=workload), Path(folder)))
         try:
@@ -67,7 +67,7 @@ def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
 
 
 def read_windows(events: Path) -> list[tuple[float, WindowEvent]]:
-    """(unix seconds, window) of a record; a window ends at about its time and lasted wall_ns."""
+    """(unix seconds, window) pairs of a record; a window ends at about that time and lasts wall_ns."""
     with events.open("rb") as file:
         items = [parse(line) for line in file if b'"type":"window"' in line[:40]]
     return [(item[0], item[1]) for item in items if item is not None and isinstance(item[1], WindowEvent)]

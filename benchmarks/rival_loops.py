@@ -1,9 +1,8 @@
-"""The same training by other loops: what all sides of the rivals benchmark share, and the loop written by hand.
+"""The same training in other loops: code shared by all sides of the rivals benchmark, and the hand-written loop.
 
-Every side gets the same workload functions, weights, optimizer, data order and loader arguments. Between the loop and
-the workload stands one `Witness` a side: it notes when the first and the last timed step begin their forward pass, so
-that whatever a loop does once (setting itself up, the first batch, closing) is outside, and everything it does for
-each step and each epoch is inside.
+Every side has the same workload functions, weights, optimizer, data order and loader arguments. A `Witness` between
+the loop and the workload records when the first and the last timed step start their forward pass. The time of a block
+excludes one-time work of a loop (setup, first batch, teardown) and includes all work per step and per epoch.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from ndd_engine.workloads.base import Workload
 
 from .engine import Engine
 
-# Steps before the timed ones in every block: the first batch of an iteration, and what else comes first.
+# Untimed steps at the start of every block: the first batch of an iteration, and other one-time work.
 WARM_UP = 2
-# As the engine's log.every_steps: how often each loop reads its loss.
+# How often each loop reads its loss, as the engine's log.every_steps.
 READ_EVERY = 10
 
 
 class Witness:
-    """Passes `forward` and `loss` on; notes when steps begin, and losses on demand.
+    """Wraps `forward` and `loss`; records when steps start, and losses on demand.
 
-    accumulation: calls of forward in one step.
+    accumulation: calls of forward per step.
     """
 
     def __init__(self, workload: Workload, accumulation: int, device: torch.device) -> None:
@@ -49,7 +48,7 @@ class Witness:
         self._noted: list[Tensor] | None = None
 
     def expect(self, warm_up: int, steps: int, note: bool = False) -> int:
-        """Prepare for a block; returns how many steps it takes: one more, whose beginning ends the timed ones."""
+        """Prepare for a block; returns its number of steps, including the one whose start ends the timed ones."""
         self._calls = 0
         self._first, self._last = warm_up * self._accumulation, (warm_up + steps) * self._accumulation
         self._begin = self._end = None
@@ -57,7 +56,7 @@ class Witness:
         return warm_up + steps + 1
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
-        """As the workload's."""
+        """Call the workload's function."""
         if self._calls == self._first:
             self._begin = self._now()
         elif self._calls == self._last:
@@ -66,7 +65,7 @@ class Witness:
         return self._forward(model, batch)
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """As the workload's."""
+        """Call the workload's function."""
         loss = self._loss(output, batch)
         if self._noted is not None:
             self._noted.append(loss.detach())
@@ -74,36 +73,36 @@ class Witness:
 
     @property
     def seconds(self) -> float:
-        """Of the timed steps. Raises RuntimeError when the loop did not get that far."""
+        """Seconds of the timed steps. Raises RuntimeError if the loop ended before them."""
         if self._begin is None or self._end is None:
             raise RuntimeError(f"the block ended after {self._calls} forward passes, before its last step")
         return self._end - self._begin
 
     @property
     def losses(self) -> list[float]:
-        """The noted ones, a mean a step."""
+        """The recorded ones, averaged per step."""
         noted = [float(loss) for loss in self._noted or ()]
         width = self._accumulation
         return [sum(noted[at : at + width]) / width for at in range(0, len(noted), width)]
 
     def _now(self) -> float:
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # twice a block: the work up to here is done, not queued
+            torch.cuda.synchronize(self._device)  # twice per block, so that work is done rather than queued
         return time.perf_counter()
 
 
 class Side(Protocol):
-    """One of the loops that are compared."""
+    """One of the compared loops."""
 
     name: str
     witness: Witness
 
     def train(self, epoch: int, steps: int) -> None:
-        """That many optimizer steps from the beginning of this epoch of the data on."""
+        """Run that many optimizer steps from the start of this epoch."""
 
 
 def seconds(side: Side, epoch: int, steps: int) -> float:
-    """Of `steps` steps of a block that begins with this epoch."""
+    """Seconds of `steps` timed steps of a block that starts with this epoch."""
     side.train(epoch, side.witness.expect(WARM_UP, steps))
     return side.witness.seconds
 
@@ -115,7 +114,7 @@ def first_losses(side: Side, steps: int) -> list[float]:
 
 
 class EngineSide:
-    """A real run of the engine: clock, losses and windows, recorder, and sampler while it trains."""
+    """A real run of the engine with clock, losses, windows and recorder, and with the sampler while it trains."""
 
     name = "engine"
 
@@ -138,7 +137,7 @@ class EngineSide:
 
 
 class InOrder(EpochBatches):
-    """The engine's own order; each iteration is the next epoch, and holds whole optimizer steps only."""
+    """The engine's order; each iteration is the next epoch, with whole optimizer steps only."""
 
     def __init__(self, config: Config, workload: Workload) -> None:
         items = len(workload.train_data)  # type: ignore[arg-type]
@@ -149,7 +148,7 @@ class InOrder(EpochBatches):
         return super().__len__() // self._accumulation * self._accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        # The order is drawn with the first one: a loop that looks for an iterator and lets it go gets no other epoch.
+        # The order is drawn with the first batch, so that creating an unused iterator does not skip an epoch.
         lists = islice(super().__iter__(), len(self))
         first = next(lists)
         self.epoch += 1
@@ -158,9 +157,9 @@ class InOrder(EpochBatches):
 
 
 class Rival:
-    """What the other loops have in common: a copy of the model, the same optimizer and the same loader.
+    """Base class of the other loops: a copy of the model, the same optimizer and the same loader.
 
-    extra: a second form of another one.
+    extra: a variant of another rival.
     """
 
     name: str
@@ -176,7 +175,7 @@ class Rival:
             workload.train_data,
             batch_sampler=self.order,
             collate_fn=workload.collate,
-            # Its own, as in the engine: an iterator draws a number, which must not move the dropout.
+            # Its own, as in the engine: creating an iterator draws a number, which must not shift the dropout masks.
             generator=torch.Generator().manual_seed(config.run.seed),
         )
         self.last_loss = float("nan")
@@ -187,7 +186,7 @@ class Rival:
 
 
 class Bare(Rival):
-    """What one writes without a library: loader, zero_grad, forward, loss, backward, clip, step, a look at the loss."""
+    """A loop without a library: loader, zero_grad, forward, loss, backward, clip, step, loss.item()."""
 
     name = "bare loop"
 
