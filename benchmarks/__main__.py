@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--quick] [-o [FILE]]`: measure and print tables. Figures never affect the exit status."""
+"""`python -m benchmarks [NAME ...] [--quick] [-o [FILE]]`: measure and print tables."""
 
 from __future__ import annotations
 

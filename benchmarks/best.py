@@ -1,7 +1,7 @@
 """The engine's best settings vs. each guide's original settings, on this machine, for every workload.
 
 Each setting is tried on top of the settings kept so far, in a few pairs of blocks; it is kept if the median of its
-ratios is above 1.03. The kept settings are then measured vs. the original ones in new pairs, because the selecting pairs
+ratios is above 1.03. The kept settings are then measured vs. the original ones in new pairs, as the selecting pairs
 overestimate the gain. Every candidate is a real run of the engine in a child process (see subject); compiling and
 warm-up are not part of the ratios, and are reported with the number of steps after which they break even.
 

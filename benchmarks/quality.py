@@ -38,7 +38,7 @@ _ONLY_THE_END = (
 class Case:
     """A small training that makes progress within its steps.
 
-    fp16: whether to run it on the CPU as well, where torch may lack fp16 kernels or be a hundred times slower.
+    fp16: whether to measure fp16 on the CPU too, where it may be missing or a hundred times slower.
     """
 
     workload: str
