@@ -42,7 +42,7 @@ def main() -> int:
         help=f"seconds per trial (default: {FIX_S:g}; with --null {null.BUDGET_S:g})",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="resume: skip cases that already have an outcome in --keep"
+        "--resume", action="store_true", help="skip cases that already have an outcome in --keep"
     )
     parser.add_argument(
         "--keep", type=Path, default=KEPT, metavar="DIR",

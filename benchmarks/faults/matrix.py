@@ -88,8 +88,8 @@ def targets(outcomes: Sequence[Outcome]) -> Table:
     failed = sum(bool(outcome.error) for outcome in outcomes)
     _target(table, "failed cases", failed, len(outcomes), "0", failed == 0)
     table.note(
-        "a planted fault with a measured cost under 5 % may be reported as healthy; without a planted fault, a cause is "
-        "correct if its fix gains in a trial"
+        "a planted fault with a measured cost under 5 % may be reported as healthy; without a planted fault, a cause "
+        "is correct if its fix gains in a trial"
     )
     return table
 

@@ -90,8 +90,8 @@ def table(nulls: Sequence[Null]) -> Table:
         low, high = binomial_interval(called, len(judged))
         reached = "reached" if called <= LIMIT * len(judged) else "NOT REACHED"
         found.note(
-            f"{called} of {len(judged)} trials called a gain or a loss ({called / len(judged):.1%}; exact binomial 95 % "
-            f"CI {low:.1%} … {high:.1%}); target: at most {LIMIT:.0%}: {reached}"
+            f"{called} of {len(judged)} trials called a gain or a loss ({called / len(judged):.1%}; exact binomial "
+            f"95 % CI {low:.1%} … {high:.1%}); target: at most {LIMIT:.0%}: {reached}"
         )
     if len(judged) < len(nulls):
         found.note(f"{len(nulls) - len(judged)} trials have no ratio: raise --budget")

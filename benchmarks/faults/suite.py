@@ -36,7 +36,7 @@ class TaskError(Exception):
 
 @dataclass(frozen=True)
 class Suite:
-    """folder: for outcomes and the files of each case. trials: whether to measure fixes, each within budget_s seconds."""
+    """folder: for outcomes and the files of each case. trials: whether to measure fixes. budget_s: of each trial."""
 
     folder: Path
     trials: bool = True
