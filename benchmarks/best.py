@@ -162,11 +162,11 @@ class Search:
         if not self.options.quick:
             return fitting
         plain = [step for step in fitting if not step.apart]
-        together: Settings = {}
+        combined: Settings = {}
         for step in plain:
-            together = {**together, **step.sets}
+            combined = {**combined, **step.sets}
         numbers = ", ".join(dict.fromkeys(step.numbers for step in plain))
-        return [Step("all at once", together, numbers)]
+        return [Step("all at once", combined, numbers)]
 
     def _row(
         self,

@@ -1,4 +1,4 @@
-"""Two recorded runs side by side: what is measured, what is left out, and when a difference is called one."""
+"""Comparison of two recorded runs: what is measured, what is excluded, and the verdict."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_was_trained_twice_after_a_resume_counts_once_for_the_loss(tmp_path
     assert found.b.warm_up == 2
 
 
-# What is told besides.
+# Further information.
 
 
 def test_what_changed_is_told_by_kind(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ ITEMS = (16, 16)
 
 def facts(**changes: Any) -> SideFacts:
     body: dict[str, Any] = {
-        "device": "cpu", "device_name": "a processor", "items_per_step": 16, "steps_per_epoch": 100,
+        "device": "cpu", "device_name": "a CPU", "items_per_step": 16, "steps_per_epoch": 100,
         "prepare_s": 1.0, "warmup_s": 0.1, "warmup_steps": 10, "step_s": 0.01, "items_per_s": 1600.0,
         "peak_bytes": 1 << 30, "losses": [2.0, 1.0],
     }  # fmt: skip
@@ -98,7 +98,7 @@ def test_the_sentence_has_the_figures_and_their_interval() -> None:
     )
     assert event.text.startswith("gain 1.42x (95 % CI 1.38 to 1.47), 6 ABBA blocks in 34.2 s; in effect; ")
     assert "peak memory 1.0 GB → 2.0 GB; losses identical; breaks even after" in event.text
-    assert (event.against, event.cause, event.device) == ("run one", "few-workers", "a processor")
+    assert (event.against, event.cause, event.device) == ("run one", "few-workers", "a CPU")
     assert (event.in_effect, event.loss, event.confidence) == (True, "same", 0.95)
     nothing = result(
         request, "out of memory", "tried to allocate 9 GB", None, (SideFacts(), SideFacts()), [], 3.0, 0

@@ -1,4 +1,4 @@
-"""Live runs stand still for a trial and always go on; results are recorded in living and in ended runs."""
+"""Live runs are paused for a trial and always resumed; results are recorded in live and in ended runs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .claims_table import OBSERVED, TRIALS, Claim, Part, Variant
 from .paired import CONFIDENCE
 from .request import Progress
 
-Verdict = Literal["confirmed", "not confirmed", "depends on the conditions", "not measurable on this machine"]
+Verdict = Literal["confirmed", "not confirmed", "depends", "not measurable on this machine"]
 Outcome = Literal["confirmed", "not confirmed", "inconclusive", "not measured"]
 
 # Maximum width (high over low) of an interval that overlaps the claimed range without lying in it.
@@ -158,12 +158,12 @@ def verdict(parts: Sequence[PartResult]) -> Verdict:
     if not measured:
         return "not measurable on this machine"
     if any(item.where for item in measured):
-        return "depends on the conditions"
+        return "depends"
     if any(item.outcome == "not confirmed" for item in measured):
         return "not confirmed"
     elsewhere = any(item.found is not None and item.found.depends for item in measured)
     if len(measured) < len(parts) or elsewhere:
-        return "depends on the conditions"
+        return "depends"
     return "confirmed"
 
 

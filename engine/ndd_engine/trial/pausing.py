@@ -103,7 +103,7 @@ def _wait(
 ) -> None:
     reader = RunReader(run)
     deadline = time.monotonic() + patience_s
-    told = False
+    announced = False
     while True:
         reader.poll()
         snapshot = reader.snapshot()
@@ -113,9 +113,9 @@ def _wait(
             raise UsageError(
                 f"run {printable(run.name)} did not pause within {duration(patience_s)}: it is {snapshot.status}"
             )
-        if tell is not None and not told:
+        if tell is not None and not announced:
             tell(f"waiting for run {printable(run.name)} to pause")
-            told = True
+            announced = True
         time.sleep(_POLL_S)
 
 
