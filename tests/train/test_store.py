@@ -135,7 +135,7 @@ def damage(path: Path, how: str) -> None:
         ("truncated", "is damaged: .* instead of "),
         ("flipped", "is damaged: its contents do not match the checksum"),
         ("missing", "is missing"),
-        ("empty", "is damaged: 0 B instead of"),
+        ("empty", "is damaged: its size is 0 B instead of"),
     ],
 )
 def test_damage_names_the_file_and_offers_the_previous_one(
