@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
-from ndd_engine.hardware.gpu import detect
+from ndd_engine.hardware.detect import detect
 
 # Maximum load by other processes, in cores, during a block; pairs above it are excluded.
 FOREIGN_LIMIT = 0.10

@@ -244,7 +244,7 @@ class Blocks:
 
 def chosen(command: Json, tell: Callable[[str], None]) -> str:
     """The configuration as TOML, with absolute paths and the size that is best on this machine."""
-    from ndd_engine.hardware.gpu import detect
+    from ndd_engine.hardware.detect import detect
     from ndd_engine.train.probes.autosize import decide
 
     path = command["config"]

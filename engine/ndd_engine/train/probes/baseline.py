@@ -1,143 +1,37 @@
-"""Short measurements before training: what a micro-batch costs to make, and what it costs to compute by itself.
+"""Measures the compute time of one micro-batch by itself before training.
 
-They leave no trace: random states and thread counts are put back, and one that fails says nothing instead of
-ending the run.
+Leaves no trace: random states and thread counts are restored, and a failed measurement is left out.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
 
 import torch
-from torch.utils.data import default_collate
 
-from ndd_engine.record.events import BaselineEvent, LoaderEvent
-from ndd_engine.train.checkpoint import random_state, restore_random_state
-from ndd_engine.train.data.loader import CPU, Batches
-from ndd_engine.train.data.source import item_bytes
+from ndd_engine.measure.clock import no_phase
+from ndd_engine.measure.timing import fastest
+from ndd_engine.record.events import BaselineEvent
+from ndd_engine.train.random_state import kept_random
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
-# What the probes may take, in nanoseconds; one thing is measured at least once however long it takes.
-ITEMS_NS = 40_000_000
-COLLATE_NS = 30_000_000
-GATHER_NS = 10_000_000
+# Time limit in nanoseconds; each measurement runs at least once however long it takes.
 BASELINE_NS = 400_000_000
-# A slow micro-batch is worth a second run, and one with another thread count, up to this length of it.
+# A micro-batch up to this long is repeated, and measured with another number of threads.
 SLOW_NS = 1_500_000_000
-MOST_ITEMS = 64
 MOST_RUNS = 5
-
-
-@contextmanager
-def kept_random(device: torch.device) -> Iterator[None]:
-    """What is drawn inside moves no generator: torch's, Python's and NumPy's are put back."""
-    before = random_state(device)
-    try:
-        yield
-    finally:
-        restore_random_state(before, device)
-
-
-def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEvent:
-    """What making a micro-batch costs here, after `sample` was made in `sample_ns` nanoseconds.
-
-    Looks at a few items of the second micro-batch, so that nothing that the first one left in a cache is timed.
-    Never raises an Exception: what could not be measured is null.
-    """
-    source, sampler = batches.source, batches.sampler
-    costs = _Costs()
-    with suppress(Exception), kept_random(CPU):
-        indices = list(islice(sampler.tensors(), 2))[-1]
-        if source.on.type == "cpu":
-            if source.possible is not None:
-                gather = source.possible
-                costs.gather_ns = _fastest(lambda: gather.batch(indices), MOST_RUNS, GATHER_NS)[0]
-            items = costs.time_items(source.data, indices.tolist())
-            # As many items as fit the budget, if joining were all that the sample's time went to.
-            affordable = int(COLLATE_NS / max(sample_ns / sampler.micro, 1.0))
-            costs.time_collate(source.collate or default_collate, items, sampler.micro, max(affordable, 1))
-    return LoaderEvent(
-        items=sampler.items,
-        micro=sampler.micro,
-        in_memory=source.possible is not None,
-        encoded=source.encoded,
-        epochs_differ=sampler.epochs_differ,
-        batch_bytes=item_bytes(sample) or None,
-        item_ns=costs.item_ns,
-        item_cpu_ns=costs.item_cpu_ns,
-        collate_ns=costs.collate_ns,
-        gather_ns=costs.gather_ns,
-        probed=costs.probed,
-    )
-
-
-@dataclass
-class _Costs:
-    """As in LoaderEvent."""
-
-    item_ns: float | None = None
-    item_cpu_ns: float | None = None
-    collate_ns: float | None = None
-    gather_ns: float | None = None
-    probed: int = 0
-
-    def time_items(self, data: Any, indices: Sequence[int]) -> list[Any]:
-        """Some of the items at `indices`, until the budget is spent."""
-        items: list[Any] = []
-        begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
-        for index in indices[:MOST_ITEMS]:
-            items.append(data[index])
-            if time.perf_counter_ns() - begin > ITEMS_NS:
-                break
-        wall, cpu = time.perf_counter_ns() - begin, time.thread_time_ns() - begin_cpu
-        self.probed = len(items)
-        # The two clocks are not read at the same moment.
-        self.item_ns, self.item_cpu_ns = wall / len(items), min(cpu, wall) / len(items)
-        return items
-
-    def time_collate(
-        self, join: Callable[[list[Any]], Batch], items: list[Any], micro: int, affordable: int
-    ) -> None:
-        """Joining `micro` items, some of which may be the same; fewer, and scaled, where all would take too long."""
-        count = min(micro, affordable)
-        batch = (items * -(-count // len(items)))[:count]
-        self.collate_ns = _fastest(lambda: join(batch), 2, COLLATE_NS // 2)[0] * micro / count
-
-
-def _fastest(
-    work: Callable[[], object],
-    most: int,
-    budget_ns: float,
-    before: Callable[[], object] | None = None,
-    slow_ns: float = 0.0,
-) -> tuple[float, int]:
-    """(nanoseconds of the fastest run, runs): at least one, until the next would leave the budget.
-
-    before: what precedes each run and is not timed. slow_ns: a run no longer than this has a second one anyway.
-    """
-    best, runs, spent = float("inf"), 0, 0
-    while not runs or (runs < most and (spent + best <= budget_ns or (runs == 1 and best <= slow_ns))):
-        if before is not None:
-            before()
-        begin = time.perf_counter_ns()
-        work()
-        last = time.perf_counter_ns() - begin
-        best, runs, spent = min(best, last), runs + 1, spent + last
-    return float(best), runs
 
 
 @dataclass(frozen=True)
 class Baseline:
     """Measures one micro-batch forward and backward by itself.
 
-    make: batches of another number of items, or None; make_ns: what one item of such a batch costs to make, None
-    where that is not known. cores: that this process may use.
+    make: creates a batch of another number of items, or None. make_ns: cost of creating one such item, None if
+    unknown. cores: CPU cores that this process may use.
     """
 
     make: Callable[[int], Batch] | None
@@ -145,9 +39,9 @@ class Baseline:
     cores: int
 
     def measure(self, stepper: Stepper, batch: Batch, operations: int | None) -> BaselineEvent | None:
-        """Measure `batch`, which lies on the device; None when it cannot be. Never raises an Exception.
+        """Measure `batch`, which is on the device; None if it fails. Never raises an Exception.
 
-        Gradients are left behind, and buffers of the model are moved: the caller puts them back.
+        Leaves gradients and changed buffers behind; the caller restores them.
         """
         deadline = time.perf_counter_ns() + BASELINE_NS
         micro, threads = stepper.config.batch.micro, torch.get_num_threads()
@@ -171,7 +65,7 @@ class Baseline:
         )
 
     def _other(self, stepper: Stepper, count: int, expected_ns: float, deadline: int) -> float | None:
-        """Nanoseconds of a micro-batch of `count` items; None where that takes too long or would compile anew."""
+        """Nanoseconds of a micro-batch of `count` items; None if it takes too long or would recompile."""
         if self.make is None or self.make_ns is None or not _plain(stepper):
             return None
         make = self.make
@@ -181,7 +75,7 @@ class Baseline:
 
         def measure() -> tuple[float, int]:
             batch = stepper.moved(make(count))
-            _micro(stepper, batch, 1, 0)  # libraries choose their algorithms by shape
+            _micro(stepper, batch, 1, 0)  # lets libraries choose algorithms for this shape
             return _micro(stepper, batch, MOST_RUNS, left / 2 - expected_ns)
 
         measured = _guarded(stepper, measure)
@@ -190,18 +84,18 @@ class Baseline:
     def _threads(
         self, stepper: Stepper, batch: Batch, expected_ns: float, deadline: int
     ) -> list[list[float]]:
-        """The same micro-batch with a thread a core, where the run has another number of them."""
+        """The same micro-batch with one thread per core, if the run uses another number of threads."""
         threads = torch.get_num_threads()
         if stepper.device.type != "cpu" or threads == self.cores or not _plain(stepper):
             return []
-        # Somebody chose the number of threads: what another one gives is worth some time.
+        # The user chose the number of threads, so comparing it with another one is worth the time.
         left = max(deadline - time.perf_counter_ns(), 0)
         if 2 * expected_ns > max(left, 2 * SLOW_NS):
             return []
 
         def measure() -> tuple[float, int]:
             torch.set_num_threads(self.cores)
-            _micro(stepper, batch, 1, 0)  # starts the threads
+            _micro(stepper, batch, 1, 0)  # starts the thread pool
             return _micro(stepper, batch, MOST_RUNS, left - expected_ns, SLOW_NS)
 
         try:
@@ -212,9 +106,9 @@ class Baseline:
 
 
 def _other_size(stepper: Stepper, micro: int) -> int:
-    """Twice the micro-batch where several make a step, as the question is what larger ones would gain; else half of it.
+    """Twice the micro-batch with gradient accumulation, to see what a larger one gains; otherwise half of it.
 
-    A smaller one does not tell: from some size on, operators are split among threads, or take another algorithm.
+    Half does not predict this: above some size, operators use several threads or another algorithm.
     """
     twice = stepper.config.batch.accumulation > 1
     if twice and stepper.device.type == "cuda":
@@ -227,43 +121,41 @@ def _other_size(stepper: Stepper, micro: int) -> int:
 
 
 def _plain(stepper: Stepper) -> bool:
-    """Whether steps run operation by operation: a compiler would compile anew for every change."""
+    """Whether steps run eagerly: compiled ones would recompile for every change."""
     return stepper.config.speed.compile == "off" and stepper.graph is None
 
 
 def _micro(
     stepper: Stepper, batch: Batch, most: int, budget_ns: float, slow_ns: float = 0.0
 ) -> tuple[float, int]:
-    """(nanoseconds of the fastest forward and backward pass, runs)."""
-    card = stepper.device.type == "cuda"
+    """(nanoseconds of the fastest forward and backward pass, number of runs)."""
+    gpu = stepper.device.type == "cuda"
 
     def before() -> None:
-        if stepper.config.batch.accumulation == 1:  # otherwise most of them add to gradients
+        if (
+            stepper.config.batch.accumulation == 1
+        ):  # with accumulation, most micro-batches add to existing gradients
             stepper.optimizer.zero_grad(set_to_none=True)
-        if card:
+        if gpu:
             torch.cuda.synchronize(stepper.device)
 
     def work() -> None:
-        stepper.forward_backward(batch, _nowhere)
-        if card:
+        stepper.forward_backward(batch, no_phase)
+        if gpu:
             torch.cuda.synchronize(stepper.device)
 
-    return _fastest(work, most, budget_ns, before, slow_ns)
+    return fastest(work, most, budget_ns, before, slow_ns)
 
 
 def _guarded(stepper: Stepper, measure: Callable[[], tuple[float, int]]) -> tuple[float, int] | None:
-    """What `measure` gives, or None when it raises; memory that ran out is free again afterwards."""
+    """The result of `measure`, or None if it raises; frees the memory after running out of it."""
     try:
         return measure()
     except Exception:  # noqa: BLE001  training itself meets and tells what is wrong with the model
         pass
-    # Outside of the handler, whose traceback keeps the tensors alive.
+    # Outside the handler, because its traceback keeps the tensors alive.
     stepper.optimizer.zero_grad(set_to_none=True)
     if stepper.device.type == "cuda":
         with suppress(Exception):
             torch.cuda.empty_cache()
     return None
-
-
-def _nowhere(_phase: int) -> None:
-    return

@@ -1,23 +1,24 @@
-"""A trial micro-batch before training: compiles, counts the work, and shows which settings take effect.
+"""Runs a trial micro-batch before training: compiles, counts FLOPs, and shows which settings take effect.
 
-It leaves no trace in the training: random states and buffers are put back, gradients dropped, no optimizer step.
+It does not affect training: random states and buffers are restored, gradients dropped, and the optimizer does not step.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from ndd_engine.measure.clock import no_phase
+from ndd_engine.measure.compiler import compiled
 from ndd_engine.measure.flops import WorkCounter
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import BaselineEvent
 from ndd_engine.text import printable
-from ndd_engine.train.failures import is_out_of_memory
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
@@ -26,12 +27,12 @@ from .baseline import Baseline
 
 @dataclass
 class Rehearsal:
-    """What a micro-batch showed.
+    """Results of the trial micro-batch.
 
-    counter: FLOPs, bytes and operations, None where counting failed. channels_last: whether a convolution's output
-    had that format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why
-    it is not used after all. part_calls: of each part's modules. micro_ns: host time of a micro-batch, run plainly.
-    baseline: a micro-batch by itself, None where that was not asked for or failed.
+    counter: FLOPs, bytes and operations, None if counting failed. channels_last: whether convolution outputs had that
+    format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why it is not
+    used. part_calls: module calls per timed part. micro_ns: host time of an eager micro-batch. baseline: the
+    micro-batch measured by itself, None if not requested or failed.
     """
 
     counter: WorkCounter | None = None
@@ -47,9 +48,9 @@ class Rehearsal:
 
 
 def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -> Rehearsal:
-    """Run one micro-batch forward and backward, plainly and then as configured. Raises what the model raises.
+    """Run one micro-batch forward and backward, first eagerly, then as configured. Raises what the model raises.
 
-    baseline: measures it afterwards, as configured.
+    baseline: also measure it, as configured.
     """
     found = Rehearsal()
     cards = [stepper.device] if stepper.device.type == "cuda" else []
@@ -85,20 +86,20 @@ def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     counter = WorkCounter()
     try:
         with counter:
-            stepper.forward_backward(batch, _nowhere)
+            stepper.forward_backward(batch, no_phase)
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # The counting may be at fault: the same again without it tells, and raises the model's own error.
-        stepper.forward_backward(batch, _nowhere)
-        found.notes.append(f"the work of a step could not be counted: {_first_line(error)}")
+        # Counting may be the cause: repeat without it, which raises the model's own error if there is one.
+        stepper.forward_backward(batch, no_phase)
+        found.notes.append(f"cannot count the FLOPs of a step: {_first_line(error)}")
         return
     found.counter = counter
 
 
 def _timed(stepper: Stepper, batch: Batch) -> float:
     begin = time.perf_counter_ns()
-    stepper.forward_backward(batch, _nowhere)
+    stepper.forward_backward(batch, no_phase)
     if stepper.device.type == "cuda":
         torch.cuda.synchronize(stepper.device)
     return float(time.perf_counter_ns() - begin)
@@ -106,14 +107,12 @@ def _timed(stepper: Stepper, batch: Batch) -> float:
 
 def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     speed = stepper.config.speed
-    from torch._dynamo.utils import counters
-
-    before = _compiled(counters)
+    before = compiled()
     mode = None if speed.compile == "default" else speed.compile
     begin = time.perf_counter()
     try:
         stepper.compute = torch.compile(stepper.model, mode=mode, dynamic=speed.compile_dynamic)  # type: ignore[assignment]
-        stepper.forward_backward(batch, _nowhere)
+        stepper.forward_backward(batch, no_phase)
     except Exception as error:
         stepper.compute = stepper.model
         if is_out_of_memory(error):
@@ -121,22 +120,11 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
         found.compile_error = _first_line(error)
         return
     found.compile_s = time.perf_counter() - begin
-    found.graphs, found.breaks = (now - then for now, then in zip(_compiled(counters), before, strict=True))
-
-
-def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process so far."""
-    from torch._dynamo.utils import counters
-
-    return _compiled(counters)[0]
-
-
-def _compiled(counters: Mapping[str, Counter[str]]) -> tuple[int, int]:
-    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    found.graphs, found.breaks = (now - then for now, then in zip(compiled(), before, strict=True))
 
 
 class _watch_format:  # noqa: N801  reads as a context manager
-    """Looks at the outputs of 4-D convolutions."""
+    """Checks the memory format of 4-D convolution outputs."""
 
     def __init__(self, model: nn.Module, found: Rehearsal) -> None:
         self._handles = [
@@ -154,7 +142,7 @@ class _watch_format:  # noqa: N801  reads as a context manager
             handle.remove()
 
     def _look(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
-        # One channel has both formats at once and says nothing.
+        # With one channel, both formats are the same.
         if output.dim() == 4 and output.shape[1] > 1:
             last = output.is_contiguous(memory_format=torch.channels_last)
             self._found.channels_last = last and self._found.channels_last is not False
@@ -163,7 +151,3 @@ class _watch_format:  # noqa: N801  reads as a context manager
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
     return printable(f"{type(error).__name__}: {lines[0]}")
-
-
-def _nowhere(_phase: int) -> None:
-    return

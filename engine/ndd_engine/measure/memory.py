@@ -1,14 +1,20 @@
-"""The allocator's counters of a card as an event."""
+"""The CUDA allocator's counters as an event, and which errors mean that memory ran out."""
 
 from __future__ import annotations
+
+import re
 
 import torch
 
 from ndd_engine.record.events import MemoryEvent
 
+_CPU_OOM = re.compile(
+    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE
+)
+
 
 def memory_event(device: torch.device) -> MemoryEvent:
-    """The allocator's counters of a card, read without resetting any of them."""
+    """The allocator's counters of a GPU; none of them is reset."""
     stats = torch.cuda.memory_stats(device)
     free, total = torch.cuda.mem_get_info(device)
     allocated, peak = int(stats["allocated_bytes.all.current"]), int(stats["allocated_bytes.all.peak"])
@@ -24,3 +30,10 @@ def memory_event(device: torch.device) -> MemoryEvent:
         total_bytes=int(total),
         others_bytes=None,
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error means that an allocation failed, on a GPU or on the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(str(error)))
