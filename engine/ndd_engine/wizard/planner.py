@@ -264,9 +264,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
             placed = placement == "device" and cuda
             time = found.time
             step = (
-                None
-                if time is None
-                else time.step_s(batch.micro, batch.accumulation, loader.workers, placed)
+                None if time is None else time.step_s(batch.micro, batch.accumulation, loader.workers, placed)
             )
             rows.append(
                 Proposal(

@@ -58,7 +58,8 @@ def propose(
 ) -> ProposalSet:
     """Probe every allowed model. look: called after each with all proposals so far.
 
-    Stopped after the first model, it returns the proposals so far; before, it raises WizardStoppedError. Raises NddError.
+    If stopped after the first model, returns the proposals so far. Raises WizardStoppedError if stopped earlier, and
+    NddError.
     """
     with Planner(answers, tell, stop) as planner:
         proposed = ProposalSet(planner.open())

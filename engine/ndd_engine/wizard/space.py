@@ -92,8 +92,7 @@ def batches(config: Config, hold: int | None, most: int) -> list[Batch]:
 
 
 def worth_a_row(found: Sequence[Batch], now: int, fits: Callable[[int], bool], free: bool) -> list[Batch]:
-    """Select evenly spaced batches that fit, including the largest and the configured one (`now`), and the smallest that
-    do not.
+    """Select evenly spaced batches that fit, with the largest and the configured one (`now`), and the smallest others.
 
     found: ascending. fits: whether a micro-batch fits into memory; must be monotonic. free: any micro-batch is allowed,
     so the largest that fits may lie between two of `found`.

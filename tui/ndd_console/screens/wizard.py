@@ -1,4 +1,4 @@
-"""The wizard's screen: asks its questions, and shows what the work in its thread finds."""
+"""The wizard's screen: asks the questions and shows the progress and results of the work."""
 
 from __future__ import annotations
 
@@ -47,56 +47,56 @@ _CLOSE = ("q", "ctrl+q", "ctrl+c")
 
 
 class WizardSource(Protocol):
-    """The wizard's work. What takes long goes on in a thread; `look` tells how far it is."""
+    """The wizard's work. Long work runs in a thread; `look` returns its progress."""
 
     def machine_lines(self) -> tuple[str, ...] | None:
-        """What was detected; None while it is looked at."""
+        """The detected hardware; None during detection."""
 
     def workloads(self) -> tuple[StartRow, ...]:
-        """What can be chosen, the one that was asked for first."""
+        """The available workloads, the requested one first."""
 
     def choose(self, place: int) -> tuple[str, ...]:
-        """Take a workload. Returns the facts of its data, or what is wrong with it."""
+        """Choose a workload. Returns facts about its data; () if it has a problem."""
 
     def fields(self) -> tuple[Field, ...]:
-        """The questions of the goal."""
+        """The questions of the goal page."""
 
     def change(self, place: int, by: int) -> str:
-        """The next answer of a question (by 1) or the one before. What is wrong with it, "" for nothing."""
+        """Change an answer to the next (by 1) or previous choice. Returns the problem with the answers, or ""."""
 
     def problem(self) -> str:
-        """What is wrong with the answers together, "" for nothing."""
+        """The problem with the answers, or ""."""
 
     def probe(self) -> None:
-        """Begin to probe."""
+        """Start probing."""
 
     def verify(self, chosen: tuple[Proposal, ...]) -> None:
-        """Begin to measure."""
+        """Start measuring."""
 
     def look(self, view: WizardView) -> WizardView:
-        """The view with what is known now."""
+        """The view, updated with the current results."""
 
     def working(self) -> bool:
-        """Whether something goes on."""
+        """Whether work is running."""
 
     def failed(self) -> str:
-        """Why the work that went on last ended without a result; ""."""
+        """Why the last work failed, or ""."""
 
     def suggested(self) -> tuple[Proposal, ...]:
-        """Proposals that are worth a measurement."""
+        """Proposals recommended for measurement."""
 
     def preview(self, chosen: Proposal) -> Preview:
-        """The file. Raises NddError."""
+        """The file to write. Raises NddError."""
 
     def save(self, chosen: Proposal) -> str:
-        """Write the file; its name. Raises NddError."""
+        """Write the file. Returns its name. Raises NddError."""
 
     def stop(self) -> None:
-        """End what goes on, soon."""
+        """Cancel running work."""
 
 
 class WizardScreen(CanvasScreen):
-    """`leave` is called with the name of a file to train, or "" to close. can_train: whether that may be asked for."""
+    """leave: called with a file to train, or "" to close. can_train: whether training on this machine is possible."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class WizardScreen(CanvasScreen):
         self.set_interval(_LOOK_S, self.look_again)
 
     def look_again(self) -> None:
-        """Take up what the work has found."""
+        """Show the current results of the work."""
         source, view = self._source, self.view
         view = source.look(replace(view, machine=source.machine_lines()))
-        # What was marked may have been measured since.
+        # Marked proposals may have been measured since.
         rows = {one.key: one for one in view.rows}
         view = replace(view, marked=tuple(rows[one.key] for one in view.marked if one.key in rows))
         if view.page in (PROBING, VERIFY) and not source.working():
@@ -136,7 +136,7 @@ class WizardScreen(CanvasScreen):
         self.show(view)
 
     def show(self, view: WizardView) -> None:
-        """Take a new view and draw it."""
+        """Replace the view and redraw it."""
         view = replace(view, keys=_keys(view, self._can_train))
         if view != self.view:
             self.view = view
@@ -247,9 +247,9 @@ class WizardScreen(CanvasScreen):
             self._open_file(self.view.verified[self.view.chosen])
 
     def _open_file(self, one: Proposal) -> None:
-        trouble = one.failed or ("" if one.fits or one.measured is not None else "this one does not fit")
+        trouble = one.failed or ("" if one.fits or one.measured is not None else "this proposal does not fit")
         if trouble:
-            self.show(replace(self.view, message=f"{trouble}; choose another", bad=True))
+            self.show(replace(self.view, message=f"{trouble}; choose another one", bad=True))
             return
         try:
             file = self._source.preview(one)
@@ -272,7 +272,7 @@ class WizardScreen(CanvasScreen):
                 except NddError as error:
                     self.show(replace(view, message=str(error), bad=True))
                     return
-            self.show(replace(view, saved=saved, message=f"written: {saved}", bad=False))
+            self.show(replace(view, saved=saved, message=f"wrote {saved}", bad=False))
             if key == "t":
                 self._leave(saved)
 
@@ -288,7 +288,7 @@ def _keys(view: WizardView, can_train: bool) -> Keys:
         case 2:
             return (("enter", "probe"), move, ("←→", "change"), back, close)
         case 3:
-            return (("b", "stop"), close) if view.share is not None else (("enter", "again"), back, close)
+            return (("b", "stop"), close) if view.share is not None else (("enter", "retry"), back, close)
         case 4:
             verify = (("v", f"measure {len(view.marked)}"),) if view.marked else ()
             keys = (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"))
@@ -296,6 +296,6 @@ def _keys(view: WizardView, can_train: bool) -> Keys:
         case 5:
             return (("enter", "file"), move, ("b", "back" if view.share is None else "stop"), close)
         case _:
-            diff = (("d", "whole file" if view.show_diff else "difference"),) if view.file.there else ()
+            diff = (("d", "complete file" if view.show_diff else "changes"),) if view.file.there else ()
             train = (("t", "write and train"),) if can_train else ()
             return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)
