@@ -144,7 +144,7 @@ def test_an_allocator_that_does_other_things_is_told(replayed: int, words: str) 
 def test_looking_for_the_longest_items_ends_in_time_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ndd_engine.predict.probing.LOOK_S", 0.0)
     memory = prober("summarise", "workload.size=tiny", "workload.pairs=400").memory(0)
-    assert not memory.promised and "were looked at" in memory.why_not
+    assert not memory.reliable and "were checked" in memory.why_not
 
 
 def test_the_peak_is_that_of_a_batch_with_the_longest_items() -> None:
@@ -176,7 +176,7 @@ def test_what_a_step_leaves_behind_is_the_state_of_the_optimizer() -> None:
 
 def test_accumulating_takes_the_gradients_more() -> None:
     memory = prober("ndd", "workload.hidden=[512, 256]").memory(outside_bytes=100 * MIB)
-    assert memory.promised
+    assert memory.reliable
     assert memory.peak(64, 4) >= memory.peak(64, 1) > 100 * MIB
     assert memory.peak(64, 2) == memory.peak(64, 8)
     assert memory.peak(256) > memory.peak(64)

@@ -75,7 +75,7 @@ def test_memory_answers_for_host_and_card_and_survives_json() -> None:
 
     family = fit(step(2), step(4), (2, 4))
     host = Memory(family, "host", 5 * MIB, "here")
-    card = Memory(family, "card", 5 * MIB, "here", Rules())
+    card = Memory(family, "gpu", 5 * MIB, "here", Rules())
     assert host.peak(100) == 5 * MIB + family.trace(100).peak(64)
     assert card.peak(100) == 5 * MIB + 2 * MIB
     assert card.peak(1000) > card.peak(100)
@@ -133,7 +133,7 @@ def test_collapsing_keeps_what_an_operator_leaves_behind() -> None:
     assert len(found.events) < len(trace.events)
     assert found.left() == trace.left() == 0
     assert set(found.marks) == {"one"}
-    assert sum("for a while" in label for label in found.labels) == 2
+    assert sum("(temporary)" in label for label in found.labels) == 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), min_size=1, max_size=60))

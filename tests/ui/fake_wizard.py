@@ -18,7 +18,7 @@ def proposal(
     size: str, sequence: int, micro: int, accumulation: int, memory_gb: float, step_s: float
 ) -> Proposal:
     """One row; smaller models and shorter sequences cost something."""
-    cost = "" if sequence == 256 else f"sees {sequence} of 256 characters at a time"
+    cost = "" if sequence == 256 else f"context of {sequence} instead of 256 characters, so items are smaller"
     parameters = {"guide": 10_900_000, "medium": 2_700_000}[size]
     return Proposal(
         Model(size, sequence, "bf16"), Batch(micro, accumulation), "host", 0, parameters, int(memory_gb * GB), FREE,
@@ -32,12 +32,12 @@ ROWS = (
     proposal("guide", 256, 256, 1, 21.9, 0.203),
     proposal("guide", 128, 128, 1, 5.4, 0.055),
     proposal("medium", 256, 128, 1, 4.0, 0.041),
-    replace(proposal("medium", 128, 128, 1, 2.2, 0.021), doubt="compiled steps keep pools of their own"),
+    replace(proposal("medium", 128, 128, 1, 2.2, 0.021), doubt="compiled steps fuse operations and use their own memory pools"),
 )
 TOML = (
-    "# Proposed for NVIDIA GeForce RTX 4080 SUPER: most items per second.",
+    "# Proposed for NVIDIA GeForce RTX 4080 SUPER: highest throughput.",
     "[batch]",
-    "micro = 128 # predicted 11.2 GB of 12.9 GB, measured 11.3 GB",
+    "micro = 128 # predicted peak 11.2 GB of 12.9 GB, measured 11.3 GB",
 )
 
 
@@ -57,7 +57,7 @@ class FakeWizard:
     def machine_lines(self) -> tuple[str, ...]:
         return (
             "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GB, 12.9 GB free  (NVML)",
-            "  others    python (pid 812) 2.1 GB", "device      cuda:0  (the only card)",
+            "  others    python (pid 812) 2.1 GB", "device      cuda:0  (the only GPU)",
         )  # fmt: skip
 
     def workloads(self) -> tuple[StartRow, ...]:
@@ -69,17 +69,17 @@ class FakeWizard:
     def choose(self, place: int) -> tuple[str, ...]:
         return (
             "465,231 characters, windows of 256",
-            f"{1_723 + place:,} windows to train on, 256 characters each",
+            f"{1_723 + place:,} training windows, 256 characters each",
         )
 
     def fields(self) -> tuple[Field, ...]:
-        goals = ("most items per second", "fits beside others")
+        goals = ("highest throughput", "low memory use")
         return (
             Field(
-                "goal", goals[self.goal % 2], "as many items a second as possible, within the limits below"
+                "goal", goals[self.goal % 2], "as many items per second as possible within the limits below"
             ),
-            Field("items of a step", "128 held", "the effective batch"),
-            Field("shortest sequence", "128", "shorter ones are faster and lighter, and see less at a time"),
+            Field("effective batch", "128", "items per optimizer step"),
+            Field("minimum sequence", "128", "shorter sequences are faster and need less memory"),
         )
 
     def change(self, place: int, by: int) -> str:
@@ -112,7 +112,7 @@ class FakeWizard:
             view = replace(view, rows=self.rows, best=tuple(pareto(self.rows)))
         if self.busy:
             view = replace(
-                view, stage="probing guide, sequence 256: timing micro-batches of 16", share=0.4, left_s=9.0
+                view, stage="probing guide, sequence 256: timing micro-batch 16", share=0.4, left_s=9.0
             )
         return replace(view, verified=self.verified) if self.verified else view
 
@@ -128,7 +128,7 @@ class FakeWizard:
     def preview(self, chosen: Proposal) -> Preview:
         if self.cannot_show:
             raise NddError(self.cannot_show)
-        diff = ("--- mine.toml (now)", "+++ mine.toml (new)", "-micro = 64", "+micro = 128")
+        diff = ("--- mine.toml (current)", "+++ mine.toml (new)", "-micro = 64", "+micro = 128")
         return Preview(TOML, "mine.toml", self.there, diff if self.there else ())
 
     def save(self, chosen: Proposal) -> str:

@@ -60,16 +60,16 @@ async def test_from_the_card_to_the_file() -> None:
         await pilot.press("enter", "down", "up", "enter")
         assert screen_of(pilot).view.page == GOAL
         await pilot.press("right")
-        assert "fits beside others" in text_of(pilot)
+        assert "low memory use" in text_of(pilot)
         await pilot.press("left", "enter")
         assert screen_of(pilot).view.page == PROBING
         await seen(pilot, lambda view: view.share is not None)
-        assert "timing micro-batches of 16" in text_of(pilot)
+        assert "timing micro-batch 16" in text_of(pilot)
         assert "40%" in text_of(pilot) and "left" in text_of(pilot)
         wizard.go_on()
         await seen(pilot, lambda view: view.page == TABLE)
         assert "does not fit" in text_of(pilot, 160)
-        assert "memory is a guess" in text_of(pilot, 160)
+        assert "low confidence in memory" in text_of(pilot, 160)
         await pilot.press("v")
         assert screen_of(pilot).view.page == VERIFY
         assert "not measured yet" in text_of(pilot)
@@ -77,12 +77,12 @@ async def test_from_the_card_to_the_file() -> None:
         await seen(pilot, lambda view: view.share is None and view.verified[0].measured is not None)
         assert "-2.9 %" in text_of(pilot)
         await pilot.press("enter")
-        assert "-micro = 64" in text_of(pilot) and "what would change in mine.toml" in text_of(pilot)
+        assert "-micro = 64" in text_of(pilot) and "changes to mine.toml" in text_of(pilot)
         await pilot.press("d")
         assert TOML[2] in text_of(pilot)
         await pilot.press("w")
         assert wizard.saved == [screen_of(pilot)._chosen]
-        assert "written: mine.toml" in text_of(pilot)
+        assert "wrote mine.toml" in text_of(pilot)
         await pilot.press("t")
     assert app.to_train == "mine.toml"
     assert len(wizard.saved) == 1
@@ -110,19 +110,19 @@ async def test_stopping_the_probes_keeps_the_answers() -> None:
         await pilot.press("b")
         assert wizard.stopped == 1
         await seen(pilot, lambda view: view.bad)
-        assert "again" in text_of(pilot)
+        assert "retry" in text_of(pilot)
         await pilot.press("enter")
         await seen(pilot, lambda view: view.share is not None and not view.bad)
         await pilot.press("b")
         await seen(pilot, lambda view: view.bad)
         await pilot.press("b")
         assert screen_of(pilot).view.page == GOAL
-        assert "fits beside others" in text_of(pilot)
+        assert "low memory use" in text_of(pilot)
 
 
 async def test_a_problem_is_told_and_nothing_begins() -> None:
     wizard = FakeWizard()
-    wizard.trouble = "--effective 7: allowed: a multiple of \x1b[31m8"
+    wizard.trouble = "--effective-batch 7: allowed: a multiple of \x1b[31m8"
     app = WizardApp(wizard)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("enter", "enter")
@@ -149,8 +149,8 @@ async def test_a_file_that_cannot_be_shown_is_told_and_the_table_stays() -> None
         assert "no valid TOML" in text_of(pilot) and "\x1b" not in text_of(pilot)
         wizard.cannot_show, wizard.there = "", False
         await pilot.press("enter")
-        assert "a new file, mine.toml" in text_of(pilot)
-        assert "difference" not in text_of(pilot)
+        assert "new file mine.toml" in text_of(pilot)
+        assert "changes" not in text_of(pilot)
 
 
 async def test_what_was_measured_stays_marked_and_what_failed_cannot_be_written() -> None:

@@ -24,7 +24,7 @@ def found() -> ProbedModel:
     family = Family((4, 8), trace, ((0.0, float(MIB)),), aligned=True)
     points = tuple(TimedBatch(micro, micro * 1e-3, micro * 1e-4, micro * 1e-3) for micro in (4, 8))
     return ProbedModel(
-        MODEL, 1000, 64.0, Memory(family, "card", 0, "test"), StepTime(points, 0.0, on_gpu=False)
+        MODEL, 1000, 64.0, Memory(family, "gpu", 0, "test"), StepTime(points, 0.0, on_gpu=False)
     )
 
 
@@ -51,7 +51,7 @@ def test_loader_processes_and_data_on_the_card_exclude_each_other() -> None:
 
 
 def test_without_a_card_there_is_one_place() -> None:
-    rows = proposals(situation(card=None), Answers(), found())
+    rows = proposals(situation(gpu=None), Answers(), found())
     assert {one.placement for one in rows} == {"host"}
 
 
@@ -61,21 +61,21 @@ def test_kept_items_count_where_they_are_kept() -> None:
         Items(KEPT, gathers=False),
         Items(None, gathers=False),
     )
-    assert tensors.beside(on_gpu=True, placement="device", cache=False) == KEPT
-    assert tensors.beside(on_gpu=True, placement="host", cache=True) == 0
-    assert tensors.beside(on_gpu=False, placement="host", cache=True) == 0  # in the process's memory already
-    assert encoded.beside(on_gpu=False, placement="host", cache=True) == KEPT
-    assert encoded.beside(on_gpu=False, placement="host", cache=False) == 0
-    assert changing.beside(on_gpu=True, placement="device", cache=True) == 0
+    assert tensors.loader_bytes(on_gpu=True, placement="device", cache=False) == KEPT
+    assert tensors.loader_bytes(on_gpu=True, placement="host", cache=True) == 0
+    assert tensors.loader_bytes(on_gpu=False, placement="host", cache=True) == 0  # in the process's memory already
+    assert encoded.loader_bytes(on_gpu=False, placement="host", cache=True) == KEPT
+    assert encoded.loader_bytes(on_gpu=False, placement="host", cache=False) == 0
+    assert changing.loader_bytes(on_gpu=True, placement="device", cache=True) == 0
 
 
 def test_threads_that_were_found_better_are_written_with_their_reason() -> None:
-    there = situation(card=None, opened=replace(OPENED, chosen_threads=1))
+    there = situation(gpu=None, opened=replace(OPENED, chosen_threads=1))
     one = proposals(there, Answers(), found())[0]
     assert "run.threads=1" in one.sets()
-    assert "others used them" in reasons(there, one)["run.threads"]
+    assert "other processes used them" in reasons(there, one)["run.threads"]
     assert "run.threads" not in reasons(
-        situation(card=None), proposals(situation(card=None), Answers(), found())[0]
+        situation(gpu=None), proposals(situation(gpu=None), Answers(), found())[0]
     )
 
 
@@ -83,7 +83,7 @@ def test_bf16_is_looked_at_where_the_processor_has_it() -> None:
     def amps(units: tuple[str, ...]) -> tuple[str, ...]:
         machine = Machine((), None, "cpu", {}, replace(HOST, bf16_units=units))
         planner = Planner(Answers(workload="chartext"), lambda *_: None, threading.Event())
-        return planner._amps(None, machine, situation(card=None).config)[0]
+        return planner._amps(None, machine, situation(gpu=None).config)[0]
 
     assert amps(()) == ("off",)
     assert amps(("amx_bf16",)) == ("off", "bf16")

@@ -28,7 +28,7 @@ def tell(text: str, share: float) -> None:
 
 @pytest.mark.slow  # 15 s; the command line's test below shows most of it
 def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
-    answers = Answers(workload="chartext", sets=SMALL, shortest=32)
+    answers = Answers(workload="chartext", sets=SMALL, min_sequence=32)
     proposed = propose(answers, tell, threading.Event())
     assert {one.model.sequence for one in proposed.rows} == {64, 32}
     assert all(one.batch.items == 16 for one in proposed.rows)
@@ -65,7 +65,7 @@ def test_stopping_ends_the_probes() -> None:
 
 def test_stopping_between_two_models_keeps_the_first() -> None:
     stop = threading.Event()
-    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), shortest=4)
+    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), min_sequence=4)
     proposed = propose(answers, tell, stop, lambda now: stop.set() if now.rows else None)
     assert {one.model.sequence for one in proposed.rows} == {8}
 
@@ -110,7 +110,7 @@ def test_a_model_that_ends_the_process_with_the_probes_is_no_word_on_the_next(
     own = tmp_path / "temporary"
     own.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))  # of this process and not of other tests
-    proposed = propose(Answers(workload="dies:make", sets=sets, shortest=4), tell, threading.Event())
+    proposed = propose(Answers(workload="dies:make", sets=sets, min_sequence=4), tell, threading.Event())
     why = {found.model.sequence: found.why for found in proposed.found}
     assert why.keys() == {16, 8, 4}
     assert "killed by signal 9" in why[8] and not why[16] and not why[4]
@@ -127,14 +127,14 @@ def test_the_memory_is_that_of_the_device_of_the_run(monkeypatch: pytest.MonkeyP
 
 
 def test_more_items_a_step_than_the_data_holds_are_refused() -> None:
-    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), effective=100_000)
-    with pytest.raises(UsageError, match="a step takes 100000 windows, and the data has"):
+    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)
+    with pytest.raises(UsageError, match="the effective batch is 100000 windows, but the training data has only"):
         propose(answers, tell, threading.Event())
 
 
 def test_for_a_card_elsewhere_the_size_is_that_of_a_card() -> None:
     answers = Answers(
-        workload="chartext", sets=("run.device=cuda", "precision.amp=bf16"), card="RTX 4080 SUPER"
+        workload="chartext", sets=("run.device=cuda", "precision.amp=bf16"), gpu="RTX 4080 SUPER"
     )
     proposed = propose(answers, tell, threading.Event())
     assert {one.model.size for one in proposed.rows} == {"guide"}
@@ -148,12 +148,12 @@ def test_for_a_card_elsewhere_the_size_is_that_of_a_card() -> None:
 
 def test_a_size_that_is_named_keeps_its_batch_whatever_the_card() -> None:
     sets = ("workload.size=tiny", "precision.amp=bf16")
-    proposed = propose(Answers(workload="chartext", sets=sets, card="H200"), tell, threading.Event())
+    proposed = propose(Answers(workload="chartext", sets=sets, gpu="H200"), tell, threading.Event())
     assert {one.batch.items for one in proposed.rows} == {16}
 
 
 def test_more_memory_than_there_is_cannot_be_left_free() -> None:
-    answers = Answers(workload="chartext", sets=SMALL, leave_bytes=1 << 60)
+    answers = Answers(workload="chartext", sets=SMALL, reserve_bytes=1 << 60)
     with pytest.raises(UsageError, match="are free"):
         propose(answers, tell, threading.Event())
 

@@ -41,14 +41,14 @@ def test_a_card_that_is_not_clear_is_refused_with_what_there_is(wanted: str) -> 
     ("answers", "words"),
     [
         (Answers(goal="time"), "--items N"),
-        (Answers(goal="fast"), "throughput, beside, reproducible, time"),  # type: ignore[arg-type]
+        (Answers(goal="fast"), "throughput, low-memory, reproducible, time"),  # type: ignore[arg-type]
         (Answers(items=0), "1 or more"),
-        (Answers(effective=-3), "1 or more"),
-        (Answers(shortest=1), "2 to 64"),
-        (Answers(shortest=65), "2 to 64"),
-        (Answers(leave_bytes=-1), "0 or more"),
+        (Answers(effective_batch=-3), "1 or more"),
+        (Answers(min_sequence=1), "2 to 64"),
+        (Answers(min_sequence=65), "2 to 64"),
+        (Answers(reserve_bytes=-1), "0 or more"),
         (Answers(sizes=("tiny", "huge")), "tiny, mini"),
-        (Answers(card="Voodoo"), "no figures"),
+        (Answers(gpu="Voodoo"), "no profile"),
     ],
 )
 def test_answers_that_make_no_sense_say_what_is_allowed(answers: Answers, words: str) -> None:
@@ -116,8 +116,8 @@ def test_peaks_that_do_not_tell_micro_batches_apart_leave_the_larger_one_first()
     ]
     assert ranked(rows, Answers())[0].batch.micro == 16
     assert ranked(rows, Answers(goal="time", items=1600))[0].batch.micro == 16
-    # What is left to others is half of the card.
-    assert ranked(rows, Answers(goal="beside"))[0].batch.micro == 8
+    # At most half of the memory.
+    assert ranked(rows, Answers(goal="low-memory"))[0].batch.micro == 8
     assert pareto(rows) == rows  # each has less memory than the next
 
 
@@ -136,7 +136,7 @@ def test_the_front_is_found_among_many_rows() -> None:
 
 
 def test_the_configured_model_comes_first() -> None:
-    found = models(config(), Answers(shortest=16), ["mini", "tiny"], ["off", "bf16"])
+    found = models(config(), Answers(min_sequence=16), ["mini", "tiny"], ["off", "bf16"])
     assert found[0] == Model("tiny", 64, "off")
     assert len(found) == 2 * 3 * 2
     for model in found:
@@ -170,15 +170,15 @@ def test_the_goal_decides_the_order() -> None:
     rows = [slow, BASE, lean, late]
     assert ranked(rows, Answers(goal="throughput"))[0] is late
     assert ranked(rows, Answers(goal="time", items=1600))[0] is BASE
-    assert ranked([slow, BASE, lean], Answers(goal="beside"))[0] is lean
-    assert ranked([slow, BASE, lean], Answers(goal="beside"))[-1] is slow
+    assert ranked([slow, BASE, lean], Answers(goal="low-memory"))[0] is lean
+    assert ranked([slow, BASE, lean], Answers(goal="low-memory"))[-1] is slow
 
 
 def test_costs_are_told_in_plain_words() -> None:
     words = cost_in_words(
         config(), "character", ("tiny", 64), Model("mini", 32, "bf16"), Batch(8, 1), (1000, 25_000)
     )
-    for part in ("sees 32 of 64 characters", "a larger model", "8 items a step instead of 16", "bf16"):
+    for part in ("context of 32 instead of 64 characters", "larger model", "effective batch 8 instead of 16", "bf16"):
         assert part in words
     assert cost_in_words(config(), None, ("tiny", 64), Model("tiny", 64, "off"), Batch(16, 1), (1, 1)) == ""
 

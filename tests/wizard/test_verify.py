@@ -68,7 +68,7 @@ def proposals(memory: int) -> list[Proposal]:
 
 
 def race(rows: list[Proposal], budget_s: float = 60.0, stop: threading.Event | None = None) -> list[Proposal]:
-    there = situation(card=None)
+    there = situation(gpu=None)
     return verify(there, Answers(), rows, budget_s, lambda *_: None, stop or threading.Event())
 
 
@@ -178,6 +178,6 @@ def test_what_takes_more_than_may_be_used_comes_after_what_does_not() -> None:
 
 def test_on_a_card_the_context_counts_as_the_card_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeSide, "learn", lambda self, _tick: setattr(self.facts, "reserved_bytes", 70))
-    there = situation(card=None, opened=replace(OPENED, context_bytes=500))
+    there = situation(gpu=None, opened=replace(OPENED, context_bytes=500))
     found = verify(there, Answers(), proposals(100)[:1], 60.0, lambda *_: None, threading.Event())
     assert found[0].measured is not None and found[0].measured.memory_bytes == 570

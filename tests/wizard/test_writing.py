@@ -67,14 +67,14 @@ def test_a_key_can_be_taken_out() -> None:
 
 def test_the_difference_is_shown_as_people_know_it() -> None:
     lines = difference(THEIRS, into(THEIRS, {"batch.micro": 48}, {}), "a.toml")
-    assert lines[0] == "--- a.toml (now)"
+    assert lines[0] == "--- a.toml (current)"
     assert "-micro = 16 # fits" in lines
     assert "+micro = 48 # fits" in lines
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[batch\nmicro", "not valid TOML"), ('batch = "x"\n', r"a value where the section \[batch\] belongs")],
+    [("[batch\nmicro", "not valid TOML"), ('batch = "x"\n', r"\[batch\] must be a section")],
 )
 def test_nonsense_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -117,7 +117,7 @@ def test_what_is_written_into_a_file_is_what_was_proposed(
     path.write_text(f'# mine\n[workload]\nname = "chartext"\n{mine}\n')
     answers = Answers(config=path)
     one = replace(BASE, model=model, batch=batch)
-    text = written_into(answers, situation(card=None), one, path)
+    text = written_into(answers, situation(gpu=None), one, path)
     assert text.startswith("# mine\n")
     again = tmp_path / "new.toml"
     again.write_text(text)
