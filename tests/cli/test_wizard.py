@@ -80,9 +80,7 @@ def test_for_a_gpu_that_is_not_in_this_machine(tmp_path: Path) -> None:
         (["--workload", "nope"], "there is no such workload"),
     ],
 )
-def test_mistakes_are_reported_before_probing(
-    tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_mistakes_are_reported_before_probing(tmp_path: Path, arguments: list[str], words: str) -> None:
     done = run("wizard", "--headless", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
@@ -169,6 +167,8 @@ def test_an_effective_batch_larger_than_the_data_is_rejected(tmp_path: Path) -> 
         "run.max_steps=5",
     )
     sets = [part for item in small for part in ("--set", item)]
-    done = run("wizard", "--workload", "ndd", *sets, "--headless", "--effective-batch", "100000", folder=tmp_path)
+    done = run(
+        "wizard", "--workload", "ndd", *sets, "--headless", "--effective-batch", "100000", folder=tmp_path
+    )
     assert done.returncode == 2
     assert "training data has only" in done.stderr

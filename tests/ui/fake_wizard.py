@@ -32,7 +32,10 @@ ROWS = (
     proposal("guide", 256, 256, 1, 21.9, 0.203),
     proposal("guide", 128, 128, 1, 5.4, 0.055),
     proposal("medium", 256, 128, 1, 4.0, 0.041),
-    replace(proposal("medium", 128, 128, 1, 2.2, 0.021), doubt="compiled steps fuse operations and use their own memory pools"),
+    replace(
+        proposal("medium", 128, 128, 1, 2.2, 0.021),
+        doubt="compiled steps fuse operations and use their own memory pools",
+    ),
 )
 TOML = (
     "# Proposed for NVIDIA GeForce RTX 4080 SUPER: highest throughput.",

@@ -87,7 +87,11 @@ def test_another_workload_has_questions_of_its_own() -> None:
     made = job(sizes=("mini",), min_sequence=32, effective_batch=64)
     names = [row.name for row in made.workloads()]
     made.choose(names.index("chartext"))
-    assert (made.answers.sizes, made.answers.min_sequence, made.answers.effective_batch) == (("mini",), 32, 64)
+    assert (made.answers.sizes, made.answers.min_sequence, made.answers.effective_batch) == (
+        ("mini",),
+        32,
+        64,
+    )
     made.choose(names.index("summarise"))
     assert made.answers.workload == "summarise" and not made.problem()
     assert (made.answers.sizes, made.answers.min_sequence, made.answers.effective_batch) == ((), None, None)
@@ -118,7 +122,11 @@ def test_a_gpu_that_is_not_in_this_machine_is_shown_from_the_first_page_on() -> 
         assert time.monotonic() < deadline
         time.sleep(0.05)
     text = "\n".join(lines)
-    assert "RTX 4080 SUPER" in text and "14.6 GB usable" in text and "nothing is measured on this machine" in text
+    assert (
+        "RTX 4080 SUPER" in text
+        and "14.6 GB usable" in text
+        and "nothing is measured on this machine" in text
+    )
     made.choose([row.name for row in made.workloads()].index("chartext"))
     press(made, "reserved memory")
     press(made, "reserved memory")

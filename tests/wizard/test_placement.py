@@ -63,7 +63,9 @@ def test_kept_items_count_where_they_are_kept() -> None:
     )
     assert tensors.loader_bytes(on_gpu=True, placement="device", cache=False) == KEPT
     assert tensors.loader_bytes(on_gpu=True, placement="host", cache=True) == 0
-    assert tensors.loader_bytes(on_gpu=False, placement="host", cache=True) == 0  # in the process's memory already
+    assert (
+        tensors.loader_bytes(on_gpu=False, placement="host", cache=True) == 0
+    )  # in the process's memory already
     assert encoded.loader_bytes(on_gpu=False, placement="host", cache=True) == KEPT
     assert encoded.loader_bytes(on_gpu=False, placement="host", cache=False) == 0
     assert changing.loader_bytes(on_gpu=True, placement="device", cache=True) == 0

@@ -128,7 +128,9 @@ def test_the_memory_is_that_of_the_device_of_the_run(monkeypatch: pytest.MonkeyP
 
 def test_more_items_a_step_than_the_data_holds_are_refused() -> None:
     answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)
-    with pytest.raises(UsageError, match="the effective batch is 100000 windows, but the training data has only"):
+    with pytest.raises(
+        UsageError, match="the effective batch is 100000 windows, but the training data has only"
+    ):
         propose(answers, tell, threading.Event())
 
 

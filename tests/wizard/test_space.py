@@ -178,7 +178,12 @@ def test_costs_are_told_in_plain_words() -> None:
     words = cost_in_words(
         config(), "character", ("tiny", 64), Model("mini", 32, "bf16"), Batch(8, 1), (1000, 25_000)
     )
-    for part in ("context of 32 instead of 64 characters", "larger model", "effective batch 8 instead of 16", "bf16"):
+    for part in (
+        "context of 32 instead of 64 characters",
+        "larger model",
+        "effective batch 8 instead of 16",
+        "bf16",
+    ):
         assert part in words
     assert cost_in_words(config(), None, ("tiny", 64), Model("tiny", 64, "off"), Batch(16, 1), (1, 1)) == ""
 

@@ -274,14 +274,10 @@ class Allocator:
         return freed
 
     def _put(self, block: Block) -> None:
-        insort(self._free[block.small], (block.size, block.address, block), key=_order)
+        insort(self._free[block.small], (block.size, block.address, block))
 
     def _take(self, block: Block) -> None:
         pool = self._free[block.small]
-        place = bisect_left(pool, (block.size, block.address), key=_order)
+        place = bisect_left(pool, (block.size, block.address))
         assert pool[place][2] is block
         del pool[place]
-
-
-def _order(entry: tuple[int, int, Block]) -> tuple[int, int]:
-    return entry[0], entry[1]

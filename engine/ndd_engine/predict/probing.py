@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import cycle, islice, pairwise
+from itertools import count, cycle, islice, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
@@ -169,30 +169,24 @@ class Prober:
     def _point(self, stepper: Stepper, micro: int) -> tuple[TimedBatch, float]:
         """Time one micro-batch. Returns it with the seconds of the optimizer's update."""
         batches = endless(self.workload, self.config, micro, as_kept=True)
-        data: list[float] = []
-        compute: list[float] = []
-        host: list[float] = []
-        updates: list[float] = []
+        samples: list[tuple[float, ...]] = []
         begin = time.perf_counter()
-        while len(compute) < 2 or time.perf_counter() - begin < POINT_S:
+        while len(samples) < 2 or time.perf_counter() - begin < POINT_S:
             at = time.perf_counter()
             batch = next(batches)
-            data.append(time.perf_counter() - at)
-            issued, done = self._timed(stepper, batch)
-            host.append(issued)
-            compute.append(done)
+            data = time.perf_counter() - at
+            host, compute = self._timed(stepper, batch)
             at = time.perf_counter()
             stepper.set_rate(0)
             stepper.update(_nowhere)
             stepper.optimizer.zero_grad(set_to_none=stepper.config.optimizer.set_to_none)
             self._wait()
-            updates.append(time.perf_counter() - at)
-            if done > HOPELESS_S:
+            samples.append((compute, host, data, time.perf_counter() - at))
+            if compute > HOPELESS_S:
                 break
         # The first run of a shape includes kernel selection. Means, because a real run has slow steps as well.
-        skip = 1 if len(compute) > 1 else 0
-        point = TimedBatch(micro, fmean(compute[skip:]), fmean(host[skip:]), fmean(data[skip:]))
-        return point, fmean(updates[skip:])
+        *means, update = map(fmean, zip(*(samples[1:] or samples), strict=True))
+        return TimedBatch(micro, *means), update
 
     def _timed(self, stepper: Stepper, batch: Batch) -> tuple[float, float]:
         """(seconds until launched, seconds until done) of copying a micro-batch, forward and backward."""
@@ -304,10 +298,8 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
         batches = probe_batches(workload, config)
     if not batches.per_epoch:
         raise ValueError(f"the data has fewer than {micro} items")
-    epoch = 0
-    while True:
+    for epoch in count():
         yield from batches.epoch(epoch)
-        epoch += 1
 
 
 def extremes(workload: Workload) -> tuple[list[int], int]:
@@ -336,11 +328,7 @@ def longest_first(workload: Workload, config: Config, micro: int, first: Sequenc
     if not first:
         yield from endless(workload, config, micro)
     source = probe_batches(workload, config).source
-    count = len(cast(Any, workload.train_data))
-    taken = set(first)
-    others = (
-        (place for place in cycle(range(count)) if place not in taken) if len(taken) < count else iter(())
-    )
+    others = cycle([place for place in range(len(cast(Any, workload.train_data))) if place not in set(first)])
     while True:
         indices = [*first, *islice(others, max(micro - len(first), 0))][:micro]
         yield from gathered(source, iter([torch.tensor(indices)]), False)
@@ -382,9 +370,7 @@ def _forget_peak() -> bool:
 def _forget(device: torch.device) -> None:
     """Release all cached GPU memory, including cuBLAS workspaces, so that a recording starts at zero."""
     torch.cuda.synchronize(device)
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", bool)()  # not in every build
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
 

@@ -149,15 +149,10 @@ def _of_gpu(run: Callable[[Mark], None], device: torch.device) -> Trace:
         history = entries()
     finally:
         memory._record_memory_history(None)
-    nodes = []
-    at = {count: name for name, count in marks.items()}
+    # Marks come before the entry at their place.
+    nodes = [(place, name, 0, 0) for name, place in marks.items()]
     for place, entry in enumerate(history):
-        if place in at:
-            nodes.append((place, at[place], 0, 0))
-        if entry["action"] == "alloc":
-            nodes.append((place, "", int(entry["addr"]), int(entry["size"])))
-        elif entry["action"] == "free_completed":
-            nodes.append((place, "", int(entry["addr"]), -1))
-    if len(history) in at:
-        nodes.append((len(history), at[len(history)], 0, 0))
-    return _in_order(nodes)
+        if entry["action"] in ("alloc", "free_completed"):
+            size = int(entry["size"]) if entry["action"] == "alloc" else -1
+            nodes.append((place, "", int(entry["addr"]), size))
+    return _in_order(sorted(nodes, key=lambda node: node[0]))

@@ -37,6 +37,11 @@ class Trace:
         """Bytes of each allocation, by key."""
         return [size for _, size in self.events if size >= 0]
 
+    def all_labels(self) -> Sequence[str]:
+        """A label for each allocation, by key; empty ones if they are not known."""
+        count = len(self.sizes())
+        return self.labels if len(self.labels) == count else [""] * count
+
     def ordered(self) -> Trace:
         """The same trace with consecutive frees sorted by key, since their order may vary and does not matter."""
         places = sorted(self.marks.values())
@@ -139,7 +144,7 @@ class _Rewritten:
     def __init__(self, of: Trace) -> None:
         self._of = of
         self._sizes = of.sizes()
-        self._labels = of.labels if len(of.labels) == len(self._sizes) else ("",) * len(self._sizes)
+        self._labels = of.all_labels()
         self._marks = sorted((place, name) for name, place in of.marks.items() if not name.startswith(DATA))
         self._keys: dict[int, int] = {}
         self.events: list[tuple[int, int]] = []
@@ -226,7 +231,7 @@ def _shape(trace: Trace) -> list[tuple[int, bool]]:
 
 def _partners(small: Trace, large: Trace) -> dict[int, int]:
     """Maps keys of the larger trace to the matching keys of the smaller one."""
-    first, second = (_signs(trace) for trace in (small, large))
+    first, second = small.all_labels(), large.all_labels()
     # Most match at both ends; only the middle needs the slower matcher.
     head = _alike(first, second)
     tail = _alike(first[head:][::-1], second[head:][::-1])
@@ -242,8 +247,3 @@ def _alike(first: Sequence[str], second: Sequence[str]) -> int:
     """Length of the common prefix."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def _signs(trace: Trace) -> Sequence[str]:
-    count = len(trace.sizes())
-    return trace.labels if len(trace.labels) == count else [""] * count

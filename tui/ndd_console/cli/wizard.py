@@ -105,23 +105,16 @@ class GoalChoice(click.Choice[str]):
 @click.pass_context
 def wizard(
     ctx: click.Context,
-    config: Path | None,
-    workload: str | None,
-    sets: tuple[str, ...],
-    goal: str,
-    items: int | None,
-    effective_batch: int | None,
-    free_batch: bool,
-    min_sequence: int | None,
-    sizes: tuple[str, ...],
-    reserve_memory: float | None,
-    gpu: str | None,
+    /,
     headless: bool,
     no_verify: bool,
     budget: float,
     output: Path | None,
     force: bool,
     as_json: bool,
+    free_batch: bool,
+    reserve_memory: float | None,
+    **given: Any,
 ) -> int:
     """Propose batch, sequence, size and precision for this machine, measure the best, and write a commented TOML.
 
@@ -130,7 +123,7 @@ def wizard(
     from ndd_engine.config import read
     from ndd_engine.wizard.answers import Answers, longest_sequence
 
-    if free_batch and effective_batch is not None:
+    if free_batch and given["effective_batch"] is not None:
         raise UsageError("--effective-batch and --free-batch cannot be combined")
     check_writable(output)
     if output is not None and output.exists():
@@ -139,11 +132,8 @@ def wizard(
                 f"-o {printable(str(output))} exists; use --force to change it (comments are preserved)"
             )
         read(output)  # fail early if it is not valid
-    answers = Answers(
-        config=config, workload=workload, sets=sets, gpu=gpu, goal=goal, items=items,  # type: ignore[arg-type]
-        effective_batch=effective_batch, hold_effective=not free_batch, min_sequence=min_sequence, sizes=sizes,
-        reserve_bytes=None if reserve_memory is None else int(reserve_memory * MIB),
-    )  # fmt: skip
+    reserve_bytes = None if reserve_memory is None else int(reserve_memory * MIB)
+    answers = Answers(**given, hold_effective=not free_batch, reserve_bytes=reserve_bytes)
     draft = answers.draft()
     answers.checked(longest_sequence(draft), draft.sizes)
     root = runs_root(ctx.obj["runs"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from textual import events
 
@@ -135,6 +135,9 @@ class WizardScreen(CanvasScreen):
                 view = replace(view, page=TABLE, chosen=0, marked=source.suggested())
         self.show(view)
 
+    def _set(self, message: str = "", bad: bool = False, **changes: Any) -> None:
+        self.show(replace(self.view, message=message, bad=bad, **changes))
+
     def show(self, view: WizardView) -> None:
         """Replace the view and redraw it."""
         view = replace(view, keys=_keys(view, self._can_train))
@@ -170,13 +173,13 @@ class WizardScreen(CanvasScreen):
         view = self.view
         if view.page in (PROBING, VERIFY) and self._source.working():
             self._source.stop()
-            self.show(replace(view, message=_STOPPING, bad=False))
+            self._set(_STOPPING)
             return
         before = {WORKLOAD: MACHINE, GOAL: WORKLOAD, PROBING: GOAL, TABLE: GOAL, VERIFY: TABLE, FILE: TABLE}
         if view.page == MACHINE:
             self._leave("")
         else:
-            self.show(replace(view, page=before[view.page], chosen=0, top=0, message="", bad=False))
+            self._set(page=before[view.page], chosen=0, top=0)
 
     def _move(self, by: int) -> None:
         view = self.view
@@ -197,25 +200,21 @@ class WizardScreen(CanvasScreen):
             facts = self._source.choose(self.view.chosen)
             trouble = self._source.problem()
             if trouble:
-                self.show(replace(self.view, facts=facts, message=trouble, bad=True))
+                self._set(trouble, bad=True, facts=facts)
             else:
-                fields = self._source.fields()
-                view = replace(
-                    self.view, page=GOAL, facts=facts, fields=fields, chosen=0, message="", bad=False
-                )
-                self.show(view)
+                self._set(page=GOAL, facts=facts, fields=self._source.fields(), chosen=0)
 
     def _goal(self, key: str) -> None:
         steps = {"right": 1, "l": 1, "+": 1, "space": 1, "left": -1, "h": -1, "-": -1}
         if key in steps:
             trouble = self._source.change(self.view.chosen, steps[key])
-            self.show(replace(self.view, fields=self._source.fields(), message=trouble, bad=bool(trouble)))
+            self._set(trouble, bad=bool(trouble), fields=self._source.fields())
         elif key == "enter":
             trouble = self._source.problem()
             if trouble:
-                self.show(replace(self.view, message=trouble, bad=True))
-                return
-            self._begin()
+                self._set(trouble, bad=True)
+            else:
+                self._begin()
 
     def _probing(self, key: str) -> None:
         if key == "enter" and not self._source.working():
@@ -223,7 +222,7 @@ class WizardScreen(CanvasScreen):
 
     def _begin(self) -> None:
         self._source.probe()
-        self.show(replace(self.view, page=PROBING, rows=(), best=(), message="", bad=False))
+        self._set(page=PROBING, rows=(), best=())
 
     def _table(self, key: str) -> None:
         view = self.view
@@ -238,7 +237,7 @@ class WizardScreen(CanvasScreen):
             self.show(replace(view, marked=marked if len(marked) < len(view.marked) else (*marked, one)))
         elif key == "v" and view.marked:
             self._source.verify(view.marked)
-            self.show(replace(view, page=VERIFY, verified=view.marked, chosen=0, message="", bad=False))
+            self._set(page=VERIFY, verified=view.marked, chosen=0)
         elif key == "enter" and rows:
             self._open_file(rows[view.chosen])
 
@@ -249,16 +248,15 @@ class WizardScreen(CanvasScreen):
     def _open_file(self, one: Proposal) -> None:
         trouble = one.failed or ("" if one.fits or one.measured is not None else "this proposal does not fit")
         if trouble:
-            self.show(replace(self.view, message=f"{trouble}; choose another one", bad=True))
+            self._set(f"{trouble}; choose another one", bad=True)
             return
         try:
             file = self._source.preview(one)
         except NddError as error:
-            self.show(replace(self.view, message=str(error), bad=True))
+            self._set(str(error), bad=True)
             return
         self._chosen = one
-        view = replace(self.view, page=FILE, file=file, top=0, show_diff=file.there, saved="")
-        self.show(replace(view, message="", bad=False))
+        self._set(page=FILE, file=file, top=0, show_diff=file.there, saved="")
 
     def _file(self, key: str) -> None:
         view = self.view
@@ -270,9 +268,9 @@ class WizardScreen(CanvasScreen):
                 try:
                     saved = self._source.save(self._chosen)
                 except NddError as error:
-                    self.show(replace(view, message=str(error), bad=True))
+                    self._set(str(error), bad=True)
                     return
-            self.show(replace(view, saved=saved, message=f"wrote {saved}", bad=False))
+            self._set(f"wrote {saved}", saved=saved)
             if key == "t":
                 self._leave(saved)
 

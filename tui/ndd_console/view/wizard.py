@@ -232,29 +232,21 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
     shown = (first, 10, 10, 9, 9, 9, 8)
     rows.append(tuple((text.ljust(cell), "dim") for text, cell in zip(head, shown, strict=True)))
     for place, one in enumerate(view.verified):
-        chosen = place == view.chosen
+        chosen, known = place == view.chosen, one.measured
+        style = "bold" if chosen else "text"
         name = shorten(("▸ " if chosen else "  ") + _name(one), first - 1).ljust(first)
-        known = one.measured
-        if known is None:
-            rows.append(((name, "bold" if chosen else "text"), ("not measured yet", "dim")))
+        if known is None or known.step_s is None:
+            text, look = ("not measured yet", "dim") if known is None else (foreign(known.verdict), "bad")
+            rows.append(((name, style), (shorten(text, max(width - first, 1)), look)))
             continue
-        if known.step_s is None:
-            rows.append(
-                (
-                    (name, "bold" if chosen else "text"),
-                    (shorten(foreign(known.verdict), max(width - first, 1)), "bad"),
-                )
-            )
-            continue
-        cells_ = (
-            name, size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
+        texts = (
+            size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
             duration(one.step_s), duration(known.step_s), _error(one.step_s, known.step_s),
         )  # fmt: skip
         spans = [
-            (shorten(text, cell).ljust(cell), "bold" if chosen and not place_ else "text")
-            for place_, (text, cell) in enumerate(zip(cells_, shown, strict=True))
+            (shorten(text, cell).ljust(cell), "text") for text, cell in zip(texts, shown[1:], strict=True)
         ]
-        rows.append(fit(tuple(spans), width))
+        rows.append(fit(((name, style), *spans), width))
     spreads = [
         one.measured.spread for one in view.verified if one.measured is not None and one.measured.spread
     ]
