@@ -83,7 +83,7 @@ class GoalChoice(click.Choice[str]):
 )
 @click.option(
     "--reserve-memory", type=Finite(min=0), metavar="MB",
-    help="Memory to keep free (default: 8 % of the free memory).",
+    help="Memory to keep free (default: 8% of the free memory).",
 )  # fmt: skip
 @click.option(
     "--gpu", metavar="NAME", help="Propose for a GPU that is not in this machine, from its specifications."

@@ -116,7 +116,7 @@ class Questions:
         each = f", {number(known.tokens_per_item)} {known.token}s each" if known.tokens_per_item else ""
         found = f"{number(known.train_items)} training {known.item}s{each}"
         if self._open:
-            found += f" (with size {config.workload.size}; the size is chosen automatically for this machine)"
+            found += f" (with size {config.workload.size}; the size is chosen automatically)"
         return (known.text, found)
 
     def fields(self) -> tuple[Field, ...]:
