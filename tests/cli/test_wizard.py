@@ -1,4 +1,4 @@
-"""`ndd-console wizard` without a screen: what it prints, writes and refuses."""
+"""`ndd-console wizard` without a screen: output, files and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(170)
 TINY = ("--set", "workload.size=tiny", "--set", "run.device=cpu", "--set", "run.max_steps=5")
 
 
-def test_it_proposes_writes_and_what_it_wrote_trains(tmp_path: Path) -> None:
+def test_the_written_file_trains(tmp_path: Path) -> None:
     written = run(
         "wizard",
         "--workload",
@@ -100,7 +100,7 @@ def test_mistakes_are_reported_before_probing(tmp_path: Path, arguments: list[st
 )
 def test_old_names_of_options_work_and_warn(tmp_path: Path, old: list[str], new: str) -> None:
     done = run("wizard", "--headless", *old, folder=tmp_path)
-    assert done.returncode == 2  # for the value, or for the option after it
+    assert done.returncode == 2  # because of the value or the next option
     assert "No such option" not in done.stderr
     warning, *rest = done.stderr.splitlines()
     assert warning.startswith("warning: ") and warning.endswith(f" is now called {new}")
@@ -132,12 +132,12 @@ def test_the_written_file_is_toml(tmp_path: Path) -> None:
     sets = [part for item in small for part in ("--set", item)]
     done = run("wizard", "--workload", "ndd", *sets, "--headless", "--no-verify", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    # Nothing else is on stdout, so that it can go into a file.
+    # stdout has nothing else, so it can be redirected to a file.
     assert tomli.loads(done.stdout)["workload"]["name"] == "ndd"
     assert "total time" in done.stderr
 
 
-def test_a_file_is_changed_as_it_was_proposed_and_one_that_cannot_be_read_is_refused_first(
+def test_a_file_is_changed_and_an_invalid_one_is_rejected_first(
     tmp_path: Path,
 ) -> None:
     mine = tmp_path / "mine.toml"

@@ -1,4 +1,4 @@
-"""A wizard whose machine, probes and measurements answer at once."""
+"""A wizard with instant hardware detection, probes and measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FREE = 12 * GB
 def proposal(
     size: str, sequence: int, micro: int, accumulation: int, memory_gb: float, step_s: float
 ) -> Proposal:
-    """One row; smaller models and shorter sequences cost something."""
+    """A proposal; shorter sequences have a disadvantage."""
     cost = "" if sequence == 256 else f"context of {sequence} instead of 256 characters, so items are smaller"
     parameters = {"guide": 10_900_000, "medium": 2_700_000}[size]
     return Proposal(
@@ -45,7 +45,7 @@ TOML = (
 
 
 class FakeWizard:
-    """See screens.wizard.WizardSource. It works until `go_on` is called."""
+    """See screens.wizard.WizardSource. Work runs until `go_on` is called."""
 
     def __init__(self) -> None:
         self.goal, self.trouble, self.error = 0, "", ""
@@ -100,7 +100,7 @@ class FakeWizard:
         self.busy, self.verified = True, chosen
 
     def go_on(self) -> None:
-        """What was begun comes to its end."""
+        """Finish the running work."""
         if self.verified:
             self.verified = tuple(
                 replace(one, measured=Measured((one.step_s or 0) * 1.03, int((one.memory_bytes or 0) * 1.01)))

@@ -1,4 +1,4 @@
-"""The wizard's answers behind its screen: what can be chosen, what a key makes of it, where the file goes."""
+"""The wizard's questions and answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def press(made: WizardJob, name: str, by: int = 1) -> str:
     return made.change(place, by)
 
 
-def test_the_data_is_described_once_it_is_chosen() -> None:
+def test_the_data_of_the_chosen_workload_is_described() -> None:
     made = WizardJob(Answers(), None, 10.0)
     names = [row.name for row in made.workloads()]
     assert set(names) == {"ndd", "chartext", "antispoof", "finetune", "summarise"}
@@ -35,7 +35,7 @@ def test_the_data_is_described_once_it_is_chosen() -> None:
     assert made.answers.workload == "ndd" and not made.problem()
 
 
-def test_the_goal_of_a_number_of_items_asks_for_it() -> None:
+def test_the_goal_time_asks_for_the_number_of_items() -> None:
     made = job()
     assert [field.name for field in made.fields()][:2] == ["goal", "effective batch"]
     while value(made, "goal") != "shortest total time":
@@ -46,10 +46,10 @@ def test_the_goal_of_a_number_of_items_asks_for_it() -> None:
     press(made, "number of items", -1)
     assert made.answers.items == before
     press(made, "effective batch")
-    assert made.answers.items == before  # the question below is another one
+    assert made.answers.items == before  # a different question
 
 
-def test_every_limit_goes_round_and_comes_back() -> None:
+def test_choices_wrap_around() -> None:
     made = job()
     first = {field.name: field.value for field in made.fields()}
     for name in ("effective batch", "minimum sequence", "model sizes"):
@@ -66,7 +66,7 @@ def test_every_limit_goes_round_and_comes_back() -> None:
         assert value(made, name) != first[name]
 
 
-def test_a_mistake_is_told_where_it_is_made(tmp_path: Path) -> None:
+def test_an_invalid_file_is_reported(tmp_path: Path) -> None:
     broken = tmp_path / "mine.toml"
     broken.write_text("[batch]\nmicro = 0\n")
     made = WizardJob(Answers(config=broken), broken, 10.0)
@@ -83,7 +83,7 @@ def test_live_runs_are_mentioned(runs: list[str], words: str) -> None:
     assert words in " ".join(run_notes(runs))
 
 
-def test_another_workload_has_questions_of_its_own() -> None:
+def test_another_workload_resets_its_answers() -> None:
     made = job(sizes=("mini",), min_sequence=32, effective_batch=64)
     names = [row.name for row in made.workloads()]
     made.choose(names.index("chartext"))
@@ -97,7 +97,7 @@ def test_another_workload_has_questions_of_its_own() -> None:
     assert (made.answers.sizes, made.answers.min_sequence, made.answers.effective_batch) == ((), None, None)
 
 
-def test_a_number_of_items_is_that_of_its_goal_only() -> None:
+def test_the_number_of_items_only_applies_to_its_goal() -> None:
     made = job()
     while value(made, "goal") != "shortest total time":
         press(made, "goal")
@@ -106,7 +106,7 @@ def test_a_number_of_items_is_that_of_its_goal_only() -> None:
     assert made.answers.items is None
 
 
-def test_no_more_items_a_step_are_offered_than_there_are() -> None:
+def test_the_effective_batch_is_limited_by_the_data() -> None:
     made = job(sets=("workload.size=tiny", "batch.sequence=64", "batch.micro=2000"))  # of 6,903 windows
     seen = set()
     for _ in range(6):

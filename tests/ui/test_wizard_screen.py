@@ -1,4 +1,4 @@
-"""The wizard's screen: its seven pages by their keys, what goes wrong on each, and how it is left."""
+"""The wizard's screen: keys and errors of its seven pages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def seen(pilot: Pilot[Any], what: Callable[[WizardView], bool]) -> None:
     await until(pilot, lambda: what(screen_of(pilot).view))
 
 
-async def test_from_the_card_to_the_file() -> None:
+async def test_from_the_machine_to_the_file() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard)
     async with app.run_test(size=(100, 30)) as pilot:
@@ -100,7 +100,7 @@ async def test_back_goes_one_page_and_closes_at_the_first() -> None:
     assert app.to_train == ""
 
 
-async def test_stopping_the_probes_keeps_the_answers() -> None:
+async def test_stopping_keeps_the_answers() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard)
     async with app.run_test(size=(100, 30)) as pilot:
@@ -120,7 +120,7 @@ async def test_stopping_the_probes_keeps_the_answers() -> None:
         assert "low memory use" in text_of(pilot)
 
 
-async def test_a_problem_is_told_and_nothing_begins() -> None:
+async def test_a_problem_is_shown_and_nothing_starts() -> None:
     wizard = FakeWizard()
     wizard.trouble = "--effective-batch 7: allowed: a multiple of \x1b[31m8"
     app = WizardApp(wizard)
@@ -137,7 +137,7 @@ async def test_a_problem_is_told_and_nothing_begins() -> None:
         assert not wizard.busy
 
 
-async def test_a_file_that_cannot_be_shown_is_told_and_the_table_stays() -> None:
+async def test_a_file_that_cannot_be_shown_keeps_the_table() -> None:
     wizard = FakeWizard()
     wizard.cannot_show = "mine.toml is no valid TOML \x1b[1m"
     async with WizardApp(wizard).run_test(size=(100, 30)) as pilot:
@@ -153,14 +153,14 @@ async def test_a_file_that_cannot_be_shown_is_told_and_the_table_stays() -> None
         assert "changes" not in text_of(pilot)
 
 
-async def test_what_was_measured_stays_marked_and_what_failed_cannot_be_written() -> None:
+async def test_measured_rows_stay_marked_and_failed_ones_cannot_be_written() -> None:
     wizard = FakeWizard()
     async with WizardApp(wizard).run_test(size=(120, 40)) as pilot:
         await pilot.press("enter", "enter", "enter")
         wizard.go_on()
         await seen(pilot, lambda view: view.page == TABLE)
         keys = {one.key for one in screen_of(pilot).view.marked}
-        first = ROWS[4]  # the second by speed
+        first = ROWS[4]  # the second fastest
         failed = replace(first, measured=Measured(None, None, "out of memory: 2 GB more"))
         wizard.rows = tuple(failed if row is first else row for row in wizard.rows)
         await seen(pilot, lambda view: failed in view.rows)
@@ -171,7 +171,7 @@ async def test_what_was_measured_stays_marked_and_what_failed_cannot_be_written(
         assert "out of memory: 2 GB more; choose another" in text_of(pilot)
 
 
-async def test_for_a_card_elsewhere_nothing_can_be_trained_here() -> None:
+async def test_for_another_gpu_training_is_not_available() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard, can_train=False)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -188,7 +188,7 @@ async def test_for_a_card_elsewhere_nothing_can_be_trained_here() -> None:
         assert "mark a row" in "\n".join(text for row in page.draw(120, 40) for text, _ in row)
 
 
-async def test_what_does_not_fit_cannot_be_written() -> None:
+async def test_a_proposal_that_does_not_fit_cannot_be_written() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard)
     async with app.run_test(size=(100, 30)) as pilot:
@@ -225,13 +225,13 @@ async def test_marking_and_sorting() -> None:
         assert not screen_of(pilot).view.plot
 
 
-def test_what_fits_comes_first_whatever_is_sorted_by() -> None:
+def test_proposals_that_fit_come_first_in_every_order() -> None:
     for column in range(len(COLUMNS)):
         assert ordered(ROWS, column)[-1] == ROWS[2]
     assert ordered(ROWS, BY_SPEED)[0] == ROWS[5]
 
 
-def test_the_plot_marks_what_nothing_beats_and_what_does_not_fit() -> None:
+def test_marks_of_the_plot() -> None:
     rows = plot_rows(ROWS, pareto(ROWS), ROWS[0], 80, 10)
     text = "\n".join("".join(part for part, _ in row) for row in rows)
     for mark in ("●", "✖", "▲", "│", "memory"):

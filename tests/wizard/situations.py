@@ -1,4 +1,4 @@
-"""A situation without a process behind it, and a row of its table."""
+"""A situation without a probe process, and a proposal."""
 
 from __future__ import annotations
 
