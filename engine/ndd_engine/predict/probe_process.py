@@ -69,7 +69,7 @@ class Opened:
 
 
 class Probes:
-    """Serves the commands of the parent process."""
+    """The process: what it was told to open, and the probes of it."""
 
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe

@@ -37,7 +37,7 @@ _KINDS: dict[int, type[NddError]] = {EXIT_USAGE: UsageError, EXIT_MACHINE: Machi
 
 
 class WizardStoppedError(NddError):
-    """The user stopped the wizard."""
+    """Asked to stop."""
 
 
 @dataclass(frozen=True)
