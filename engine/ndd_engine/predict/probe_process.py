@@ -25,7 +25,7 @@ from ndd_engine.errors import NddError
 from .memory import Items, Memory
 
 LEAVE_STATUS = 0
-# Time limit of the search for item lengths, in seconds.
+# Seconds of looking at the lengths of items.
 LOOK_S = 1.0
 # Share of the free memory that a probe may use.
 GPU_SHARE = 0.95
