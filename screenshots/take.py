@@ -40,7 +40,7 @@ TRAIN_S = 75.0
 # Items are encoded on the fly here, so that there is something to find and to try.
 SLOW = ("batch.micro=2", "batch.sequence=256")
 TUNING_BUDGET_S = 30.0
-WIZARD = Answers(workload="chartext", sizes=("mini", "tiny"), shortest=64)
+WIZARD = Answers(workload="chartext", sizes=("mini", "tiny"), min_sequence=64)
 WIZARD_BUDGET_S = 40.0
 SIZES = {"live": (80, 24), "live-100x30": (100, 30), "live-120x40": (120, 40), "live-200x50": (200, 50)}
 

@@ -26,7 +26,7 @@ from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 
 from .run_sources import AttachedSource, EngineSource, HomeFolder
-from .wizard import WizardJob, beside, live_runs
+from .wizard import WizardJob, live_run_notes
 
 # How long a stop at once may take before the process is ended under it.
 KILL_PATIENCE_S = 5.0
@@ -103,7 +103,7 @@ class Console:
     def _wizard(self, run: RunSource | None) -> WizardJob:
         """Beside a run that is on the screen it begins with the run's configuration, which it does not change."""
         config = None if run is None else find_run(self.root, run.name).config
-        return WizardJob(Answers(config=config), None, BUDGET_S, beside(live_runs(self.root)))
+        return WizardJob(Answers(config=config), None, BUDGET_S, live_run_notes(self.root))
 
     def _begin(self) -> None:
         if self.engine is not None and self.engine.ident is None:
