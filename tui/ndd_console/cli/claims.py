@@ -59,7 +59,7 @@ def claims(
     is every claim. Prints each claim with the measured ratio, its 95 % CI and the verdict. Where this machine cannot
     reproduce a guide's condition, the closest one it can reproduce is measured, and the output says so.
     """
-    from ndd_engine.hardware.gpu import detect
+    from ndd_engine.hardware.detect import detect
     from ndd_engine.trial.candidates import Place
     from ndd_engine.trial.claims import run_claims
     from ndd_engine.trial.claims_table import chosen

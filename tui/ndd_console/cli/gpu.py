@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ndd_console.view.machine import describe
-from ndd_engine.hardware.gpu import detect
+from ndd_engine.hardware.detect import detect
 
 from .options import epilog, json_option
 from .printing import print_json, print_lines
