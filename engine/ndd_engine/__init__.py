@@ -17,7 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import MemoryPrediction, Record, Result, open_run, predict_memory, train, trial
+    from .api.measuring import MemoryPrediction, predict_memory, trial
+    from .api.record import Record, open_run
+    from .api.training import Result, train
     from .config import Config
     from .diagnose.finding import Change, Evidence, Finding
     from .diagnose.rules import diagnose
@@ -52,7 +54,9 @@ __all__ = [
 ]  # fmt: skip
 # Where each name is defined, if not among the events.
 _MODULES = {
-    "api": ("MemoryPrediction", "Record", "Result", "open_run", "predict_memory", "train", "trial"),
+    "api.measuring": ("MemoryPrediction", "predict_memory", "trial"),
+    "api.record": ("Record", "open_run"),
+    "api.training": ("Result", "train"),
     "config": ("Config",),
     "diagnose.finding": ("Change", "Evidence", "Finding"),
     "diagnose.rules": ("diagnose",),

@@ -61,7 +61,7 @@ def claims(
     """
     from ndd_engine.hardware.detect import detect
     from ndd_engine.trial.candidates import Place
-    from ndd_engine.trial.claims import run_claims
+    from ndd_engine.trial.claims import measurements, run_claims
     from ndd_engine.trial.claims_table import chosen
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.request import Base
@@ -72,7 +72,14 @@ def claims(
     place = Place.of(machine)
     if only_list:
         if as_json:
-            print_json(_list_dict(wanted, place, budget))
+            entries = [
+                {
+                    "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": _conditions(claim, place),
+                    "seconds_at_most": measurements(claim, place) * budget,
+                }
+                for claim in wanted
+            ]  # fmt: skip
+            print_json({"budget_s": budget, "claims": entries})
         else:
             print_lines(_listed(wanted, place, budget))
         return 0
@@ -119,19 +126,6 @@ def _total(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:
 
     count = sum(measurements(claim, place) for claim in wanted)
     return f"{count} measurements of up to {duration(budget_s)} each: {duration(count * budget_s)} at most"
-
-
-def _list_dict(wanted: Sequence[Claim], place: Place, budget_s: float) -> dict[str, object]:
-    from ndd_engine.trial.claims import measurements
-
-    entries = [
-        {
-            "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": _conditions(claim, place),
-            "seconds_at_most": measurements(claim, place) * budget_s,
-        }
-        for claim in wanted
-    ]  # fmt: skip
-    return {"budget_s": budget_s, "claims": entries}
 
 
 class ClaimsProgress(ProgressLines):

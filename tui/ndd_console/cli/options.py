@@ -9,9 +9,6 @@ from typing import Any, TypeVar
 
 import click
 
-from ndd_engine.errors import UsageError
-from ndd_engine.record.rundir import RunDir, find_run
-
 from .completion import workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -59,11 +56,3 @@ def epilog(status: str, *examples: str, stops: bool = False) -> str:
     shown = ["\b\nExamples:\n" + "\n".join(f"  ndd-console {line}" for line in examples)] if examples else []
     stopped = ", 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)" if stops else ""
     return "\n\n".join([*shown, f"Exit status: {status}{stopped}."])
-
-
-def configured_run(root: Path, name: str) -> RunDir:
-    """The run with this name or path. Raises UsageError when there is none, or when it has no configuration yet."""
-    found = find_run(root, name)
-    if not found.config.exists():
-        raise UsageError(f"run {found.name} has no config.toml: it ended before training began")
-    return found

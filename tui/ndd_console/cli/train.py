@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ndd_console.process.terminal import interactive
+from ndd_engine.api.sources import configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import RunDir, runs_root
@@ -15,7 +16,7 @@ from ndd_engine.train.preflight import preflight
 from ndd_engine.train.run import RunRequest
 
 from .completion import run_names
-from .options import configuration, configured_run, epilog
+from .options import configuration, epilog
 
 
 @click.command(

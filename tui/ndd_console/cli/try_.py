@@ -7,23 +7,22 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ndd_console.view.rows import foreign
+from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import MISSING, duration, number, printable, size
-from ndd_engine.trial.request import Base, Progress, TrialRequest
+from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.trial.request import Progress, TrialRequest
 
 from .completion import run_names
 from .measuring import stoppable
 from .options import (
     budget_option,
-    configured_run,
     epilog,
     json_option,
     pause_option,
@@ -74,7 +73,7 @@ def try_(
     the result so far.
     """
     root = runs_root(ctx.obj["runs"])
-    base = baseline(root, what, workload)
+    base = baseline_of(what, workload, root)
     request = TrialRequest(base, sets, budget, cause)
     from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
@@ -96,20 +95,6 @@ def try_(
     else:
         print_lines(describe(event))
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
-
-
-def baseline(root: Path, what: str | None, workload: str | None) -> Base:
-    """The baseline: a configuration file if `what` exists, otherwise a run. Raises UsageError."""
-    if what is None:
-        return Base(f"the workload {workload}" if workload else "the defaults", None, workload)
-    path = Path(what)
-    if path.is_file():
-        return Base(what, path, workload)
-    if path.suffix == ".toml":
-        raise UsageError(f"{printable(what)}: no such file")
-    if workload is not None:
-        raise UsageError("a run already has a workload: omit --workload")
-    return Base.of_run(configured_run(root, what))
 
 
 class TrialProgress(ProgressLines):

@@ -11,6 +11,7 @@ import click
 from ndd_console.process.terminal import interactive
 from ndd_console.view.interval import interval_text
 from ndd_console.view.rows import foreign
+from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import runs_root
@@ -19,9 +20,8 @@ from ndd_engine.trial.request import Base
 
 from .completion import run_names
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, configuration, configured_run, epilog, json_option, pause_option
+from .options import budget_option, configuration, epilog, json_option, pause_option
 from .printing import ProgressLines, measurement, print_json, print_lines, say, table
-from .try_ import baseline
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
@@ -65,11 +65,12 @@ def tune(
     Shows a live screen in a terminal. Prints a table, and the resulting TOML unless it was written to a file. A live
     RUN is paused during the measurements. Ctrl-C stops early and prints the results so far.
     """
-    base = _base(ctx, config, workload, sets, run)
+    root = runs_root(ctx.obj["runs"])
+    base = _base(root, config, workload, sets, run)
     check_writable(output)
     from ndd_engine.trial.pausing import held, to_pause
 
-    paused = to_pause(base, runs_root(ctx.obj["runs"]), pause)
+    paused = to_pause(base, root, pause)
     if not as_json and interactive():
         from ndd_console.jobs.tuning import show
 
@@ -95,11 +96,10 @@ def tune(
 
 
 def _base(
-    ctx: click.Context, config: Path | None, workload: str | None, sets: tuple[str, ...], run: str | None
+    root: Path, config: Path | None, workload: str | None, sets: tuple[str, ...], run: str | None
 ) -> Base:
-    root = runs_root(ctx.obj["runs"])
     if run is None:
-        name = str(config) if config is not None else baseline(root, None, workload).name
+        name = str(config) if config is not None else baseline_of(None, workload, root).name
         return Base(name, config, workload, sets)
     if config is not None or workload is not None:
         raise UsageError("--run uses the configuration of a run: omit CONFIG and --workload")
