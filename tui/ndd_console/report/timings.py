@@ -1,4 +1,4 @@
-"""Where the time goes: phases, idle time by cause, speed and work."""
+"""Where the time goes: phases, idle time by cause, throughput and compute."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from ndd_console.view.blocks import on_gpu
 from ndd_console.view.throughput import plural, rates, step_time, work_texts
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
-from ndd_engine.record.events import PHASES, KernelsEvent, StacksEvent
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.record.events import PHASES, KernelsEvent, RunEvent, StacksEvent
+from ndd_engine.text import MISSING, number, size
 
 from .axis import share_text
 from .blocks import Bars, Block, Facts, Line, Lines, Stack, Table, Text
-from .drawing import CAUSE_COLOURS, COLUMNS, PHASE_COLOURS, colour, layers, line, pieces_of
-from .model import Report
-from .timeline import Stretch
+from .lines import CAUSE_COLOURS, COLUMNS, PHASE_COLOURS, colour, layers, pieces_of
+from .model import Report, ns
+from .timeline import Slice
 
 NO_STEPS = "No step was measured."
 METHODS = {
-    "events": "by the gaps between timed spans on the card, a lower bound",
-    "nvml": "by the card's own counter, which does not know why",
-    "host": "by the host's clock: time in which the processor computes nothing for the model",
-    "kernels": "by the profiler, the exact union of kernels and copies",
-    "operators": "by the profiler, the exact union of operators on the host",
+    "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
+    "nvml": "NVML's GPU utilization counter, which does not tell the cause",
+    "host": "host clock: time in which the CPU computes nothing for the model",
+    "kernels": "profiler: the exact union of kernels and copies",
+    "operators": "profiler: the exact union of operators on the host",
 }
 _TOP = 12
 
 
 def phases(report: Report) -> list[Block]:
-    """Phases over time and in figures, the time of a step, and where in the code the thread was seen."""
+    """Phases over time and in figures, the time of a step, and where stack samples found the training thread."""
     data = report.data
     whole = data.timeline.whole
     if not whole.wall_ns:
         return [Text(NO_STEPS, "note")]
-    width, stretches = data.timeline.columns(COLUMNS)
+    width, slices = data.timeline.slices(COLUMNS)
     total = {
         name: value / whole.wall_ns
         for name, value in sorted(whole.host.items(), key=_rank)
@@ -40,24 +40,18 @@ def phases(report: Report) -> list[Block]:
     }
     columns = {
         index: {name: value / item.wall_ns for name, value in item.host.items()}
-        for index, item in stretches.items()
+        for index, item in slices.items()
     }
+    stack = layers(columns, total, PHASE_COLOURS, "smaller phases")
+    note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
+    title = "Share of wall time by phase"
     out: list[Block] = [
-        Stack(
-            "Share of wall time by phase",
-            layers(columns, total, PHASE_COLOURS, "smaller phases"),
-            tuple(stretches),
-            width,
-            report.time,
-            note="Host clock. Pauses and profiler bursts are left out; what is blank was not recorded.",
-        ),
+        Stack(title, stack, tuple(slices), width, report.time, note=note),
         _table(report, whole),
     ]
     if data.curve("step_p50_ns"):
         out.append(_step_times(report))
-    if data.stacks is not None:
-        out += _stacks(data.stacks)
-    return out
+    return out + (_stacks(data.stacks) if data.stacks is not None else [])
 
 
 def _rank(item: tuple[str, float]) -> tuple[int, int, str]:
@@ -65,111 +59,95 @@ def _rank(item: tuple[str, float]) -> tuple[int, int, str]:
     return PHASES.index(name) if name in PHASES else len(PHASES), item[0].count("/"), item[0]
 
 
-def _table(report: Report, whole: Stretch) -> Table:
-    lately = {phase.name: phase for phase in report.snapshot.phases}
-    timed = bool(whole.device)
-    columns = ["phase", "time", "share", "a step"] + (["on the card"] if timed else [])
-    columns += ["p50 lately", "p95 lately", "longest lately"]
+def _table(report: Report, whole: Slice) -> Table:
+    recent = {phase.name: phase for phase in report.snapshot.phases}
+    gpu = ("GPU per step",) if whole.device else ()
+    columns = ("phase", "time", "share", "per step", *gpu, "recent p50", "recent p95", "recent max")
     rows = []
     for name, value in sorted(whole.host.items(), key=_rank):
         if value <= 0:
             continue
         parent, slash, part = name.partition("/")
-        cells = [f"· {part}" if slash else parent, duration(value * 1e-9), share_text(value / whole.wall_ns)]
-        cells.append(_ns(value / whole.steps if whole.steps else None))
-        if timed:
-            cells.append(_ns(whole.device[name] / whole.device_steps) if name in whole.device else MISSING)
-        now = lately.get(name)
-        cells += [
-            _ns(figure) for figure in ((now.p50_ns, now.p95_ns, now.max_ns) if now else (None, None, None))
+        now = recent.get(name)
+        figures = [
+            value / whole.steps if whole.steps else None,
+            *([whole.device_step_ns(name)] if gpu else []),
         ]
-        rows.append(tuple(cells))
+        figures += [now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 3
+        label = f"· {part}" if slash else parent
+        rows.append((label, ns(value), share_text(value / whole.wall_ns), *map(ns, figures)))
     note = (
-        f"Over {number(round(whole.steps))} steps in {duration(whole.wall_ns * 1e-9)}; the last columns are of the "
-        "newest stretch. A part of a phase (·) lies inside it."
+        f"Over {number(round(whole.steps))} steps in {ns(whole.wall_ns)}; the last three columns cover the most "
+        "recent part of the record. Rows marked · are part of the phase above."
     )
-    return Table("Phases", tuple(columns), tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
-
-
-def _ns(value: float | None) -> str:
-    return MISSING if value is None else duration(value * 1e-9)
+    return Table("Phases", columns, tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
 
 
 def _step_times(report: Report) -> Lines:
-    data = report.data
-    found: list[Line] = []
-    for name, text, tint in (
-        ("step_p50_ns", "half of the steps are faster (p50)", "blue"),
-        ("step_p95_ns", "95 % are faster (p95)", "orange"),
-        ("step_max_ns", "longest", "vermillion"),
-    ):
-        if curve := data.curve(name):
-            found.append(line(curve, text, tint, data.x, 1e-9))
+    series = (
+        ("p50", "median (p50)", "blue"),
+        ("p95", "95th percentile (p95)", "orange"),
+        ("max", "max", "vermillion"),
+    )
+    found = [item for key, name, tint in series if (item := report.line(f"step_{key}_ns", name, tint, 1e-9))]
     values = [value for item in found for _, value in item.points if value > 0]
-    uneven = bool(values) and max(values) > 20 * min(values)
-    return Lines(
-        "Time of an optimizer step", "seconds", "", tuple(found), report.time, zero=not uneven, log=uneven,
-        note="Each stretch of the record has its own p50, p95 and longest step; a point is the mean of neighbours.",
-    )  # fmt: skip
+    log = bool(values) and max(values) > 20 * min(values)
+    note = (
+        "p50, p95 and max are computed per window of the record; a point is the mean of neighbouring windows."
+    )
+    return report.plot("Time of an optimizer step", "seconds", *found, zero=not log, log=log, note=note)
 
 
 def _stacks(stacks: StacksEvent) -> list[Block]:
-    rows = [
+    rows = tuple(
         (share_text(frame[4] / stacks.looks), str(frame[0]), f"{frame[1]}:{frame[2]}", str(frame[3]))
         for frame in stacks.frames[:_TOP]
         if len(frame) >= 5 and stacks.looks
-    ]
-    if not rows:
-        return []
-    title = f"Where in the code ({number(stacks.looks)} looks, the newest at step {number(stacks.step)})"
-    return [Table(title, ("seen", "phase", "line", "function"), tuple(rows), frozenset({0}), wide=2)]
-
-
-# Idle.
+    )
+    title = f"Stack samples ({number(stacks.looks)}, the latest at step {number(stacks.step)})"
+    return (
+        [Table(title, ("share", "phase", "line", "function"), rows, frozenset({0}), wide=2)] if rows else []
+    )
 
 
 def idle(report: Report) -> list[Block]:
-    """Idle time of the whole record by cause, over time, and exactly where a burst was recorded."""
-    data, snapshot = report.data, report.snapshot
-    run = data.run or snapshot.run
+    """Idle time of the whole run by cause, over time, and exactly for each profiler capture."""
+    data = report.data
+    run = data.run or report.snapshot.run
     whole = data.timeline.whole
-    out: list[Block] = []
-    for at, capture in list(data.captures)[-3:]:
-        out += _capture(at.step, capture)
+    captures = [block for at, item in list(data.captures)[-3:] for block in _capture(at.step, item)]
     if not whole.wall_ns or run is None:
-        return out or [Text(NO_STEPS, "note")]
+        return captures or [Text(NO_STEPS, "note")]
     what = "GPU idle" if on_gpu(run) else "Compute idle"
     window = whole.as_window()
     found = idle_of(run, [window], phase_shares([window]), None)
     if found.share is None:
-        util = data.curve("card util_percent")
-        if not util:
-            return [*out, Text(f"{what} {MISSING}: {found.reason}", "note")]
-        share = 1 - (util.mean or 0.0) / 100
-        busy = line(util, "share of time in which a kernel ran", "blue", data.x, 0.01)
-        return [
-            *out,
-            Text(f"{what} {share_text(share)}, {METHODS['nvml']}."),
-            Lines("The card is busy", "share", "", (busy,), report.time, zero=True),
-        ]
+        busy = report.line("gpu util_percent", "share of time with a running kernel", "blue", 0.01)
+        if busy is None:
+            return [*captures, Text(f"{what} {MISSING}: {found.reason}", "note")]
+        text = f"{what} {share_text(1 - (busy.mean or 0.0))} ({METHODS['nvml']})."
+        return [*captures, Text(text), report.plot("GPU utilization", "share", busy, zero=True)]
     causes = {cause: share for cause, share in found.causes if share > 0}
-    title = f"{what} {share_text(found.share)} of the whole record"
-    out.append(_bars(title, causes, f"Shares of wall time, {_method(found.method)}."))
-    width, stretches = data.timeline.columns(COLUMNS)
+    title = f"{what} {share_text(found.share)} of the whole run"
+    bars = _bars(title, causes, f"Share of wall time. Measured with {_method(found.method)}.")
+    return [bars, *_idle_over_time(report, run, causes, what), *captures]
+
+
+def _idle_over_time(report: Report, run: RunEvent, causes: dict[str, float], what: str) -> list[Block]:
+    width, slices = report.data.timeline.slices(COLUMNS)
     columns: dict[int, dict[str, float]] = {}
-    for index, item in stretches.items():
+    for index, item in slices.items():
         part = item.as_window()
         columns[index] = dict(idle_of(run, [part], phase_shares([part]), None).causes)
     stack = layers(columns, causes, CAUSE_COLOURS, "smaller causes")
     heights = sorted(sum(shares.values()) for shares in columns.values())
-    if stack and heights[-1] > 0:
-        # A lone column, as at the end of a run, would make all others flat.
-        usual = heights[min(len(heights) - 1, int(0.98 * len(heights)))]
-        top = next(mark for mark in (0.05, 0.1, 0.2, 0.5, 1.0) if usual <= mark or mark == 1.0)
-        title = f"{what} over time, by cause"
-        note = "Share of wall time." + (" The highest columns are cut." if heights[-1] > top else "")
-        out.append(Stack(title, stack, tuple(stretches), width, report.time, top, note))
-    return out
+    if not stack or heights[-1] <= 0:
+        return []
+    # A single high column, as at the end of a run, would flatten all others.
+    usual = heights[min(len(heights) - 1, int(0.98 * len(heights)))]
+    top = next((mark for mark in (0.05, 0.1, 0.2, 0.5) if usual <= mark), 1.0)
+    note = "Share of wall time." + (" The highest columns are cut off." if heights[-1] > top else "")
+    return [Stack(f"{what} over time, by cause", stack, tuple(slices), width, report.time, top, note)]
 
 
 def _method(name: str) -> str:
@@ -187,73 +165,63 @@ def _bars(title: str, causes: dict[str, float], note: str) -> Bars:
 def _capture(step: int, capture: KernelsEvent) -> list[Block]:
     if not capture.wall_ns:
         return []
-    wall = capture.wall_ns
+    wall, steps = capture.wall_ns, max(capture.steps, 1)
     causes = {cause: value / wall for cause, value in capture.idle_ns.items() if value > 0}
-    steps = max(capture.steps, 1)
-    title = f"Idle {share_text(sum(causes.values()))} in the profiler capture at step {number(capture.step or step)}"
+    at = f"profiler capture at step {number(capture.step or step)}"
     note = (
-        f"Exact, over {number(capture.steps)} steps of {duration(wall / steps * 1e-9)} ({_method(capture.method)}). "
-        f"The profiler makes steps slower than others. Computing {share_text(capture.busy_ns / wall)}, of it copying "
-        f"{share_text(capture.copy_ns / wall)}; {number(capture.launches / steps)} launches a step."
+        f"Exact, over {number(capture.steps)} steps of {ns(wall / steps)}. Measured with {_method(capture.method)}. "
+        f"Steps are slower under the profiler. Busy {share_text(capture.busy_ns / wall)}, of which copying "
+        f"{share_text(capture.copy_ns / wall)}; {number(capture.launches / steps)} launches per step."
     )
-    out: list[Block] = [_bars(title, causes, note)]
+    out: list[Block] = [_bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)]
     rows = tuple(
-        (share_text(item[1] / wall), duration(item[1] / steps * 1e-9), number(item[2] / steps), str(item[0]))
+        (share_text(item[1] / wall), ns(item[1] / steps), number(item[2] / steps), str(item[0]))
         for item in capture.top[:_TOP]
         if len(item) >= 3
     )
     if rows:
-        columns = ("share", "time a step", "times a step", "kernel or operator")
-        out.append(Table("What takes longest in the burst", columns, rows, frozenset({0, 1, 2})))
+        columns = ("share", "time per step", "calls per step", "kernel or operator")
+        out.append(Table(f"Slowest kernels and operators in the {at}", columns, rows, frozenset({0, 1, 2})))
     return out
 
 
-# Speed and work.
-
-
 def speed(report: Report) -> list[Block]:
-    """Throughput over time, the rates, and what a step computes against the card's peak."""
+    """Throughput over time, the rates, and the compute of a step against the peak of the device."""
     data, snapshot = report.data, report.snapshot
-    run = snapshot.run
     out: list[Block] = []
-    width, stretches = data.timeline.columns(COLUMNS)
-    unit = f"{plural(run.item) if run is not None else 'items'}/s"
+    width, slices = data.timeline.slices(COLUMNS)
     speeds = {
         index: item.items / (item.stepping_ns * 1e-9)
-        for index, item in stretches.items()
+        for index, item in slices.items()
         if item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
     }
-    pieces = pieces_of(speeds, width)
-    if pieces:
+    if pieces := pieces_of(speeds, width):
         whole = data.timeline.whole
         mean = whole.items / (whole.stepping_ns * 1e-9) if whole.stepping_ns > 0 else None
+        unit = f"{plural(snapshot.run.item) if snapshot.run is not None else 'items'}/s"
+        note = "Training only: excludes evaluation, checkpoints and pauses."
         found = Line("training", "blue", pieces, mean=mean)
-        note = "Of training: evaluation, checkpoints and pauses are left out."
-        out.append(Lines("Throughput", "plain", unit, (found,), report.time, zero=True, note=note))
+        out.append(report.plot("Throughput", "plain", found, unit=unit, zero=True, note=note))
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
-    rows = [("lately", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")]
-    if texts := work_texts(snapshot):
-        rows += zip(("computing", "share of the peak", "roofline"), texts, strict=False)
-    work = snapshot.work
-    if work is not None:
-        rows.append(("a step computes", f"{_large(work.flops_per_step)}FLOP"))
-        rows.append(
-            ("a step moves", f"{size(work.bytes_per_step)} read and written without fusion, an upper bound")
+    rows = [("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")]
+    rows += zip(("compute", "share of peak", "roofline"), work_texts(snapshot), strict=False)
+    if work := snapshot.work:
+        rows.append(("compute per step", f"{_large(work.flops_per_step)}FLOP"))
+        traffic = f"{size(work.bytes_per_step)} read and written without fusion, an upper bound"
+        rows.append(("memory traffic per step", traffic))
+        rest = (
+            ("attention", ", ".join(work.attention)),
+            ("not counted", ", ".join(work.uncounted)),
+            ("source of the peak", work.peak_source),
         )
-        if work.attention:
-            rows.append(("attention", ", ".join(work.attention)))
-        if work.uncounted:
-            rows.append(("not counted", ", ".join(work.uncounted)))
-        if work.peak_source:
-            rows.append(("peak from", work.peak_source))
+        rows += [(label, text) for label, text in rest if text]
     return [*out, Facts(tuple(rows))]
 
 
 def _large(value: int | None) -> str:
     if value is None:
         return f"{MISSING} "
-    for scale, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= scale:
-            return f"{number(value / scale)} {letter}"
-    return f"{number(value)} "
+    scales = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+    scale, letter = next(((scale, letter) for scale, letter in scales if value >= scale), (1.0, ""))
+    return f"{number(value / scale)} {letter}"
