@@ -17,32 +17,30 @@ _METRICS = 6  # maximum number of metrics shown
 def learning(report: Report) -> list[Block]:
     """Training and evaluation loss, the other metrics, and the table of evaluations."""
     data = report.data
-    out: list[Block] = []
     names = [name.removeprefix("metric ") for name in data.curves if name.startswith("metric ")][:_METRICS]
     trained = report.line("loss", "training", "blue", band=True)
     evaluated = report.line("metric loss", "evaluation", "vermillion", dots=True) if "loss" in names else None
-    if found := [item for item in (trained, evaluated) if item is not None]:
-        values = [value for item in found for _, value in item.points]
-        log = min(values) > 0 and max(values) > 50 * min(values)
-        note = f"Read back every {_every(report)} steps."
-        if found[0].bands:
-            note += " The band spans the lowest and highest value around each point."
-        out.append(report.plot("Loss", "plain", *found, log=log, note=note))
-    else:
-        out.append(Text("No loss was recorded.", "note"))
-    out += [
-        report.plot(f"Evaluation: {name}", "plain", dots, height=120)
-        for name in names
-        if name != "loss" and (dots := report.line(f"metric {name}", name, "vermillion", dots=True))
-    ]
-    if found_marks := data.marked("evaluation"):
-        out.append(_evaluations(report, found_marks, names))
+    values = [value for item in (trained, evaluated) if item for _, value in item.points]
+    log = bool(values) and min(values) > 0 and max(values) > 50 * min(values)
+    note = f"Read back every {_every(report)} steps."
+    if trained and trained.bands:
+        note += " The band spans the lowest and highest value around each point."
+    out = report.plot("Loss", "plain", trained, evaluated, log=log, note=note)
+    out = out or [Text("No loss was recorded.", "note")]
+    for name in names:
+        if name != "loss":
+            dots = report.line(f"metric {name}", name, "vermillion", dots=True)
+            out += report.plot(f"Evaluation: {name}", "plain", dots, height=120)
+    if found := data.marked("evaluation"):
+        out.append(_evaluations(report, found, names))
     for key, title in (("lr", "Learning rate"), ("grad_norm", "Gradient norm"), ("loss_scale", "Loss scale")):
         points = data.curve(key).points
         if len({(point.low, point.high) for point in points}) == 1:
             out.append(Text(f"{title}: {small(points[0].mean)} throughout."))
-        elif item := report.line(key, title.lower(), "green", band=True):
-            out.append(report.plot(title, "plain", item, height=120))
+        else:
+            out += report.plot(
+                title, "plain", report.line(key, title.lower(), "green", band=True), height=120
+            )
     return out
 
 

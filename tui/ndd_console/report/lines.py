@@ -1,11 +1,10 @@
-"""Turns collected data into the lines and layers of plots."""
+"""Colours of phases and causes, and the layers of stacked plots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .blocks import Layer, Line, Point
-from .timeline import Curve
+from .blocks import Layer
 
 # Wong's and Tol's colours, distinguishable with any colour vision; the style sheet defines them.
 PHASE_COLOURS = {
@@ -22,46 +21,11 @@ COLOURS = (
 )  # fmt: skip
 # Layers below this share of the whole run are drawn as one.
 SMALLEST = 0.01
-COLUMNS = 256
 
 
 def colour(names: Mapping[str, str], name: str, index: int) -> str:
     """The colour assigned to a name, or one by its index."""
     return names.get(name) or COLOURS[index % len(COLOURS)]
-
-
-def line(
-    curve: Curve,
-    name: str,
-    tint: str,
-    whole_s: float,
-    scale: float = 1.0,
-    band: bool = False,
-    dots: bool = False,
-) -> Line:
-    """A curve as a line, its values times `scale`. band: with the lowest and highest value of each point."""
-    pieces = curve.pieces(whole_s)
-    spread = band and any(point.count > 1 for point in curve.points)
-    return Line(
-        name,
-        tint,
-        tuple(tuple((point.x, point.mean * scale) for point in piece) for piece in pieces),
-        tuple(tuple((p.x, p.low * scale, p.high * scale) for p in piece) for piece in pieces if spread),
-        dots,
-        curve.mean * scale if curve.mean is not None else None,
-    )
-
-
-def pieces_of(values: Mapping[int, float], width_s: float) -> tuple[tuple[Point, ...], ...]:
-    """Values by column as pieces of a line, cut where more than two columns are missing."""
-    out: list[list[Point]] = []
-    before = -4
-    for index, value in values.items():
-        if index - before > 3:
-            out.append([])
-        out[-1].append(((index + 0.5) * width_s, value))
-        before = index
-    return tuple(map(tuple, out))
 
 
 def layers(

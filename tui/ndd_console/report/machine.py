@@ -7,8 +7,7 @@ from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.text import MISSING, number, size
 
 from .axis import share_text
-from .blocks import Block, Facts, Line, Table, Text
-from .lines import COLUMNS, pieces_of
+from .blocks import Block, Facts, Table, Text
 from .model import Report, ns
 
 _EFFECT = {False: "NOT in effect", True: "in effect", None: "default"}
@@ -40,9 +39,8 @@ def memory(report: Report) -> list[Block]:
     out: list[Block] = []
     gpu = (("GPU memory", _GPU_MEMORY),) if on_gpu(report.data.run) else ()
     for title, names in (*gpu, ("Host memory", _HOST_MEMORY)):
-        found = [item for names_of in names if (item := report.line(*names_of)) and any(item.values)]
-        if found:
-            out.append(report.plot(title, "bytes", *found, zero=True))
+        found = [item for name in names if (item := report.line(*name)) and any(item.values)]
+        out += report.plot(title, "bytes", *found, zero=True)
     room = snapshot.headroom
     rows = [
         ("total", size(room.total_bytes)),
@@ -69,11 +67,10 @@ def machine(report: Report) -> list[Block]:
     """Utilization of CPU and GPU, other processes, and what was measured before training."""
     snapshot = report.snapshot
     out: list[Block] = []
-    if busy := [item for names in _UTILIZATION if (item := report.line(*names, 0.01))]:
-        out.append(report.plot("Utilization", "share", *busy, zero=True, height=140))
+    busy = [report.line(*names, 0.01) for names in _UTILIZATION]
+    out += report.plot("Utilization", "share", *busy, zero=True, height=140)
     for name, title, unit, tint in _SENSORS:
-        if item := report.line(name, title, tint, band=True):
-            out.append(report.plot(title, "plain", item, unit=unit, height=120))
+        out += report.plot(title, "plain", report.line(name, title, tint, band=True), unit=unit, height=120)
     if cores := snapshot.cores:
         used = f"{number(cores.used)} of {number(cores.usable)} in use: {number(cores.own)} by this run"
         rows = [("recent cores", f"{used}, {number(cores.others)} by others")]
@@ -100,38 +97,32 @@ def _collections(report: Report) -> list[Block]:
         return []
     if whole.gc_ns <= 0:
         return [Text("Python's garbage collector did not run during training.")]
-    width, slices = data.timeline.slices(COLUMNS)
-    pieces = pieces_of({index: item.gc_ns / item.wall_ns for index, item in slices.items()}, width)
     share = whole.gc_ns / whole.wall_ns
-    longest = max(item.gc_max_ns for item in slices.values())
+    found = report.sliced("garbage collection", "wine", share, lambda item: item.gc_ns / item.wall_ns)
     note = (
         f"Garbage collection took {share_text(share)} of wall time ({ns(whole.gc_ns)}); "
-        f"the longest pause was {ns(longest)}."
+        f"the longest pause was {ns(whole.gc_max_ns)}."
     )
-    found = Line("garbage collection", "wine", pieces, mean=share)
-    return [report.plot("Garbage collection", "share", found, zero=True, note=note, height=120)]
+    return report.plot("Garbage collection", "share", found, zero=True, note=note, height=120)
 
 
 def _loader(loader: LoaderEvent) -> Facts:
-    return Facts(
+    each = f"{ns(loader.item_ns)}, of which CPU time {ns(loader.item_cpu_ns)} (mean of {loader.probed})"
+    rows = (
         (
-            (
-                "items",
-                f"{number(loader.items)}, {'fetched in one gather' if loader.in_memory else 'made one by one'}",
-            ),
-            (
-                "time per item",
-                f"{ns(loader.item_ns)}, of which CPU time {ns(loader.item_cpu_ns)} (mean of {loader.probed})",
-            ),
-            ("collating a micro-batch", f"{ns(loader.collate_ns)}; in one gather {ns(loader.gather_ns)}"),
-            ("micro-batch", f"{number(loader.micro)} items, {size(loader.batch_bytes)}"),
-        )
+            "items",
+            f"{number(loader.items)}, {'fetched in one gather' if loader.in_memory else 'made one by one'}",
+        ),
+        ("time per item", each),
+        ("collating", f"{ns(loader.collate_ns)} per micro-batch; in one gather {ns(loader.gather_ns)}"),
+        ("micro-batch", f"{number(loader.micro)} items, {size(loader.batch_bytes)}"),
     )
+    return Facts(rows)
 
 
 def _baseline(found: BaselineEvent) -> Facts:
-    items = f"for {number(found.micro)} items, fastest of {found.runs}"
-    rows = [("isolated micro-batch", f"{ns(found.micro_ns)} {items}")]
+    items = f"{number(found.micro)} items, fastest of {found.runs}"
+    rows = [("isolated micro-batch", f"{ns(found.micro_ns)} for {items}")]
     if found.other_micro is not None:
         rows.append(("with another size", f"{ns(found.other_ns)} for {number(found.other_micro)} items"))
     if found.operations is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, duration, number
 
 from .axis import Kind
-from .blocks import Line, Lines, Time
+from .blocks import Block, Line, Lines, Point, Time
 from .collect import History, collect
-from .lines import line
+from .timeline import Slice
+
+COLUMNS = 256  # maximum number of slices in a plot
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,38 @@ class Report:
         steps = sorted((point.last, round(point.high)) for point in self.data.curve("step").points)
         return Time(self.data.x, tuple(steps), tuple(pauses(self.data)))
 
-    def line(self, name: str, title: str, tint: str, scale: float = 1.0, **options: bool) -> Line | None:
-        """A recorded curve as a line; None if nothing was recorded."""
-        curve = self.data.curve(name)
-        return line(curve, title, tint, self.data.x, scale, **options) if curve else None
+    def line(
+        self, key: str, name: str, tint: str, scale: float = 1.0, band: bool = False, dots: bool = False
+    ) -> Line | None:
+        """A recorded curve times `scale`, or None. band: with the lowest and highest value of each point."""
+        curve = self.data.curve(key)
+        if curve.mean is None:
+            return None
+        found = curve.pieces(self.data.x)
+        band = band and any(point.count > 1 for point in curve.points)
+        pieces = tuple(tuple((point.x, point.mean * scale) for point in piece) for piece in found)
+        bands = tuple(tuple((p.x, p.low * scale, p.high * scale) for p in piece) for piece in found if band)
+        return Line(name, tint, pieces, bands, dots, curve.mean * scale)
 
-    def plot(self, title: str, kind: Kind, *lines: Line, unit: str = "", **options: Any) -> Lines:
-        """Lines over the time of the run."""
-        return Lines(title, kind, unit, lines, self.time, **options)
+    def sliced(
+        self, name: str, tint: str, mean: float, value: Callable[[Slice], float | None]
+    ) -> Line | None:
+        """A value of each slice as a line, cut where more than two slices have none; None without any value."""
+        width, slices = self.data.timeline.slices(COLUMNS)
+        found = {index: shown for index, item in slices.items() if (shown := value(item)) is not None}
+        pieces: list[list[Point]] = []
+        for index, shown in found.items():
+            if not found.keys() & {index - 1, index - 2, index - 3}:
+                pieces.append([])
+            pieces[-1].append(((index + 0.5) * width, shown))
+        return Line(name, tint, tuple(map(tuple, pieces)), mean=mean) if pieces else None
+
+    def plot(
+        self, title: str, kind: Kind, *lines: Line | None, unit: str = "", **options: Any
+    ) -> list[Block]:
+        """A plot of the lines that are not None; [] without any."""
+        found = tuple(line for line in lines if line is not None)
+        return [Lines(title, kind, unit, found, self.time, **options)] if found else []
 
     def to_json(self) -> dict[str, Any]:
         """The figures of the report as JSON values; null means unknown."""

@@ -52,29 +52,26 @@ class Slice:
     host: defaultdict[str, float] = field(default_factory=_sums)
     device: defaultdict[str, float] = field(default_factory=_sums)
 
-    def add(self, window: WindowEvent, part: float) -> None:
-        """Add this part (0..1) of a window."""
-        self.wall_ns += window.wall_ns * part
-        self.steps += window.steps * part
-        self.items += window.items * part
-        self.device_steps += window.device_steps * part
-        self.step = window.step
-        self.gc_ns += (window.gc_ns or 0) * part
-        self.gc_max_ns = max(self.gc_max_ns, window.gc_max_ns or 0)
+    @classmethod
+    def of(cls, window: WindowEvent) -> Slice:
+        """The sums of one window."""
+        gc = (window.gc_ns or 0, window.gc_max_ns or 0)
+        found = cls(window.wall_ns, window.steps, window.items, window.device_steps, window.step, *gc)
         for name, figures in window.phases.items():
-            self.host[name] += figures["host_ns"] * part
+            found.host[name] = figures["host_ns"]
             if (device_ns := figures.get("device_ns")) is not None:
-                self.device[name] += device_ns * window.device_steps * part
+                found.device[name] = device_ns * window.device_steps
+        return found
 
-    def join(self, later: Slice) -> None:
-        """Add the slice that follows."""
+    def add(self, later: Slice, part: float = 1.0) -> None:
+        """Add this part (0..1) of the slice that follows."""
         for name in ("wall_ns", "steps", "items", "device_steps", "gc_ns"):
-            setattr(self, name, getattr(self, name) + getattr(later, name))
+            setattr(self, name, getattr(self, name) + getattr(later, name) * part)
         self.step = later.step or self.step
         self.gc_max_ns = max(self.gc_max_ns, later.gc_max_ns)
         for mine, theirs in ((self.host, later.host), (self.device, later.device)):
             for name, value in theirs.items():
-                mine[name] += value
+                mine[name] += value * part
 
     @property
     def stepping_ns(self) -> float:
@@ -110,7 +107,7 @@ class RunTimeline:
         """The sums over the whole run."""
         found = Slice()
         for _, item in sorted(self._slices.items()):
-            found.join(item)
+            found.add(item)
         return found
 
     def add(self, end_s: float, window: WindowEvent) -> None:
@@ -119,13 +116,12 @@ class RunTimeline:
         while end_s / self.width_s >= CAPACITY:
             self.width_s, self._slices = self.width_s * 2, _pairs(self._slices)
         first, last = int(begin_s / self.width_s), int(end_s / self.width_s)
-        if first == last:
-            self._slices[first].add(window, 1.0)
-            return
+        whole = Slice.of(window)
         for index in range(first, last + 1):
             inside = min(end_s, (index + 1) * self.width_s) - max(begin_s, index * self.width_s)
-            if inside > 0:
-                self._slices[index].add(window, inside / (end_s - begin_s))
+            part = inside / (end_s - begin_s) if first < last else 1.0
+            if part > 0:
+                self._slices[index].add(whole, part)
 
     def slices(self, count: int) -> tuple[float, dict[int, Slice]]:
         """(length in seconds, slices by index) with indices below `count`; missing ones were not measured."""
@@ -139,7 +135,7 @@ class RunTimeline:
 def _pairs(slices: dict[int, Slice]) -> dict[int, Slice]:
     found: dict[int, Slice] = defaultdict(Slice)
     for index, item in sorted(slices.items()):
-        found[index // 2].join(item)
+        found[index // 2].add(item)
     return found
 
 

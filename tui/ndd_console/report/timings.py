@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ndd_console.view.blocks import on_gpu
 from ndd_console.view.throughput import plural, rates, step_time, work_texts
 from ndd_engine.record.derive import idle as idle_of
@@ -10,18 +13,18 @@ from ndd_engine.record.events import PHASES, KernelsEvent, RunEvent, StacksEvent
 from ndd_engine.text import MISSING, number, size
 
 from .axis import share_text
-from .blocks import Bars, Block, Facts, Line, Lines, Stack, Table, Text
-from .lines import CAUSE_COLOURS, COLUMNS, PHASE_COLOURS, colour, layers, pieces_of
-from .model import Report, ns
+from .blocks import Bars, Block, Facts, Stack, Table, Text
+from .lines import CAUSE_COLOURS, PHASE_COLOURS, colour, layers
+from .model import COLUMNS, Report, ns
 from .timeline import Slice
 
 NO_STEPS = "No step was measured."
 METHODS = {
     "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
     "nvml": "NVML's GPU utilization counter, which does not tell the cause",
-    "host": "host clock: time in which the CPU computes nothing for the model",
-    "kernels": "profiler: the exact union of kernels and copies",
-    "operators": "profiler: the exact union of operators on the host",
+    "host": "the host clock: time in which the CPU computes nothing for the model",
+    "kernels": "the profiler: the exact union of kernels and copies",
+    "operators": "the profiler: the exact union of operators on the host",
 }
 _TOP = 12
 
@@ -32,26 +35,35 @@ def phases(report: Report) -> list[Block]:
     whole = data.timeline.whole
     if not whole.wall_ns:
         return [Text(NO_STEPS, "note")]
-    width, slices = data.timeline.slices(COLUMNS)
     total = {
         name: value / whole.wall_ns
         for name, value in sorted(whole.host.items(), key=_rank)
         if "/" not in name
     }
-    columns = {
-        index: {name: value / item.wall_ns for name, value in item.host.items()}
-        for index, item in slices.items()
-    }
-    stack = layers(columns, total, PHASE_COLOURS, "smaller phases")
     note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
-    title = "Share of wall time by phase"
-    out: list[Block] = [
-        Stack(title, stack, tuple(slices), width, report.time, note=note),
-        _table(report, whole),
-    ]
+
+    def shares(item: Slice) -> dict[str, float]:
+        return {name: value / item.wall_ns for name, value in item.host.items()}
+
+    stack = _stack(report, "Share of wall time by phase", shares, total, PHASE_COLOURS, "smaller phases")
+    out: list[Block] = [replace(stack, note=note), _table(report, whole)]
     if data.curve("step_p50_ns"):
-        out.append(_step_times(report))
+        out += _step_times(report)
     return out + (_stacks(data.stacks) if data.stacks is not None else [])
+
+
+def _stack(
+    report: Report,
+    title: str,
+    shares: Callable[[Slice], dict[str, float]],
+    whole: dict[str, float],
+    colours: dict[str, str],
+    rest: str,
+) -> Stack:
+    """The shares of each slice as layers; `rest` names the small ones."""
+    width, slices = report.data.timeline.slices(COLUMNS)
+    columns = {index: shares(item) for index, item in slices.items()}
+    return Stack(title, layers(columns, whole, colours, rest), tuple(slices), width, report.time)
 
 
 def _rank(item: tuple[str, float]) -> tuple[int, int, str]:
@@ -83,14 +95,14 @@ def _table(report: Report, whole: Slice) -> Table:
     return Table("Phases", columns, tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
 
 
-def _step_times(report: Report) -> Lines:
+def _step_times(report: Report) -> list[Block]:
     series = (
         ("p50", "median (p50)", "blue"),
         ("p95", "95th percentile (p95)", "orange"),
         ("max", "max", "vermillion"),
     )
-    found = [item for key, name, tint in series if (item := report.line(f"step_{key}_ns", name, tint, 1e-9))]
-    values = [value for item in found for _, value in item.points if value > 0]
+    found = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
+    values = [value for item in found if item for _, value in item.points if value > 0]
     log = bool(values) and max(values) > 20 * min(values)
     note = (
         "p50, p95 and max are computed per window of the record; a point is the mean of neighbouring windows."
@@ -126,7 +138,7 @@ def idle(report: Report) -> list[Block]:
         if busy is None:
             return [*captures, Text(f"{what} {MISSING}: {found.reason}", "note")]
         text = f"{what} {share_text(1 - (busy.mean or 0.0))} ({METHODS['nvml']})."
-        return [*captures, Text(text), report.plot("GPU utilization", "share", busy, zero=True)]
+        return [Text(text), *report.plot("GPU utilization", "share", busy, zero=True), *captures]
     causes = {cause: share for cause, share in found.causes if share > 0}
     title = f"{what} {share_text(found.share)} of the whole run"
     bars = _bars(title, causes, f"Share of wall time. Measured with {_method(found.method)}.")
@@ -134,20 +146,19 @@ def idle(report: Report) -> list[Block]:
 
 
 def _idle_over_time(report: Report, run: RunEvent, causes: dict[str, float], what: str) -> list[Block]:
-    width, slices = report.data.timeline.slices(COLUMNS)
-    columns: dict[int, dict[str, float]] = {}
-    for index, item in slices.items():
+    def shares(item: Slice) -> dict[str, float]:
         part = item.as_window()
-        columns[index] = dict(idle_of(run, [part], phase_shares([part]), None).causes)
-    stack = layers(columns, causes, CAUSE_COLOURS, "smaller causes")
-    heights = sorted(sum(shares.values()) for shares in columns.values())
-    if not stack or heights[-1] <= 0:
+        return dict(idle_of(run, [part], phase_shares([part]), None).causes)
+
+    stack = _stack(report, f"{what} over time, by cause", shares, causes, CAUSE_COLOURS, "smaller causes")
+    heights = sorted(sum(layer.values[slot] for layer in stack.layers) for slot in stack.slots)
+    if not heights or heights[-1] <= 0:
         return []
     # A single high column, as at the end of a run, would flatten all others.
     usual = heights[min(len(heights) - 1, int(0.98 * len(heights)))]
     top = next((mark for mark in (0.05, 0.1, 0.2, 0.5) if usual <= mark), 1.0)
     note = "Share of wall time." + (" The highest columns are cut off." if heights[-1] > top else "")
-    return [Stack(f"{what} over time, by cause", stack, tuple(slices), width, report.time, top, note)]
+    return [replace(stack, top=top, note=note)]
 
 
 def _method(name: str) -> str:
@@ -188,20 +199,12 @@ def _capture(step: int, capture: KernelsEvent) -> list[Block]:
 def speed(report: Report) -> list[Block]:
     """Throughput over time, the rates, and the compute of a step against the peak of the device."""
     data, snapshot = report.data, report.snapshot
-    out: list[Block] = []
-    width, slices = data.timeline.slices(COLUMNS)
-    speeds = {
-        index: item.items / (item.stepping_ns * 1e-9)
-        for index, item in slices.items()
-        if item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
-    }
-    if pieces := pieces_of(speeds, width):
-        whole = data.timeline.whole
-        mean = whole.items / (whole.stepping_ns * 1e-9) if whole.stepping_ns > 0 else None
-        unit = f"{plural(snapshot.run.item) if snapshot.run is not None else 'items'}/s"
-        note = "Training only: excludes evaluation, checkpoints and pauses."
-        found = Line("training", "blue", pieces, mean=mean)
-        out.append(report.plot("Throughput", "plain", found, unit=unit, zero=True, note=note))
+    whole = data.timeline.whole
+    mean = whole.items / (whole.stepping_ns * 1e-9) if whole.stepping_ns > 0 else 0.0
+    found = report.sliced("training", "blue", mean, _items_per_s)
+    unit = f"{plural(snapshot.run.item) if snapshot.run is not None else 'items'}/s"
+    note = "Training only: excludes evaluation, checkpoints and pauses."
+    out = report.plot("Throughput", "plain", found, unit=unit, zero=True, note=note)
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
     rows = [("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")]
@@ -217,6 +220,12 @@ def speed(report: Report) -> list[Block]:
         )
         rows += [(label, text) for label, text in rest if text]
     return [*out, Facts(tuple(rows))]
+
+
+def _items_per_s(item: Slice) -> float | None:
+    """None where there was hardly any training."""
+    trained = item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
+    return item.items / (item.stepping_ns * 1e-9) if trained else None
 
 
 def _large(value: int | None) -> str:
