@@ -147,7 +147,7 @@ def test_a_whole_life_has_every_part_in_both_forms(tmp_path: Path, cuda: bool) -
 
 def test_the_verdict_and_the_measured_gains_come_first(tmp_path: Path) -> None:
     _, document, plain = pages(write(tmp_path, whole_life()))
-    for shown, mark in ((document, "<h2>{}</h2>".format), (plain, "══ {} ═".format)):
+    for shown, mark in ((document, "<h2>{}</h2>".format), (plain, "\n{} ═".format)):
         places = [shown.index(mark(part)) for part in PARTS]
         assert places == sorted(places)
 

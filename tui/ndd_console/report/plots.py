@@ -73,16 +73,9 @@ class ValuePlot(TimePlot):
 
     @property
     def step_ticks(self) -> list[tuple[float, str]]:
-        """The optimizer steps under the time ticks, where there is room."""
-        out: list[tuple[float, str]] = []
-        free = -1.0
-        for value, _ in self.axis.ticks:
-            if (step := self._step_at(value)) is not None:
-                x, text = self.x(value), number(step) if out else f"step {number(step)}"
-                if x - _half(text) > free and x + _half(text) <= WIDTH:
-                    out.append((x, text))
-                    free = x + _half(text) + 6
-        return out
+        """The optimizer steps under the time ticks, "" where there is no room."""
+        found = ((self.x(value), self._step_at(value)) for value, _ in self.axis.ticks)
+        return _spaced((x, number(step)) for x, step in found if step is not None)
 
     def _step_at(self, seconds: float) -> float | None:
         """The last optimizer step completed by then."""
@@ -208,18 +201,22 @@ class IntervalsPlot:
         return self.left + (self.right - self.left) * self.axis.place(ratio)
 
     @property
-    def ticks(self) -> list[tuple[float, str, str]]:
-        """(x, label, class of the line); the label is "" where it has no room."""
-        out: list[tuple[float, str, str]] = []
-        free = -1.0
-        for value, text in self.axis.ticks:
-            x = self.x(value)
-            fits = x - _half(text) > free
-            out.append((x, text if fits else "", "one" if value == 1 else "grid"))
-            free = x + _half(text) + 6 if fits else free
-        return out
+    def ticks(self) -> list[tuple[float, str]]:
+        """(x, label), the label "" where it has no room."""
+        return _spaced((self.x(value), text) for value, text in self.axis.ticks)
 
 
 def _half(text: str) -> float:
     """Half the width of an axis label."""
     return len(text) * _CHAR / 2
+
+
+def _spaced(labels: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """(x, text) of centred labels, with "" for those that would overlap the one before or the edge."""
+    out: list[tuple[float, str]] = []
+    free = -1.0
+    for x, text in labels:
+        fits = x - _half(text) > free and x + _half(text) <= WIDTH
+        out.append((x, text if fits else ""))
+        free = x + _half(text) + 6 if fits else free
+    return out

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Column
+from rich.table import Table as Grid
+from rich.text import Text as Words
 
 from ndd_console.view.bars import bar, sparkline
 from ndd_console.view.interval import interval_rows, interval_text
-from ndd_console.view.rows import cells, shorten, wrap
+from ndd_console.view.rows import cells
 from ndd_console.view.style import to_ascii
 from ndd_engine.text import duration, printable
 
@@ -15,116 +24,96 @@ from .blocks import Bars, Block, Facts, Intervals, Lines, Page, Point, Spans, St
 from .safe import safe
 
 WIDTH = 100
-_LABEL = 22
+_SPAN = 68  # cells of a row of spans
 _SPARK = (14, 40)  # minimum and maximum cells of a sparkline
 
 
 def render(page: Page, ascii_only: bool = False) -> str:
     """The whole text, ending in a newline."""
-    lines = [
-        *_wrapped(f"{page.name}: {page.status[0]}"),
-        *_wrapped(page.subtitle),
-        page.made,
-        *_block(page.summary),
-    ]
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    head = (f"{page.name}: {page.status[0]}", page.subtitle, page.made)
+    console.print(*map(_words, head), *_block(page.summary), sep="\n")
     for section in page.sections:
-        title = f"══ {section.title} "
-        lines += ["", title + "═" * (WIDTH - cells(title))]
+        console.print("", Rule(_words(section.title), characters="═", align="left"), sep="\n")
         for block in section.blocks:
-            lines += ["", *_block(block)]
+            console.print("", *_block(block), sep="\n")
     # Each text is escaped where it is used; this catches one that was missed.
-    out = (printable(line.rstrip()) for line in lines)
-    return "\n".join(map(to_ascii, out) if ascii_only else out) + "\n"
+    lines = (printable(line.rstrip()) for line in out.getvalue().split("\n")[:-1])
+    return "\n".join(map(to_ascii, lines) if ascii_only else lines) + "\n"
 
 
-def _block(block: Block) -> list[str]:
+def _words(text: object) -> Words:
+    return Words(safe(text))
+
+
+def _block(block: Block) -> Iterator[RenderableType]:
     match block:
         case Text():
-            return _wrapped(("! " if block.tone in ("warn", "bad") else "") + block.text)
+            yield _words(("! " if block.tone in ("warn", "bad") else "") + block.text)
         case Facts():
-            return _pairs(block.rows)
+            yield _pairs(block.rows)
         case Verdict():
-            return _verdict(block)
+            yield Padding(
+                _words(f"{'>>' if block.main else '>'} {block.title}"), (0, 0, 0, 0 if block.main else 1)
+            )
+            badges = [f"potential gain: {block.ceiling}"] if block.ceiling else []
+            yield Padding(_words(" | ".join([*badges, *block.badges])), (0, 0, 0, 3))
+            yield Padding(_pairs(block.rows), (0, 0, 0, 3))
+        case _:
+            if block.title:
+                yield _words(f"-- {block.title}")
+            yield from _figure(block)
+            if block.note:
+                yield Padding(_words(block.note), (0, 0, 0, 3))
+
+
+def _figure(block: Table | Bars | Lines | Stack | Spans | Intervals) -> Iterator[RenderableType]:
+    match block:
         case Table():
-            body = _table(block)
+            grid = Grid(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+            for index, name in enumerate(block.columns):
+                grid.add_column(_words(name), justify="right" if index in block.right else "left")
+            yield _filled(grid, block.rows)
         case Bars():
-            body = [
-                f"   {_fit(name, 24)} {bar(share, 50)} {safe(text):>6}" for name, share, text, _ in block.rows
-            ]
+            grid = _grid(_column(25), Column(width=50), Column(justify="right"))
+            bars = _filled(grid, [(name, bar(share, 50), text) for name, share, text, _ in block.rows])
+            yield Padding(bars, (0, 0, 0, 3))
         case Lines() | Stack():
-            body = _plot(block)
+            yield _plot(block)
         case Spans():
-            body = _spans(block)
+            yield f"{'':24}0 to {duration(block.time.length_s)}"
+            grid = _grid(_column(22), Column(width=_SPAN), Column(justify="right"))
+            length = block.time.length_s or 1.0
+            yield _filled(
+                grid, [(row.name, _marks(row.spans, length), str(len(row.spans))) for row in block.rows]
+            )
         case Intervals():
-            body = _intervals(block)
-    title = ["-- " + shorten(safe(block.title), WIDTH - 3)] if block.title else []
-    return [*title, *body, *(_wrapped(block.note, 3) if block.note else [])]
+            for row in block.rows:
+                yield _words(f"{row.name}: {row.verdict}, {interval_text(row.ratio, row.low, row.high)}")
+                for line in interval_rows(row.ratio, row.low, row.high, 70):
+                    yield Words("   " + "".join(text for text, _ in line))
 
 
-def _wrapped(text: str, indent: int = 0) -> list[str]:
-    return [" " * indent + line for line in wrap(safe(text), WIDTH - indent)]
+def _column(width: int, header: str = "") -> Column:
+    return Column(header, width=width, no_wrap=True, overflow="ellipsis")
 
 
-def _pad(text: str, width: int, right: bool = False) -> str:
-    blank = " " * (width - cells(text))
-    return blank + text if right else text + blank
+def _grid(*columns: Column | str, head: bool = False) -> Grid:
+    return Grid(*columns, box=None, show_header=head, pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def _fit(text: str, width: int) -> str:
-    return _pad(shorten(safe(text), width), width)
+def _filled(grid: Grid, rows: Sequence[Sequence[str | Words]]) -> Grid:
+    for row in rows:
+        grid.add_row(*(cell if isinstance(cell, Words) else _words(cell) for cell in row))
+    return grid
 
 
-def _pairs(rows: Sequence[tuple[str, str]], indent: int = 0) -> list[str]:
-    out: list[str] = []
-    for name, text in rows:
-        lines = wrap(safe(text), WIDTH - _LABEL - indent) or [""]
-        label = safe(name)
-        if cells(label) > _LABEL - 2:  # a line of its own
-            out += wrap(label, WIDTH - indent)
-            label = ""
-        for index, line in enumerate(lines):
-            out.append(" " * indent + _pad("" if index else label, _LABEL) + line)
-    return out
+def _pairs(rows: Sequence[tuple[str, str]]) -> Grid:
+    return _filled(_grid(Column(min_width=20, max_width=30), ""), rows)
 
 
-def _verdict(block: Verdict) -> list[str]:
-    lead = ">> " if block.main else " > "
-    title = wrap(safe(block.title), WIDTH - 3)
-    badges = [f"potential gain: {block.ceiling}"] if block.ceiling else []
-    return [
-        *(("   " if index else lead) + line for index, line in enumerate(title)),
-        *_wrapped(" | ".join([*badges, *block.badges]), 3),
-        *_pairs(block.rows, 3),
-    ]
-
-
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(cells, column)) for column in zip(*rows, strict=True)]
-
-
-def _table(block: Table) -> list[str]:
-    """Columns as wide as their content; if they do not fit, the widest ones wrap."""
-    rows = [[safe(cell) for cell in row] for row in (block.columns, *block.rows)]
-    widths = _widths(rows)
-    room = WIDTH - 2 * (len(widths) - 1)
-    least = [min(width, 10) for width in widths]
-    while sum(widths) > room and widths != least:
-        free = [i for i in range(len(widths)) if widths[i] > least[i]]
-        index = max(free, key=lambda i: widths[i])
-        rest = max((widths[i] for i in free if i != index), default=least[index])
-        widths[index] = max(widths[index] - (sum(widths) - room), min(rest, widths[index] - 1), least[index])
-    lines: list[str] = []
-    for number, row in enumerate(rows):
-        wrapped = [wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
-        for level in range(max(map(len, wrapped))):
-            parts = [cell[level] if level < len(cell) else "" for cell in wrapped]
-            lines.append("  ".join(_pad(part, widths[i], i in block.right) for i, part in enumerate(parts)))
-        if number == 0:
-            lines.append("  ".join("─" * width for width in widths))
-    return lines
-
-
-def _spark(points: Sequence[Point], length_s: float, width: int) -> str:
+def _spark(points: Sequence[Point], length_s: float, width: int) -> Words:
     """Values over the time of the run in `width` cells, blank where there are none."""
     found: dict[int, list[float]] = {}
     for x, value in points:
@@ -133,49 +122,33 @@ def _spark(points: Sequence[Point], length_s: float, width: int) -> str:
     # Rounded: noise in the last digits of a constant would look like ups and downs.
     means = [float(f"{sum(found[index]) / len(found[index]):.6g}") for index in order]
     levels = dict(zip(order, sparkline(means, len(means)), strict=True))
-    return "".join(levels.get(index, " ") for index in range(width))
+    return Words("".join(levels.get(index, " ") for index in range(width)))
 
 
-def _plot(block: Lines | Stack) -> list[str]:
+def _plot(block: Lines | Stack) -> Grid:
     """Each line as a sparkline from its lowest to its highest value, with name and figures."""
     legend = block.legend
-    rows = [block.columns, *(series.figures for series in legend)]
-    widths = _widths(rows)
-    table = [
-        "  ".join(_pad(cell, width, True) for cell, width in zip(row, widths, strict=True)) for row in rows
-    ]
-    names = max([0, *(cells(safe(series.name)) for series in legend)])
-    room = WIDTH - 4 - cells(table[0])
-    spark = min(max(room - names, _SPARK[0]), _SPARK[1])
-    width = max(min(names, room - spark), 6)
-    length_s = block.time.length_s
-    lines = [f"{'':<{width}}  {f'over {duration(length_s)}':<{spark}}  {table[0]}"]
+    figures = sum(
+        max(map(len, texts)) + 2 for texts in zip(block.columns, *(s.figures for s in legend), strict=True)
+    )
+    names = max((cells(safe(series.name)) for series in legend), default=0)
+    width = min(max(WIDTH - 4 - figures - names, _SPARK[0]), _SPARK[1])
     log = isinstance(block, Lines) and block.log
-    for series, figures in zip(legend, table[1:], strict=True):
+    length_s = block.time.length_s
+    columns = (Column(name, justify="right", no_wrap=True) for name in block.columns)
+    first = _column(max(min(names, WIDTH - 4 - figures - width), 6))
+    grid = _grid(first, _column(width, f"over {duration(length_s)}"), *columns, head=True)
+    for series in legend:
         points = [(x, math.log(y)) if log and y > 0 else (x, y) for x, y in series.points]
-        lines.append(f"{_fit(series.name, width)}  {_spark(points, length_s, spark)}  {figures}")
-    return lines
+        _filled(grid, [(series.name, _spark(points, length_s, width), *series.figures)])
+    return grid
 
 
-def _spans(block: Spans) -> list[str]:
-    room = WIDTH - _LABEL - 8
-    length = block.time.length_s or 1.0
-    out = [_pad("", _LABEL + 2) + f"0 to {duration(block.time.length_s)}"]
-    for row in block.rows:
-        line = ["·"] * room
-        for begin, end, _ in row.spans:
-            if (end - begin) * room < length:  # less than a cell
-                begin = end
-            first, last = (min(int(x / length * room), room - 1) for x in (begin, end))
-            line[first : last + 1] = ("█" if last > first else "│") * (last + 1 - first)
-        out.append(f"{_fit(row.name, _LABEL)}  {''.join(line)} {len(row.spans):>5}")
-    return out
-
-
-def _intervals(block: Intervals) -> list[str]:
-    out: list[str] = []
-    for row in block.rows:
-        out += _wrapped(f"{row.name}: {row.verdict}, {interval_text(row.ratio, row.low, row.high)}")
-        for line in interval_rows(row.ratio, row.low, row.high, 70):
-            out.append("   " + "".join(text for text, _ in line))
-    return out
+def _marks(spans: Sequence[tuple[float, float, str]], length_s: float) -> str:
+    line = ["·"] * _SPAN
+    for begin, end, _ in spans:
+        if (end - begin) * _SPAN < length_s:  # less than a cell
+            begin = end
+        first, last = (min(int(x / length_s * _SPAN), _SPAN - 1) for x in (begin, end))
+        line[first : last + 1] = ("█" if last > first else "│") * (last + 1 - first)
+    return "".join(line)
