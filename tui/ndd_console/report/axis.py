@@ -18,14 +18,8 @@ _TIME_STEPS = (
     7200, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 5 * 86400, 10 * 86400, 20 * 86400, 50 * 86400, 100 * 86400,
 )  # fmt: skip
 _TIME_UNITS = (
-    (86400.0, "d"),
-    (3600.0, "h"),
-    (60.0, "min"),
-    (1.0, "s"),
-    (1e-3, "ms"),
-    (1e-6, "µs"),
-    (1e-9, "ns"),
-)
+    (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"),
+)  # fmt: skip
 _SIZE_UNITS = ((1024.0**4, "TB"), (1024.0**3, "GB"), (1024.0**2, "MB"), (1024.0, "KB"), (1.0, "B"))
 _RATIOS = (
     0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0,
@@ -104,9 +98,8 @@ def _log_axis(low: float, high: float, scale: float, unit: str) -> Axis:
 def ratio_axis(low: float, high: float) -> Axis:
     """A logarithmic scale around 1 for ratios from `low` to `high`."""
     low, high = min(0.85, low / 1.04), max(1.25, high * 1.04)
-    return Axis(
-        low, high, tuple((value, f"{value:g}x") for value in _RATIOS if low <= value <= high), "", log=True
-    )
+    ticks = tuple((value, f"{value:g}x") for value in _RATIOS if low <= value <= high)
+    return Axis(low, high, ticks, "", log=True)
 
 
 def _unit(largest: float, kind: Kind, unit: str) -> tuple[float, str]:

@@ -30,6 +30,11 @@ class Facts:
 
     rows: tuple[tuple[str, str], ...]
 
+    @classmethod
+    def of(cls, *rows: tuple[str, str | None]) -> Facts:
+        """Without the rows that have no text."""
+        return cls(tuple((name, text) for name, text in rows if text))
+
 
 @dataclass(frozen=True, slots=True)
 class Table:

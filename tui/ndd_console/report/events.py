@@ -87,8 +87,9 @@ def events(report: Report) -> list[Block]:
         return [Text("Nothing but steps was recorded.", "note")]
     out: list[Block] = [Spans("Timeline", rows, report.time)] if rows else []
     if listed:
+        newest = listed[-_ROWS:]
         cells = tuple(
-            (duration(at.x), number(at.step), str(mark.kind), str(mark.text)) for at, mark in listed[-_ROWS:]
+            (duration(at.x), number(at.step), str(mark.kind), str(mark.text)) for at, mark in newest
         )
         columns, note = ("after", "step", "kind", "event"), newest_note(_ROWS, len(listed))
         out.append(Table("Log", columns, cells, frozenset({0, 1}), note))

@@ -20,12 +20,10 @@ def learning(report: Report) -> list[Block]:
     names = [name.removeprefix("metric ") for name in data.curves if name.startswith("metric ")][:_METRICS]
     trained = report.line("loss", "training", "blue", band=True)
     evaluated = report.line("metric loss", "evaluation", "vermillion", dots=True) if "loss" in names else None
-    values = [value for item in (trained, evaluated) if item for _, value in item.points]
-    log = bool(values) and min(values) > 0 and max(values) > 50 * min(values)
     note = f"Read back every {_every(report)} steps."
     if trained and trained.bands:
         note += " The band spans the lowest and highest value around each point."
-    out = report.plot("Loss", "plain", trained, evaluated, log=log, note=note)
+    out = report.plot("Loss", "plain", trained, evaluated, log_above=50, note=note)
     out = out or [Text("No loss was recorded.", "note")]
     for name in names:
         if name != "loss":
@@ -38,9 +36,8 @@ def learning(report: Report) -> list[Block]:
         if len({(point.low, point.high) for point in points}) == 1:
             out.append(Text(f"{title}: {small(points[0].mean)} throughout."))
         else:
-            out += report.plot(
-                title, "plain", report.line(key, title.lower(), "green", band=True), height=120
-            )
+            item = report.line(key, title.lower(), "green", band=True)
+            out += report.plot(title, "plain", item, height=120)
     return out
 
 

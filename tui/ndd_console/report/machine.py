@@ -41,26 +41,22 @@ def memory(report: Report) -> list[Block]:
     for title, names in (*gpu, ("Host memory", _HOST_MEMORY)):
         found = [item for name in names if (item := report.line(*name)) and any(item.values)]
         out += report.plot(title, "bytes", *found, zero=True)
-    room = snapshot.headroom
-    rows = [
+    room, counts = snapshot.headroom, snapshot.memory
+    lowest = [point.low for point in report.data.curve("host memory_available_bytes").points]
+    facts = Facts.of(
         ("total", size(room.total_bytes)),
         ("free now" if room.kind == "card" else "available now", size(room.free_bytes)),
         ("used by this run", size(room.used_bytes)),
+        ("peak", size(room.peak_bytes) if room.peak_bytes is not None else ""),
         ("used by others", size(room.others_bytes)),
-    ]
-    if room.peak_bytes is not None:
-        rows.insert(3, ("peak", size(room.peak_bytes)))
-    lowest = report.data.curve("host memory_available_bytes")
-    if lowest and room.kind == "host":
-        rows.append(("lowest available", size(min(point.low for point in lowest.points))))
-    if fits := fits_text(snapshot, 100):
-        rows.append(("predicted", fits))
-    if snapshot.memory is not None:
-        counts = f"{number(snapshot.memory.retries)} allocation retries, {snapshot.memory.ooms} out of memory"
-        rows.append(("allocator", counts))
-    if not out and all(text == MISSING for _, text in rows):
+        ("lowest available", size(min(lowest)) if lowest and room.kind == "host" else ""),
+        ("predicted", fits_text(snapshot, 100)),
+        ("allocation retries", number(counts.retries) if counts else ""),
+        ("out of memory", number(counts.ooms) if counts else ""),
+    )
+    if not out and all(text == MISSING for _, text in facts.rows):
         return [Text("Memory was not recorded.", "note")]
-    return [*out, Facts(tuple(rows))]
+    return [*out, facts]
 
 
 def machine(report: Report) -> list[Block]:
@@ -73,14 +69,10 @@ def machine(report: Report) -> list[Block]:
         out += report.plot(title, "plain", report.line(name, title, tint, band=True), unit=unit, height=120)
     if cores := snapshot.cores:
         used = f"{number(cores.used)} of {number(cores.usable)} in use: {number(cores.own)} by this run"
-        rows = [("recent cores", f"{used}, {number(cores.others)} by others")]
-        rows += [
-            ("busy process", f"{name} (pid {pid}): {number(count)} cores")
-            for pid, name, count in cores.neighbours
-        ]
-        if cores.throttled is not None:
-            rows.append(("throttled by quota", share_text(cores.throttled)))
-        out.append(Facts(tuple(rows)))
+        busy_ones = ", ".join(f"{name} (pid {pid}, {number(count)})" for pid, name, count in cores.neighbours)
+        throttled = share_text(cores.throttled) if cores.throttled is not None else ""
+        rest = (("busy processes", busy_ones), ("throttled by quota", throttled))
+        out.append(Facts.of(("recent cores", f"{used}, {number(cores.others)} by others"), *rest))
     out += _collections(report)
     if snapshot.loader is not None:
         out.append(_loader(snapshot.loader))
@@ -107,29 +99,28 @@ def _collections(report: Report) -> list[Block]:
 
 
 def _loader(loader: LoaderEvent) -> Facts:
+    kind = "fetched in one gather" if loader.in_memory else "made one by one"
     each = f"{ns(loader.item_ns)}, of which CPU time {ns(loader.item_cpu_ns)} (mean of {loader.probed})"
-    rows = (
-        (
-            "items",
-            f"{number(loader.items)}, {'fetched in one gather' if loader.in_memory else 'made one by one'}",
-        ),
+    return Facts.of(
+        ("items", f"{number(loader.items)}, {kind}"),
         ("time per item", each),
         ("collating", f"{ns(loader.collate_ns)} per micro-batch; in one gather {ns(loader.gather_ns)}"),
         ("micro-batch", f"{number(loader.micro)} items, {size(loader.batch_bytes)}"),
     )
-    return Facts(rows)
 
 
 def _baseline(found: BaselineEvent) -> Facts:
     items = f"{number(found.micro)} items, fastest of {found.runs}"
-    rows = [("isolated micro-batch", f"{ns(found.micro_ns)} for {items}")]
-    if found.other_micro is not None:
-        rows.append(("with another size", f"{ns(found.other_ns)} for {number(found.other_micro)} items"))
-    if found.operations is not None:
-        rows.append(("operators in it", number(found.operations)))
-    if pairs := [pair for pair in found.by_threads if len(pair) >= 2]:
-        rows.append(("by threads", ", ".join(f"{number(count)}: {ns(value)}" for count, value, *_ in pairs)))
-    return Facts(tuple(rows))
+    other = (
+        f"{ns(found.other_ns)} for {number(found.other_micro)} items" if found.other_micro is not None else ""
+    )
+    pairs = [pair for pair in found.by_threads if len(pair) >= 2]
+    return Facts.of(
+        ("isolated micro-batch", f"{ns(found.micro_ns)} for {items}"),
+        ("with another size", other),
+        ("operators in it", number(found.operations) if found.operations is not None else ""),
+        ("by threads", ", ".join(f"{number(count)}: {ns(value)}" for count, value, *_ in pairs)),
+    )
 
 
 def settings(report: Report) -> list[Block]:
@@ -137,10 +128,7 @@ def settings(report: Report) -> list[Block]:
     found = sorted(report.snapshot.settings, key=lambda item: list(_EFFECT).index(item.in_effect))
     if not found:
         return [Text("No setting was applied.", "note")]
-    rows = tuple(
-        (item.name, item.requested, item.applied, _EFFECT[item.in_effect], item.verified or "")
-        for item in found
-    )
+    rows = tuple((s.name, s.requested, s.applied, _EFFECT[s.in_effect], s.verified or "") for s in found)
     out: list[Block] = []
     if lost := sum(item.in_effect is False for item in found):
         text = f"{lost} requested setting{'s' if lost > 1 else ''} did not take effect."

@@ -17,7 +17,7 @@ def methods(report: Report) -> list[Block]:
     idle = snapshot.idle
     # (whether the report has it, label, text)
     rows: list[tuple[object, str, str]] = [
-        (True, "phases", "monotonic host clock at phase boundaries; `other` is the rest, so phases add up to the wall time"),
+        (True, "phases", "host clock at phase boundaries; `other` is the rest, so phases add up to the wall time"),
         (cuda, "GPU time", "pairs of CUDA events, read some steps later so that measuring never synchronises"),
         (idle.share is not None, "idle time", METHODS.get(idle.method, idle.method)),
         *((True, f"capture at step {item.step or at.step:,}", METHODS.get(item.method, item.method))
@@ -38,4 +38,4 @@ def methods(report: Report) -> list[Block]:
         (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),
     ]  # fmt: skip
     text = "All figures were measured in this run unless marked as predicted. n/a means not measured."
-    return [Text(text), Facts(tuple((label, text) for present, label, text in rows if present))]
+    return [Text(text), Facts.of(*((label, text) for present, label, text in rows if present))]

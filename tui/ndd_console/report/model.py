@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -71,11 +72,19 @@ class Report:
         return Line(name, tint, tuple(map(tuple, pieces)), mean=mean) if pieces else None
 
     def plot(
-        self, title: str, kind: Kind, *lines: Line | None, unit: str = "", **options: Any
+        self,
+        title: str,
+        kind: Kind,
+        *lines: Line | None,
+        unit: str = "",
+        log_above: float = math.inf,
+        **more: Any,
     ) -> list[Block]:
-        """A plot of the lines that are not None; [] without any."""
+        """A plot of the lines that are not None, or []. log_above: highest to lowest value for a logarithmic axis."""
         found = tuple(line for line in lines if line is not None)
-        return [Lines(title, kind, unit, found, self.time, **options)] if found else []
+        values = [value for line in found for _, value in line.points]
+        log = bool(values) and min(values) > 0 and max(values) > log_above * min(values)
+        return [Lines(title, kind, unit, found, self.time, log=log, **more)] if found else []
 
     def to_json(self) -> dict[str, Any]:
         """The figures of the report as JSON values; null means unknown."""

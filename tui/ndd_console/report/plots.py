@@ -89,9 +89,8 @@ class ValuePlot(TimePlot):
             begin, end = (self.axis.high * edge / _HOVER for edge in (index, index + 1))
             if text := say(begin, end):
                 step = self._step_at(end)
-                when = f"after {duration((begin + end) / 2)}" + (
-                    f", step {number(step)}" if step is not None else ""
-                )
+                at = f", step {number(step)}" if step is not None else ""
+                when = f"after {duration((begin + end) / 2)}{at}"
                 out.append((self.left + index * width, width, f"{when}: {text}"))
         return out
 
@@ -100,7 +99,8 @@ class LinesPlot(ValuePlot):
     def __init__(self, block: Lines) -> None:
         values = [value for line in block.lines for value in line.values]
         low, high = min(values), max(values)
-        axis = value_axis(0.0 if block.zero and low > 0 else low, high, block.kind, block.unit, block.log)
+        zero = block.zero and low > 0 and not block.log
+        axis = value_axis(0.0 if zero else low, high, block.kind, block.unit, block.log)
         super().__init__(block.time, block.height, axis)
         form = formatter(block.kind, block.unit)
 
@@ -110,9 +110,7 @@ class LinesPlot(ValuePlot):
 
         self.hover = self._hover(values_in)
         names = ", ".join(line.name for line in block.lines)
-        self.description = (
-            f"{names} over time, from {form(low)} to {form(high)}. The table below lists the figures."
-        )
+        self.description = f"{names}: {form(low)} to {form(high)}. The table below lists the figures."
 
     def band(self, piece: tuple[tuple[float, float, float], ...]) -> Markup:
         """The outline of a band."""
@@ -125,10 +123,8 @@ class StackPlot(ValuePlot):
 
     def __init__(self, block: Stack) -> None:
         super().__init__(block.time, 210, value_axis(0.0, block.top, "share"))
-        runs = [
-            [slot for _, slot in group]
-            for _, group in groupby(enumerate(block.slots), key=lambda pair: pair[1] - pair[0])
-        ]
+        found = groupby(enumerate(block.slots), key=lambda pair: pair[1] - pair[0])
+        runs = [[slot for _, slot in group] for _, group in found]
         self.areas: list[tuple[str, Markup]] = []
         self.names: list[tuple[float, float, str]] = []
         low = dict.fromkeys(block.slots, 0.0)

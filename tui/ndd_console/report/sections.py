@@ -10,7 +10,6 @@ from ndd_console.view.findings import CALM, ceiling_text
 from ndd_console.view.learning import LOST
 from ndd_console.view.style import STATUS
 from ndd_engine.diagnose import CAUSES, Finding
-from ndd_engine.record.events import RunEvent
 from ndd_engine.text import MISSING, duration, number, size
 
 from . import blocks, events, learning, machine, methods, timings, trials
@@ -108,51 +107,43 @@ def identity(report: Report) -> list[Block]:
     snapshot, data = report.snapshot, report.data
     run = snapshot.run
     if run is None:
-        return [Text("The run ended before it was prepared; nothing about it was recorded.", "note")]
-    rows = _facts(run)
-    rows.append(("started", _date(snapshot.started_t)))
-    rows += [("resumed", f"from step {number(at.step)}, {_date(at.t)}") for at in data.resumed]
-    if snapshot.end is not None:
-        rows.append(("ended", f"{snapshot.end.status}, exit status {snapshot.end.exit_status}"))
-        rows.append(("checkpoint", snapshot.end.checkpoint or MISSING))
-    rows.append(("record", str(report.directory.path)))
-    out: list[Block] = [Facts(tuple(rows))]
-    if data.skipped:
-        out.append(
-            Text(f"{number(data.skipped)} lines of the record are damaged or unknown and left out.", "warn")
-        )
-    if snapshot.dropped_events:
-        out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
-    found = differences(run)
-    if isinstance(found, str):
-        out.append(Text(f"The configuration cannot be compared with the defaults: {found}", "note"))
-    elif found:
-        out.append(
-            Table("Configuration that differs from the defaults", ("key", "this run", "default"), found)
-        )
-    else:
-        out.append(Text("All configuration values are the defaults.", "note"))
-    return out
-
-
-def _facts(run: RunEvent) -> list[tuple[str, str]]:
-    memory = (run.card or {}).get("memory_total_bytes")
-    parts = [
+        return [Text("The run was not prepared: model, data and machine were not recorded.", "note")]
+    end, memory = snapshot.end, (run.card or {}).get("memory_total_bytes")
+    device = (
         run.device,
         f"{number(run.threads)} thread{'' if run.threads == 1 else 's'}" if run.threads else "",
         f"{number(run.usable_cores)} usable cores" if run.usable_cores else "",
         size(memory) if memory else "",
-    ]
-    return [
+    )
+    facts = Facts.of(
         ("workload", run.workload),
         ("model", f"{run.model}; {number(run.parameters)} parameters"),
         ("data", run.data),
-        ("machine", f"{run.device_name} ({', '.join(filter(None, parts))}) on host {run.host}"),
+        ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
         ("precision", run.precision),
+        ("step", f"{number(run.items_per_step)} items ({run.item})"),
         (
-            "step",
-            f"{number(run.items_per_step)} items ({run.item}), {number(run.steps_per_epoch)} steps per epoch",
+            "length",
+            f"{number(run.total_steps)} steps, {number(run.epochs)} epochs of {number(run.steps_per_epoch)}",
         ),
-        ("length", f"{number(run.total_steps)} steps, {number(run.epochs)} epochs"),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
+        ("started", _date(snapshot.started_t)),
+        *(("resumed", f"from step {number(at.step)}, {_date(at.t)}") for at in data.resumed),
+        ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
+        ("checkpoint", (end.checkpoint or MISSING) if end else ""),
+        ("record", str(report.directory.path)),
+    )
+    out: list[Block] = [facts]
+    if data.skipped:
+        out.append(Text(f"Skipped {number(data.skipped)} damaged or unknown lines of the record.", "warn"))
+    if snapshot.dropped_events:
+        out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
+    found = differences(run)
+    if isinstance(found, str):
+        return [*out, Text(f"The configuration cannot be compared with the defaults: {found}", "note")]
+    if not found:
+        return [*out, Text("All configuration values are the defaults.", "note")]
+    return [
+        *out,
+        Table("Configuration that differs from the defaults", ("key", "this run", "default"), found),
     ]

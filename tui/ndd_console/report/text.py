@@ -54,9 +54,7 @@ def _block(block: Block) -> Iterator[RenderableType]:
         case Facts():
             yield _pairs(block.rows)
         case Verdict():
-            yield Padding(
-                _words(f"{'>>' if block.main else '>'} {block.title}"), (0, 0, 0, 0 if block.main else 1)
-            )
+            yield Words((">> " if block.main else " > ") + safe(block.title))
             badges = [f"potential gain: {block.ceiling}"] if block.ceiling else []
             yield Padding(_words(" | ".join([*badges, *block.badges])), (0, 0, 0, 3))
             yield Padding(_pairs(block.rows), (0, 0, 0, 3))
@@ -84,15 +82,15 @@ def _figure(block: Table | Bars | Lines | Stack | Spans | Intervals) -> Iterator
         case Spans():
             yield f"{'':24}0 to {duration(block.time.length_s)}"
             grid = _grid(_column(22), Column(width=_SPAN), Column(justify="right"))
-            length = block.time.length_s or 1.0
-            yield _filled(
-                grid, [(row.name, _marks(row.spans, length), str(len(row.spans))) for row in block.rows]
-            )
+            for line in block.rows:
+                marks = _marks(line.spans, block.time.length_s or 1.0)
+                _filled(grid, [(line.name, marks, str(len(line.spans)))])
+            yield grid
         case Intervals():
             for row in block.rows:
                 yield _words(f"{row.name}: {row.verdict}, {interval_text(row.ratio, row.low, row.high)}")
-                for line in interval_rows(row.ratio, row.low, row.high, 70):
-                    yield Words("   " + "".join(text for text, _ in line))
+                for parts in interval_rows(row.ratio, row.low, row.high, 70):
+                    yield Words("   " + "".join(text for text, _ in parts))
 
 
 def _column(width: int, header: str = "") -> Column:
@@ -128,16 +126,15 @@ def _spark(points: Sequence[Point], length_s: float, width: int) -> Words:
 def _plot(block: Lines | Stack) -> Grid:
     """Each line as a sparkline from its lowest to its highest value, with name and figures."""
     legend = block.legend
-    figures = sum(
-        max(map(len, texts)) + 2 for texts in zip(block.columns, *(s.figures for s in legend), strict=True)
-    )
+    columns = zip(block.columns, *(series.figures for series in legend), strict=True)
+    figures = sum(max(map(len, column)) + 2 for column in columns)
     names = max((cells(safe(series.name)) for series in legend), default=0)
     width = min(max(WIDTH - 4 - figures - names, _SPARK[0]), _SPARK[1])
     log = isinstance(block, Lines) and block.log
     length_s = block.time.length_s
-    columns = (Column(name, justify="right", no_wrap=True) for name in block.columns)
+    rest = (Column(name, justify="right", no_wrap=True) for name in block.columns)
     first = _column(max(min(names, WIDTH - 4 - figures - width), 6))
-    grid = _grid(first, _column(width, f"over {duration(length_s)}"), *columns, head=True)
+    grid = _grid(first, _column(width, f"over {duration(length_s)}"), *rest, head=True)
     for series in legend:
         points = [(x, math.log(y)) if log and y > 0 else (x, y) for x, y in series.points]
         _filled(grid, [(series.name, _spark(points, length_s, width), *series.figures)])

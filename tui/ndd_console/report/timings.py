@@ -13,8 +13,7 @@ from ndd_engine.record.events import PHASES, KernelsEvent, RunEvent, StacksEvent
 from ndd_engine.text import MISSING, number, size
 
 from .axis import share_text
-from .blocks import Bars, Block, Facts, Stack, Table, Text
-from .lines import CAUSE_COLOURS, PHASE_COLOURS, colour, layers
+from .blocks import Bars, Block, Facts, Layer, Stack, Table, Text
 from .model import COLUMNS, Report, ns
 from .timeline import Slice
 
@@ -26,6 +25,14 @@ METHODS = {
     "kernels": "the profiler: the exact union of kernels and copies",
     "operators": "the profiler: the exact union of operators on the host",
 }
+# Wong's and Tol's colours, distinguishable with any colour vision; the style sheet defines them.
+COLOURS = {
+    "data_wait": "orange", "to_device": "vermillion", "forward": "sky", "loss": "indigo", "backward": "blue",
+    "clip": "teal", "optimizer": "green", "zero_grad": "wine", "log": "rose", "evaluate": "purple",
+    "checkpoint": "yellow", "other": "grey", "waiting for data": "orange", "copying": "vermillion",
+    "launch gaps": "sky", "synchronising": "indigo", "reading losses": "rose", "evaluation": "purple",
+}  # fmt: skip
+SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
 _TOP = 12
 
 
@@ -35,21 +42,16 @@ def phases(report: Report) -> list[Block]:
     whole = data.timeline.whole
     if not whole.wall_ns:
         return [Text(NO_STEPS, "note")]
-    total = {
-        name: value / whole.wall_ns
-        for name, value in sorted(whole.host.items(), key=_rank)
-        if "/" not in name
-    }
+    by_rank = sorted(whole.host.items(), key=_rank)
+    total = {name: value / whole.wall_ns for name, value in by_rank if "/" not in name}
     note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
 
     def shares(item: Slice) -> dict[str, float]:
         return {name: value / item.wall_ns for name, value in item.host.items()}
 
-    stack = _stack(report, "Share of wall time by phase", shares, total, PHASE_COLOURS, "smaller phases")
-    out: list[Block] = [replace(stack, note=note), _table(report, whole)]
-    if data.curve("step_p50_ns"):
-        out += _step_times(report)
-    return out + (_stacks(data.stacks) if data.stacks is not None else [])
+    stack = _stack(report, "Share of wall time by phase", shares, total, "smaller phases")
+    stacks = _stacks(data.stacks) if data.stacks is not None else []
+    return [replace(stack, note=note), _table(report, whole), *_step_times(report), *stacks]
 
 
 def _stack(
@@ -57,13 +59,26 @@ def _stack(
     title: str,
     shares: Callable[[Slice], dict[str, float]],
     whole: dict[str, float],
-    colours: dict[str, str],
     rest: str,
 ) -> Stack:
-    """The shares of each slice as layers; `rest` names the small ones."""
+    """The shares of each slice as layers in the order of `whole`; small ones are summed as `rest`."""
     width, slices = report.data.timeline.slices(COLUMNS)
     columns = {index: shares(item) for index, item in slices.items()}
-    return Stack(title, layers(columns, whole, colours, rest), tuple(slices), width, report.time)
+    small = [name for name, share in whole.items() if 0 < share < SMALLEST]
+    small = small if len(small) > 1 else []
+    large = [name for name, share in whole.items() if share > 0 and name not in small]
+    groups = [(name, _colour(name, index), [name]) for index, name in enumerate(large)]
+    groups += [(rest, "faint", small)] if small else []
+    layers = []
+    for name, tint, names in groups:
+        values = {index: sum(found.get(part, 0.0) for part in names) for index, found in columns.items()}
+        layers.append(Layer(name, tint, values, sum(whole[part] for part in names)))
+    return Stack(title, tuple(layers), tuple(slices), width, report.time)
+
+
+def _colour(name: str, index: int) -> str:
+    """The colour of a phase or cause, or one by its index."""
+    return COLOURS.get(name) or list(COLOURS.values())[index % len(COLOURS)]
 
 
 def _rank(item: tuple[str, float]) -> tuple[int, int, str]:
@@ -81,10 +96,8 @@ def _table(report: Report, whole: Slice) -> Table:
             continue
         parent, slash, part = name.partition("/")
         now = recent.get(name)
-        figures = [
-            value / whole.steps if whole.steps else None,
-            *([whole.device_step_ns(name)] if gpu else []),
-        ]
+        figures = [value / whole.steps if whole.steps else None]
+        figures += [whole.device_step_ns(name)] if gpu else []
         figures += [now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 3
         label = f"· {part}" if slash else parent
         rows.append((label, ns(value), share_text(value / whole.wall_ns), *map(ns, figures)))
@@ -96,18 +109,10 @@ def _table(report: Report, whole: Slice) -> Table:
 
 
 def _step_times(report: Report) -> list[Block]:
-    series = (
-        ("p50", "median (p50)", "blue"),
-        ("p95", "95th percentile (p95)", "orange"),
-        ("max", "max", "vermillion"),
-    )
+    series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
     found = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
-    values = [value for item in found if item for _, value in item.points if value > 0]
-    log = bool(values) and max(values) > 20 * min(values)
-    note = (
-        "p50, p95 and max are computed per window of the record; a point is the mean of neighbouring windows."
-    )
-    return report.plot("Time of an optimizer step", "seconds", *found, zero=not log, log=log, note=note)
+    note = "Each is computed per window of the record; a point is the mean of neighbouring windows."
+    return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
 
 
 def _stacks(stacks: StacksEvent) -> list[Block]:
@@ -117,9 +122,8 @@ def _stacks(stacks: StacksEvent) -> list[Block]:
         if len(frame) >= 5 and stacks.looks
     )
     title = f"Stack samples ({number(stacks.looks)}, the latest at step {number(stacks.step)})"
-    return (
-        [Table(title, ("share", "phase", "line", "function"), rows, frozenset({0}), wide=2)] if rows else []
-    )
+    columns = ("share", "phase", "line", "function")
+    return [Table(title, columns, rows, frozenset({0}), wide=2)] if rows else []
 
 
 def idle(report: Report) -> list[Block]:
@@ -150,7 +154,7 @@ def _idle_over_time(report: Report, run: RunEvent, causes: dict[str, float], wha
         part = item.as_window()
         return dict(idle_of(run, [part], phase_shares([part]), None).causes)
 
-    stack = _stack(report, f"{what} over time, by cause", shares, causes, CAUSE_COLOURS, "smaller causes")
+    stack = _stack(report, f"{what} over time, by cause", shares, causes, "smaller causes")
     heights = sorted(sum(layer.values[slot] for layer in stack.layers) for slot in stack.slots)
     if not heights or heights[-1] <= 0:
         return []
@@ -167,7 +171,7 @@ def _method(name: str) -> str:
 
 def _bars(title: str, causes: dict[str, float], note: str) -> Bars:
     rows = tuple(
-        (cause, share, share_text(share), colour(CAUSE_COLOURS, cause, index))
+        (cause, share, share_text(share), _colour(cause, index))
         for index, (cause, share) in enumerate(sorted(causes.items(), key=lambda item: -item[1]))
     )
     return Bars(title, rows, note)
@@ -207,19 +211,20 @@ def speed(report: Report) -> list[Block]:
     out = report.plot("Throughput", "plain", found, unit=unit, zero=True, note=note)
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
-    rows = [("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")]
-    rows += zip(("compute", "share of peak", "roofline"), work_texts(snapshot), strict=False)
+    texts = zip(("compute", "share of peak", "roofline"), work_texts(snapshot), strict=False)
+    rows: list[tuple[str, str | None]] = [
+        ("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}"),
+        *texts,
+    ]
     if work := snapshot.work:
-        rows.append(("compute per step", f"{_large(work.flops_per_step)}FLOP"))
-        traffic = f"{size(work.bytes_per_step)} read and written without fusion, an upper bound"
-        rows.append(("memory traffic per step", traffic))
-        rest = (
+        rows += [
+            ("compute per step", f"{_large(work.flops_per_step)}FLOP"),
+            ("memory traffic", f"{size(work.bytes_per_step)} per step without fusion, an upper bound"),
             ("attention", ", ".join(work.attention)),
             ("not counted", ", ".join(work.uncounted)),
             ("source of the peak", work.peak_source),
-        )
-        rows += [(label, text) for label, text in rest if text]
-    return [*out, Facts(tuple(rows))]
+        ]
+    return [*out, Facts.of(*rows)]
 
 
 def _items_per_s(item: Slice) -> float | None:

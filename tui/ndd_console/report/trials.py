@@ -22,10 +22,8 @@ def trials(report: Report) -> list[Block]:
     """The trials of this run as plot, table and text."""
     found = [trial for _, trial in report.data.trials][-_ROWS:]
     if not found:
-        text = (
-            f"Nothing was measured against this run yet. Measure a change with: ndd-console try {report.name}"
-        )
-        return [Text(f"{text} --set KEY=VALUE", "note")]
+        command = f"ndd-console try {report.name} --set KEY=VALUE"
+        return [Text(f"Nothing was measured against this run yet. Measure a change with: {command}", "note")]
     out: list[Block] = []
     if intervals := tuple(row for trial in found if (row := _interval(trial)) is not None):
         note = (
