@@ -36,7 +36,7 @@ def findings(report: Report) -> list[Block]:
         return [Text("The run recorded no findings.", "note")]
     present: dict[str, tuple[float, str]] = {}
     spans: dict[str, list[Span]] = {}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for at, event in data.findings:
         cause = str(event.cause)
         found = spans.setdefault(cause, [])
@@ -54,11 +54,8 @@ def findings(report: Report) -> list[Block]:
         SpanRow(CAUSES.get(cause, cause), tints.get(cause, "orange"), _merged(found, data.x))
         for cause, found in list(spans.items())[:_SPAN_ROWS]
     )
-    columns, note = ("after", "step", "", "cause", "finding"), newest_note(_ROWS, len(rows))
-    return [
-        Spans("When each finding was present", drawn, report.time),
-        Table("Changes", columns, tuple(rows[-_ROWS:]), frozenset({0, 1}), note),
-    ]
+    columns = ("after", "step", "", "cause", "finding")
+    return [Spans("When each finding was present", drawn, report.time), _log("Changes", columns, rows)]
 
 
 def events(report: Report) -> list[Block]:
@@ -82,18 +79,19 @@ def events(report: Report) -> list[Block]:
         ("resumed", "teal", [(at.x, at.x, f"resumed from step {number(at.step)}") for at in data.resumed]),
     ]
     rows = tuple(SpanRow(name, tint, _merged(spans, data.x)) for name, tint, spans in groups if spans)
-    listed = data.marked(*_LISTED)
-    if not rows and not listed:
-        return [Text("Nothing but steps was recorded.", "note")]
     out: list[Block] = [Spans("Timeline", rows, report.time)] if rows else []
-    if listed:
-        newest = listed[-_ROWS:]
-        cells = tuple(
-            (duration(at.x), number(at.step), str(mark.kind), str(mark.text)) for at, mark in newest
-        )
-        columns, note = ("after", "step", "kind", "event"), newest_note(_ROWS, len(listed))
-        out.append(Table("Log", columns, cells, frozenset({0, 1}), note))
-    return out
+    marks: list[tuple[str, ...]] = [
+        (duration(at.x), number(at.step), str(mark.kind), str(mark.text))
+        for at, mark in data.marked(*_LISTED)
+    ]
+    if marks:
+        out.append(_log("Log", ("after", "step", "kind", "event"), marks))
+    return out or [Text("Nothing but steps was recorded.", "note")]
+
+
+def _log(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    """The newest rows, the first two columns being figures."""
+    return Table(title, columns, tuple(rows[-_ROWS:]), frozenset({0, 1}), newest_note(_ROWS, len(rows)))
 
 
 def _seconds(value: object) -> float:

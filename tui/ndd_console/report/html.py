@@ -7,6 +7,9 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ndd_console.view.findings import times
+from ndd_console.view.interval import interval_text
+
 from .blocks import COMMAND, Page
 from .plots import WIDTH, IntervalsPlot, LinesPlot, SpansPlot, StackPlot
 from .safe import clip, safe
@@ -29,7 +32,7 @@ def _environment() -> Environment:
     )
     found.filters.update(kind=lambda block: type(block).__name__.lower(), clip=clip)
     found.globals.update(
-        COMMAND=COMMAND, WIDTH=WIDTH,
+        COMMAND=COMMAND, WIDTH=WIDTH, times=times, interval_text=interval_text,
         lines_plot=LinesPlot, stack_plot=StackPlot, spans_plot=SpansPlot, intervals_plot=IntervalsPlot,
     )  # fmt: skip
     return found

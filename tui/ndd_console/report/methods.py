@@ -13,8 +13,9 @@ def methods(report: Report) -> list[Block]:
     """One row for each kind of figure in this report."""
     data, snapshot = report.data, report.snapshot
     cuda = on_gpu(data.run or snapshot.run)
-    work, data_ready = snapshot.work, snapshot.baseline is not None or snapshot.loader is not None
+    work, isolated = snapshot.work, snapshot.baseline is not None or snapshot.loader is not None
     idle = snapshot.idle
+    method = f" ({work.method})" if work and work.method else ""
     # (whether the report has it, label, text)
     rows: list[tuple[object, str, str]] = [
         (True, "phases", "host clock at phase boundaries; `other` is the rest, so phases add up to the wall time"),
@@ -28,11 +29,11 @@ def methods(report: Report) -> list[Block]:
         (data.marked("evaluation"), "evaluations", "on the evaluation data; durations by host clock"),
         (cuda, "memory", "torch's allocator for allocated, reserved and peak; the driver for free and others"),
         (not cuda, "memory", "RSS of the process and of its loader workers; shared pages count in each"),
-        (work, "FLOP and bytes", f"counted once ({work.method if work else ''}), over the measured step time"),
+        (work, "FLOP and bytes", f"counted once{method}, over the measured step time"),
         (work and work.peak_tflops, "share of peak", "of the published dense peak, which was not measured on this GPU"),
         (data.gc_watched, "garbage collection", "callbacks of the Python interpreter; included in the phases"),
         (data.stacks, "stack samples", "stack of the training thread, sampled a few times per second"),
-        (data_ready, "isolated times", "measured once before training in this process, the fastest of a few"),
+        (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
         (data.trials, "measured gains", "ABBA blocks in separate processes; CI of the mean log-ratio of the pairs"),
         (True, "potential gain", "upper bound: the speedup without this cause if no other bottleneck took its place"),
         (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),

@@ -8,8 +8,6 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from ndd_console.view.findings import times
-from ndd_console.view.interval import interval_text
 from ndd_engine.text import duration, number
 
 from .axis import Axis, formatter, ratio_axis, time_axis, value_axis
@@ -34,7 +32,6 @@ class TimePlot:
         self.time, self.axis = time, time_axis(time.length_s)
         self.left, self.right, self.top, self.bottom = left, _RIGHT, top, top + height
         self.height = self.bottom + below
-        self.description = ""
 
     def x(self, seconds: float) -> float:
         return self.left + (self.right - self.left) * self.axis.place(seconds)
@@ -52,9 +49,9 @@ class ValuePlot(TimePlot):
 
     def __init__(self, time: Time, height: float, values: Axis) -> None:
         super().__init__(time, height, left=62, top=22, below=38)
-        self.values, self.unit = values, values.unit
+        self.values = values
         # A long unit starts at the edge of the plot instead of ending there.
-        self.unit_anchor = "end" if 2 * _half(self.unit) < self.left - 8 else "start"
+        self.unit_anchor = "end" if 2 * _half(values.unit) < self.left - 8 else "start"
 
     def y(self, value: float) -> float:
         return self.bottom - (self.bottom - self.top) * self.values.place(value)
@@ -62,14 +59,6 @@ class ValuePlot(TimePlot):
     def path(self, points: Iterable[tuple[float, float]]) -> Markup:
         """Points as SVG coordinates."""
         return Markup(" ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points))
-
-    @property
-    def value_ticks(self) -> list[tuple[float, str]]:
-        return [(self.y(value), label) for value, label in self.values.ticks]
-
-    @property
-    def paused(self) -> list[Area]:
-        return [(self.x(a), max(self.x(b) - self.x(a), 1.0), "paused") for a, b in self.time.paused]
 
     @property
     def step_ticks(self) -> list[tuple[float, str]]:
@@ -109,8 +98,6 @@ class LinesPlot(ValuePlot):
             return ", ".join(f"{name} {form(sum(inside) / len(inside))}" for name, inside in found if inside)
 
         self.hover = self._hover(values_in)
-        names = ", ".join(line.name for line in block.lines)
-        self.description = f"{names}: {form(low)} to {form(high)}. The table below lists the figures."
 
     def band(self, piece: tuple[tuple[float, float, float], ...]) -> Markup:
         """The outline of a band."""
@@ -143,8 +130,6 @@ class StackPlot(ValuePlot):
             return ", ".join(f"{name} {form(share)}" for name, share in means if share)
 
         self.hover = self._hover(shares_in)
-        parts = ", ".join(f"{layer.name} {form(layer.share)}" for layer in block.layers)
-        self.description = f"Over the whole run: {parts}."
 
     def _area(self, run: list[int], high: dict[int, float], width_s: float) -> str:
         edge = "".join(f"V{self.y(high[slot]):.1f}H{self.x((slot + 1) * width_s):.1f}" for slot in run)
@@ -172,8 +157,6 @@ class SpansPlot(TimePlot):
 
     def __init__(self, block: Spans) -> None:
         super().__init__(block.time, self.row * len(block.rows), left=180, top=4, below=22)
-        counts = ", ".join(f"{item.name} {len(item.spans)}" for item in block.rows)
-        self.description = f"Events over time: {counts}. The table below lists them."
 
     def width(self, begin: float, end: float) -> float:
         return max(self.x(end) - self.x(begin), 2.5)
@@ -188,10 +171,6 @@ class IntervalsPlot:
         self.axis = ratio_axis(min(item.low for item in block.rows), max(item.high for item in block.rows))
         self.bottom = self.top + self.row * len(block.rows)
         self.height = self.bottom + 22
-        self.texts = [interval_text(item.ratio, item.low, item.high) for item in block.rows]
-        self.short = [f"{times(item.ratio)} {clip(item.verdict, 20)}" for item in block.rows]
-        found = zip(block.rows, self.texts, strict=True)
-        self.description = "; ".join(f"{item.name} {text}, {item.verdict}" for item, text in found)
 
     def x(self, ratio: float) -> float:
         return self.left + (self.right - self.left) * self.axis.place(ratio)

@@ -28,7 +28,7 @@ def trials(report: Report) -> list[Block]:
     if intervals := tuple(row for trial in found if (row := _interval(trial)) is not None):
         note = (
             "Throughput of the candidate relative to the baseline, measured in ABBA blocks. Bars show the "
-            f"{found[-1].confidence * 100:.0f} % CI; a bar that crosses 1x is no measurable difference."
+            f"{found[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
         )
         out.append(Intervals("Candidate vs. baseline", intervals, note))
     rows = tuple(
