@@ -33,7 +33,7 @@ def test_the_page_is_written_into_the_runs_folder_and_its_path_is_printed(folder
     path = Path(done.stdout.strip())
     assert path == folder / "runs" / "one" / "report.html"
     page = path.read_text(encoding="utf-8")
-    for part in ("Verdict", "Where the time goes", "Idle, by cause", "Learning", "Memory", "Settings"):
+    for part in ("Verdict", "Where the time goes", "Idle time by cause", "Learning", "Memory", "Settings"):
         assert part in page
     assert "all 300 steps are done" in page and page.count("<svg") >= 6
     assert "bits_per_char" in page and "backward" in page
@@ -91,13 +91,13 @@ def test_mistakes_are_one_line(folder: Path, arguments: tuple[str, ...], named: 
     assert named in done.stderr and len(done.stderr.splitlines()) == 1 and done.stdout == ""
 
 
-def test_a_live_run_has_a_report_and_goes_on(tmp_path: Path) -> None:
+def test_a_live_run_has_a_report_and_continues(tmp_path: Path) -> None:
     process = start("train", "--run", "one", *ENDLESS, folder=tmp_path)
     try:
         wait_for(tmp_path, '"type":"window"')
         done = run("report", "one", "--text", folder=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert "one: training" in done.stdout and "the run goes on" in done.stdout
+        assert "one: training" in done.stdout and "the run is live" in done.stdout
         assert process.poll() is None
     finally:
         process.send_signal(signal.SIGTERM)

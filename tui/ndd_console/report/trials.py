@@ -1,0 +1,87 @@
+"""Measured gains: every trial with its confidence interval and its effect on memory and loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ndd_console.view.interval import VERDICTS, interval_text
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import MISSING, duration, number, size
+
+from .blocks import Block, Facts, Interval, Intervals, Table, Text, Tone
+from .model import Report, newest_note
+
+_ROWS = 40
+_TONES: dict[str, Tone] = {"good": "good", "warn": "warn", "bad": "bad"}
+_EFFECT = {True: "yes", False: "NO", None: MISSING}
+_SHOWN = {"no gain": "no significant gain", "undecided": "inconclusive"}
+
+
+def trials(report: Report) -> list[Block]:
+    """The trials of this run as plot, table and text."""
+    found = [trial for _, trial in report.data.trials][-_ROWS:]
+    if not found:
+        command = f"ndd-console try {report.name} --set KEY=VALUE"
+        return [Text(f"Nothing was measured against this run yet. Measure a change with: {command}", "note")]
+    out: list[Block] = []
+    if intervals := tuple(row for trial in found if (row := _interval(trial)) is not None):
+        note = (
+            "Throughput of the candidate relative to the baseline, measured in ABBA blocks. Bars show the "
+            f"{found[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
+        )
+        out.append(Intervals("Candidate vs. baseline", intervals, note))
+    rows = tuple(
+        (
+            _change(trial), _verdict(trial), _speed(trial), _sides(trial, "peak_bytes", size), str(trial.loss),
+            _EFFECT.get(trial.in_effect, MISSING),
+        )
+        for trial in found
+    )  # fmt: skip
+    columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
+    note = newest_note(_ROWS, len(report.data.trials))
+    out.append(Table("Trials", columns, rows, frozenset(), note, wide=0))
+    out.append(Facts(tuple((_change(trial), _details(trial)) for trial in found)))
+    return out
+
+
+def _details(trial: TrialEvent) -> str:
+    """The result and how it was measured."""
+    where = f" on {trial.device}" if trial.device else ""
+    parts = (
+        str(trial.text),
+        f"not in effect: {trial.not_in_effect}" if trial.not_in_effect else "",
+        f"vs. {trial.against}{where}: {number(trial.quads)} ABBA blocks in {duration(trial.seconds)}",
+        f"time to first step {_sides(trial, 'prepare_s', duration)}",
+        f"breaks even after {number(trial.break_even_steps)} steps" if trial.break_even_steps else "",
+        f"losses: {trial.loss_text}" if trial.loss_text else "",
+    )
+    return "; ".join(part.rstrip(".") for part in parts if part) + "."
+
+
+def _change(trial: TrialEvent) -> str:
+    return ", ".join(map(str, trial.sets)) or "no change"
+
+
+def _verdict(trial: TrialEvent) -> str:
+    return _SHOWN.get(str(trial.verdict), str(trial.verdict))
+
+
+def _interval(trial: TrialEvent) -> Interval | None:
+    """None if nothing was compared."""
+    ratio, low, high = trial.ratio, trial.low, trial.high
+    if ratio is None or low is None or high is None or not 0 < low <= ratio <= high < math.inf:
+        return None
+    tone = _TONES.get(VERDICTS.get(str(trial.verdict), ""), "")
+    return Interval(_change(trial), ratio, low, high, _verdict(trial), tone)
+
+
+def _speed(trial: TrialEvent) -> str:
+    row = _interval(trial)
+    return MISSING if row is None else interval_text(row.ratio, row.low, row.high)
+
+
+def _sides(trial: TrialEvent, key: str, form: Callable[[float | None], str]) -> str:
+    """A figure of baseline and candidate: "1.5 GB → 2.1 GB"."""
+    before, after = (side.get(key) for side in (trial.base, trial.change))
+    return MISSING if before is None and after is None else f"{form(before)} → {form(after)}"
