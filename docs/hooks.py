@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from fnmatch import fnmatch
@@ -23,6 +24,8 @@ from ndd_engine.record.event import VERSION
 from ndd_engine.record.events import EVENT_TYPES, PHASES, Event
 
 ROOT = Path(__file__).parents[1]
+# Meanings of fields that no docstring explains: {event or "any": {field: text}}.
+MEANINGS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
 MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
 # Suffix of a field's name -> its unit.
 UNITS = {
@@ -189,6 +192,7 @@ def phases() -> str:
 
 def _event(name: str, kind: type[Event]) -> str:
     prose, meanings = explained(inspect.getdoc(kind) or "", [item.name for item in fields(kind)])
+    meanings = {**MEANINGS["any"], **MEANINGS.get(name, {}), **meanings}
     hints = get_type_hints(kind)
     rows = []
     for item in fields(kind):
@@ -244,11 +248,11 @@ def glossary() -> str:
     """The words on the screens."""
     return "\n\n".join(
         (f"## {title}\n\n" if title else "") + _table(("term", "meaning"), [(f"**{term.strip()}**", text) for term, text in pairs])
-        for title, pairs in _groups()
+        for title, pairs in groups()
     )  # fmt: skip
 
 
-def _groups() -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
+def groups() -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
     from ndd_console.view.pager import HELP_WORDS
 
     yield "", HELP_WORDS
