@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
-from ndd_engine.hardware.gpu import detect
+from ndd_engine.hardware.detect import detect
 
 # Shares of one core that other processes may use during a block before its pair is left out.
 FOREIGN_LIMIT = 0.10

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ndd_engine.hardware.gpu import detect
+from ndd_engine.hardware.detect import detect
 
 Settings = Mapping[str, str | None]
 

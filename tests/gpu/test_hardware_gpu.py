@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ndd_engine.hardware.gpu import Machine, detect
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.profiles import match
 from ndd_engine.hardware.sampler import GPU_KEYS, Sampler
 

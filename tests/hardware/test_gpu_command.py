@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ndd_console.cli import gpu as command
-from ndd_engine.hardware.gpu import detect
+from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.nvml import Nvml
 
 
@@ -31,7 +31,7 @@ def test_text_names_the_device_and_the_cores() -> None:
 def test_without_a_card_torch_is_not_imported() -> None:
     code = (
         "import sys, json\n"
-        "import ndd_engine.hardware.gpu as engine\n"
+        "import ndd_engine.hardware.detect as engine\n"
         "engine.Nvml.open = lambda self: (setattr(self, 'reason', 'no NVIDIA driver: tested'), False)[1]\n"
         "from ndd_console.cli.gpu import gpu\n"
         "gpu([], standalone_mode=False)\n"

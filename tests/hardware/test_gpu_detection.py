@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ndd_engine.errors import MachineError, UsageError
-from ndd_engine.hardware.gpu import Machine, detect
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.nvml import Nvml
 
 L4, H200 = "GPU-aaaaaaaa-0000-0000-0000-000000000001", "GPU-bbbbbbbb-0000-0000-0000-000000000002"

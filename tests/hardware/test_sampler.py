@@ -16,7 +16,8 @@ import pytest
 
 from ndd_engine.hardware.counters import HOST_KEYS, LinuxCounters
 from ndd_engine.hardware.counters_psutil import PsutilCounters
-from ndd_engine.hardware.gpu import Gpu, list_gpus
+from ndd_engine.hardware.detect import list_gpus
+from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.hardware.host import detect_host
 from ndd_engine.hardware.nvml import Nvml
 from ndd_engine.hardware.sampler import GPU_KEYS, Sampler

@@ -231,19 +231,17 @@ def test_a_step_is_all_its_micro_batches_and_the_update() -> None:
     model = nn.Linear(32, 48)
     counter = count(mean_of(model, torch.randn(5, 32)))
     weights = (32 * 48 + 48) * 4
-    plain = work_event(counter, config_of("batch.micro=5"), model, 2 * weights, None, "fp32")
+    plain = work_event(counter, model, 5, 1, False, 2 * weights, None, "fp32")
     assert plain.flops_per_step == counter.flops == 2 * (2 * 5 * 32 * 48)
     assert plain.flops_forward == 2 * 5 * 32 * 48
     assert plain.bytes_per_step == counter.bytes + 3 * weights + 4 * weights
     assert (plain.peak_tflops, plain.peak_kind, plain.reason) == (None, None, NO_PROCESSOR_PEAK)
     assert (plain.parameters, plain.micro, plain.accumulation) == (32 * 48 + 48, 5, 1)
-    more = work_event(
-        counter, config_of("batch.micro=5", "batch.accumulation=4"), model, 2 * weights, None, ""
-    )
+    more = work_event(counter, model, 5, 4, False, 2 * weights, None, "")
     assert more.flops_per_step == 4 * counter.flops
     # Each further micro-batch adds to gradients that are there: read, read, written.
     assert more.bytes_per_step == 4 * counter.bytes + 3 * 3 * weights + 3 * weights + 4 * weights
-    nothing = work_event(WorkCounter(), config_of(), model, 0, None, "fp32")
+    nothing = work_event(WorkCounter(), model, 5, 1, False, 0, None, "fp32")
     assert (nothing.flops_per_step, nothing.bytes_per_step) == (None, None)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from train_help import Trainer
 
-from ndd_engine.train.probes.baseline import baseline as probes
+from ndd_engine.train.probes import baseline as probes
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ndd_engine.config import Config, read
+from ndd_engine.train.probes import autosize
 from ndd_engine.train.probes.autosize import choose_size
-from ndd_engine.train.probes.baseline import autosize
 
 CPU = torch.device("cpu")
 TOLD: list[str] = []

@@ -9,11 +9,11 @@ import torch
 from train_help import EVERY_STEP, Trainer, equal
 
 from ndd_engine.config import Config, read
-from ndd_engine.train.checkpoint import random_state
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.data.loader import EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
-from ndd_engine.train.step.optim import make_precision
+from ndd_engine.train.random_state import random_state
+from ndd_engine.train.step.precision import make_precision
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
 

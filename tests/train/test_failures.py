@@ -22,10 +22,11 @@ from torch.utils.data import Dataset
 from train_help import EVERY_STEP, Trainer, in_step, until
 
 from ndd_engine.config import read
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.train.data import workers as workers_module
 from ndd_engine.train.data.loader import Batches
-from ndd_engine.train.failures import explain, is_out_of_memory, smaller_batch
+from ndd_engine.train.failures import explain, smaller_batch
 from ndd_engine.train.run import Run
 
 CPU = torch.device("cpu")

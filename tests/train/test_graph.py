@@ -19,7 +19,8 @@ from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.graph import WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work, why_not
-from ndd_engine.train.step.optim import make_optimizer, make_precision
+from ndd_engine.train.step.optim import make_optimizer
+from ndd_engine.train.step.precision import make_precision
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
 

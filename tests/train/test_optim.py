@@ -11,7 +11,8 @@ from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import OptimizerSection, ScheduleSection
-from ndd_engine.train.step.optim import learning_rate, make_optimizer, make_precision
+from ndd_engine.train.step.optim import learning_rate, make_optimizer
+from ndd_engine.train.step.precision import make_precision
 
 CPU = torch.device("cpu")
 

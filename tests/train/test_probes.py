@@ -15,11 +15,12 @@ from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
-from ndd_engine.train.checkpoint import random_state
 from ndd_engine.train.data.loader import CPU, Batches
-from ndd_engine.train.probes.baseline import Baseline, probe_loader
-from ndd_engine.train.probes.baseline import baseline as probes
+from ndd_engine.train.data.probe import MOST_ITEMS, probe_loader
+from ndd_engine.train.probes import baseline as probes
+from ndd_engine.train.probes.baseline import Baseline
 from ndd_engine.train.probes.rehearsal import rehearse
+from ndd_engine.train.random_state import random_state
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.ndd import Ndd
 from ndd_engine.workloads.registry import prepare
@@ -74,7 +75,7 @@ def test_few_items_are_made_when_they_are_slow_and_none_of_the_sample_again() ->
     assert event.probed <= 2
     sample, probed = slow.asked[-8 - event.probed : -event.probed], slow.asked[-event.probed :]
     assert not set(sample) & set(probed)
-    assert probe(Made(lambda index: torch.tensor(index), 200), "batch.micro=100").probed <= probes.MOST_ITEMS
+    assert probe(Made(lambda index: torch.tensor(index), 200), "batch.micro=100").probed <= MOST_ITEMS
 
 
 def test_joining_items_is_timed_by_itself_and_in_part_when_it_is_slow() -> None:

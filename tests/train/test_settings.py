@@ -13,9 +13,9 @@ from train_help import EVERY_STEP, Result, Trainer
 from ndd_engine.config import read
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import SettingEvent, WorkEvent
-from ndd_engine.train.checkpoint import random_state
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.probes.rehearsal import rehearse
+from ndd_engine.train.random_state import random_state
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.ndd import Ndd
 from ndd_engine.workloads.registry import prepare

@@ -1,21 +1,13 @@
-"""Which card this is: NVML's cards, which of them torch sees, which one is chosen, each with its reason."""
+"""What a GPU and a machine are: names, memory, processes, and the reason for every value."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import psutil
-
-from ndd_engine.errors import MachineError, UsageError
-
-from .host import Host, detect_host, free_memory
-from .nvml import Nvml
-from .profiles import GpuProfile, match, split_mig
-from .visible import Entry, visible
+from .host import Host, free_memory
+from .profiles import GpuProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,198 +101,9 @@ class VisibleGpus:
     certain: bool = True
 
 
-def detect(
-    choice: str = "auto",
-    use_torch: bool = True,
-    *,
-    nvml: Nvml | None = None,
-    torch: Any = None,
-    environ: Mapping[str, str] | None = None,
-    host: Host | None = None,
-) -> Machine:
-    """Find the cards and choose the device of a run.
-
-    choice: "auto" (the first card that is visible, else the processor), "cpu", "cuda", "cuda:N". use_torch:
-    ask torch which cards it sees, which starts CUDA in this process (a forked child can then not use it).
-    Without, only NVML is asked, nothing heavy is imported, and CUDA_VISIBLE_DEVICES is interpreted here.
-    Raises MachineError when a card is asked for that is not there, UsageError for another choice. Never
-    raises for want of a driver or for a broken one. nvml, torch, environ, host: for tests.
-    """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", choice):
-        raise UsageError(f'device "{choice}" is not known; allowed: auto, cpu, cuda, cuda:N')
-    variables = os.environ if environ is None else environ
-    reasons: dict[str, str] = {}
-    own = nvml is None
-    nvml = Nvml() if nvml is None else nvml
-    try:
-        cards = list_gpus(nvml)
-        reasons["nvml"] = _nvml_reason(nvml, cards)
-    finally:
-        if own:
-            nvml.close()
-    if use_torch and choice != "cpu":
-        from .torch_gpus import ask_torch
-
-        view = ask_torch(cards, variables, torch)
-        reasons["torch"] = view.reason
-    else:
-        view = _without_torch(cards, variables)
-        reasons["torch"] = "not asked"
-    device, chosen, reasons["device"] = _choose(choice, view, reasons["nvml"])
-    known = host if host is not None else detect_host()
-    return Machine(view.cards, chosen, device, reasons, known, view.problems)
-
-
-def list_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
-    """NVML's cards in PCI bus order, MIG instances in place of the card they divide. Never raises."""
-    if not nvml.open():
-        return ()
-    driver, cuda = nvml.driver_version(), nvml.cuda_version()
-    cards: list[Gpu] = []
-    for index in range(nvml.count() or 0):
-        handle = nvml.handle(index)
-        if handle is None:
-            why = nvml.reasons.get("handle", "")
-            cards.append(
-                Gpu(None, index, None, f"card {index}", None, None, driver, cuda, reasons={"card": why})
-            )
-            continue
-        instances = nvml.mig_instances(handle)
-        whole = _card(nvml, handle, index, driver, cuda)
-        if instances is None:
-            cards.append(whole)
-        elif not instances:
-            why = "MIG is on, and no instance was made: CUDA cannot use this card"
-            cards.append(replace(whole, reasons={**whole.reasons, "mig": why}))
-        else:
-            cards.extend(_instance(nvml, instance, whole) for instance in instances)
-    return tuple(cards)
-
-
-def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | None) -> Gpu:
-    name, memory = nvml.name(handle), nvml.memory(handle)
-    total = memory.total_bytes if memory is not None else None
-    processes = nvml.processes(handle)
-    profile = match(name, total) if name is not None else None
-    card = Gpu(
-        index=None,
-        nvml_index=index,
-        uuid=nvml.uuid(handle),
-        name=name if name is not None else f"card {index}",
-        memory_total_bytes=total,
-        compute_capability=nvml.compute_capability(handle),
-        driver=driver,
-        cuda_driver=cuda,
-        profile=profile,
-        processes=(
-            tuple(Process(item.pid, item.used_bytes, _process_name(item.pid)) for item in processes)
-            if processes is not None
-            else None
-        ),
-        free_bytes=memory.free_bytes if memory is not None else None,
-        used_bytes=memory.used_bytes if memory is not None else None,
-    )
-    wanted = ("name", "uuid", "memory", "compute_capability", "processes", "driver_version")
-    reasons = {key: nvml.reasons[key] for key in wanted if key in nvml.reasons}
-    if profile is None:
-        reasons["profile"] = "no published figures are known for this card"
-    elif profile.note is not None:
-        reasons["profile"] = profile.note
-    return replace(card, reasons=reasons)
-
-
-def _instance(nvml: Nvml, handle: Any, whole: Gpu) -> Gpu:
-    """A MIG instance; what it does not tell itself is the whole card's."""
-    card = _card(nvml, handle, whole.nvml_index or 0, whole.driver, whole.cuda_driver)
-    name = card.name if "name" not in card.reasons else f"{whole.name} MIG"
-    profile = card.profile or match(f"{whole.name} MIG unknown", None)
-    reasons = dict(card.reasons)
-    if profile is not None:
-        reasons["profile"] = profile.note or ""
-    return replace(
-        card,
-        name=name,
-        nvml_index=whole.nvml_index,
-        compute_capability=card.compute_capability or whole.compute_capability,
-        mig=True,
-        mig_parent=whole.uuid,
-        mig_profile=split_mig(name)[1],
-        profile=profile,
-        reasons=reasons,
-    )
-
-
-def _process_name(pid: int) -> str | None:
-    """Name of a process here; None for one of another container or user."""
-    try:
-        return str(psutil.Process(pid).name())
-    except (psutil.Error, OSError, ValueError):
-        return None
-
-
-def _nvml_reason(nvml: Nvml, cards: Sequence[Gpu]) -> str:
-    if nvml.reason:
-        return nvml.reason
-    driver = f"NVIDIA driver {nvml.driver_version() or 'of unknown version'}"
-    if cards:
-        return f"{driver} lists {names(cards)}"
-    why = nvml.reasons.get("count")
-    return f"{driver} cannot list its cards: {why}" if why else f"{driver} is loaded but lists no card"
-
-
 def names(cards: Sequence[Gpu]) -> str:
     """The cards' names in one line, equal ones counted."""
     counts: dict[str, int] = {}
     for card in cards:
         counts[card.name] = counts.get(card.name, 0) + 1
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
-
-
-def _without_torch(cards: tuple[Gpu, ...], environ: Mapping[str, str]) -> VisibleGpus:
-    """What torch would see, by NVML and the environment alone."""
-    usable = [
-        place for place, card in enumerate(cards) if "mig" not in card.reasons and "card" not in card.reasons
-    ]
-    entries = [
-        Entry(card.nvml_index, card.uuid, card.name, card.mig, card.mig_parent)
-        for card in (cards[place] for place in usable)
-    ]
-    seen = visible(entries, environ)
-    order = tuple(usable[position] for position in seen.positions)
-    marked = list(cards)
-    for place, card in enumerate(cards):
-        if place not in order:
-            why = "hidden: " + seen.reason if place in usable else "CUDA cannot use it"
-            marked[place] = replace(card, reasons={**card.reasons, "index": why})
-        elif seen.certain:
-            why = f"by {seen.reason}; torch was not asked"
-            marked[place] = replace(card, index=order.index(place), reasons={**card.reasons, "index": why})
-        else:
-            why = f"torch's number is not known before torch is asked: {seen.reason}"
-            marked[place] = replace(card, reasons={**card.reasons, "index": why})
-    return VisibleGpus(tuple(marked), order, seen.reason, certain=seen.certain)
-
-
-def _choose(choice: str, view: VisibleGpus, nvml_reason: str) -> tuple[str, Gpu | None, str]:
-    """(device, card, reason). Raises MachineError when the card that was asked for is not there."""
-    if choice == "cpu":
-        return "cpu", None, "the processor was asked for"
-    if not view.cards:
-        missing = nvml_reason
-    elif not view.order:
-        missing = view.reason if view.problems else f"{names(view.cards)} not usable: {view.reason}"
-    else:
-        missing = ""
-    wanted = int(choice.partition(":")[2] or 0)
-    if not missing and wanted < len(view.order):
-        card = view.cards[view.order[wanted]]
-        why = f"{choice} was asked for" if choice != "auto" else "the first visible card"
-        if not view.certain:
-            why += f"; which one that is, torch will say: {view.reason}"
-        return f"cuda:{wanted}", card, why
-    if choice == "auto":
-        return "cpu", None, missing
-    there = ", ".join(f"cuda:{place} {view.cards[at].name}" for place, at in enumerate(view.order))
-    raise MachineError(
-        f"{choice} is not here: {missing or 'this machine has ' + there}; use device auto or cpu"
-    )

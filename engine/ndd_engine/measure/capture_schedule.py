@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ndd_engine.config.schema import Config
+import torch
+
 from ndd_engine.record.derive import capture_text
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent
 from ndd_engine.text import printable
-from ndd_engine.train.step.stepper import Stepper
 
 from . import clock as phase
 from .capture import ProfilerCapture
@@ -26,6 +26,19 @@ FIRST_TRACE = 10
 LONG_NS = 10_000_000_000
 
 
+@dataclass(frozen=True)
+class CapturePlan:
+    """When to capture. every_steps: 0 for only on request. steps: optimizer steps of one capture.
+
+    trace: file for the newest capture as a Chrome trace. cuda_graphs: the steps may replay CUDA graphs.
+    """
+
+    every_steps: int = 0
+    steps: int = 5
+    trace: Path | None = None
+    cuda_graphs: bool = False
+
+
 class CaptureSchedule:
     """Takes bursts every `log.kernels_every` steps and when asked. `put` records an event.
 
@@ -34,21 +47,21 @@ class CaptureSchedule:
 
     def __init__(
         self,
-        config: Config,
-        stepper: Stepper,
+        device: torch.device,
         clock: PhaseClock,
         reporter: Reporter,
         put: Callable[[Event], None],
+        plan: CapturePlan,
+        settled: Callable[[], bool] = lambda: True,
     ) -> None:
         self.next = NEVER
-        self._stepper = stepper
+        self._device = device
+        self._settled = settled
         self._clock = clock
         self._reporter = reporter
         self._put = put
-        self._every = config.log.kernels_every
-        self._steps = config.log.kernels_steps
-        self._trace = Path(config.log.trace).expanduser() if config.log.trace else None
-        self._graphs = config.speed.cuda_graph or config.speed.compile in ("reduce-overhead", "max-autotune")
+        self._every, self._steps = plan.every_steps, plan.steps
+        self._trace, self._graphs = plan.trace, plan.cuda_graphs
         self._recording: ProfilerCapture | None = None
 
     def begin(self, step: int, total_steps: int) -> None:
@@ -68,8 +81,7 @@ class CaptureSchedule:
         """
         recording = self._recording
         if recording is None:
-            graph = self._stepper.graph
-            if graph is not None and not graph.settled:
+            if not self._settled():
                 self.next = step + 1
             elif room > 0:
                 self._start(step, warm=room > 1)
@@ -112,7 +124,7 @@ class CaptureSchedule:
         self._clock.enter(phase.LOG)
         try:
             self._recording = ProfilerCapture(
-                self._stepper.device, self._clock, self._trace is not None, self._graphs
+                self._device, self._clock, self._trace is not None, self._graphs
             )
             self._recording.start()
             if not warm:

@@ -250,3 +250,7 @@ class DevicePhaseClock(PhaseClock):
             row[phase] = (row[phase] or 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
         self._device_rows.append(row)
         self._pool.extend(event for _, event in marks)
+
+
+def no_phase(_phase: int) -> None:
+    """Stands in for `PhaseClock.enter` where a step runs untimed."""

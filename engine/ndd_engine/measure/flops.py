@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ndd_engine.config.schema import Config
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.record.events import WorkEvent
 
@@ -264,18 +263,18 @@ def _traffic(op: _Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
 
 
 def work_event(
-    counter: WorkCounter, config: Config, model: nn.Module, optimizer_bytes: int, card: Gpu | None, precision: str
+    counter: WorkCounter, model: nn.Module, micro: int, accumulation: int, clips: bool, optimizer_bytes: int,
+    card: Gpu | None, precision: str,
 ) -> WorkEvent:  # fmt: skip
     """What one optimizer step computes and moves, from the count over one micro-batch.
 
     optimizer_bytes: what the optimizer keeps beside the parameters. card: the chosen one, None on a processor.
     precision: "bf16", "fp16", "tf32" or "fp32", as the run names it.
     """
-    accumulation = config.batch.accumulation
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     weights = sum(parameter.nbytes for parameter in trained)
     # The update reads gradients, and reads and writes parameters and moments; clipping reads and scales gradients.
-    update = 3 * weights + 2 * optimizer_bytes + (3 * weights if config.clip.max_norm > 0 else 0)
+    update = 3 * weights + 2 * optimizer_bytes + (3 * weights if clips else 0)
     adding = 3 * weights * (accumulation - 1)
     counted = counter.operations > 0
     kind, peak, bandwidth, source, reason = published_peak(card, precision)
@@ -284,7 +283,7 @@ def work_event(
         bytes_per_step=counter.bytes * accumulation + adding + update if counted else None,
         flops_forward=(counter.flops - counter.flops_backward) * accumulation if counted else None,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        micro=config.batch.micro,
+        micro=micro,
         accumulation=accumulation,
         precision=precision,
         peak_tflops=peak,

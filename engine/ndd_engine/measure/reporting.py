@@ -1,69 +1,89 @@
-"""What is recorded while the loop trains: windows, memory, settings, recompilations, collections and stacks."""
+"""Turns measurements into events while a loop trains: windows, memory, recompilations, collections, stack samples."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
-from ndd_engine.config.schema import Config
 from ndd_engine.record.events import Event, MarkEvent, WindowEvent
 from ndd_engine.text import printable
-from ndd_engine.train.probes.rehearsal import compiled_graphs
-from ndd_engine.train.settings import VerifiedSettings
-from ndd_engine.train.step.stepper import Stepper
 
-from . import clock as phase
 from .clock import PhaseClock
 from .collector import Collector
-from .gpu_memory import memory_event
+from .compiler import compiled
 from .losses import LossReader
+from .memory import memory_event
 from .stacks import StackWatch
 
 
-class Reporter:
-    """Turns what was measured since the last reading into events. `put` records one.
+@dataclass(frozen=True)
+class StepWork:
+    """What one optimizer step processes, and how many steps make an epoch."""
 
-    steps: optimizer steps in the window so far. arrived: (step, loss) that reached the host in it. epochs_begun: by
-    this process.
+    items: int
+    micro_steps: int
+    tokens_per_item: float
+    steps_per_epoch: int
+
+
+class Stepping(Protocol):
+    """What the reporter reads of whatever makes the steps: the learning rate, and events that wait to be recorded."""
+
+    lr: float
+    reports: list[Event]
+
+
+class Reporter:
+    """Turns what was measured since the last window into events; `put` records one.
+
+    steps: optimizer steps in the current window. arrived: (step, loss) pairs that reached the host in it. profiled: the
+    window contains a profiler capture. stacks_hz: stack samples a second, 0 for none. loop_file: the source file of the
+    training loop; stack samples look no further out. compiles: torch.compile is in use, so count recompilations.
     """
 
     def __init__(
         self,
-        config: Config,
-        stepper: Stepper,
-        steps_per_epoch: int,
+        work: StepWork,
+        stepping: Stepping,
         clock: PhaseClock,
         losses: LossReader,
         put: Callable[[Event], None],
-        settings: VerifiedSettings | None = None,
+        *,
+        gc_every_steps: int = 0,
+        stacks_hz: float = 0.0,
+        loop_file: str = "",
+        compiles: bool = False,
     ) -> None:
-        self.config = config
-        self.stepper = stepper
         self.clock = clock
         self.losses = losses
         self.put = put
-        self.settings = settings
         self.steps = 0
-        self.profiled = False  # a profiler burst is in the window
+        self.profiled = False
         self.arrived: list[tuple[int, float]] = []
-        self._steps_per_epoch = steps_per_epoch
-        self.epochs_begun = 0
-        self.collector = Collector(config.run.gc_every_steps)
+        self.collector = Collector(gc_every_steps)
+        self._work = work
+        self._stepping = stepping
+        self._stacks_hz, self._loop_file = stacks_hz, loop_file
         self._stacks: StackWatch | None = None
-        self._graphs: int | None = None  # compiled so far; None: nothing is compiled
-        self._memory_seen = stepper.device.type == "cuda"
+        self._compiles = compiles
+        self._graphs = 0  # compiled so far
+        self._has_gpu = losses.device.type == "cuda"
 
-    def begin(self, step: Callable[[], int], resting: Callable[[], bool]) -> None:
-        """Training begins, on this thread: what was measured and compiled before belongs to no window.
+    def begin(self, step: Callable[[], int], paused: Callable[[], bool]) -> None:
+        """Training begins on this thread; what was measured and compiled earlier belongs to no window.
 
-        step: optimizer steps done. resting: whether the run is paused.
+        step: returns the optimizer steps done. paused: returns whether the run is paused.
         """
         self.collector.start()
-        hz = self.config.log.stacks_hz
-        self._stacks = StackWatch(threading.get_ident(), hz, self.clock, self.put, step, resting)
+        thread = threading.get_ident()
+        self._stacks = StackWatch(
+            thread, self._stacks_hz, self.clock, self.put, step, paused, self._loop_file
+        )
         self._stacks.start()
-        if self.config.speed.compile != "off":
-            self._graphs = compiled_graphs()
+        if self._compiles:
+            self._graphs = compiled()[0]
         self.skip()
 
     def end(self) -> None:
@@ -81,16 +101,15 @@ class Reporter:
 
     def window(self, step: int) -> None:
         """Record the time since the last window; `step` optimizer steps are done."""
-        config = self.config
-        window = self.clock.take()
+        work, window = self._work, self.clock.take()
         if not window.wall_ns:
             return
         pauses = self.collector.take()
         steps, self.steps = self.steps, 0
         arrived, self.arrived = self.arrived, []
-        items = steps * config.batch.items
+        items = steps * work.items
         p50, p95, longest = window.steps()
-        epoch, epoch_step = divmod(step, self._steps_per_epoch)
+        epoch, epoch_step = divmod(step, work.steps_per_epoch)
         extras = self.losses.extras
         self.put(
             WindowEvent(
@@ -98,9 +117,9 @@ class Reporter:
                 epoch=epoch,
                 epoch_step=epoch_step,
                 steps=steps,
-                micro_steps=steps * config.batch.accumulation,
+                micro_steps=steps * work.micro_steps,
                 items=items,
-                tokens=round(items * self.stepper.workload.tokens_per_item),
+                tokens=round(items * work.tokens_per_item),
                 wall_ns=window.wall_ns,
                 step_p50_ns=p50,
                 step_p95_ns=p95,
@@ -108,7 +127,7 @@ class Reporter:
                 phases=window.phases(),
                 loss=sum(value for _, value in arrived) / len(arrived) if arrived else None,
                 last_loss=arrived[-1] if arrived else None,
-                lr=self.stepper.lr,
+                lr=self._stepping.lr,
                 grad_norm=extras.get("grad_norm"),
                 loss_scale=extras.get("loss_scale"),
                 device_steps=len(window.device),
@@ -119,23 +138,15 @@ class Reporter:
             )
         )
         self._tell_changes(step)
-        if self._memory_seen:
+        if self._has_gpu:
             self._put_memory(step)
-
-    def loader_settings(self) -> None:
-        """After the first batch of an epoch; persistent workers only show in the second one."""
-        self.epochs_begun += 1
-        if self.settings is not None and self.epochs_begun <= 2:
-            self.clock.enter(phase.LOG)
-            for event in self.settings.of_loader(self.epochs_begun):
-                self.put(event)
 
     def _tell_changes(self, step: int) -> None:
         """What the stepper has to report, and whether the compiler was at work again."""
-        for event in self.stepper.reports:
+        for event in self._stepping.reports:
             self.put(event)
-        self.stepper.reports.clear()
-        if self._graphs is not None and (graphs := compiled_graphs()) > self._graphs:
+        self._stepping.reports.clear()
+        if self._compiles and (graphs := compiled()[0]) > self._graphs:
             more = graphs - self._graphs
             text = f"recompiled: {more} more graph{'' if more == 1 else 's'} by step {step}"
             self.put(MarkEvent("recompile", step, text, {"graphs": more}))
@@ -143,8 +154,8 @@ class Reporter:
 
     def _put_memory(self, step: int) -> None:
         try:
-            self.put(memory_event(self.stepper.device))
+            self.put(memory_event(self.losses.device))
         except (RuntimeError, KeyError) as error:
-            self._memory_seen = False
+            self._has_gpu = False
             text = f"the memory counters cannot be read: {printable(str(error))}"
             self.put(MarkEvent("warning", step, text))

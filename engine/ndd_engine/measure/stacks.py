@@ -32,8 +32,6 @@ TOP = 12
 # Fewer looks than this say nothing beside those that were told before.
 FEW = 20
 
-_LOOP = str(Path(__file__).with_name("loop.py"))
-
 Place = tuple[str, str, int, str, int]  # phase, file, line, function, own
 
 
@@ -50,10 +48,11 @@ class StackWatch:
         clock: PhaseClock,
         put: Callable[[Event], None],
         step: Callable[[], int],
-        resting: Callable[[], bool],
+        paused: Callable[[], bool],
+        loop_file: str = "",
     ) -> None:
         self._thread, self._hz, self._clock, self._put = thread, hz, clock, put
-        self._step, self._resting = step, resting
+        self._step, self._paused, self._loop_file = step, paused, loop_file
         self._seen: Counter[Place] = Counter()
         self._told = False
         self._own: dict[CodeType, bool] = {}
@@ -83,7 +82,7 @@ class StackWatch:
         """One look. Never raises: a thread that has ended shows nothing."""
         with suppress(Exception):
             frame = sys._current_frames().get(self._thread)
-            if frame is not None and not self._resting():
+            if frame is not None and not self._paused():
                 self._seen[self._place(frame)] += 1
 
     def _work(self) -> None:
@@ -112,7 +111,7 @@ class StackWatch:
         phase = self._clock.current
         frame: FrameType | None = innermost
         # Below the loop is whoever started it, and that costs no time.
-        while frame is not None and (code := frame.f_code).co_filename != _LOOP:
+        while frame is not None and (code := frame.f_code).co_filename != self._loop_file:
             own = self._own.get(code)
             if own is None:
                 own = self._own[code] = self._is_own(code.co_filename)

@@ -99,7 +99,7 @@ class Probes:
         self.pipe.tell("importing torch")
         import torch
 
-        from ndd_engine.hardware.gpu import detect
+        from ndd_engine.hardware.detect import detect
         from ndd_engine.train.prepare import seed
         from ndd_engine.train.probes.autosize import decide
         from ndd_engine.workloads.base import parameter_count

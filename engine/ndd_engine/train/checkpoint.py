@@ -12,8 +12,6 @@ import json
 import math
 import os
 import pickle
-import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,29 +192,6 @@ def finite(model: nn.Module) -> str | None:
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             return str(name)
     return None
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """Every generator that a model or a dataset of this process may draw from."""
-    version, internal, gauss = random.getstate()
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": [version, list(internal), gauss]}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        kind, keys, position, has_gauss, cached = numpy.random.get_state()
-        state["numpy"] = [kind, keys.tolist(), int(position), int(has_gauss), float(cached)]
-    return state
-
-
-def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """The reverse of random_state."""
-    torch.set_rng_state(state["torch"].cpu())
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
-    if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.set_state(tuple(state["numpy"]))
 
 
 class _Digest:

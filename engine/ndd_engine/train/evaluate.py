@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ndd_engine.train.data.loader import EvalBatches, to_device
-from ndd_engine.train.step.optim import Precision
+from ndd_engine.train.step.precision import Precision
 from ndd_engine.workloads.base import Workload
 
 

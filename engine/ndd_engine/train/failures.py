@@ -10,13 +10,11 @@ import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import DoesNotFitError, NddError, OutOfMemoryError
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.text import duration, printable, size
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads import own_module
 
-_CPU_OOM = re.compile(
-    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE
-)
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]i?B|bytes))")
 _WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+)| exited unexpectedly)?"
@@ -37,13 +35,6 @@ class Failure:
     def of_memory(self) -> bool:
         """Memory ran out, as far as can be told."""
         return self.kind in ("oom", "killed")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """An allocation failed, on a card or on the host."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(str(error)))
 
 
 def explain(

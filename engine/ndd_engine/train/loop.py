@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +13,19 @@ import torch
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
-from ndd_engine.measure.capture_schedule import CaptureSchedule
+from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.losses import LossReader, first_bad
-from ndd_engine.measure.reporting import Reporter
+from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.step.stepper import Stepper
 
-from .checkpoint import CheckpointStore, Saved, finite, free_space, random_state
+from .checkpoint import CheckpointStore, Saved, finite, free_space
 from .control import Control
 from .evaluate import Result, evaluate
+from .random_state import random_state
 from .settings import VerifiedSettings
 
 
@@ -65,8 +67,27 @@ class Loop:
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
         self.settings = settings
-        self.reporter = Reporter(config, stepper, self.steps_per_epoch, clock, self.losses, put, settings)
-        self.captures = CaptureSchedule(config, stepper, clock, self.reporter, put)
+        batch, log, speed = config.batch, config.log, config.speed
+        work = StepWork(
+            batch.items, batch.accumulation, stepper.workload.tokens_per_item, self.steps_per_epoch
+        )
+        self.reporter = Reporter(
+            work, stepper, clock, self.losses, put, gc_every_steps=config.run.gc_every_steps, stacks_hz=log.stacks_hz,
+            loop_file=__file__, compiles=speed.compile != "off",
+        )  # fmt: skip
+        plan = CapturePlan(
+            log.kernels_every, log.kernels_steps, Path(log.trace).expanduser() if log.trace else None,
+            speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune"),
+        )  # fmt: skip
+        self.captures = CaptureSchedule(
+            stepper.device,
+            clock,
+            self.reporter,
+            put,
+            plan,
+            lambda: stepper.graph is None or stepper.graph.settled,
+        )
+        self._epochs_begun = 0  # by this process
         self._resting = "training"  # the status to return to after an evaluation or a checkpoint
 
     def run(self) -> str | None:
@@ -89,9 +110,9 @@ class Loop:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
             clock.enter(phase.DATA_WAIT)
             # The first epoch begins with what is made once, such as worker processes that go on living.
-            with clock.part("first_batch") if self.reporter.epochs_begun else contextlib.nullcontext():
+            with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
                 iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
-            self.reporter.loader_settings()
+            self._loader_settings()
             end = min(self.total_steps, (epoch + 1) * self.steps_per_epoch)
             action = self._next_action()
             while self.step < end:
@@ -307,6 +328,14 @@ class Loop:
         self._last_save += seconds
 
     # What is recorded.
+
+    def _loader_settings(self) -> None:
+        """After the first batch of an epoch: persistent workers only show in the second one."""
+        self._epochs_begun += 1
+        if self.settings is not None and self._epochs_begun <= 2:
+            self.clock.enter(phase.LOG)
+            for event in self.settings.of_loader(self._epochs_begun):
+                self.put(event)
 
     def record_rest(self) -> None:
         """The time since the last window, when the loop was left by an error."""

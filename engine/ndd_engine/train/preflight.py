@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
-from ndd_engine.hardware.gpu import detect
+from ndd_engine.hardware.detect import detect
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.workloads.facts import problems

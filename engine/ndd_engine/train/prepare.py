@@ -10,35 +10,37 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ndd_engine import __version__
 from ndd_engine.config import Config, anywhere, to_toml
 from ndd_engine.errors import NddError, OutOfMemoryError, UsageError
-from ndd_engine.hardware.gpu import Machine, detect
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, TimingEvent
 from ndd_engine.measure.flops import work_event
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import LoaderEvent, MarkEvent, RunEvent
 from ndd_engine.text import printable
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.probes.autosize import decide
-from ndd_engine.train.probes.baseline import Baseline, probe_loader
+from ndd_engine.train.probes.baseline import Baseline
 from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.registry import prepare
 
-from .checkpoint import CheckpointStore, Saved, newest_good, restore_random_state
-from .failures import is_out_of_memory, out_of_memory
+from .checkpoint import CheckpointStore, Saved, newest_good
+from .failures import out_of_memory
 from .loop import Loop
+from .random_state import restore_random_state
+from .request import OpenRun
 from .settings import VerifiedSettings
-
-if TYPE_CHECKING:
-    from .run import Run
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Prepared:
         self.sampler.stop()
 
 
-def prepare_run(run: Run) -> Prepared:
+def prepare_run(run: OpenRun) -> Prepared:
     """Prepare in the order in which a user can be told about it. Raises NddError."""
     draft = run.request.draft
     run.stage("looking at the hardware")
@@ -124,8 +126,10 @@ def prepare_run(run: Run) -> Prepared:
         run.put(
             work_event(
                 rehearsal.counter,
-                config,
                 stepper.model,
+                config.batch.micro,
+                config.batch.accumulation,
+                config.clip.max_norm > 0,
                 stepper.moment_bytes(),
                 machine.chosen,
                 stepper.precision.name,
@@ -198,7 +202,7 @@ def _determinism(config: Config) -> None:
     torch.use_deterministic_algorithms(speed.deterministic)
 
 
-def _resume(run: Run, loop: Loop, device: torch.device) -> Saved:
+def _resume(run: OpenRun, loop: Loop, device: torch.device) -> Saved:
     store = loop.store
     saved, state = newest_good(store, run.request.from_step)
     _check_data(run.directory.name, saved, state, loop)
@@ -243,7 +247,7 @@ def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> N
 
 
 def _run_event(
-    run: Run,
+    run: OpenRun,
     config: Config,
     machine: Machine,
     workload: Workload,

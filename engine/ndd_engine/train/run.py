@@ -11,11 +11,9 @@ import contextlib
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ndd_engine.config import Draft
 from ndd_engine.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -36,10 +34,13 @@ from ndd_engine.text import printable
 from .control import Control, StopNow
 from .findings import FindingWatch
 from .preflight import check_resume, preflight
+from .request import RunRequest
 from .scalars import FOLDER, Scalars, both
 
 if TYPE_CHECKING:
     from .prepare import Prepared
+
+__all__ = ["Run", "RunRequest"]
 
 EXIT_OF = {
     "done": EXIT_DONE,
@@ -47,20 +48,6 @@ EXIT_OF = {
     "interrupted": EXIT_INTERRUPTED,
     "terminated": EXIT_TERMINATED,
 }
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What to run. resume: go on with this run; from_step: from that checkpoint instead of the newest.
-
-    probes: measure what a micro-batch costs before training, and look for findings; not where nobody looks at them.
-    """
-
-    draft: Draft
-    root: Path
-    resume: RunDir | None = None
-    from_step: int | None = None
-    probes: bool = True
 
 
 class Run:
@@ -181,9 +168,10 @@ class Run:
         """An error inside training: told in one message, with a checkpoint first if the state is whole."""
         append(self.directory.console_log, "".join(traceback.format_exception(error)))
         prepared = self._prepared
+        from ndd_engine.measure.memory import is_out_of_memory
         from ndd_engine.workloads.own_module import place
 
-        from .failures import explain, is_out_of_memory
+        from .failures import explain
 
         if prepared is None:
             what = "out of memory" if is_out_of_memory(error) else type(error).__name__

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
-from ndd_engine.hardware.gpu import detect
+from ndd_engine.hardware.detect import detect
 from ndd_engine.record.channel import send
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs

@@ -273,7 +273,7 @@ def _told(error: BaseException) -> tuple[str, str]:
 
 def chosen(command: Json, tell: Callable[[str], None]) -> str:
     """The present's configuration as TOML, as it holds in any folder, with the size that is best here."""
-    from ndd_engine.hardware.gpu import detect
+    from ndd_engine.hardware.detect import detect
     from ndd_engine.train.probes.autosize import decide
 
     path = command["config"]

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from ndd_engine.config import Config, read, to_toml
 from ndd_engine.errors import ConfigError, NddError, UsageError
-from ndd_engine.hardware.gpu import Machine, detect
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ndd_engine.child import ChildError, ChildProcess, Json
 from ndd_engine.config import Config, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
-from ndd_engine.hardware.gpu import Machine, detect
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.hardware.profiles import GpuProfile
 from ndd_engine.predict.memory import Memory

@@ -66,9 +66,10 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
     progress("importing torch")
     import torch
 
-    from ndd_engine.hardware.gpu import detect
+    from ndd_engine.hardware.detect import detect
+    from ndd_engine.measure.memory import is_out_of_memory
     from ndd_engine.predict.outlook import outlook
-    from ndd_engine.train.failures import is_out_of_memory, smaller_batch
+    from ndd_engine.train.failures import smaller_batch
     from ndd_engine.train.prepare import seed
     from ndd_engine.train.probes.autosize import decide
     from ndd_engine.workloads.registry import prepare

@@ -53,7 +53,7 @@ def claims(
     ID: a claim (N1), or all of a guide (eeg, antispoof, chartext, finetune, summarise); without one all of them. Where
     the guide's own condition cannot be had here, the nearest one that can is measured, and said.
     """
-    from ndd_engine.hardware.gpu import detect
+    from ndd_engine.hardware.detect import detect
     from ndd_engine.trial.candidates import Place
     from ndd_engine.trial.claims import run_claims
     from ndd_engine.trial.claims_table import chosen

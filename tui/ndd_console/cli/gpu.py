@@ -7,7 +7,7 @@ import json
 import click
 
 from ndd_console.view.machine import describe
-from ndd_engine.hardware.gpu import detect
+from ndd_engine.hardware.detect import detect
 
 
 @click.command()

@@ -145,7 +145,7 @@ class HomeFolder:
 
     def gpu_lines(self) -> list[str]:
         from ndd_console.view.machine import describe
-        from ndd_engine.hardware.gpu import detect
+        from ndd_engine.hardware.detect import detect
 
         return describe(detect(use_torch=False))
 

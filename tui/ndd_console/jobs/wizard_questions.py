@@ -12,7 +12,8 @@ from ndd_console.view.wizard import Field
 from ndd_engine.config import WORKLOADS
 from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.errors import NddError
-from ndd_engine.hardware.gpu import Machine, detect
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
 from ndd_engine.text import number, size
 from ndd_engine.wizard.answers import (
     GOALS,

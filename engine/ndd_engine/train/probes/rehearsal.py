@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from ndd_engine.measure.clock import no_phase
+from ndd_engine.measure.compiler import compiled
 from ndd_engine.measure.flops import WorkCounter
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import BaselineEvent
 from ndd_engine.text import printable
-from ndd_engine.train.failures import is_out_of_memory
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
@@ -85,12 +86,12 @@ def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     counter = WorkCounter()
     try:
         with counter:
-            stepper.forward_backward(batch, _nowhere)
+            stepper.forward_backward(batch, no_phase)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         # The counting may be at fault: the same again without it tells, and raises the model's own error.
-        stepper.forward_backward(batch, _nowhere)
+        stepper.forward_backward(batch, no_phase)
         found.notes.append(f"the work of a step could not be counted: {_first_line(error)}")
         return
     found.counter = counter
@@ -98,7 +99,7 @@ def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
 
 def _timed(stepper: Stepper, batch: Batch) -> float:
     begin = time.perf_counter_ns()
-    stepper.forward_backward(batch, _nowhere)
+    stepper.forward_backward(batch, no_phase)
     if stepper.device.type == "cuda":
         torch.cuda.synchronize(stepper.device)
     return float(time.perf_counter_ns() - begin)
@@ -106,14 +107,12 @@ def _timed(stepper: Stepper, batch: Batch) -> float:
 
 def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     speed = stepper.config.speed
-    from torch._dynamo.utils import counters
-
-    before = _compiled(counters)
+    before = compiled()
     mode = None if speed.compile == "default" else speed.compile
     begin = time.perf_counter()
     try:
         stepper.compute = torch.compile(stepper.model, mode=mode, dynamic=speed.compile_dynamic)  # type: ignore[assignment]
-        stepper.forward_backward(batch, _nowhere)
+        stepper.forward_backward(batch, no_phase)
     except Exception as error:
         stepper.compute = stepper.model
         if is_out_of_memory(error):
@@ -121,18 +120,7 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
         found.compile_error = _first_line(error)
         return
     found.compile_s = time.perf_counter() - begin
-    found.graphs, found.breaks = (now - then for now, then in zip(_compiled(counters), before, strict=True))
-
-
-def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process so far."""
-    from torch._dynamo.utils import counters
-
-    return _compiled(counters)[0]
-
-
-def _compiled(counters: Mapping[str, Counter[str]]) -> tuple[int, int]:
-    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    found.graphs, found.breaks = (now - then for now, then in zip(compiled(), before, strict=True))
 
 
 class _watch_format:  # noqa: N801  reads as a context manager
@@ -163,7 +151,3 @@ class _watch_format:  # noqa: N801  reads as a context manager
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
     return printable(f"{type(error).__name__}: {lines[0]}")
-
-
-def _nowhere(_phase: int) -> None:
-    return

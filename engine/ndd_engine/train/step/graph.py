@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ndd_engine.config.schema import Config
 from ndd_engine.measure import clock as phase
-from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.record.events import SettingEvent
+from ndd_engine.measure.clock import PhaseClock, no_phase
+from ndd_engine.record.events import Event, SettingEvent
 from ndd_engine.text import printable
 from ndd_engine.train.data.source import mapped, tensors
 from ndd_engine.workloads.base import Batch
 
-from .optim import Precision
-
-if TYPE_CHECKING:
-    from .stepper import Stepper
+from .precision import Precision
 
 WARM_UP_STEPS = 3
 # After this many batches of another shape than the recorded one, the graph counts as of no use.
@@ -45,6 +42,24 @@ def why_not(config: Config, device: torch.device, precision: Precision) -> str |
     if config.optimizer.name == "sgd":
         return "torch's SGD reads the learning rate on the host"
     return None
+
+
+class EagerSteps(Protocol):
+    """What the graph needs of the stepper whose step it captures; see `stepper.Stepper`."""
+
+    config: Config
+    optimizer: torch.optim.Optimizer
+    reports: list[Event]
+
+    def moved(self, batch: Batch) -> Batch: ...
+
+    def forward_backward(self, batch: Batch, enter: Callable[[int], object]) -> Tensor: ...
+
+    def update(self, enter: Callable[[int], object]) -> None: ...
+
+    def set_rate(self, step: int) -> None: ...
+
+    def eager_step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None: ...
 
 
 class CudaRecorder:
@@ -73,7 +88,7 @@ class CudaRecorder:
 class StepGraph:
     """Steps of a Stepper by replay. `failed`: why it runs operation by operation after all."""
 
-    def __init__(self, stepper: Stepper, recorder: CudaRecorder | None = None) -> None:
+    def __init__(self, stepper: EagerSteps, recorder: CudaRecorder | None = None) -> None:
         self.failed: str | None = None
         self._stepper = stepper
         self._recorder = recorder or CudaRecorder()
@@ -135,9 +150,9 @@ class StepGraph:
         def work() -> Tensor:
             total: Tensor | None = None
             for batch in self._static:
-                part = stepper.forward_backward(batch, _nowhere)
+                part = stepper.forward_backward(batch, no_phase)
                 total = part if total is None else total + part
-            stepper.update(_nowhere)
+            stepper.update(no_phase)
             assert total is not None
             return total
 
@@ -168,7 +183,3 @@ class StepGraph:
             if self._other_shapes == MANY_OTHER_SHAPES:
                 self._give_up("the shapes of the batches change: pad them to one shape")
         return same
-
-
-def _nowhere(_phase: int) -> None:
-    return

@@ -18,8 +18,9 @@ from ndd_engine.train.data.loader import to_device
 from ndd_engine.workloads.base import Batch, Workload
 
 from .graph import StepGraph, why_not
-from .optim import Precision, learning_rate, make_optimizer, make_precision
+from .optim import learning_rate, make_optimizer
 from .parts import PartTimer
+from .precision import Precision, make_precision
 
 ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,

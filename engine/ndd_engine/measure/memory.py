@@ -1,10 +1,16 @@
-"""The allocator's counters of a card as an event."""
+"""The CUDA allocator's counters as an event, and which errors mean that memory ran out."""
 
 from __future__ import annotations
+
+import re
 
 import torch
 
 from ndd_engine.record.events import MemoryEvent
+
+_CPU_OOM = re.compile(
+    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE
+)
 
 
 def memory_event(device: torch.device) -> MemoryEvent:
@@ -24,3 +30,10 @@ def memory_event(device: torch.device) -> MemoryEvent:
         total_bytes=int(total),
         others_bytes=None,
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """An allocation failed, on a card or on the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(str(error)))

@@ -1,0 +1,43 @@
+"""What to run, and what preparing a run needs of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ndd_engine.config import Draft
+from ndd_engine.record.events import Event
+from ndd_engine.record.rundir import RunDir
+
+from .control import Control
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to run.
+
+    root: the folder of all runs. resume: continue this run; from_step: from that checkpoint instead of the newest one.
+    probes: measure the cost of a micro-batch before training and look for findings. Processes whose findings nobody
+    reads leave this out.
+    """
+
+    draft: Draft
+    root: Path
+    resume: RunDir | None = None
+    from_step: int | None = None
+    probes: bool = True
+
+
+class OpenRun(Protocol):
+    """The part of an open `run.Run` that preparation uses."""
+
+    request: RunRequest
+    directory: RunDir
+    control: Control
+
+    def put(self, event: Event) -> None:
+        """Record an event."""
+
+    def stage(self, text: str) -> None:
+        """Report what is being prepared. Raises StopNow once the run was asked to stop."""
