@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from fnmatch import fnmatch
 from pathlib import Path
@@ -25,7 +25,9 @@ from ndd_engine.record.events import EVENT_TYPES, PHASES, Event
 
 ROOT = Path(__file__).parents[1]
 # Meanings of fields that no docstring explains: {event or "any": {field: text}}.
-MEANINGS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
+MEANINGS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("fields.toml").read_text("utf-8")
+)
 MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
 # Suffix of a field's name -> its unit.
 UNITS = {
@@ -111,7 +113,11 @@ def presets() -> str:
 
 def _workload(name: str, section: type[Section]) -> str:
     title = "Your own: `module:factory`" if name == OWN else f"`{name}`"
-    parts = [f"### {title} {{: #workload-{name} }}", inspect.getdoc(section) or "", _keys("workload", section)]
+    parts = [
+        f"### {title} {{: #workload-{name} }}",
+        inspect.getdoc(section) or "",
+        _keys("workload", section),
+    ]
     if name != OWN:
         profile = ndd_profiles.read("workloads", name)
         if defaults := _settings(profile.get("defaults", {})):
@@ -157,7 +163,13 @@ def allowed(schema: Mapping[str, Any]) -> str:
 
 
 def _range(schema: Mapping[str, Any]) -> str:
-    words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<", "multipleOf": "multiple of"}
+    words = {
+        "minimum": "≥",
+        "exclusiveMinimum": ">",
+        "maximum": "≤",
+        "exclusiveMaximum": "<",
+        "multipleOf": "multiple of",
+    }
     limits = [f"{sign} {schema[key]:,}" for key, sign in words.items() if key in schema]
     return f" {' and '.join(limits)}" if limits else ""
 
@@ -180,7 +192,7 @@ def _value(value: Any) -> str:
 
 def record_format() -> str:
     """Every event with its fields."""
-    parts = [f"The current version is `\"v\": {VERSION}`."]
+    parts = [f'The current version is `"v": {VERSION}`.']
     parts += [_event(name, kind) for name, kind in EVENT_TYPES.items()]
     return "\n\n".join(parts)
 
@@ -238,7 +250,9 @@ def _type(hint: Any) -> str:
     if type(None) in args:
         return " or ".join(_type(part) for part in args)
     origin = getattr(hint, "__origin__", hint)
-    return {int: "integer", float: "number", str: "string", bool: "boolean", dict: "object"}.get(origin, "array")
+    return {int: "integer", float: "number", str: "string", bool: "boolean", dict: "object"}.get(
+        origin, "array"
+    )
 
 
 # Glossary.
@@ -252,10 +266,15 @@ def glossary() -> str:
     )  # fmt: skip
 
 
-def groups() -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
-    from ndd_console.view.pager import HELP_WORDS
+def groups() -> Sequence[tuple[str, Sequence[tuple[str, str]]]]:
+    """(title, [(term, definition), …]) of the words that the screens explain."""
+    try:
+        from ndd_console.view.glossary import GLOSSARY
+    except ModuleNotFoundError:
+        from ndd_console.view.pager import HELP_WORDS
 
-    yield "", HELP_WORDS
+        return (("", HELP_WORDS),)
+    return tuple((title.capitalize(), pairs) for title, pairs in GLOSSARY)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

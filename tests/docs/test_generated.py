@@ -35,9 +35,13 @@ def test_every_key_of_the_configuration_is_listed_with_its_description(hooks: Mo
             row = f"| `{section}.{name}` | "
             assert row in page
             assert not field.description or field.description.replace("|", "\\|") in page
-    assert '| `speed.attention` | `"auto"`, `"flash"`, `"efficient"`, `"cudnn"`, `"math"` | `"auto"` |' in page
+    assert (
+        '| `speed.attention` | `"auto"`, `"flash"`, `"efficient"`, `"cudnn"`, `"math"` | `"auto"` |' in page
+    )
     assert "| `run.epochs` | integer ≥ 1 | not set |" in page
-    assert "any" not in [cell.strip() for cell in re.findall(r"^\| `[a-z_.]+` \| ([^|]*)", page, re.MULTILINE)]
+    assert "any" not in [
+        cell.strip() for cell in re.findall(r"^\| `[a-z_.]+` \| ([^|]*)", page, re.MULTILINE)
+    ]
 
 
 def test_every_field_of_every_event_has_a_meaning(hooks: ModuleType) -> None:
