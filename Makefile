@@ -47,13 +47,13 @@ docs: $(VENV)/.docs
 
 # The wheel is installed into a fresh environment and trains a few steps there.
 dist: $(VENV)/.dev
-	rm -rf dist build/dist-venv build/dist-runs
+	rm -rf dist $(VENV)-dist
 	$(BIN)/python -m build --outdir dist .
-	$(PYTHON) -m venv build/dist-venv
-	build/dist-venv/bin/python $(INSTALL) dist/*.whl
-	cd build && dist-venv/bin/ndd-console --version && dist-venv/bin/ndd-console --runs dist-runs train --headless \
-		--max-steps 20 --set workload.size=tiny
-	rm -rf build/dist-venv build/dist-runs
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/python $(INSTALL) dist/*.whl
+	$(VENV)-dist/bin/ndd-console --version
+	$(VENV)-dist/bin/ndd-console --runs $(VENV)-dist/runs train --headless --max-steps 20 --set workload.size=tiny
+	rm -rf $(VENV)-dist
 
 bench: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
@@ -93,5 +93,5 @@ $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site build dist \
+	rm -rf $(VENV) $(BENCH_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site dist \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -209,9 +209,9 @@ def _event(name: str, kind: type[Event]) -> str:
     rows = []
     for item in fields(kind):
         required = item.default is MISSING and item.default_factory is MISSING
-        rows.append(
-            (f"`{item.name}`", _type(hints[item.name]), unit(item.name), "" if required else "optional", meanings.get(item.name, ""))
-        )  # fmt: skip
+        meaning = meanings.get(item.name, "")
+        presence = "" if required else "optional"
+        rows.append((f"`{item.name}`", _type(hints[item.name]), unit(item.name), presence, meaning))
     return f"## {name}\n\n{prose}\n\n{_table(('field', 'type', 'unit', '', 'meaning'), rows)}"
 
 
@@ -260,10 +260,11 @@ def _type(hint: Any) -> str:
 
 def glossary() -> str:
     """The words on the screens."""
-    return "\n\n".join(
-        (f"## {title}\n\n" if title else "") + _table(("term", "meaning"), [(f"**{term.strip()}**", text) for term, text in pairs])
-        for title, pairs in groups()
-    )  # fmt: skip
+    parts = []
+    for title, pairs in groups():
+        table = _table(("term", "meaning"), [(f"**{term.strip()}**", text) for term, text in pairs])
+        parts.append(f"## {title}\n\n{table}" if title else table)
+    return "\n\n".join(parts)
 
 
 def groups() -> Sequence[tuple[str, Sequence[tuple[str, str]]]]:

@@ -26,7 +26,9 @@ from textual.widget import Widget
 ROOT = Path(__file__).parents[2]
 CONSOLE = ROOT / "tui" / "ndd_console"
 # Private names of Textual in the console's code; each has a test below.
-PRIVATE = {"_compositor", "_dirty_regions", "_regions_to_spans", "_skip", "_capture_stdout", "_capture_stderr", "_filters"}  # fmt: skip
+PRIVATE = {
+    "_compositor", "_dirty_regions", "_regions_to_spans", "_skip", "_capture_stdout", "_capture_stderr", "_filters",
+}  # fmt: skip
 
 
 def parameters(function: Any) -> list[str]:
