@@ -132,7 +132,7 @@ def _keys(section: str, model: type[Section]) -> str:
     rows = []
     for name, field in model.model_fields.items():
         default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
-        rows.append((f"`{section}.{name}`", allowed(schema[name]), default, field.description or ""))
+        rows.append((f"`{section}.{name}`", allowed(schema[name]), default, field.description or "the workload"))
     return _table(("key", "allowed", "default", "description"), rows)
 
 
