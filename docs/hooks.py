@@ -132,7 +132,8 @@ def _keys(section: str, model: type[Section]) -> str:
     rows = []
     for name, field in model.model_fields.items():
         default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
-        rows.append((f"`{section}.{name}`", allowed(schema[name]), default, field.description or "the workload"))
+        description = field.description or {"name": "the workload"}.get(name, "")
+        rows.append((f"`{section}.{name}`", allowed(schema[name]), default, description))
     return _table(("key", "allowed", "default", "description"), rows)
 
 
@@ -153,8 +154,8 @@ def allowed(schema: Mapping[str, Any]) -> str:
             return "number" + _range(schema)
         case "array":
             low, high = schema.get("minItems"), schema.get("maxItems")
-            count = f"{low} " if low is not None and low == high else ""
-            return f"list of {count}" + allowed(schema["items"])
+            count = f" of {low}" if low is not None and low == high else ""
+            return f"list{count}, each " + allowed(schema["items"])
         case "object":
             return "table"
         case "string":
