@@ -45,7 +45,7 @@ def test_keys_resize_and_stop(tmp_path: Path) -> None:
         terminal.resize(120, 40)
         terminal.until(lambda text: "● training" in text.splitlines()[0][100:])
         terminal.press("q")
-        terminal.until("leave it running")
+        terminal.until("keep it running")
         terminal.press("s")
         assert terminal.wait() == 0
         assert terminal.echoes()
@@ -98,7 +98,7 @@ def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)
         terminal.press("q")
-        terminal.until("leave it running")
+        terminal.until("keep it running")
         terminal.press("d")
         assert terminal.wait() == 0
         assert terminal.echoes()

@@ -73,7 +73,7 @@ def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None
         terminal.until("stopped before it was clear", PATIENCE_S)
         goes_on(tmp_path, processes)
         terminal.press("t")
-        terminal.until("measured before")
+        terminal.until("earlier trials")
         assert "batch.micro=4   stopped" in terminal.text
         terminal.press("\x1b")
         terminal.until("● training")

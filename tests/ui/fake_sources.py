@@ -118,7 +118,7 @@ class FakeHome:
     def gpu_lines(self) -> list[str]:
         return [
             "NVIDIA GeForce RTX 4080 SUPER, 16.0 GB, compute capability 8.9, driver 550.54",
-            "bf16 and TF32 in hardware; nobody else uses the card",
+            "bf16 and TF32 in hardware; no other processes on this GPU",
             "16 cores, 64.0 GB of memory, 180 GB free for runs",
         ]
 

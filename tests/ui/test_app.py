@@ -188,9 +188,9 @@ async def test_first_paint_waits_for_nothing() -> None:
     app = make(None, SlowHome(), on_first_paint=lambda: painted.append(1))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: painted == [1])
-        assert "looking at the hardware…" in text_of(app)
+        assert "detecting hardware…" in text_of(app)
         looked.set()
-        await until(pilot, lambda: "could not be read: no driver" in text_of(app))
+        await until(pilot, lambda: "hardware detection failed: no driver" in text_of(app))
     assert painted == [1]
 
 

@@ -1,4 +1,4 @@
-"""Entry point: `ndd-console` and `python -m ndd_console`. Turns every error of a user into one message."""
+"""Entry point of `ndd-console` and `python -m ndd_console`. Reports user errors as messages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import click
 from ndd_console.cli import cli
 from ndd_engine.errors import EXIT_FAILED, EXIT_INTERRUPTED, NddError
 
-# Read by libraries when they are loaded, so they are set before anything is imported; a user's own values win.
+# Set before the libraries are imported, which read them; values set by the user take precedence.
 ENVIRONMENT = {
-    # Textual paints at its next frame: at its usual 60 a second that alone is up to 17 ms after a key.
+    # Textual paints in its next frame; at the default 60 per second that takes up to 17 ms after a key.
     "TEXTUAL_FPS": "240",
-    # Milliseconds after which a lone escape byte is the escape key and not the beginning of a sequence.
+    # Milliseconds after which a single escape byte is the escape key.
     "ESCDELAY": "30",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit status."""
+    """Run the command line and exit with its status."""
     sys.exit(status_of(arguments))
 
 
 def status_of(arguments: Sequence[str] | None = None) -> int:
-    """The exit status of a command line; messages go to standard error."""
+    """Run a command line and return its exit status; messages go to standard error."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -43,7 +43,7 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
             click.echo(f"ndd-console: {line}", err=True)
         return error.exit_status
     except BrokenPipeError:
-        # The reader of our output left (`ndd-console runs | head`); Python must not try to flush into it at exit.
+        # The reader has closed the pipe (`ndd-console runs | head`); Python must not flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_FAILED
     except OSError as error:

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from ndd_console.view.machine import describe
+from ndd_console.view.machine import machine_lines as describe
 from ndd_engine.hardware.gpu import detect
 
 

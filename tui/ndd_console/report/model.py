@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ndd_console.screens.diagnosis import Diagnosis, Told
+from ndd_console.screens.diagnosis import Diagnosis
+from ndd_console.view.findings import DiagnosisResult as Told
 from ndd_engine.record.derive import figures
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir

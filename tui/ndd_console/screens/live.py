@@ -1,4 +1,4 @@
-"""The live screen: pulls the newest snapshot on a timer, turns keys into commands, asks before leaving."""
+"""The live screen: polls the latest snapshot, sends commands, and asks before leaving a run of this process."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from textual import events
 
 from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.screens.interfaces import Action, RunSource
-from ndd_console.view.live import Keys, LiveState, live_rows
-from ndd_console.view.question import box, over
+from ndd_console.view.frame import Keys
+from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.question import box, overlay
 from ndd_console.view.style import Row
 from ndd_engine.record.snapshot import Snapshot
 
-from .base import CanvasScreen, Look
+from .base import CanvasScreen, Look, key_of
 from .findings import DiagnosisScreen
 from .pace import Pace
 from .pages import HelpScreen, LogScreen, SettingsScreen
-from .trial import TrialScreen, choices
+from .trial import TrialScreen, proposed_changes
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
-STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop at once"
+STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
-_ASKED: dict[Action, str] = {
+_REQUESTED: dict[Action, str] = {
     "pause": "pausing after this step…",
-    "resume": "going on…",
+    "resume": "resuming…",
     "checkpoint": "saving a checkpoint after this step…",
     "evaluate": "evaluating after this step…",
-    "kernels": "recording a few steps with the profiler…",
+    "kernels": "profiling a few steps…",
 }
-_BLURRED_TICKS = 4  # over SSH, refresh this much slower while nobody looks
+_BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """All that the picture depends on besides the snapshot; while both are the same, nothing is drawn."""
+    """Everything on the screen except the snapshot; nothing is drawn while both are unchanged."""
 
     notice: str | None
     message: str | None
@@ -47,7 +48,7 @@ class Shown:
 
 
 class LiveScreen(CanvasScreen):
-    """A run. `leave` is called once with the result when the user or the run's end closes the screen."""
+    """Shows a run. `leave` is called once, when the screen is closed."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class LiveScreen(CanvasScreen):
             self.tick()
 
     def tick(self) -> None:
-        """Look at the run; draw when something changed."""
+        """Poll the run and draw if something has changed."""
         if self._ssh and not self.app.app_focus:
             self._skipped = (self._skipped + 1) % _BLURRED_TICKS
             if self._skipped:
@@ -118,13 +119,13 @@ class LiveScreen(CanvasScreen):
         )
         rows = live_rows(snapshot, state, width, height)
         if self._asking:
-            rows = over(rows, box(*self._question(), width), width)
+            rows = overlay(rows, box(*self._question(), width), width)
         return rows
 
     def _state(self) -> Shown:
         snapshot = self._snapshot
         if self._message is not None and self._message[1] != _progress_of(snapshot):
-            self._message = None  # what was asked for has shown an effect
+            self._message = None  # the request has taken effect
         message = self._message[0] if self._message else None
         waited = None
         if snapshot.status == "preparing":
@@ -140,11 +141,11 @@ class LiveScreen(CanvasScreen):
         return self.source.live and not snapshot.final and not self.stopping
 
     def _can_try(self, snapshot: Snapshot) -> bool:
-        """Whether a change can be measured: the run is known, and not on its way out."""
+        """Whether a change to the run can be measured."""
         return self._trials is not None and snapshot.run is not None and not self.stopping
 
     def _can_choose(self, snapshot: Snapshot) -> bool:
-        """Whether the wizard can begin from this run's configuration."""
+        """Whether the wizard can start from the configuration of this run."""
         return self._wizard is not None and snapshot.run is not None and not self.stopping
 
     def _keys(self, snapshot: Snapshot) -> Keys:
@@ -155,7 +156,7 @@ class LiveScreen(CanvasScreen):
         if self._steerable(snapshot):
             if snapshot.status in _WORKING:
                 keys += [("p", "resume" if snapshot.status == "paused" else "pause")]
-                keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "kernels")]
+                keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "profile")]
             if not self.source.owned:
                 keys.append(("s", "stop"))
         leaving = "quit" if self.source.owned else "close"
@@ -165,16 +166,16 @@ class LiveScreen(CanvasScreen):
         name = self.source.name
         if self._asking == "stop":
             return f"Stop {name}?", (("s", "stop after a checkpoint"), ("esc", "cancel"))
-        stay = ("d", f"leave it running (attach again with: ndd-console attach {name})")
+        stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
         if self.stopping:
             return f"{name} is stopping after a checkpoint.", (
-                ("d", "leave the screen now; it stops by itself"),
-                ("esc", "wait for it here"),
+                ("d", "close the screen now; the run stops in the background"),
+                ("esc", "wait"),
             )
         return f"{name} is still running.", (("s", "stop after a checkpoint"), stay, ("esc", "cancel"))
 
     def on_key(self, event: events.Key) -> None:
-        key = event.character if event.is_printable and event.character else event.key
+        key = key_of(event)
         event.stop()
         if key == "ctrl+c":
             self._interrupt()
@@ -200,7 +201,7 @@ class LiveScreen(CanvasScreen):
         self._repaint()
 
     def _repaint(self) -> None:
-        """Draw if the picture would be another one."""
+        """Draw if something has changed."""
         if self._left or not self.is_current:
             return
         if self._shown is None or self._shown[0] is not self._snapshot or self._shown[1] != self._state():
@@ -220,13 +221,13 @@ class LiveScreen(CanvasScreen):
         }
         if key in actions:
             action = actions[key]
-            self._message = (_ASKED[action], _progress_of(self._snapshot))
+            self._message = (_REQUESTED[action], _progress_of(self._snapshot))
             self.source.command(action)
 
     def _try(self) -> None:
-        """Choose a change and measure it."""
+        """Open the trial screen."""
         assert self._trials is not None
-        offered = choices(self._diagnosis.of(self._snapshot).findings)
+        offered = proposed_changes(self._diagnosis.of(self._snapshot).findings)
         self.app.push_screen(
             TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
         )
@@ -244,14 +245,14 @@ class LiveScreen(CanvasScreen):
             if asking == "leave":
                 self.stopping = True
             else:
-                self._message = ("the run was asked to stop", _progress_of(self._snapshot))
+                self._message = ("stop requested", _progress_of(self._snapshot))
         elif key == "d" and asking == "leave":
             self._go("detach")
         elif key not in ("escape", "q", "ctrl+q", "n"):
             self._asking = asking
 
     def _interrupt(self) -> None:
-        """Ctrl-C: stop the run that is trained here; a viewer only closes."""
+        """Ctrl-C: stop a run of this process; close the screen of any other run."""
         if not self.source.owned or self.source.snapshot().final:
             self._go("quit")
             return
@@ -264,7 +265,7 @@ class LiveScreen(CanvasScreen):
             self._go("kill")
 
     def leave_when_final(self) -> None:
-        """Somebody else asked the run to stop: say so, and leave once it has ended."""
+        """The run is stopping for another reason, such as a signal: show that, and leave when it has ended."""
         self.stopping = True
         self._asking = ""
         self.tick()
@@ -276,5 +277,5 @@ class LiveScreen(CanvasScreen):
 
 
 def _progress_of(snapshot: Snapshot) -> tuple[object, ...]:
-    """What changes when a command takes effect."""
+    """State that changes when a command takes effect."""
     return (snapshot.status, snapshot.marks[-1] if snapshot.marks else None)
