@@ -26,7 +26,7 @@ from .pilots import make, text_of, tick, until
 
 
 def held_up(clock: Callable[[], float]) -> Callable[[], float]:
-    """A clock that is 50 ms further at each look of a one-shot timer: one of 8 ms is late when it starts."""
+    """A clock that advances 50 ms whenever a one-shot timer reads it: a timer of 8 ms is late when it starts."""
     late = 0.0
 
     def now() -> float:
@@ -156,7 +156,7 @@ async def test_home_starts_a_run_in_a_thread() -> None:
     assert app.return_value == "detach"
 
 
-async def test_home_tells_why_a_run_cannot_start() -> None:
+async def test_home_shows_why_a_run_cannot_start() -> None:
     def refuse(name: str) -> RunSource:
         raise UsageError(f"{name}: batch.micro = 0: must be at least 1")
 

@@ -1,4 +1,4 @@
-"""A run in lines: units by their names, settings once, what is left in words, and the last words."""
+"""A run as text: named units, settings once, remaining time, and the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screens under keys: commands, questions, ways out, and going from the home screen to a run and back."""
+"""Keys on the live screen: commands, questions, pages, and leaving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screens as pictures, at the sizes that people use."""
+"""Snapshots of the screens at common terminal sizes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def live(**options: Any) -> ConsoleApp:
 
 
 def diagnosed(**options: Any) -> ConsoleApp:
-    """A run that the rules have something to say about, and from which changes can be tried."""
+    """A run with findings, whose changes can be tried."""
     before = trial_event("no gain", sets=["loader.workers=1"], ratio=1.0, low=0.98, high=1.02)
     value = snapshot(**MEASURED, trials=(before,))
     source = FakeSource(value, tries=FakeTrials())
@@ -50,7 +50,7 @@ def diagnosed(**options: Any) -> ConsoleApp:
 
 
 async def loaded(pilot: Pilot[Any]) -> None:
-    """Wait until the threads of the home screen have answered."""
+    """Wait for the threads of the home screen."""
     for _ in range(200):
         screen = pilot.app.screen
         if (
@@ -217,7 +217,7 @@ class FixedTuning:
         return ""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Nothing to stop."""
 
 
 async def looked(pilot: Pilot[Any]) -> None:

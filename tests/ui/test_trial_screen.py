@@ -1,4 +1,4 @@
-"""Trying a change from the live screen: choosing, mistakes, measuring, stopping, leaving."""
+"""Trials from the live screen: selecting, mistakes, measuring, stopping, leaving."""
 
 from __future__ import annotations
 

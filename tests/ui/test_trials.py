@@ -37,7 +37,7 @@ def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """A run that trains beside the test."""
+    """A run that trains during the test."""
     opened = Run.open(RunRequest(read(sets=(*TINY, "run.name=live")), tmp_path, probes=False))
     engine = threading.Thread(target=opened.execute)
     engine.start()
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 class Measuring:
-    """Stands for the measurement: notes how the run was meanwhile, and ends when a test says so."""
+    """A fake measurement: records the status of the run, and ends when a test says so."""
 
     def __init__(self, run: Run, error: Exception | None = None) -> None:
         self._run = run
