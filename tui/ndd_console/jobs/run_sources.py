@@ -34,15 +34,34 @@ TITLES = {
 }
 
 
-class EngineSource:
+class _RunFolder:
+    """What a source reads from the folder of the run."""
+
+    def __init__(self, directory: RunDir, trials: RunTrials) -> None:
+        self.directory = directory
+        self.name = directory.name
+        self._trials = trials
+
+    def log_lines(self, count: int) -> list[str]:
+        return tail(self.directory.console_log, count)
+
+    def trials(self) -> RunTrials:
+        return self._trials
+
+    def close(self) -> None:
+        """Stop a running trial and resume the run. Whoever opened the run closes it."""
+        self._trials.close()
+
+
+class EngineSource(_RunFolder):
     """A run that this process trains."""
 
     owned = True
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.name = run.directory.name
-        self._trials = RunTrials(run.directory, pause_own(run), lambda: self.live, run.put)
+        trials = RunTrials(run.directory, pause_own(run), lambda: self.live, run.put)
+        super().__init__(run.directory, trials)
 
     @property
     def live(self) -> bool:
@@ -62,18 +81,8 @@ class EngineSource:
     def notice(self) -> str | None:
         return self.run.recorder.trouble
 
-    def log_lines(self, count: int) -> list[str]:
-        return tail(self.run.directory.console_log, count)
 
-    def trials(self) -> RunTrials:
-        return self._trials
-
-    def close(self) -> None:
-        """Stop a running trial and resume the run. Whoever opened the run closes it."""
-        self._trials.close()
-
-
-class AttachedSource:
+class AttachedSource(_RunFolder):
     """A run of another process or a finished run, read from its record in a thread.
 
     listener: called in that thread with every new event.
@@ -87,14 +96,13 @@ class AttachedSource:
         period_s: float = 0.25,
         listener: Callable[[float, Event], None] | None = None,
     ) -> None:
-        self.directory = directory
-        self.name = directory.name
+        trials = RunTrials(directory, pause_attached(directory), lambda: self.live, self._keep)
+        super().__init__(directory, trials)
         self._reader = RunReader(directory, listener)
         self._reader.poll()
         self._notice: str | None = None
         self._stop = threading.Event()
         self._period_s = period_s
-        self._trials = RunTrials(directory, pause_attached(directory), lambda: self.live, self._keep)
         self._thread = threading.Thread(target=self._follow, name="ndd-follow", daemon=True)
         self._thread.start()
 
@@ -112,14 +120,8 @@ class AttachedSource:
     def notice(self) -> str | None:
         return self._notice
 
-    def log_lines(self, count: int) -> list[str]:
-        return tail(self.directory.console_log, count)
-
-    def trials(self) -> RunTrials:
-        return self._trials
-
     def close(self) -> None:
-        self._trials.close()
+        super().close()
         self._stop.set()
 
     def _keep(self, trial: TrialEvent) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from textual import events
@@ -36,17 +35,6 @@ _REQUESTED: dict[Action, str] = {
 _BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Everything on the screen except the snapshot; nothing is drawn while both are unchanged."""
-
-    notice: str | None
-    message: str | None
-    waited_s: int | None
-    asking: str
-    stopping: bool
-
-
 class LiveScreen(CanvasScreen):
     """Shows a run. `leave` is called once, when the screen is closed."""
 
@@ -74,7 +62,7 @@ class LiveScreen(CanvasScreen):
         self._clock = clock
         self._opened_t = clock()
         self._snapshot = source.snapshot()
-        self._shown: tuple[Snapshot, Shown] | None = None
+        self._drawn: tuple[Snapshot, LiveState, str] | None = None  # nothing is drawn while it is unchanged
         self._message: tuple[str, tuple[object, ...]] | None = None
         self._asking: Literal["", "leave", "stop"] = ""
         self._skipped = 0
@@ -86,7 +74,7 @@ class LiveScreen(CanvasScreen):
         self.set_interval(1 / self._refresh_hz, self.on_time)
 
     def on_screen_resume(self) -> None:
-        self._shown = None
+        self._drawn = None
 
     def on_time(self) -> None:
         """Called by the timer."""
@@ -106,36 +94,29 @@ class LiveScreen(CanvasScreen):
             self._repaint()
 
     def draw(self, width: int, height: int) -> list[Row]:
-        shown, snapshot = self._state(), self._snapshot
-        self._shown = (snapshot, shown)
-        state = LiveState(
-            self.source.name,
-            self._status(snapshot),
-            self._keys(snapshot),
-            shown.notice or shown.message,
-            shown.waited_s,
-            self._diagnosis.of(snapshot),
-            self._can_try(snapshot),
-        )
-        rows = live_rows(snapshot, state, width, height)
+        self._drawn = (self._snapshot, self._state(), self._asking)
+        rows = live_rows(*self._drawn[:2], width, height)
         if self._asking:
             rows = overlay(rows, box(*self._question(), width), width)
         return rows
 
-    def _state(self) -> Shown:
+    def _state(self) -> LiveState:
         snapshot = self._snapshot
         if self._message is not None and self._message[1] != _progress_of(snapshot):
             self._message = None  # the request has taken effect
-        message = self._message[0] if self._message else None
+        message = STOPPING if self.stopping else self._message[0] if self._message else None
         waited = None
         if snapshot.status == "preparing":
             waited = int(max(self._clock() - (snapshot.preparing_t or self._opened_t), 0))
-        if self.stopping:
-            message = STOPPING
-        return Shown(self.source.notice(), message, waited, self._asking, self.stopping)
-
-    def _status(self, snapshot: Snapshot) -> str:
-        return "stopping" if self.stopping and not snapshot.final else snapshot.status
+        return LiveState(
+            self.source.name,
+            "stopping" if self.stopping and not snapshot.final else snapshot.status,
+            self._keys(snapshot),
+            self.source.notice() or message,
+            waited,
+            self._diagnosis.of(snapshot),
+            self._can_try(snapshot),
+        )
 
     def _steerable(self, snapshot: Snapshot) -> bool:
         return self.source.live and not snapshot.final and not self.stopping
@@ -165,14 +146,14 @@ class LiveScreen(CanvasScreen):
     def _question(self) -> tuple[str, Keys]:
         name = self.source.name
         if self._asking == "stop":
-            return f"Stop {name}?", (("s", "stop after a checkpoint"), ("esc", "cancel"))
+            return f"Stop {name}?", (("s", "save a checkpoint and stop"), ("esc", "cancel"))
         stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
         if self.stopping:
             return f"{name} is stopping after a checkpoint.", (
                 ("d", "close the screen now; the run stops in the background"),
                 ("esc", "wait"),
             )
-        return f"{name} is still running.", (("s", "stop after a checkpoint"), stay, ("esc", "cancel"))
+        return f"{name} is still running.", (("s", "save a checkpoint and stop"), stay, ("esc", "cancel"))
 
     def on_key(self, event: events.Key) -> None:
         key = key_of(event)
@@ -204,7 +185,8 @@ class LiveScreen(CanvasScreen):
         """Draw if something has changed."""
         if self._left or not self.is_current:
             return
-        if self._shown is None or self._shown[0] is not self._snapshot or self._shown[1] != self._state():
+        drawn = self._drawn
+        if drawn is None or drawn[0] is not self._snapshot or drawn[1:] != (self._state(), self._asking):
             self.paint()
 
     def _steer(self, key: str) -> None:

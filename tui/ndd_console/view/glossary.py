@@ -34,6 +34,7 @@ GLOSSARY: tuple[Group, ...] = (
             ("step", "one optimizer step: all its micro-steps and the update"),
             ("micro x accum.", "micro-batch size and micro-steps per step"),
             ("epoch", "one pass over the training data"),
+            ("warnings", "number of warnings so far; see the log (key l)"),
             ("left", "estimated time until the run ends"),
             ("left with +", "evaluations or checkpoints are not included yet"),
         ),
@@ -64,7 +65,7 @@ GLOSSARY: tuple[Group, ...] = (
         "idle time",
         (
             ("GPU idle", "share of wall time in which the GPU computes nothing"),
-            ("compute idle", "the same for a run on the CPU"),
+            ("(compute) idle", "the same for a run on the CPU"),
             ("kernels", "method: profiler capture of a few steps; exact (key k)"),
             ("operators", "method: profiler capture on the CPU (key k)"),
             ("events", "method: CUDA events around the phases"),
@@ -88,7 +89,8 @@ GLOSSARY: tuple[Group, ...] = (
     (
         "memory",
         (
-            ("used", "reserved by PyTorch's caching allocator in this run"),
+            ("used", "GPU memory reserved by PyTorch in this run"),
+            ("this run", "host memory of this run and its workers"),
             ("peak", "highest reserved memory so far"),
             ("reserved", "memory held by the allocator, in use or cached"),
             ("others", "used by other processes"),

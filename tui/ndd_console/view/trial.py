@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from ndd_engine.record.events import Json, TrialEvent
+from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, duration, number, size
 
 from .bars import progress_bar
@@ -19,6 +19,8 @@ from .style import Row
 
 if TYPE_CHECKING:
     from ndd_engine.trial.request import Progress
+
+Fact = tuple[str, str, str]  # (label, text, style)
 
 _PLOT = 60  # maximum width of the interval
 _EARLIER = 6
@@ -220,9 +222,9 @@ def _result(state: TrialState, width: int, height: int) -> list[Row]:
     return lines
 
 
-def _facts(trial: TrialEvent) -> list[tuple[str, str, str]]:
-    """(label, text, style) of a result."""
-    facts: list[tuple[str, str, str]] = []
+def _facts(trial: TrialEvent) -> list[Fact]:
+    """The figures of a result."""
+    facts: list[Fact] = []
     if trial.ratio is not None:
         text = f"{trial.confidence * 100:.0f} % CI from {number(trial.quads)} ABBA blocks"
         facts.append(("interval", text, "text"))
@@ -235,9 +237,9 @@ def _facts(trial: TrialEvent) -> list[tuple[str, str, str]]:
         facts.append(("in effect", "yes" if trial.in_effect else f"{MISSING}: cannot be verified", "text"))
     loss = trial.loss + (f": {trial.loss_text}" if trial.loss_text else "")
     facts.append(("loss", loss, "warn" if trial.loss == "differs" else "text"))
-    facts.append(("memory", _both(trial.base, trial.change, "peak_bytes", size), "text"))
-    facts.append(("step", _both(trial.base, trial.change, "step_s", duration), "text"))
-    facts.append(("setup", _both(trial.base, trial.change, "prepare_s", duration), "text"))
+    facts += _both(trial, "memory", "peak_bytes", size)
+    facts += _both(trial, "step", "step_s", duration)
+    facts += _both(trial, "setup", "prepare_s", duration)
     steps = trial.break_even_steps
     if steps is not None:
         text = f"after {number(steps)} optimizer steps" if steps else "immediately: no extra setup time"
@@ -245,6 +247,9 @@ def _facts(trial: TrialEvent) -> list[tuple[str, str, str]]:
     return facts
 
 
-def _both(base: Json, candidate: Json, key: str, shown: Callable[[float | None], str]) -> str:
-    """A figure of both sides: "baseline 2.1 GB, candidate 2.4 GB"."""
-    return f"baseline {shown(base.get(key))}, candidate {shown(candidate.get(key))}"
+def _both(trial: TrialEvent, label: str, key: str, shown: Callable[[float | None], str]) -> list[Fact]:
+    """A figure of both sides: "baseline 2.1 GB, candidate 2.4 GB"; [] if neither was measured."""
+    base, candidate = trial.base.get(key), trial.change.get(key)
+    if base is None and candidate is None:
+        return []
+    return [(label, f"baseline {shown(base)}, candidate {shown(candidate)}", "text")]
