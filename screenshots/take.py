@@ -97,7 +97,7 @@ async def take_run(root: Path) -> None:
             await pilot.resize_terminal(80, 24)
             screen = app.screen
             assert isinstance(screen, TrialScreen)
-            await pilot.press(*["down"] * cached(screen), "m", "enter")
+            await pilot.press(*["down"] * cached(screen), "m", "m", "enter")
             await until(lambda: screen.state.stage == "result", pilot)
             await pilot.pause(1.0)
             save("trial", app)

@@ -74,7 +74,7 @@ def test_live(snap_compare: Any, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_live_on_the_processor(snap_compare: Any, size: tuple[int, int]) -> None:
+def test_live_on_the_cpu(snap_compare: Any, size: tuple[int, int]) -> None:
     assert snap_compare(live(source=FakeSource(snapshot(False))), terminal_size=size)
 
 

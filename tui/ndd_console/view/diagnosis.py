@@ -59,7 +59,7 @@ def _finding(finding: Finding, name: str, can_try: bool, width: int) -> list[Row
     for index, change in enumerate(finding.changes):
         rows += _change(change, "" if index else "change", name, width)
     if finding.sets and can_try and not finding.leave:
-        rows += _pair("", "press t to measure it", width, style="dim")
+        rows += _pair("", "press t to measure a change", width, style="dim")
     if finding.leave:
         rows += _pair("leave as is", finding.leave, width)
     return rows

@@ -31,6 +31,7 @@ GLOSSARY: tuple[Group, ...] = (
             ("window", "an item cut from a longer text or signal"),
             ("token", "a part of an item, such as a character or a sample"),
             ("micro-step", "forward and backward pass of one micro-batch"),
+            ("2 micro 27.3", "2 micro-steps per step, of 27.3 ms each"),
             ("step", "one optimizer step: all its micro-steps and the update"),
             ("micro x accum.", "micro-batch size and micro-steps per step"),
             ("epoch", "one pass over the training data"),
