@@ -149,7 +149,7 @@ def predict_memory(
     return MemoryPrediction(
         peak_bytes=found.total_bytes,
         parts={name: count for name, count in found.parts.items() if name != "total"},
-        reliable=found.memory.promised,
+        reliable=found.memory.reliable,
         reason=found.memory.why_not,
         device=machine.device,
         free_bytes=machine.free_bytes,

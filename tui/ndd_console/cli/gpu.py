@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ndd_console.view.machine import describe
+from ndd_console.view.machine import machine_lines
 from ndd_engine.hardware.detect import detect
 
 from .options import epilog, json_option
@@ -22,4 +22,4 @@ def gpu(as_json: bool) -> None:
     if as_json:
         print_json(machine.to_dict())
     else:
-        print_lines(describe(machine))
+        print_lines(machine_lines(machine))

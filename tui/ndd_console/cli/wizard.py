@@ -78,9 +78,7 @@ class GoalChoice(click.Choice[str]):
 )
 @click.option("--free-batch", is_flag=True, help="Allow any effective batch.")
 @click.option("--min-sequence", type=int, metavar="N", help="Minimum sequence (default: as configured).")
-@click.option(
-    "--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable."
-)
+@click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
 @click.option(
     "--reserve-memory", type=Finite(min=0), metavar="MB",
     help="Memory to keep free (default: 8% of the free memory).",

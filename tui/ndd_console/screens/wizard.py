@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from textual import events
 
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.live import Keys
+from ndd_console.view.frame import Keys
 from ndd_console.view.pager import WIZARD_KEYS
 from ndd_console.view.style import Row
 from ndd_console.view.tradeoffs import COLUMNS, ordered

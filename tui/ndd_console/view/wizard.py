@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ndd_console.screens.interfaces import StartRow
 from ndd_engine.text import MISSING, duration, number, printable, size
 
 from .bars import progress_bar
-from .live import Keys, footer_row
+from .entries import StartRow
+from .frame import Keys, footer_row
 from .rows import BLANK, cells, ends, fit, foreign, rule, shorten, wrap
 from .style import Row, Span
 from .tradeoffs import BY_SPEED, heading_row, ordered, plot_rows, proposal_row, shown_columns
