@@ -112,7 +112,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     returned, out, err = finish(process)
-    assert returned == 130 and "at once" in out and "Traceback" not in err
+    assert returned == 130 and "immediately" in out and "Traceback" not in err
     assert status(tmp_path) == "interrupted"
 
 

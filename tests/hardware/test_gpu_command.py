@@ -46,7 +46,7 @@ def test_card_is_described_with_its_reasons(fakes: Any) -> None:
     first = fakes.card("NVIDIA H200", "GPU-b", 143771 << 20, used=20 << 30, processes=[(4_000_000, 19 << 30)])
     odd = fakes.card("NVIDIA Odd\x1b[31mCard", "GPU-c", 8 << 30)
     machine = detect("auto", nvml=Nvml(fakes.nvml(first, odd)), torch=fakes.torch(first), environ={})
-    text = "\n".join(command.describe(machine))
+    text = "\n".join(command.machine_lines(machine))
     assert "dense peak TFLOP/s: bf16 989, fp16 989" in text
     assert "140 GB, 120 GB free" in text and "20.0 GB used" in text
     assert "process (pid 4000000) 19.0 GB" in text and "550.54.15" in text
@@ -57,7 +57,7 @@ def test_card_is_described_with_its_reasons(fakes: Any) -> None:
 def test_torch_without_cuda_is_warned_about(fakes: Any) -> None:
     card = fakes.card("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
     machine = detect("auto", nvml=Nvml(fakes.nvml(card)), torch=fakes.torch(cuda=None), environ={})
-    text = "\n".join(command.describe(machine))
+    text = "\n".join(command.machine_lines(machine))
     assert "warning: torch build has no CUDA" in text and "device      cpu" in text
 
 
