@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ndd_engine.config import read
-from ndd_engine.record.events import WindowEvent, parse
+from ndd_engine.record.events import Event, WindowEvent, parse
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.prepare import Prepared, prepare_run
 from ndd_engine.train.run import Run, RunRequest
@@ -51,6 +54,13 @@ class Engine:
         return read_windows(self.run.directory.events)
 
 
+def now(device: torch.device) -> float:
+    """perf_counter, after all work queued on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 @contextmanager
 def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
     """A run of this workload on this thread; everything it writes is removed afterwards."""
@@ -68,6 +78,10 @@ def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
 
 def read_windows(events: Path) -> list[tuple[float, WindowEvent]]:
     """(unix seconds, window) pairs of a record; a window ends at about that time and lasts wall_ns."""
+    return [(t, event) for t, event in read_events(events) if isinstance(event, WindowEvent)]
+
+
+def read_events(events: Path) -> Iterator[tuple[float, Event]]:
+    """(unix seconds, event) pairs of a record."""
     with events.open("rb") as file:
-        items = [parse(line) for line in file if b'"type":"window"' in line[:40]]
-    return [(item[0], item[1]) for item in items if item is not None and isinstance(item[1], WindowEvent)]
+        yield from filter(None, map(parse, file))

@@ -8,10 +8,9 @@ excludes one-time work of a loop (setup, first batch, teardown) and includes all
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +22,7 @@ from ndd_engine.train.data.loader import EpochBatches, to_device
 from ndd_engine.train.step.optim import make_optimizer
 from ndd_engine.workloads.base import Workload
 
-from .engine import Engine
+from .engine import Engine, now
 
 # Untimed steps at the start of every block: the first batch of an iteration, and other one-time work.
 WARM_UP = 2
@@ -58,9 +57,9 @@ class Witness:
     def forward(self, model: nn.Module, batch: Any) -> Any:
         """Call the workload's function."""
         if self._calls == self._first:
-            self._begin = self._now()
+            self._begin = now(self._device)
         elif self._calls == self._last:
-            self._end = self._now()
+            self._end = now(self._device)
         self._calls += 1
         return self._forward(model, batch)
 
@@ -84,11 +83,6 @@ class Witness:
         noted = [float(loss) for loss in self._noted or ()]
         width = self._accumulation
         return [sum(noted[at : at + width]) / width for at in range(0, len(noted), width)]
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # twice per block, so that work is done rather than queued
-        return time.perf_counter()
 
 
 class Side(Protocol):
@@ -200,7 +194,7 @@ class Bare(Rival):
         if config.precision.amp == "bf16":
             autocast = torch.autocast(device.type, dtype=torch.bfloat16)
         self.order.set(epoch)
-        batches = _endless(self.loader)
+        batches = chain.from_iterable(repeat(self.loader))
         for step in range(1, steps + 1):
             for _ in range(accumulation):
                 batch = next(batches)
@@ -218,8 +212,3 @@ class Bare(Rival):
             optimizer.zero_grad()
             if step % READ_EVERY == 0:
                 self.last_loss = loss.item()
-
-
-def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader

@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.child import ChildError, ChildProcess, ChildServer, Json, Pipe
+from ndd_engine.record.events import MarkEvent, SettingEvent
+
+from .engine import engine, now, read_events
 
 READY_S = 300.0  # preparing, with a compiler on few cores
 BLOCK_S = 120.0
@@ -93,7 +96,6 @@ class _Run(ChildServer):
         """Prepare the run and train its first steps (2 or more). Answers the fields of Ready."""
         import torch
 
-        from .engine import engine
         from .loop import keep_memory
 
         keep_memory()
@@ -160,9 +162,9 @@ class Steps:
 
     def __call__(self, *arguments: Any) -> Any:
         if self._calls == self._first:
-            self._begin = self._now()
+            self._begin = now(self._device)
         elif self._calls == self._last:
-            self._end = self._now()
+            self._end = now(self._device)
         self._calls += 1
         loss = self._step(*arguments)
         if self._noted is not None and loss is not None:
@@ -179,24 +181,13 @@ class Steps:
         """The recorded ones."""
         return tuple(map(float, self._noted or ()))
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
 
 def _settings(subject: Any) -> tuple[float | None, tuple[str, ...]]:
     """(seconds of the compiler, settings not in effect), from the run's own record."""
-    from ndd_engine.record.events import MarkEvent, SettingEvent, parse
-
     subject.run.recorder.flush()
     newest: dict[str, SettingEvent] = {}
     compile_s = None
-    for line in subject.run.directory.events.read_bytes().splitlines():
-        item = parse(line)
-        event = item[1] if item is not None else None
+    for _, event in read_events(subject.run.directory.events):
         if isinstance(event, SettingEvent):
             newest[event.name] = event
         elif isinstance(event, MarkEvent) and event.kind == "compile":

@@ -93,7 +93,7 @@ def _data(config: Config, place: Place) -> Iterator[Candidate]:
 
 
 def _processes(config: Config, place: Place) -> Iterator[Candidate]:
-    for count in _doubling(min(place.cores, MOST_WORKERS)):
+    for count in (2**power for power in range(min(place.cores, MOST_WORKERS).bit_length())):
         word = "worker" if count == 1 else "workers"
         yield Candidate(f"workers-{count}", f"{count} loader {word}", (f"loader.workers={count}",), "workers")
     if config.loader.persistent is False:
@@ -172,13 +172,6 @@ def _compilers(config: Config, place: Place) -> Iterator[Candidate]:
     yield Candidate(
         "cuda-graph", "whole step as one CUDA graph", ("speed.cuda_graph=true",), missing=_needs_gpu(place)
     )
-
-
-def _doubling(most: int) -> Iterator[int]:
-    count = 1
-    while count <= most:
-        yield count
-        count *= 2
 
 
 def _has_bf16(cpuinfo: Path) -> bool | None:

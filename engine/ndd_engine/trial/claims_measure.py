@@ -16,10 +16,9 @@ from .claims_table import Claim, Part, Variant
 from .outcome import startup_s
 from .paired import interval, student_quantile
 from .recorded import BESIDE, Recorded, host_ns_of
-from .request import Base, Progress, TrialRequest
+from .request import Base, Measure, Progress, TrialRequest
 from .series import Interval, Stretch, rate, ratio, spread
 
-Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]
 Watch = Callable[[str, Sequence[str], float, threading.Event], Recorded | None]
 
 # Maximum number of trials of one change.
