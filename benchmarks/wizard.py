@@ -21,8 +21,7 @@ from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import ProposalSet, best_measured, propose, to_verify
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of, verify
 
-from .common import Options, Table, as_percent, as_seconds, quantile, say
-from .subject import ignore
+from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
 
 GRID = 20
 GRID_S = 120.0

@@ -82,10 +82,10 @@ def _needs_gpu(place: Place) -> str:
 def _data(config: Config, place: Place) -> Iterator[Candidate]:
     loader = config.loader
     set_already = "" if loader.fetch == "item" else SET
-    yield Candidate("gather", "gather whole batches", ("loader.fetch=auto",), missing=set_already)
+    yield Candidate("gather", "whole-batch gather", ("loader.fetch=auto",), missing=set_already)
     in_memory = config.workload.name in IN_MEMORY
     why = "the items are already in memory, unencoded" if in_memory else ""
-    yield Candidate("cache", "cache encoded items", ("loader.cache=true",), missing=why)
+    yield Candidate("cache", "encoded-item cache", ("loader.cache=true",), missing=why)
     sets: tuple[str, ...] = ("loader.placement=device",)
     if loader.workers:
         sets = ("loader.workers=0", *sets)
@@ -109,7 +109,7 @@ def _processes(config: Config, place: Place) -> Iterator[Candidate]:
 
 def _step(config: Config, place: Place) -> Iterator[Candidate]:
     if decoder := getattr(config.workload, "decoder", ""):
-        title = "project the vocabulary once for all decoder steps"
+        title = "one vocabulary projection for all decoder steps"
         why = "" if decoder == "stepwise" else SET
         yield Candidate("hoisted", title, ("workload.decoder=hoisted",), missing=why)
     batch = config.batch
