@@ -54,7 +54,7 @@ def page(report: Report) -> Page:
 
 def _guarded(build: Callable[[Report], list[Block]], report: Report) -> tuple[Block, ...]:
     try:
-        return tuple(build(report))
+        return tuple(block for block in build(report) if not isinstance(block, Table) or block.rows)
     except _DAMAGE as error:
         text = f"This part of the record cannot be shown: {type(error).__name__}: {error}"
         return (Text(text, "warn"),)
