@@ -13,13 +13,12 @@ from ndd_engine.diagnose import CAUSES, Finding
 from ndd_engine.text import MISSING, duration, number, size
 
 from . import blocks, events, learning, machine, methods, timings, trials
-from .blocks import COMMAND, Block, Facts, Page, Section, Table, Text, Tone
+from .blocks import COMMAND, TONES, Block, Facts, Page, Section, Table, Text, Tone
 from .differences import differences
 from .model import Report
 
 # A record may hold anything: a section that cannot be shown does not cost the page.
 _DAMAGE = (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
-_TONES: dict[str, Tone] = {"good": "good", "warn": "warn", "bad": "bad"}
 
 
 def page(report: Report) -> Page:
@@ -45,7 +44,7 @@ def page(report: Report) -> Page:
     return Page(
         name=report.name,
         subtitle=", ".join(str(word) for word in words if word),
-        status=(snapshot.status, _TONES.get(STATUS.get(snapshot.status, ("", ""))[1], "")),
+        status=(snapshot.status, TONES.get(STATUS.get(snapshot.status, ("", ""))[1], "")),
         summary=_summary(report),
         made=f"written {_date(report.made_t)} from {number(report.data.bytes_read)} bytes of record",
         sections=tuple(Section(key, title, _guarded(build, report)) for key, title, build in parts),
