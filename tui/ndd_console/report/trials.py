@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ndd_console.view.diagnosis import command_text
 from ndd_console.view.interval import VERDICTS, interval_text
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, duration, number, size
 
-from .blocks import TONES, Block, Facts, Interval, Intervals, Table, Text
+from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
 from .model import Report
 
 _ROWS = 40
@@ -22,8 +23,8 @@ def trials(report: Report) -> list[Block]:
     kept = [trial for _, trial in report.data.trials]
     found = kept[-_ROWS:]
     if not found:
-        command = f"ndd-console try {report.name} --set KEY=VALUE"
-        return [Text(f"Nothing was measured against this run yet. Measure a change with: {command}", "note")]
+        command = command_text(report.name, ["KEY=VALUE"])
+        return [Text("Nothing was measured against this run yet.", "note"), Facts.of((COMMAND, command))]
     out: list[Block] = []
     if intervals := tuple(row for trial in found if (row := _interval(trial)) is not None):
         note = (
