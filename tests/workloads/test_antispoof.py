@@ -29,8 +29,8 @@ from ndd_engine.workloads.antispoof import (
 from ndd_engine.workloads.antispoof_model import AttentivePooling, SeResNet
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.windows import Complaints
 
 MakeConfig = Callable[..., Config]
 
@@ -181,7 +181,7 @@ def test_prepared_workload(make_config: MakeConfig) -> None:
     assert (known.train_items, known.eval_items) == (20, 20)
     assert (len(workload.train_data), len(workload.eval_data)) == (20, 20)  # type: ignore[arg-type]
     assert workload.describe_data() == (
-        "40 clips of 2 speakers, half of them Griffin-Lim copies: 20 of 404 frames a pass, 20 to evaluate"
+        "40 clips of 2 speakers, half of them Griffin-Lim copies: 20 of 404 frames per epoch, 20 for evaluation"
     )
     assert workload.describe_model() == "SE-ResNet [1, 1, 1, 1], channels 16-16-32-64, reduction 16"
     spectrogram, label = workload.train_data[0]
@@ -369,7 +369,7 @@ def test_files_that_vanish_are_told(make_config: MakeConfig, tmp_path: Path) -> 
     section = make_config({**TINY, "clips": 8}, micro=2, sequence=1600).workload
     made = antispoof_data.made_up(section, 1600)  # type: ignore[arg-type]
     gone = antispoof_data.Recording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
-    complaints = Complaints("x")
+    problems = Problems("x")
     data = antispoof_data.SpeechData((gone, *made.recordings), True, 1600, None)
-    assert make_clips(data, 1, str(tmp_path), complaints, lambda _: None) is None
-    assert "gone.wav: No such file or directory" in str(complaints.problems[0])
+    assert make_clips(data, 1, str(tmp_path), problems, lambda _: None) is None
+    assert "gone.wav: No such file or directory" in str(problems.found[0])

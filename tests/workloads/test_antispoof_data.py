@@ -20,11 +20,11 @@ from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.antispoof import REAL, SPOOF, Antispoof, SpeechClips
 from ndd_engine.workloads.antispoof_data import SpeechData, held_out, read_folder
 from ndd_engine.workloads.facts import facts, problems
+from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.registry import prepare
 from ndd_engine.workloads.speech_signals import (
     decode_pcm,
 )
-from ndd_engine.workloads.windows import Complaints
 
 MakeConfig = Callable[..., Config]
 
@@ -73,9 +73,9 @@ def told(make_config: MakeConfig, data: Path | str, **batch: int) -> str:
 
 
 def folder_data(folder: Path, share: float = 0.25) -> SpeechData:
-    complaints = Complaints("x")
-    data = read_folder(str(folder), share, 4000, complaints)
-    assert data is not None and not complaints.problems, complaints.problems
+    problems = Problems("x")
+    data = read_folder(str(folder), share, 4000, problems)
+    assert data is not None and not problems.found, problems.found
     return data
 
 
@@ -124,7 +124,7 @@ def test_plain_folder_gets_copies_and_is_split_by_speaker(make_config: MakeConfi
     assert isinstance(workload, Antispoof)
     assert told[1:] == ["reading recordings and spoofed copies 0 of 9", "building the model"]
     assert workload.describe_data() == (
-        "18 clips of 3 speakers, half of them Griffin-Lim copies: 12 of 26 frames a pass, 6 to evaluate"
+        "18 clips of 3 speakers, half of them Griffin-Lim copies: 12 of 26 frames per epoch, 6 for evaluation"
     )
     assert workload.notes() == [
         "Resampled from 8,000 Hz to 16,000 Hz: 9 of 9 recordings.",
@@ -145,7 +145,10 @@ def test_plain_folder_without_speakers_is_split_by_file(make_config: MakeConfig,
     data = folder_data(tmp_path)
     assert data.copied and data.speakers is None and data.clips(True) == 4 and data.clips(False) == 12
     assert "the same voice may be heard in both parts" in data.notes[0]
-    assert data.line() == "16 clips, half of them Griffin-Lim copies: 12 of 26 frames a pass, 4 to evaluate"
+    assert (
+        data.line()
+        == "16 clips, half of them Griffin-Lim copies: 12 of 26 frames per epoch, 4 for evaluation"
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,9 @@ def test_folders_of_both_kinds(make_config: MakeConfig, tmp_path: Path, names: t
     assert int(labels.sum()) == 6
     low, high = spectra[labels == REAL].mean((0, 2)), spectra[labels == SPOOF].mean((0, 2))
     assert int(low.argmax()) < int(high.argmax())
-    assert workload.describe_data() == "16 clips, 8 of them spoofed: 12 of 21 frames a pass, 4 to evaluate"
+    assert (
+        workload.describe_data() == "16 clips, 8 of them spoofed: 12 of 21 frames per epoch, 4 for evaluation"
+    )
 
 
 def test_speakers_with_one_kind_only_are_split_by_file(tmp_path: Path) -> None:
@@ -189,7 +194,7 @@ def test_speakers_with_one_kind_only_are_split_by_file(tmp_path: Path) -> None:
 def test_real_digits(real_data: Path) -> None:
     data = folder_data(real_data / "spoken-digits", 0.2)
     assert data.line() == (
-        "1,200 clips of 6 speakers, half of them Griffin-Lim copies: 1,000 of 26 frames a pass, 200 to evaluate"
+        "1,200 clips of 6 speakers, half of them Griffin-Lim copies: 1,000 of 26 frames per epoch, 200 for evaluation"
     )
     heard = [{r.speaker for r in data.recordings if r.held_out is part} for part in (True, False)]
     assert len(heard[0]) == 1 and len(heard[1]) == 5 and not heard[0] & heard[1]

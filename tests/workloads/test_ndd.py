@@ -161,7 +161,7 @@ def test_arff_with_quotes_comments_and_label(make_config: Callable[..., Config],
     path.write_text(ARFF + "% more\n" + rows.replace("\n", "\r\n"))
     workload = prepared(make_config({"name": "ndd", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
     assert workload.describe_data().startswith(
-        "200 samples x 2 channels, 176 windows of 4 a pass, 16 to evaluate"
+        "200 samples x 2 channels, 176 windows of 4 per epoch, 16 for evaluation"
     )
     assert workload.notes() == ("Columns without numbers or name are left out: note.",)
     assert [int(workload.eval_data[k][2]) for k in (0, 6, 7, 15)] == [0, 0, 1, 1]
@@ -201,7 +201,7 @@ def test_eye_state_recording(make_config: Callable[..., Config], real_data: Path
         {"name": "ndd", "data": str(real_data / "eeg" / "eye-state.arff")}, micro=1024, sequence=64
     )
     workload = prepared(config)
-    assert workload.describe_data().startswith("14,980 samples x 14 channels, 13,418 windows of 64 a pass")
+    assert workload.describe_data().startswith("14,980 samples x 14 channels, 13,418 windows of 64 per epoch")
     expected = (
         "54 gross outliers in 14 channels are clipped to 15 robust standard deviations from the median."
     )

@@ -47,7 +47,7 @@ def test_the_end_is_kept_for_evaluation_and_said(own: Prepare) -> None:
     assert len(train) == 41 and len(evaluation) == 4  # type: ignore[arg-type]
     assert [float(evaluation[index][0][0]) for index in range(4)] == [41, 42, 43, 44]
     assert "the last 4 of 45 items are kept for evaluation" in " ".join(workload.notes())
-    assert "41 items a pass, 4 to evaluate" in workload.describe_data()
+    assert "41 items per epoch, 4 for evaluation" in workload.describe_data()
     given = own(giving(eval_data="Pairs(7)"))
     assert len(given.train_data) == 40 and len(given.eval_data) == 7  # type: ignore[arg-type]
     assert "kept for evaluation" not in " ".join(given.notes())

@@ -16,6 +16,7 @@ from ndd_engine.config import read as load
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import SummariseSection
 from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.summarise_data import (
     END,
     FIRST_WORD,
@@ -30,7 +31,6 @@ from ndd_engine.workloads.summarise_data import (
     read,
     tokens,
 )
-from ndd_engine.workloads.windows import Complaints
 
 MakeConfig = Callable[..., Config]
 
@@ -40,9 +40,9 @@ ROWS = [(f"the cat number {number} sees a dog", f"cat {number} sees") for number
 def pairs_of(make_config: MakeConfig, sequence: int = 16, micro: int = 1, **section: Any) -> PairData:
     config = make_config({"name": "summarise", **section}, micro=micro, sequence=sequence)
     assert isinstance(config.workload, SummariseSection)
-    complaints = Complaints("")
-    data = read(config, config.workload, complaints)
-    assert data is not None, complaints.problems
+    problems = Problems("")
+    data = read(config, config.workload, problems)
+    assert data is not None, problems.found
     return data
 
 

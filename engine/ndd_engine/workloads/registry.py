@@ -1,8 +1,9 @@
-"""Builds the configured workload: its data and its model, on the processor."""
+"""Builds the configured workload, its data and its model, on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import (
@@ -17,32 +18,27 @@ from ndd_engine.errors import ConfigError
 
 from . import antispoof, chartext, finetune, ndd, own, summarise
 from .base import Workload
-from .windows import Complaints
+from .problems import Problems, Progress
+
+_PREPARE: dict[type, Callable[[Config, Any, Problems, Progress], Workload | None]] = {
+    AntispoofSection: antispoof.prepare,
+    ChartextSection: chartext.prepare,
+    FinetuneSection: finetune.prepare,
+    NddSection: ndd.prepare,
+    SummariseSection: summarise.prepare,
+    OwnSection: own.prepare,
+}
 
 
-def prepare(config: Config, progress: Callable[[str], None] | None = None) -> Workload:
-    """Model and datasets on the processor. Raises ConfigError with every mistake in the data.
+def prepare(config: Config, progress: Progress | None = None) -> Workload:
+    """Model and datasets on the CPU. Raises ConfigError with every error in the data.
 
-    The weights are drawn from torch's global generator, which the caller seeds before; made-up data comes
-    from a generator of its own, seeded with run.seed. `progress` is told short texts on the way.
+    The weights come from torch's global generator, which the caller seeds; synthetic data comes from a separate
+    generator seeded with run.seed. `progress` is called with short texts to show.
     """
-    tell = progress or (lambda _: None)
-    complaints = Complaints("workload")
+    problems = Problems("workload")
     section = config.workload
-    workload: Workload | None
-    match section:
-        case AntispoofSection():
-            workload = antispoof.prepare(config, section, complaints, tell)
-        case ChartextSection():
-            workload = chartext.prepare(config, section, complaints, tell)
-        case FinetuneSection():
-            workload = finetune.prepare(config, section, complaints, tell)
-        case NddSection():
-            workload = ndd.prepare(config, section, complaints, tell)
-        case SummariseSection():
-            workload = summarise.prepare(config, section, complaints, tell)
-        case OwnSection():
-            workload = own.prepare(config, section, complaints, tell)
-    if workload is None or complaints.problems:
-        raise ConfigError(complaints.problems)
+    workload = _PREPARE[type(section)](config, section, problems, progress or (lambda _: None))
+    if workload is None or problems.found:
+        raise ConfigError(problems.found)
     return workload
