@@ -213,7 +213,7 @@ def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None
     )
     done = run("train", "project/run.toml", *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Option unknown was not used by the factory" in done.stderr
+    assert "Option unknown is not used by the factory" in done.stderr
     assert "my_workload:factory is project/my_workload.py:" in done.stderr
 
 
@@ -253,10 +253,7 @@ def test_a_loss_that_is_no_scalar_ends_the_run_with_its_place(tmp_path: Path) ->
     )
     done = run("train", "--max-steps", "3", *OWN, folder=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert (
-        "loss must give a scalar, and gave a tensor of shape (32, 4): take its mean()"
-        in done.stdout + done.stderr
-    )
+    assert "loss returned a tensor of shape (32, 4): take its mean()" in done.stdout + done.stderr
 
 
 def test_a_model_that_fails_is_one_line_with_its_place(tmp_path: Path) -> None:
