@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
+from ndd_engine.batches import tensors
 from ndd_engine.errors import DoesNotFitError
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
-
-from .batches import tensors
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to

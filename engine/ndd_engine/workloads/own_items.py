@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from ndd_engine.batches import leaves, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 
 from .base import Batch, Collate
-from .batches import leaves, tensors
 from .own_module import calling, said
 from .own_result import FactoryResult
 from .problems import Problems
