@@ -285,7 +285,7 @@ def test_many_bad_files_are_counted_and_all_mistakes_told(make_config: MakeConfi
     text = told(make_config, tmp_path, micro=1, sequence=100)
     assert text.count("\\x1b") == 5 and "4 more files with errors" in text and "\x1b" not in text
     assert "batch.micro = 1: the model uses batch normalisation" in text
-    assert "batch.sequence = 100: the samples of a clip" in text and "1,600 or more" in text
+    assert "batch.sequence = 100: a clip of this many samples" in text and "1,600 or more" in text
 
 
 def test_a_file_longer_by_its_header_than_by_its_bytes_is_used(

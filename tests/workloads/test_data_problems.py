@@ -90,7 +90,7 @@ def test_text_shorter_than_its_windows(make_config: MakeConfig, tmp_path: Path) 
     config = make_config({"name": "chartext", "data": str(path)}, micro=2, accumulation=47, sequence=10)
     assert problems(config, "run.toml") == []
     path.write_text("abc")
-    assert "too short for any window: 3 characters" in told(make_config, "chartext", path)
+    assert "too short for a single window: 3 characters" in told(make_config, "chartext", path)
 
 
 def test_longest_sequence_that_is_allowed_is_accepted(make_config: MakeConfig, tmp_path: Path) -> None:
