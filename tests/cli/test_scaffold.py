@@ -139,7 +139,7 @@ def test_the_example_in_a_folder(tmp_path: Path) -> None:
         ("my-model.py", "letters, digits and _"),
         ("class.py", "letters, digits and _"),
         ("model", "ends in .py: model.py"),
-        ("random.py", "a module of Python itself"),
+        ("random.py", "a standard library module"),
         ("nowhere/net.py", "No such file or directory"),
         (".", "is a folder"),
         ("\x1b[2J.py", "\\x1b"),

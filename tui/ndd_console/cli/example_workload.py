@@ -99,8 +99,8 @@ def factory(settings: Settings) -> SimpleNamespace:
         model=model,
         train_data=Waves(6000, settings.sequence, settings.seed, noise),
         loss=loss,
-        # Optional. Without eval_data, the last 10 % of train_data are kept for evaluation; without forward, the model is
-        # called with the batch, or with its first element if it is a tuple or list.
+        # Optional. Without eval_data, the last 10 % of train_data are kept for evaluation; without forward, the model
+        # is called with the batch, or with its first element if it is a tuple or list.
         eval_data=Waves(600, settings.sequence, settings.seed + 1, noise),
         forward=lambda model, batch: model(batch[0]),
         metric=Accuracy,
