@@ -37,7 +37,7 @@ def documents(*sets: str) -> finetune_data.DocumentData:
     """The data alone."""
     config = configured(*sets)
     problems = Problems("x")
-    data = finetune_data.read_documents(config, config.workload, problems)  # type: ignore[arg-type]
+    data = finetune_data.read_documents(config, config.workload, problems, lambda _: None)  # type: ignore[arg-type]
     assert data is not None and not problems.found, problems.found
     return data
 

@@ -41,7 +41,7 @@ def pairs_of(make_config: MakeConfig, sequence: int = 16, micro: int = 1, **sect
     config = make_config({"name": "summarise", **section}, micro=micro, sequence=sequence)
     assert isinstance(config.workload, SummariseSection)
     problems = Problems("")
-    data = read_pairs(config, config.workload, problems)
+    data = read_pairs(config, config.workload, problems, lambda _: None)
     assert data is not None, problems.found
     return data
 
@@ -200,7 +200,7 @@ def test_all_mistakes_are_told_with_their_lines(make_config: MakeConfig, tmp_pat
     )  # fmt: skip
     text = told(make_config, path)
     for expected in (
-        "line 2: this is not JSON, column 2", "line 3: this is not a JSON object", "line 4: there is no summary: one",
+        "line 2: this is not JSON, column 2", "line 3: this is not a JSON object", "line 4: there is no summary",
         "line 5: the field text is not a string", "line 6: the source and the summary are empty",
         "4 more lines with errors",
     ):  # fmt: skip

@@ -13,11 +13,11 @@ from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import AntispoofSection
+from ndd_engine.errors import ConfigError
 
-from . import antispoof_data
 from .antispoof_data import SAMPLE_RATE, SpeechData, SpeechRecording
 from .antispoof_model import SeResNet
-from .base import Batch, BuiltinWorkload, MeanLoss
+from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss
 from .problems import KEY, Problems, Progress
 from .speech_signals import (
     LogMel,
@@ -38,7 +38,7 @@ PROGRESS_EVERY = 20  # recordings
 Clip = tuple[Tensor, int]  # samples (n,) int16 at 16 kHz, and label
 
 
-class SpeechClips(Dataset[Any]):
+class SpeechClips(GatherItems):
     """Waveforms in one int16 tensor; an item is (log-mel (128, frames) float32, label () int64).
 
     The spectrogram is computed in __getitem__. A clip is the first `sequence` samples of its recording at 16 kHz;
@@ -70,8 +70,7 @@ class SpeechClips(Dataset[Any]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"clip {index} of {len(self)}")
+        self.check(index)
         indices = torch.tensor([index], device=self.samples.device)
         return self.log_mel(self.waves(indices))[0], self.labels[index]
 
@@ -90,26 +89,6 @@ class SpeechClips(Dataset[Any]):
         if indices.device.type == "cpu":
             return torch.stack([self[index][0] for index in indices.tolist()]), self.labels[indices]
         return self.log_mel(self.waves(indices)), self.labels[indices]
-
-    def to(self, device: torch.device) -> SpeechClips:
-        """The same waveforms on another device, which then computes their spectrograms."""
-        samples, starts, lengths, labels = (
-            part.to(device) for part in (self.samples, self.starts, self.lengths, self.labels)
-        )
-        return SpeechClips(samples, starts, lengths, labels, self.sequence, self.log_mel.to(device))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that `to` allocates on the device."""
-        parts = (
-            self.samples,
-            self.starts,
-            self.lengths,
-            self.labels,
-            self.log_mel.window,
-            self.log_mel.filters,
-        )
-        return sum(part.nbytes for part in parts)
 
 
 class AugmentedClips(Dataset[Any]):
@@ -163,13 +142,13 @@ class Antispoof(BuiltinWorkload):
     token: str | None = "frame"
 
     def __init__(
-        self,
-        config: Config,
-        section: AntispoofSection,
-        data: SpeechData,
-        clips: tuple[list[Clip], list[Clip]],
+        self, config: Config, section: AntispoofSection, data: SpeechData, progress: Progress
     ) -> None:
-        """clips: to train on, to evaluate on."""
+        """Raises ConfigError for a recording that cannot be read."""
+        problems = Problems("workload")
+        clips = make_clips(data, config.run.seed, section.data, problems, progress)
+        if clips is None:
+            raise ConfigError(problems.found)
         train, evaluation = (SpeechClips.of(part, data.samples) for part in clips)
         super().__init__(data.line(), [*data.notes, *evaluation_notes(config, evaluation)])
         self.tokens_per_item = data.frames
@@ -177,7 +156,9 @@ class Antispoof(BuiltinWorkload):
         self._section = section
         self.train_data = AugmentedClips(train, config.run.seed) if section.augment else train
         self.eval_data = evaluation
-        self._build(lambda: SeResNet(section.blocks, section.channels, section.reduction, section.dropout))
+        self._build(
+            lambda: SeResNet(section.blocks, section.channels, section.reduction, section.dropout), progress
+        )
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Cross-entropy, a mean over clips weighted by class."""
@@ -199,22 +180,6 @@ class Antispoof(BuiltinWorkload):
         channels = "-".join(map(str, section.channels))
         augmenting = ", augmented" if section.augment else ""
         return f"SE-ResNet {section.blocks}, channels {channels}, reduction {section.reduction}{augmenting}"
-
-
-def prepare(
-    config: Config, section: AntispoofSection, problems: Problems, progress: Progress
-) -> Antispoof | None:
-    """The configured workload, or None after adding to `problems`."""
-    if section.data != "builtin":
-        progress(f"reading {section.data}")
-    data = antispoof_data.read_recordings(config, section, problems)
-    if data is None:
-        return None
-    clips = make_clips(data, config.run.seed, section.data, problems, progress)
-    if clips is None:
-        return None
-    progress("building the model")
-    return Antispoof(config, section, data, clips)
 
 
 def make_clips(

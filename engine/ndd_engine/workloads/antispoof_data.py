@@ -15,7 +15,7 @@ from ndd_engine.config.workload_sections import AntispoofSection
 from ndd_engine.text import size
 
 from .files import UNREADABLE_PATH, path_error, suggest_path
-from .problems import KEY, ErrorList, Problems, check_step
+from .problems import KEY, ErrorList, Problems, Progress, check_step
 from .wav_files import SHORTEST_S, UNREADABLE, read_header, reason, wav_files
 from .windows import DataFacts
 
@@ -99,7 +99,9 @@ def frame_count(samples: int) -> int:
     return samples // HOP + 1
 
 
-def read_recordings(config: Config, section: AntispoofSection, problems: Problems) -> SpeechData | None:
+def read_recordings(
+    config: Config, section: AntispoofSection, problems: Problems, progress: Progress
+) -> SpeechData | None:
     """The recordings, or None after adding every error to `problems`."""
     before = len(problems.found)
     batch = config.batch
@@ -113,6 +115,7 @@ def read_recordings(config: Config, section: AntispoofSection, problems: Problem
     if section.data == "builtin":
         data: SpeechData | None = synthetic_recordings(section, batch.sequence)
     else:
+        progress(f"reading {section.data}")
         data = read_folder(section.data, section.eval_fraction, batch.sequence, problems)
     if data is not None:
         _check_size(section, data, batch, problems)

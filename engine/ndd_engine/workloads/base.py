@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
-from ndd_engine.batches import tensors
+from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.errors import DoesNotFitError
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
+
+from .problems import Progress
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to
@@ -38,6 +41,29 @@ class GatherDataset(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that `to` allocates on the device."""
+
+
+class GatherItems(Dataset[Any]):
+    """Base class of datasets whose attributes are the tensors; see GatherDataset."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def check(self, index: int) -> None:
+        """Raises IndexError for an index outside 0..len - 1, which also ends an iteration over the items."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+
+    def to(self, device: torch.device) -> Self:
+        """The same items on another device."""
+        moved = copy.copy(self)
+        vars(moved).update(map_tensors(vars(self), lambda tensor: tensor.to(device)))
+        return moved
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that `to` allocates on the device."""
+        return sum(tensor.nbytes for tensor in tensors(vars(self)))
 
 
 class Metric(Protocol):
@@ -110,10 +136,12 @@ class BuiltinWorkload:
         """data: the one-line description of the data."""
         self._data_line, self._notes = data, notes
 
-    def _build(self, build: Callable[[], nn.Module]) -> None:
-        """Builds the model, which names its sub-phases with a method `parts`."""
+    def _build(self, build: Callable[[], Model], progress: Progress) -> Model:
+        """Builds and returns the model, which names its sub-phases with a method `parts`."""
+        progress("building the model")
         model: Any = build_checked(build)
         self.model, self.parts = model, model.parts()
+        return model  # type: ignore[no-any-return]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """The model's output for the first part of a batch."""

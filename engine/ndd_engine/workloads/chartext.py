@@ -9,23 +9,20 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
-from . import text_data
-from .base import Batch, BuiltinWorkload, MeanLoss, sliding_windows
+from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, sliding_windows
 from .chartext_model import NextCharacterModel, ScoreModel
-from .files import source_name
-from .problems import Problems, Progress
+from .problems import Progress
 from .text_data import TextData
 from .windows import window_count
 
 NOISE_EPS = 1e-3  # minimum time, and the share not absorbed at time 1 (SEDD's log-linear noise)
 
 
-class TextWindows(Dataset[Any]):
+class TextWindows(GatherItems):
     """Windows of `sequence` characters over one int64 tensor (N,), their starts `stride` apart.
 
     An item is (input, target), both (sequence,) int64, the target one character later; without `shifted` it is the
@@ -39,8 +36,7 @@ class TextWindows(Dataset[Any]):
         return window_count(len(self.codes), self.sequence + 1, self.stride)
 
     def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of {len(self)}")
+        self.check(index)
         start = index * self.stride
         window = self.codes[start : start + self.sequence]
         if not self.shifted:
@@ -53,15 +49,6 @@ class TextWindows(Dataset[Any]):
         starts = indices * self.stride
         inputs = windows.index_select(0, starts)
         return inputs if not self.shifted else (inputs, windows.index_select(0, starts + 1))
-
-    def to(self, device: torch.device) -> TextWindows:
-        """The same windows of the text on another device."""
-        return TextWindows(self.codes.to(device), self.sequence, self.stride, self.shifted)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that `to` allocates on the device."""
-        return self.codes.nbytes
 
 
 class Diffused(NamedTuple):
@@ -88,7 +75,7 @@ class Chartext(BuiltinWorkload):
     item = "window"
     token: str | None = "character"
 
-    def __init__(self, section: ChartextSection, seed: int, data: TextData) -> None:
+    def __init__(self, config: Config, section: ChartextSection, data: TextData, progress: Progress) -> None:
         self.vocabulary, layout = data.vocabulary, data.layout
         self.tokens_per_item = layout.sequence
         self.diffusion = section.objective == "diffusion"
@@ -98,13 +85,13 @@ class Chartext(BuiltinWorkload):
                 "Bits per character of the diffusion objective are an upper bound, estimated with random noise."
             )
         super().__init__(data.line(), notes)
-        self._section, self._seed = section, seed
+        self._section, self._seed = section, config.run.seed
         self._eval_noise: torch.Generator | None = None
         codes, shifted = encode(data.text, data.vocabulary), not self.diffusion
         train, evaluation = codes[: layout.parts.train], codes[layout.parts.train :]
         self.train_data = TextWindows(train, layout.sequence, layout.stride, shifted)
         self.eval_data = TextWindows(evaluation, layout.sequence, layout.eval_stride, shifted)
-        self._build(lambda: build_model(section, len(data.vocabulary), layout.sequence))
+        self._build(lambda: build_model(section, len(data.vocabulary), layout.sequence), progress)
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Logits (B, T, vocabulary), or Diffused, with noise from torch's global generator of the device.
@@ -140,19 +127,6 @@ class Chartext(BuiltinWorkload):
             f"{section.layers} layers, {section.heads} heads, width {section.width}, context "
             f"{self.tokens_per_item}, {kind}"
         )
-
-
-def prepare(
-    config: Config, section: ChartextSection, problems: Problems, progress: Progress
-) -> Chartext | None:
-    """The configured workload, or None after adding to `problems`."""
-    names = {"builtin": "the manual topics", "stdlib": "the standard library's source"}
-    progress(f"reading {source_name(section.data, **names)}")
-    data = text_data.read_characters(config, section, problems)
-    if data is None:
-        return None
-    progress("building the model")
-    return Chartext(section, config.run.seed, data)
 
 
 def build_model(section: ChartextSection, vocabulary: int, context: int) -> ScoreModel | NextCharacterModel:

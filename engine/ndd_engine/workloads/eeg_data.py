@@ -15,7 +15,7 @@ from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
 from .files import read_text
-from .problems import KEY, SHOWN_ERRORS, ErrorList, Problems
+from .problems import KEY, SHOWN_ERRORS, ErrorList, Problems, Progress
 from .windows import DataFacts, Layout, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
@@ -57,10 +57,11 @@ class EegData:
         return f"{self.layout.parts.total:,} samples x {self.channels} channels, {self.layout.text}"
 
 
-def read_eeg(config: Config, section: NddSection, problems: Problems) -> EegData | None:
+def read_eeg(config: Config, section: NddSection, problems: Problems, progress: Progress) -> EegData | None:
     """The recording, or None after adding every error to `problems`."""
     before = len(problems.found)
     builtin = section.data == "builtin"
+    progress("synthesising the recording" if builtin else f"reading {section.data}")
     recording = None if builtin else read_recording(section.data, problems)
     if section.model == "mlp" and config.batch.micro == 1:
         message = "the mlp uses batch normalisation, which needs a micro-batch of at least two items"

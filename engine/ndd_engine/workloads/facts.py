@@ -17,10 +17,10 @@ from ndd_engine.config.workload_sections import (
 from ndd_engine.errors import ConfigError, Problem
 
 from . import antispoof_data, eeg_data, finetune_data, own_module, summarise_data, text_data
-from .problems import Problems
+from .problems import Problems, Progress
 from .windows import DataFacts
 
-_READERS: dict[type, Callable[[Config, Any, Problems], Any]] = {
+_READERS: dict[type, Callable[[Config, Any, Problems, Progress], Any]] = {
     AntispoofSection: antispoof_data.read_recordings,
     ChartextSection: text_data.read_characters,
     FinetuneSection: finetune_data.read_documents,
@@ -32,23 +32,23 @@ _READERS: dict[type, Callable[[Config, Any, Problems], Any]] = {
 def facts(config: Config) -> DataFacts | None:
     """The facts of the configured data; None for your own workload. Raises ConfigError with every error."""
     problems = Problems("workload")
-    found = _read(config, problems)
+    data = read_data(config, problems)
     if problems.found:
         raise ConfigError(problems.found)
-    return found
+    return None if data is None else data.facts()
 
 
 def problems(config: Config, where: str) -> list[Problem]:
     """Every error in the configured data, each with `where` as its origin; [] if it can be trained on."""
     collected = Problems(where)
-    _read(config, collected)
+    read_data(config, collected)
     return collected.found
 
 
-def _read(config: Config, problems: Problems) -> DataFacts | None:
+def read_data(config: Config, problems: Problems, progress: Progress = lambda _: None) -> Any:
+    """The data of a built-in workload; None after adding to `problems`, and for your own workload."""
     section = config.workload
     if isinstance(section, OwnSection):
         own_module.check(section, problems)
         return None
-    data = _READERS[type(section)](config, section, problems)
-    return None if data is None else data.facts()
+    return _READERS[type(section)](config, section, problems, progress)

@@ -15,13 +15,11 @@ from torch.utils.data import Dataset
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import FinetuneSection
 
-from . import finetune_data
 from .base import Batch, BuiltinWorkload
 from .byte_pairs import BytePairs, learn, words
 from .chartext_model import NextCharacterModel
-from .files import source_name
 from .finetune_data import DocumentData
-from .problems import Problems, Progress
+from .problems import Progress
 
 PADDING = 0  # any token would do: attention is causal, and labels at padding are not scored
 UNSCORED = -100  # cross_entropy's ignore_index
@@ -112,10 +110,10 @@ class Finetune(BuiltinWorkload):
     item = "example"
     token: str | None = "token"
 
-    def __init__(
-        self, section: FinetuneSection, data: DocumentData, encoder: BytePairs, counts: Sequence[int]
-    ) -> None:
-        """counts: tokens of each training example before it is cut."""
+    def __init__(self, _: Config, section: FinetuneSection, data: DocumentData, progress: Progress) -> None:
+        encoder, lengths = learn(data.documents, section.vocabulary, progress)
+        progress("counting tokens")
+        counts = [count_tokens(text, encoder, lengths) for text in data.train]  # before they are cut
         predicted = [min(count - 1, data.sequence) for count in counts]
         self.tokens_per_item = sum(predicted) / len(predicted)
         line = f"{data.line()}; {self.tokens_per_item:,.0f} training tokens per example on average"
@@ -126,7 +124,7 @@ class Finetune(BuiltinWorkload):
         self.train_data = Examples(data.train, encoder, data.sequence)
         self.eval_data = Examples(data.evaluation, encoder, data.sequence)
         self.collate = Pad(data.sequence if section.pad == "full" else None)
-        self._build(lambda: build_model(section, len(encoder), data.sequence))
+        self._build(lambda: build_model(section, len(encoder), data.sequence), progress)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Cross-entropy in nats, a mean over the tokens of the micro-batch that are not padding."""
@@ -165,21 +163,6 @@ def _notes(section: FinetuneSection, sequence: int, counts: Sequence[int], vocab
             f"The examples give only {vocabulary:,} of {section.vocabulary:,} tokens: no other pair occurs twice."
         )
     return notes
-
-
-def prepare(
-    config: Config, section: FinetuneSection, problems: Problems, progress: Progress
-) -> Finetune | None:
-    """The configured workload, or None after adding to `problems`."""
-    progress(f"reading {source_name(section.data, builtin='the manual topics')}")
-    data = finetune_data.read_documents(config, section, problems)
-    if data is None:
-        return None
-    encoder, lengths = learn(data.documents, section.vocabulary, progress)
-    progress("counting tokens")
-    counts = [count_tokens(text, encoder, lengths) for text in data.train]
-    progress("building the model")
-    return Finetune(section, data, encoder, counts)
 
 
 def count_tokens(text: str, encoder: BytePairs, lengths: Mapping[str, int]) -> int:

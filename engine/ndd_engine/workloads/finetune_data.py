@@ -13,8 +13,8 @@ from typing import Any
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import FinetuneSection
 
-from .files import MAX_BYTES, UNREADABLE_PATH, manual_topics, read_text
-from .problems import KEY, SHOWN_ERRORS, ErrorList, Problems, check_step
+from .files import MAX_BYTES, UNREADABLE_PATH, manual_topics, read_text, source_name
+from .problems import KEY, SHOWN_ERRORS, ErrorList, Problems, Progress, check_step
 from .windows import DataFacts
 
 WORDS = ("builtin",)
@@ -66,8 +66,11 @@ class _Documents:
     notes: list[str] = field(default_factory=list)
 
 
-def read_documents(config: Config, section: FinetuneSection, problems: Problems) -> DocumentData | None:
+def read_documents(
+    config: Config, section: FinetuneSection, problems: Problems, progress: Progress
+) -> DocumentData | None:
     """The documents, or None after adding every error to `problems`."""
+    progress(f"reading {source_name(section.data, builtin='the manual topics')}")
     before = len(problems.found)
     found = _topics(section, problems) if section.data == "builtin" else _own_documents(section, problems)
     check_step(config.batch, section.examples, "examples", problems, "or a higher workload.examples")

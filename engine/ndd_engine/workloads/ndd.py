@@ -8,22 +8,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
-from . import eeg_data
-from .base import Batch, BuiltinWorkload, MeanLoss, sliding_windows
+from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, sliding_windows
 from .eeg_data import EegData
 from .eeg_signals import OUTLIER_SIGMAS, clip_outliers, standardise, synthetic
 from .ndd_model import build_model
-from .problems import Problems, Progress
+from .problems import Progress
 from .windows import window_count
 
 
-class SampleWindows(Dataset[Any]):
+class SampleWindows(GatherItems):
     """Windows of stride 1 over one tensor (samples, channels): samples - sequence items.
 
     An item is (window (sequence, channels), next sample (1, channels)); with labels (samples,) also the label of that
@@ -37,8 +35,7 @@ class SampleWindows(Dataset[Any]):
         return window_count(len(self.signal), self.sequence + 1)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of {len(self)}")
+        self.check(index)
         end = index + self.sequence
         item = (self.signal[index:end], self.signal[end : end + 1])
         return item if self.labels is None else (*item, self.labels[end])
@@ -49,16 +46,6 @@ class SampleWindows(Dataset[Any]):
         windows = sliding_windows(self.signal, self.sequence).index_select(0, indices)
         found = (windows, self.signal[ends].unsqueeze(1))
         return found if self.labels is None else (*found, self.labels[ends])
-
-    def to(self, device: torch.device) -> SampleWindows:
-        """The same windows of the recording on another device."""
-        labels = None if self.labels is None else self.labels.to(device)
-        return SampleWindows(self.signal.to(device), self.sequence, labels)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that `to` allocates on the device."""
-        return self.signal.nbytes + (0 if self.labels is None else self.labels.nbytes)
 
 
 @dataclass(frozen=True)
@@ -108,7 +95,8 @@ class Ndd(BuiltinWorkload):
     item = "window"
     token: str | None = "sample"
 
-    def __init__(self, section: NddSection, data: EegData, recording: EegSignal) -> None:
+    def __init__(self, config: Config, section: NddSection, data: EegData, progress: Progress) -> None:
+        recording = make_signal(section, config.run.seed, data)
         super().__init__(data.line(), recording.notes)
         sequence, train = data.layout.sequence, data.layout.parts.train
         self.tokens_per_item = sequence
@@ -116,7 +104,7 @@ class Ndd(BuiltinWorkload):
         signal, labels = recording.signal, recording.labels
         self.train_data = SampleWindows(signal[:train], sequence)
         self.eval_data = SampleWindows(signal[train:], sequence, None if labels is None else labels[train:])
-        self._build(lambda: build_model(section, data.channels, sequence))
+        self._build(lambda: build_model(section, data.channels, sequence), progress)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Mean squared error over items and channels."""
@@ -130,17 +118,6 @@ class Ndd(BuiltinWorkload):
         """One line."""
         hidden = "-".join(map(str, self._section.hidden))
         return f"{self._section.model} {hidden}, {self._channels} channels"
-
-
-def prepare(config: Config, section: NddSection, problems: Problems, progress: Progress) -> Ndd | None:
-    """The configured workload, or None after adding to `problems`."""
-    progress("synthesising the recording" if section.data == "builtin" else f"reading {section.data}")
-    data = eeg_data.read_eeg(config, section, problems)
-    if data is None:
-        return None
-    recording = make_signal(section, config.run.seed, data)
-    progress("building the model")
-    return Ndd(section, data, recording)
 
 
 def make_signal(section: NddSection, seed: int, data: EegData) -> EegSignal:

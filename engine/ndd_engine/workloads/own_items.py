@@ -14,7 +14,7 @@ from ndd_engine.batches import leaves, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 
-from .base import Batch, Collate
+from .base import Batch, Collate, GatherItems
 from .own_module import calling, said
 from .own_result import FactoryResult
 from .problems import Problems
@@ -23,7 +23,7 @@ EVAL_SHARE = 0.1
 _PLAIN = (Tensor, str, bytes, int, float, complex, type(None))
 
 
-class GatherTensors(Dataset[Any]):
+class GatherTensors(GatherItems):
     """A TensorDataset that makes a batch in one gather; items are tuples and batches lists, as in torch."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -38,15 +38,6 @@ class GatherTensors(Dataset[Any]):
     def batch(self, indices: Tensor) -> list[Tensor]:
         """The items at `indices` (B,) int64 as a collated batch."""
         return [tensor[indices] for tensor in self.tensors]
-
-    def to(self, device: torch.device) -> GatherTensors:
-        """The same items on another device."""
-        return GatherTensors([tensor.to(device) for tensor in self.tensors])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that `to` allocates on the device."""
-        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class DatasetSlice(Dataset[Any]):

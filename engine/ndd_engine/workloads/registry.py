@@ -16,21 +16,26 @@ from ndd_engine.config.workload_sections import (
 )
 from ndd_engine.errors import ConfigError
 
-from . import antispoof, chartext, finetune, ndd, own, summarise
+from . import own
+from .antispoof import Antispoof
 from .base import Workload
+from .chartext import Chartext
+from .facts import read_data
+from .finetune import Finetune
+from .ndd import Ndd
 from .problems import Problems, Progress
+from .summarise import Summarise
 
-_PREPARE: dict[type, Callable[[Config, Any, Problems, Progress], Workload | None]] = {
-    AntispoofSection: antispoof.prepare,
-    ChartextSection: chartext.prepare,
-    FinetuneSection: finetune.prepare,
-    NddSection: ndd.prepare,
-    SummariseSection: summarise.prepare,
-    OwnSection: own.prepare,
+_BUILDERS: dict[type, Callable[[Config, Any, Any, Progress], Workload]] = {
+    AntispoofSection: Antispoof,
+    ChartextSection: Chartext,
+    FinetuneSection: Finetune,
+    NddSection: Ndd,
+    SummariseSection: Summarise,
 }
 
 
-def prepare(config: Config, progress: Progress | None = None) -> Workload:
+def prepare(config: Config, progress: Progress = lambda _: None) -> Workload:
     """Model and datasets on the CPU. Raises ConfigError with every error in the data.
 
     The weights come from torch's global generator, which the caller seeds; synthetic data comes from a separate
@@ -38,7 +43,11 @@ def prepare(config: Config, progress: Progress | None = None) -> Workload:
     """
     problems = Problems("workload")
     section = config.workload
-    workload = _PREPARE[type(section)](config, section, problems, progress or (lambda _: None))
+    workload: Workload | None = None
+    if isinstance(section, OwnSection):
+        workload = own.prepare(config, section, problems, progress)
+    elif (data := read_data(config, problems, progress)) is not None:
+        workload = _BUILDERS[type(section)](config, section, data, progress)
     if workload is None or problems.found:
         raise ConfigError(problems.found)
     return workload

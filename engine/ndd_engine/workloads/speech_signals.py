@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -109,15 +110,14 @@ def mel_filters(mels: int = MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE) -
     return (1 - torch.where(distance < 0, -distance / below, distance / above)).clamp(min=0).float()
 
 
-class LogMel:
+class LogMel(NamedTuple):
     """Waveforms (B, samples) -> natural log of mel power (B, 128, 1 + samples // 160), both float32.
 
     Hann windows of 512 samples, centred on every 160th sample; the ends are reflected.
     """
 
-    def __init__(self, window: Tensor | None = None, filters: Tensor | None = None) -> None:
-        self.window = torch.hann_window(N_FFT) if window is None else window
-        self.filters = mel_filters() if filters is None else filters
+    window: Tensor = torch.hann_window(N_FFT)
+    filters: Tensor = mel_filters()
 
     def __call__(self, waves: Tensor) -> Tensor:
         spectrum = torch.stft(
@@ -125,10 +125,6 @@ class LogMel:
         )
         power = spectrum.real.square() + spectrum.imag.square()
         return (self.filters @ power + FLOOR).log()
-
-    def to(self, device: torch.device) -> LogMel:
-        """The same transform on another device."""
-        return LogMel(self.window.to(device), self.filters.to(device))
 
 
 def griffin_lim(wave: Tensor, rate: int, generator: Generator) -> Tensor:

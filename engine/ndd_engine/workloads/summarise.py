@@ -8,15 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import SummariseSection
 
-from . import summarise_data
-from .base import Batch, BuiltinWorkload, MeanLoss, Metric, build_checked
-from .files import source_name
-from .problems import Problems, Progress
+from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, Metric
+from .problems import Progress
 from .rouge import rouge
 from .summarise_data import PADDING, Encoded, Pair, PairData, Vocabulary
 from .summarise_model import PointerGenerator, negative_log_likelihood
@@ -35,7 +32,7 @@ class Pairs(NamedTuple):
     target_out: Tensor
 
 
-class PairDataset(Dataset[Pairs]):
+class PairDataset(GatherItems):
     """Pairs concatenated in int32 tensors.
 
     words: the four fields of Pairs, (all source tokens,) twice and (all target tokens,) twice. starts: (4, N + 1),
@@ -61,8 +58,7 @@ class PairDataset(Dataset[Pairs]):
         return self.starts.shape[1] - 1
 
     def __getitem__(self, index: int) -> Pairs:
-        if not 0 <= index < len(self):
-            raise IndexError(f"pair {index} of {len(self)}")
+        self.check(index)
         bounds = self.starts[:, index : index + 2].tolist()
         return Pairs(
             *(words[start:end].long() for words, (start, end) in zip(self.words, bounds, strict=True))
@@ -84,17 +80,6 @@ class PairDataset(Dataset[Pairs]):
             found = words[torch.where(real, start.unsqueeze(1) + place, 0)]
             parts.append(torch.where(real, found, PADDING).long())
         return Pairs(*parts)
-
-    def to(self, device: torch.device) -> PairDataset:
-        """The same pairs on another device."""
-        return PairDataset(
-            tuple(words.to(device) for words in self.words), self.starts.to(device), self.limits
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that `to` allocates on the device."""
-        return sum(tensor.nbytes for tensor in (*self.words, self.starts))
 
 
 class Padder:
@@ -173,7 +158,7 @@ class Summarise(BuiltinWorkload):
     item = "pair"
     token: str | None = "token"
 
-    def __init__(self, section: SummariseSection, data: PairData) -> None:
+    def __init__(self, _: Config, section: SummariseSection, data: PairData, progress: Progress) -> None:
         super().__init__(data.line(), data.notes)
         self.tokens_per_item = data.tokens_per_item
         self.better = "higher" if section.summaries else "lower"
@@ -188,8 +173,7 @@ class Summarise(BuiltinWorkload):
         self.train_data = PairDataset.of(train, limits)
         self.eval_data = PairDataset.of(evaluation, limits)
         self.collate = Padder(limits)
-        self._writer = build_checked(lambda: build_model(section))
-        self.model, self.parts = self._writer, self._writer.parts()
+        self._writer = self._build(lambda: build_model(section), progress)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Probability of each target word (B, T)."""
@@ -216,18 +200,6 @@ class Summarise(BuiltinWorkload):
             f"{section.layers} layers, hidden {section.hidden}, embedding {section.embedding}, vocabulary "
             f"{section.vocabulary:,}, {section.decoder} decoder"
         )
-
-
-def prepare(
-    config: Config, section: SummariseSection, problems: Problems, progress: Progress
-) -> Summarise | None:
-    """The configured workload, or None after adding to `problems`."""
-    progress(f"reading {source_name(section.data, builtin='the docstrings of the standard library')}")
-    data = summarise_data.read_pairs(config, section, problems, progress)
-    if data is None:
-        return None
-    progress("building the model")
-    return Summarise(section, data)
 
 
 def build_model(section: SummariseSection) -> PointerGenerator:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import SummariseSection
 
-from .files import read_text
+from .files import read_text, source_name
 from .problems import KEY, ErrorList, Problems, Progress, check_step
 from .text_data import library_texts
 from .windows import DataFacts, split
@@ -126,9 +126,10 @@ class PairData:
 
 
 def read_pairs(
-    config: Config, section: SummariseSection, problems: Problems, progress: Progress = lambda _: None
+    config: Config, section: SummariseSection, problems: Problems, progress: Progress
 ) -> PairData | None:
     """The pairs, or None after adding every error to `problems`."""
+    progress(f"reading {source_name(section.data, builtin='the docstrings of the standard library')}")
     before = len(problems.found)
     builtin = section.data == "builtin"
     pairs = _library(section, problems, progress) if builtin else _read_file(section, problems)

@@ -11,8 +11,8 @@ from pathlib import Path
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
-from .files import manual_topics, read_text
-from .problems import KEY, Problems
+from .files import manual_topics, read_text, source_name
+from .problems import KEY, Problems, Progress
 from .windows import DataFacts, Layout, split
 
 WORDS = ("builtin", "stdlib")
@@ -38,8 +38,12 @@ class TextData:
         return f"{len(self.text):,} characters ({len(self.vocabulary)} distinct), {self.layout.text}"
 
 
-def read_characters(config: Config, section: ChartextSection, problems: Problems) -> TextData | None:
+def read_characters(
+    config: Config, section: ChartextSection, problems: Problems, progress: Progress
+) -> TextData | None:
     """The text, or None after adding every error to `problems`."""
+    names = {"builtin": "the manual topics", "stdlib": "the standard library's source"}
+    progress(f"reading {source_name(section.data, **names)}")
     if section.data == "builtin":
         topics = manual_topics(problems, 'use a path to a text file, or "stdlib"')
         text = None if topics is None else "\n".join(topics)
