@@ -263,22 +263,20 @@ def _divide(
     speakers = [match[1].lower() for match in matches if match is not None]
     known = len(set(speakers)) if len(speakers) == len(recordings) else None
     files = [recording.speaker for recording in recordings]  # the same name in both folders is one group
-    kept = None
-    groups = speakers if known is not None else files
-    if known is not None:
-        kept = held_out(_counts(groups, recordings), share)
-        if kept is None:
-            notes.append(
-                "The data cannot be split by speaker with both kinds of speech in both parts: recordings are split one "
-                "by one, and both parts may have the same voice."
-            )
-            groups = files
-    else:
+    kept, groups = None, files
+    if known is None:
         notes.append(
             "The file names do not contain speakers (like 7_anna_0.wav): recordings are split one by one, and both "
             "parts may have the same voice."
         )
-    kept = kept if kept is not None else held_out(_counts(groups, recordings), share)
+    elif (kept := held_out(_counts(speakers, recordings), share)) is None:
+        notes.append(
+            "The data cannot be split by speaker with both kinds of speech in both parts: recordings are split one "
+            "by one, and both parts may have the same voice."
+        )
+    else:
+        groups = speakers
+    kept = kept or held_out(_counts(files, recordings), share)
     if kept is None:
         message = f"too few recordings for training and evaluation: {len(recordings):,}"
         allowed = "at least two recordings" + ("" if copied else " of each kind, with different names")

@@ -125,7 +125,18 @@ class Trunk(nn.Module):
         return result
 
 
-class NextCharacterModel(nn.Module):
+class CharacterModel(nn.Module):
+    """A trunk and a head."""
+
+    trunk: Trunk
+    head: nn.Linear
+
+    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
+        """Sub-phases of forward."""
+        return {**self.trunk.parts(), "head": self.head}
+
+
+class NextCharacterModel(CharacterModel):
     """Autoregressive: (B, T) int64 -> logits of the next character (B, T, vocabulary). No biases anywhere.
 
     Parameters: (vocabulary + context) x width + layers x (12 width^2 + 2 width) + width, and vocabulary x width for the
@@ -148,10 +159,6 @@ class NextCharacterModel(nn.Module):
         if tie_weights:
             self.head.weight = self.trunk.characters.weight
         initialise(self, layers)
-
-    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward."""
-        return {**self.trunk.parts(), "head": self.head}
 
     def forward(self, indices: Tensor) -> Tensor:
         logits: Tensor = self.head(self.trunk(indices))
@@ -177,7 +184,7 @@ class NoiseEmbedding(nn.Module):
         return F.silu(self.second(F.silu(self.first(waves))))
 
 
-class ScoreModel(nn.Module):
+class ScoreModel(CharacterModel):
     """Diffusion over characters with an absorbing state (SEDD: Lou, Meng & Ermon, ICML 2024).
 
     forward(indices (B, T) int64, noise (B,)) -> (B, T, vocabulary) float: the logarithm of score x (exp(noise) - 1),
@@ -205,10 +212,6 @@ class ScoreModel(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and (name.endswith("modulation") or name == "head"):
                 nn.init.zeros_(module.weight)
-
-    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward."""
-        return {**self.trunk.parts(), "head": self.head}
 
     def forward(self, indices: Tensor, noise: Tensor) -> Tensor:
         condition = self.noise(noise)

@@ -77,12 +77,10 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
     if isinstance(loss, nn.modules.loss._Loss):
         name = type(loss).__name__
         advice = f"write it as: lambda output, batch: nn.{name}()(output, batch[1])"
-        problems.add(
-            "loss", f"nn.{name} takes (output, target)", None, "a function loss(output, batch)", advice
-        )
+        reader.add("loss", f"nn.{name} takes (output, target)", "a function loss(output, batch)", advice)
     better = reader.text("better") or "lower"
     if better not in ("lower", "higher"):
-        message = "this is not a direction in which the first value of the metric improves"
+        message = "this is not a direction in which a metric improves"
         problems.add("better", message, better, '"lower" or "higher"')
     others: dict[str, Any] = {
         "better": better,
@@ -94,8 +92,8 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
         "collate": reader.collate(train, evaluation),
         "parts": reader.parts(model),
         "epochs_differ": reader.flag("epochs_differ"),
-        "describe_model": reader.line("describe_model"),
-        "describe_data": reader.line("describe_data"),
+        "describe_model": reader.text("describe_model", called=True),
+        "describe_data": reader.text("describe_data", called=True),
         "notes": [*reader.lines("notes"), *train.notes, *evaluation.notes, *reader.unknown()],
     }
     if problems.found:
@@ -120,6 +118,10 @@ class _Reader:
         self.value = SimpleNamespace(**value) if isinstance(value, Mapping) else value
         self.problems = problems
 
+    def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
+        """Adds a problem with the part `name`."""
+        self.problems.add(name, message, None, allowed, suggestion)
+
     def get(self, name: str, needed: bool = False) -> Any:
         """An attribute, or None; adds a problem if it is missing and needed."""
         with calling(f"reading {name}", where=self.problems.where):
@@ -129,7 +131,7 @@ class _Reader:
             close = difflib.get_close_matches(name, others, n=1)
             advice = f"rename {printable(close[0])} to {name}" if close else f"add it: {name}=…"
             message = f"is missing from the {type(self.value).__name__} that the factory returned"
-            self.problems.add(name, message, suggestion=advice)
+            self.add(name, message, suggestion=advice)
         return found
 
     def unknown(self) -> list[str]:
@@ -154,14 +156,10 @@ class _Reader:
         lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
         if lazy:
             advice = "run one batch through the model in the factory"
-            self.problems.add(
-                "model", f"the parameter {lazy[0]} has no shape yet (lazy layer)", suggestion=advice
-            )
+            self.add("model", f"the parameter {lazy[0]} has no shape yet (lazy layer)", suggestion=advice)
         elif not any(parameter.requires_grad for parameter in found.parameters()):
             advice = "set requires_grad to True for the parameters to train"
-            self.problems.add(
-                "model", f"{type(found).__name__} has no trainable parameter", suggestion=advice
-            )
+            self.add("model", f"{type(found).__name__} has no trainable parameter", suggestion=advice)
         return found
 
     def data(self, name: str, config: Config, needed: bool = False) -> _Data:
@@ -174,14 +172,14 @@ class _Reader:
         if isinstance(data, IterableDataset):
             message = f"{type(data).__name__} is an IterableDataset, in which a run cannot resume"
             advice = "wrap it in a Dataset that returns the item at an index"
-            self.problems.add(name, message, allowed=MAP_STYLE, suggestion=advice)
+            self.add(name, message, MAP_STYLE, advice)
         elif isinstance(data, (Mapping, str, bytes)):
             self._wrong(name, data, MAP_STYLE)
         else:
             lacks = [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]
             if lacks:
                 message, advice = f"{kind(data)} has no {' and no '.join(lacks)}", "define both in its class"
-                self.problems.add(name, message, allowed=MAP_STYLE, suggestion=advice)
+                self.add(name, message, MAP_STYLE, advice)
             else:
                 self._length(name, data)
         return read
@@ -194,7 +192,7 @@ class _Reader:
         if train.data is not None and evaluation.data is not None and train.collate != evaluation.collate:
             message = "the DataLoaders train_data and eval_data have different collate functions"
             allowed = "one function for both, from a list of items to a batch"
-            self.problems.add("collate", message, allowed=allowed, suggestion="return it as collate")
+            self.add("collate", message, allowed=allowed, suggestion="return it as collate")
         return train.collate
 
     def function(
@@ -211,7 +209,7 @@ class _Reader:
         try:
             inspect.signature(found).bind(*arguments)
         except TypeError as error:
-            self.problems.add(name, f"cannot be called as {call}: {error}")
+            self.add(name, f"cannot be called as {call}: {error}")
         except ValueError:
             pass  # written in C, without a signature
         return found  # type: ignore[no-any-return]
@@ -229,21 +227,19 @@ class _Reader:
             modules = list(part) if isinstance(part, (Sequence, nn.ModuleList)) else [part]
             if not isinstance(name, str) or not all(isinstance(module, nn.Module) for module in modules):
                 allowed = "a module of the model, or a list of them"
-                self.problems.add(f"parts[{printable(str(name))}]", "is not a module", allowed=allowed)
+                self.add(f"parts[{printable(str(name))}]", "is not a module", allowed=allowed)
             elif inside is not None and not inside.issuperset(modules):
                 advice = "use submodules of model, as in model.encoder"
-                self.problems.add(
-                    f"parts[{printable(name)}]", "is not a part of the model", suggestion=advice
-                )
+                self.add(f"parts[{printable(name)}]", "is not a part of the model", suggestion=advice)
         return found
 
     def tokens_per_item(self) -> float:
         found, token = self.get("tokens_per_item"), self.get("token")
         if found is None:
             if token is not None:
-                message = f"is missing: token is {token!r}, but not how many of them an item has"
+                message = f"is missing, but token is set ({token!r})"
                 advice = "add the mean number of tokens per item"
-                self.problems.add("tokens_per_item", message, suggestion=advice)
+                self.add("tokens_per_item", message, suggestion=advice)
             return 1.0
         number = isinstance(found, (int, float)) and not isinstance(found, bool)
         if not number or not math.isfinite(found) or found <= 0:
@@ -251,12 +247,15 @@ class _Reader:
             return 1.0
         return float(found)
 
-    def text(self, name: str) -> str | None:
-        found = self.get(name)
+    def text(self, name: str, called: bool = False) -> str | None:
+        """A string, on one line; if `called`, a function without arguments may return it."""
+        found = self._called(name) if called else self.get(name)
         if found is not None and not isinstance(found, str):
-            self._wrong(name, found, "a string")
+            self._wrong(
+                name, found, f"a string{', or a function without arguments that returns one' * called}"
+            )
             return None
-        return None if found is None else printable(found)
+        return None if found is None else printable(" ".join(found.split()))
 
     def flag(self, name: str) -> bool:
         found = self.get(name)
@@ -264,21 +263,12 @@ class _Reader:
             self._wrong(name, found, "True or False")
         return found is True
 
-    def line(self, name: str) -> str | None:
-        """A string, or a function without arguments that returns one."""
-        found = self._called(name)
-        if found is not None and not isinstance(found, str):
-            self._wrong(name, found, "a string, or a function without arguments that returns one")
-            return None
-        return None if found is None else printable(" ".join(found.split()))
-
     def lines(self, name: str) -> list[str]:
         """A string or strings, or a function without arguments that returns them."""
         found = self._called(name)
         texts = [found] if isinstance(found, str) else found
-        if texts is not None and not (
-            isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-        ):
+        wrong = not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts)
+        if texts is not None and wrong:
             self._wrong(name, texts, "a list of strings, or a function without arguments that returns one")
             return []
         return [printable(" ".join(text.split())) for text in texts or ()]
@@ -294,13 +284,13 @@ class _Reader:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]
 
     def _wrong(self, name: str, found: object, allowed: str) -> None:
-        self.problems.add(name, f"is {kind(found)}", allowed=allowed)
+        self.add(name, f"is {kind(found)}", allowed)
 
     def _length(self, name: str, data: Sized) -> None:
         with calling(f"len({name})", where=self.problems.where):
             count = len(data)
         if not count:
-            self.problems.add(name, "is empty", allowed="at least one item")
+            self.add(name, "is empty", allowed="at least one item")
 
     def _from_loader(self, name: str, loader: DataLoader[Any], config: Config) -> _Data:
         """The dataset and collate function of a DataLoader; the configuration replaces its other settings."""
@@ -309,7 +299,7 @@ class _Reader:
             return _Data(data)
         if (order := _custom_order(loader)) is not None:
             message = f"the DataLoader has {order}, so a resumed run cannot restore the order of the items"
-            self.problems.add(name, message, allowed=f"{MAP_STYLE}, or a DataLoader without it")
+            self.add(name, message, allowed=f"{MAP_STYLE}, or a DataLoader without it")
         collate: Any = None if loader.collate_fn is default_collate else loader.collate_fn
         train = name == "train_data"
         workers = config.loader.workers if train else config.loader.eval_workers
