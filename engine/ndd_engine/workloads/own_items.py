@@ -112,7 +112,7 @@ def try_items(train: Any, evaluation: Any, result: FactoryResult, where: str) ->
             items = [data[0], data[min(1, len(data) - 1)]]
         with calling(f"collating two items of {name}", advice, where):
             batch = join(items)
-        _check_batch(batch, name, problems)
+        _check_batch(batch, name, "change" if result.collate else "add", problems)
     with calling("train_data[0]", where=where):
         steady = _same_item(train[0], train[0])
     if result.epochs_differ:
@@ -174,11 +174,11 @@ def _slice(data: Any, start: int, count: int) -> Dataset[Any]:
     return (GatherSlice if gathers else DatasetSlice)(data, start, count)
 
 
-def _check_batch(batch: Batch, name: str, problems: Problems) -> None:
+def _check_batch(batch: Batch, name: str, verb: str, problems: Problems) -> None:
     """Adds a problem unless a batch consists of tensors that can be moved to the GPU."""
     wrong = next((type(leaf).__name__ for leaf in leaves(batch) if not isinstance(leaf, _PLAIN)), None)
     allowed = "a tensor, or a tuple, list or dict of tensors"
-    advice = "add collate, a function from a list of items to such a batch"
+    advice = f"{verb} collate, a function from a list of items to such a batch"
     if wrong is not None:
         message = f"a batch contains a {wrong}, which cannot be moved to the GPU"
         problems.add(name, message, allowed=allowed, suggestion=advice)

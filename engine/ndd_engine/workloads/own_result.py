@@ -116,7 +116,7 @@ class _Reader:
 
     def __init__(self, value: object, problems: Problems) -> None:
         self.value = SimpleNamespace(**value) if isinstance(value, Mapping) else value
-        self.problems = problems
+        self.problems, self._type = problems, type(value).__name__
 
     def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
         """Adds a problem with the part `name`."""
@@ -130,7 +130,7 @@ class _Reader:
             others = [known for known in self._names() if known not in NEEDED]
             close = difflib.get_close_matches(name, others, n=1)
             advice = f"rename {printable(close[0])} to {name}" if close else f"add it: {name}=…"
-            message = f"is missing from the {type(self.value).__name__} that the factory returned"
+            message = f"is missing from the {self._type} that the factory returned"
             self.add(name, message, suggestion=advice)
         return found
 
@@ -178,7 +178,10 @@ class _Reader:
         else:
             lacks = [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]
             if lacks:
-                message, advice = f"{kind(data)} has no {' and no '.join(lacks)}", "define both in its class"
+                message, advice = (
+                    f"{kind(data)} has no {' and no '.join(lacks)}",
+                    f"define {' and '.join(lacks)}",
+                )
                 self.add(name, message, MAP_STYLE, advice)
             else:
                 self._length(name, data)
@@ -267,9 +270,12 @@ class _Reader:
         """A string or strings, or a function without arguments that returns them."""
         found = self._called(name)
         texts = [found] if isinstance(found, str) else found
-        wrong = not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts)
-        if texts is not None and wrong:
-            self._wrong(name, texts, "a list of strings, or a function without arguments that returns one")
+        strings = texts is None or (
+            isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+        )
+        if not strings:
+            message = "has other items than strings" if isinstance(texts, Sequence) else f"is {kind(texts)}"
+            self.add(name, message, "a list of strings, or a function without arguments that returns one")
             return []
         return [printable(" ".join(text.split())) for text in texts or ()]
 
