@@ -1,4 +1,4 @@
-"""Apps under a pilot: made, read, waited for."""
+"""Helpers to make apps, read their screens and wait for conditions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.
         if true():
             return
         await pilot.pause(0.02)
-    raise AssertionError("it did not come true in time")
+    raise AssertionError("the condition was not met in time")
 
 
 async def tick(pilot: Pilot[Any]) -> None:

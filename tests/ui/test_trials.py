@@ -1,4 +1,4 @@
-"""Trials beside a real run: it stands still while one measures, and goes on whatever becomes of the trial."""
+"""Trials with a real run: it is paused during a trial and always resumes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SETS = ("loader.workers=1",)
 def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.01)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """A run that trains beside the test."""
+    """A run that trains during the test."""
     opened = Run.open(RunRequest(read(sets=(*TINY, "run.name=live")), tmp_path, probes=False))
     engine = threading.Thread(target=opened.execute)
     engine.start()
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 class Measuring:
-    """Stands for the measurement: notes how the run was meanwhile, and ends when a test says so."""
+    """A fake measurement: records the status of the run, and ends when a test says so."""
 
     def __init__(self, run: Run, error: Exception | None = None) -> None:
         self._run = run
@@ -82,14 +82,14 @@ def trials_of(source: EngineSource | AttachedSource, measure: Measure) -> RunTri
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_the_run_stands_still_and_goes_on(run: Run, attached: bool) -> None:
+def test_the_run_is_paused_and_resumes(run: Run, attached: bool) -> None:
     source = AttachedSource(run.directory, 0.02) if attached else EngineSource(run)
     measuring = Measuring(run)
     trials = trials_of(source, measuring)
     assert (trials.base, trials.pauses(), trials.refusal()) == ("run live", "live", "")
     job = trials.start(SETS, "few-workers", 60.0)
     until(lambda: job.progress is not None and job.progress.stage == "measuring")
-    assert trials.refusal() == "the trial before is still ending its processes" and not job.done
+    assert trials.refusal() == "the previous trial is still shutting down" and not job.done
     measuring.let.set()
     until(lambda: job.done)
     assert measuring.statuses == ["paused", "paused"] and job.problem == ""
@@ -104,7 +104,7 @@ def test_the_run_stands_still_and_goes_on(run: Run, attached: bool) -> None:
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_it_goes_on_after_a_trial_that_fails_or_is_stopped(run: Run, attached: bool) -> None:
+def test_it_resumes_after_a_trial_that_fails_or_is_stopped(run: Run, attached: bool) -> None:
     source = AttachedSource(run.directory, 0.02) if attached else EngineSource(run)
     failing = Measuring(run, RuntimeError("no such luck"))
     failing.let.set()
@@ -149,7 +149,7 @@ def test_edits_are_checked_and_the_result_is_written_as_a_configuration(
     again = trials.write(trial_event(sets=list(SETS), against="run live"))
     assert (path.name, again.name) == ("live-changed.toml", "live-changed-2.toml")
     text = path.read_text()
-    assert "measured: gain 1.42x (1.35 to 1.49) against run live" in text
+    assert "measured: gain 1.42x (1.35 to 1.49) vs. run live" in text
     config = read(path).resolve()
     assert config.loader.workers == 1 and config.batch.micro == 8 and config.run.name is None
     monkeypatch.chdir("/proc")

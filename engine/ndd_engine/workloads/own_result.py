@@ -1,0 +1,354 @@
+"""Checks the result of a user's factory and reports everything that is missing or wrong, all at once."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import ConfigError
+from ndd_engine.text import printable
+
+from .base import Collate, Parted
+from .own_module import calling, kind
+from .problems import Problems
+
+NEEDED = ("model", "train_data", "loss")
+OPTIONAL = (
+    "eval_data", "forward", "metric", "better", "item", "token", "tokens_per_item", "collate", "parts",
+    "epochs_differ", "describe_model", "describe_data", "notes",
+)  # fmt: skip
+MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
+RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
+
+
+@dataclass
+class FactoryResult:
+    """The parts of a workload that a factory returned, or their defaults."""
+
+    model: nn.Module
+    train_data: Any
+    loss: Callable[..., Any]
+    eval_data: Any = None
+    forward: Callable[..., Any] | None = None
+    metric: Callable[..., Any] | None = None
+    better: str = "lower"
+    item: str = "item"
+    token: str | None = None
+    tokens_per_item: float = 1.0
+    collate: Collate | None = None
+    parts: Mapping[str, Parted] = field(default_factory=dict)
+    epochs_differ: bool = False
+    describe_model: str | None = None
+    describe_data: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def read_result(value: object, where: str, config: Config) -> FactoryResult:
+    """The parts of the value that a factory returned. where: file and line of the factory.
+
+    Raises ConfigError with everything that is missing or wrong.
+    """
+    problems = Problems(where)
+    if (wrong := _wrong_result(value)) is not None:
+        problems.add("", f"the factory returned {wrong}", allowed=RESULT)
+        raise ConfigError(problems.found)
+    reader = _Reader(value, problems)
+    model = reader.model()
+    train = reader.data("train_data", config, needed=True)
+    evaluation = reader.data("eval_data", config)
+    loss = reader.function("loss", ("output", "batch"), needed=True)
+    if isinstance(loss, nn.modules.loss._Loss):
+        name = type(loss).__name__
+        advice = f"write it as: lambda output, batch: nn.{name}()(output, batch[1])"
+        reader.add("loss", f"nn.{name} takes (output, target)", "a function loss(output, batch)", advice)
+    better = reader.text("better") or "lower"
+    if better not in ("lower", "higher"):
+        message = "this is not a direction in which a metric improves"
+        problems.add("better", message, better, '"lower" or "higher"')
+    others: dict[str, Any] = {
+        "better": better,
+        "forward": reader.function("forward", ("model", "batch")),
+        "metric": reader.function("metric", ()),
+        "item": reader.text("item") or "item",
+        "token": reader.text("token"),
+        "tokens_per_item": reader.tokens_per_item(),
+        "collate": reader.collate(train, evaluation),
+        "parts": reader.parts(model),
+        "epochs_differ": reader.flag("epochs_differ"),
+        "describe_model": reader.text("describe_model", called=True),
+        "describe_data": reader.text("describe_data", called=True),
+        "notes": [*reader.lines("notes"), *train.notes, *evaluation.notes, *reader.unknown()],
+    }
+    if problems.found:
+        raise ConfigError(problems.found)
+    assert model is not None and loss is not None
+    return FactoryResult(model, train.data, loss, evaluation.data, **others)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """A dataset, its DataLoader's collate function (None: torch's default), and notes about that DataLoader."""
+
+    data: Any = None
+    collate: Collate | None = None
+    notes: tuple[str, ...] = ()
+
+
+class _Reader:
+    """Reads the attributes of the factory's result and adds a problem for each wrong one."""
+
+    def __init__(self, value: object, problems: Problems) -> None:
+        self.value = SimpleNamespace(**value) if isinstance(value, Mapping) else value
+        self.problems, self._type = problems, type(value).__name__
+
+    def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
+        """Adds a problem with the part `name`."""
+        self.problems.add(name, message, None, allowed, suggestion)
+
+    def get(self, name: str, needed: bool = False) -> Any:
+        """An attribute, or None; adds a problem if it is missing and needed."""
+        with calling(f"reading {name}", where=self.problems.where):
+            found = getattr(self.value, name, None)
+        if found is None and needed:
+            others = [known for known in self._names() if known not in NEEDED]
+            close = difflib.get_close_matches(name, others, n=1)
+            advice = f"rename {printable(close[0])} to {name}" if close else f"add it: {name}=…"
+            message = f"is missing from the {self._type} that the factory returned"
+            self.add(name, message, suggestion=advice)
+        return found
+
+    def unknown(self) -> list[str]:
+        """Notes about unknown names in a dict or SimpleNamespace; other objects may have attributes of their own."""
+        if type(self.value) is not SimpleNamespace:
+            return []
+        notes = []
+        for name in self._names():
+            if name not in (*NEEDED, *OPTIONAL):
+                close = difflib.get_close_matches(name, OPTIONAL, n=1)
+                meant = f" (did you mean {close[0]}?)" if close else ""
+                notes.append(f"The factory also returned {printable(name)}, which is not used{meant}.")
+        return notes
+
+    def model(self) -> nn.Module | None:
+        found = self.get("model", needed=True)
+        if found is None:
+            return None
+        if not isinstance(found, nn.Module):
+            self._wrong("model", found, "a torch.nn.Module")
+            return None
+        lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
+        if lazy:
+            advice = "run one batch through the model in the factory"
+            self.add("model", f"the parameter {lazy[0]} has no shape yet (lazy layer)", suggestion=advice)
+        elif not any(parameter.requires_grad for parameter in found.parameters()):
+            advice = "set requires_grad to True for the parameters to train"
+            self.add("model", f"{type(found).__name__} has no trainable parameter", suggestion=advice)
+        return found
+
+    def data(self, name: str, config: Config, needed: bool = False) -> _Data:
+        """A map-style dataset, which may be that of a DataLoader."""
+        found = self.get(name, needed)
+        if found is None:
+            return _Data()
+        read = self._from_loader(name, found, config) if isinstance(found, DataLoader) else _Data(found)
+        data = read.data
+        if isinstance(data, IterableDataset):
+            message = f"{type(data).__name__} is an IterableDataset, in which a run cannot resume"
+            advice = "wrap it in a Dataset that returns the item at an index"
+            self.add(name, message, MAP_STYLE, advice)
+        elif isinstance(data, (Mapping, str, bytes)):
+            self._wrong(name, data, MAP_STYLE)
+        else:
+            lacks = [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]
+            if lacks:
+                message, advice = (
+                    f"{kind(data)} has no {' and no '.join(lacks)}",
+                    f"define {' and '.join(lacks)}",
+                )
+                self.add(name, message, MAP_STYLE, advice)
+            else:
+                self._length(name, data)
+        return read
+
+    def collate(self, train: _Data, evaluation: _Data) -> Collate | None:
+        """The factory's collate function, else that of the DataLoaders."""
+        own = self.function("collate", ("items",))
+        if own is not None:
+            return own
+        if train.data is not None and evaluation.data is not None and train.collate != evaluation.collate:
+            message = "the DataLoaders train_data and eval_data have different collate functions"
+            allowed = "one function for both, from a list of items to a batch"
+            self.add("collate", message, allowed=allowed, suggestion="return it as collate")
+        return train.collate
+
+    def function(
+        self, name: str, arguments: tuple[str, ...], needed: bool = False
+    ) -> Callable[..., Any] | None:
+        """A callable that takes these arguments."""
+        found = self.get(name, needed)
+        if found is None:
+            return None
+        call = f"{name}({', '.join(arguments)})"
+        if not callable(found):
+            self._wrong(name, found, f"a function {call}")
+            return None
+        try:
+            inspect.signature(found).bind(*arguments)
+        except TypeError as error:
+            self.add(name, f"cannot be called as {call}: {error}")
+        except ValueError:
+            pass  # written in C, without a signature
+        return found  # type: ignore[no-any-return]
+
+    def parts(self, model: nn.Module | None) -> Mapping[str, Parted]:
+        """Names of sub-phases, each with one or more modules of the model."""
+        found = self.get("parts")
+        if found is None:
+            return {}
+        if not isinstance(found, Mapping):
+            self._wrong("parts", found, 'a dict such as {"encoder": model.encoder}')
+            return {}
+        inside = set(model.modules()) if model is not None else None
+        for name, part in found.items():
+            modules = list(part) if isinstance(part, (Sequence, nn.ModuleList)) else [part]
+            if not isinstance(name, str) or not all(isinstance(module, nn.Module) for module in modules):
+                allowed = "a module of the model, or a list of them"
+                self.add(f"parts[{printable(str(name))}]", "is not a module", allowed=allowed)
+            elif inside is not None and not inside.issuperset(modules):
+                advice = "use submodules of model, as in model.encoder"
+                self.add(f"parts[{printable(name)}]", "is not a part of the model", suggestion=advice)
+        return found
+
+    def tokens_per_item(self) -> float:
+        found, token = self.get("tokens_per_item"), self.get("token")
+        if found is None:
+            if token is not None:
+                message = f"is missing, but token is set ({token!r})"
+                advice = "add the mean number of tokens per item"
+                self.add("tokens_per_item", message, suggestion=advice)
+            return 1.0
+        number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        if not number or not math.isfinite(found) or found <= 0:
+            self._wrong("tokens_per_item", found, "a number above 0")
+            return 1.0
+        return float(found)
+
+    def text(self, name: str, called: bool = False) -> str | None:
+        """A string, on one line; if `called`, a function without arguments may return it."""
+        found = self._called(name) if called else self.get(name)
+        if found is not None and not isinstance(found, str):
+            self._wrong(
+                name, found, f"a string{', or a function without arguments that returns one' * called}"
+            )
+            return None
+        return None if found is None else printable(" ".join(found.split()))
+
+    def flag(self, name: str) -> bool:
+        found = self.get(name)
+        if found is not None and not isinstance(found, bool):
+            self._wrong(name, found, "True or False")
+        return found is True
+
+    def lines(self, name: str) -> list[str]:
+        """A string or strings, or a function without arguments that returns them."""
+        found = self._called(name)
+        texts = [found] if isinstance(found, str) else found
+        strings = texts is None or (
+            isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+        )
+        if not strings:
+            message = "has other items than strings" if isinstance(texts, Sequence) else f"is {kind(texts)}"
+            self.add(name, message, "a list of strings, or a function without arguments that returns one")
+            return []
+        return [printable(" ".join(text.split())) for text in texts or ()]
+
+    def _called(self, name: str) -> Any:
+        found = self.get(name)
+        if not callable(found):
+            return found
+        with calling(f"{name}()", where=self.problems.where):
+            return found()
+
+    def _names(self) -> list[str]:
+        return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]
+
+    def _wrong(self, name: str, found: object, allowed: str) -> None:
+        self.add(name, f"is {kind(found)}", allowed)
+
+    def _length(self, name: str, data: Sized) -> None:
+        with calling(f"len({name})", where=self.problems.where):
+            count = len(data)
+        if not count:
+            self.add(name, "is empty", allowed="at least one item")
+
+    def _from_loader(self, name: str, loader: DataLoader[Any], config: Config) -> _Data:
+        """The dataset and collate function of a DataLoader; the configuration replaces its other settings."""
+        data: Any = loader.dataset
+        if isinstance(data, IterableDataset):
+            return _Data(data)
+        if (order := _custom_order(loader)) is not None:
+            message = f"the DataLoader has {order}, so a resumed run cannot restore the order of the items"
+            self.add(name, message, allowed=f"{MAP_STYLE}, or a DataLoader without it")
+        collate: Any = None if loader.collate_fn is default_collate else loader.collate_fn
+        train = name == "train_data"
+        workers = config.loader.workers if train else config.loader.eval_workers
+        other = []
+        if loader.batch_size not in (None, config.batch.micro):
+            other.append(f"batch_size {loader.batch_size} (batch.micro is {config.batch.micro})")
+        if loader.num_workers != workers:
+            key = "loader.workers" if train else "loader.eval_workers"
+            other.append(f"num_workers {loader.num_workers} ({key} is {workers})")
+        if loader.worker_init_fn is not None:
+            other.append("worker_init_fn")
+        if train and isinstance(loader.sampler, SequentialSampler):
+            other.append("shuffle=False (training items are always shuffled)")
+        notes = (f"Ignored settings of the DataLoader {name}: {', '.join(other)}.",) if other else ()
+        return _Data(data, collate, notes)
+
+
+def _custom_order(loader: DataLoader[Any]) -> str | None:
+    """What makes the order of a DataLoader custom, for people; None if it is torch's default."""
+    sampler: Any = loader.sampler
+    if loader.batch_sampler is None:
+        return "batch_size=None (its dataset returns whole batches)"
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        return f"a custom batch_sampler ({type(loader.batch_sampler).__name__})"
+    if type(sampler) is RandomSampler:
+        if sampler.replacement or sampler.num_samples != len(sampler.data_source):
+            return "a RandomSampler that repeats or omits items"
+    elif type(sampler) is not SequentialSampler:
+        return f"a custom sampler ({type(sampler).__name__})"
+    return None
+
+
+def _wrong_result(value: object) -> str | None:
+    """The type of a factory's result, for people, if it cannot have the parts of a workload; else None."""
+    if value is None:
+        return "None (is a return statement missing?)"
+    if isinstance(value, type):
+        return f"the class {value.__name__}, not an instance of it"
+    if isinstance(value, nn.Module) and getattr(value, "model", None) is None:
+        return "only the model"
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine (it is defined with async def)"
+    if isinstance(value, (list, str, bytes, int, float)) or type(value) is tuple:
+        return kind(value)
+    return None
