@@ -1,8 +1,8 @@
-# Two commands do everything on a fresh machine with Python 3.11 to 3.13 and make:
+# Two commands do everything on a fresh machine with Python 3.11 or newer and make:
 #   make run     set up and train the default workload in the console
-#   make test    set up and run lint, types, import contracts and tests
-# `make test-slow` runs the tests that take long; `make faults` plants faults and looks whether they are
-# named and cured (about 70 minutes).
+#   make test    set up and run lint, types, import contracts, docs and tests
+# Further: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
+# docs, dist, bench, faults (planted faults, about 70 minutes), screenshots.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,23 +13,47 @@ JOBS ?= 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP := $(BIN)/python $(INSTALL)
 PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
+# Both ends of the range in pyproject.toml.
+TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test test-slow lint bench faults screenshots clean
+.PHONY: run test test-slow test-textual lint docs dist bench faults screenshots clean
 
 run: $(VENV)/.run
 	@$(BIN)/ndd-console train $(ARGS)
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+# Snapshots belong to the pinned version only.
+test-textual: $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)/.dev)
+	@for version in $(TEXTUAL_RANGE); do \
+		echo "Textual $$version" >&2; \
+		$(VENV)-textual-$$version/bin/python -m pytest tests/ui tests/terminal -n $(JOBS) --dist loadfile \
+			--ignore tests/ui/test_snapshots.py --ignore tests/ui/test_wizard_snapshots.py || exit 1; \
+	done
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Without --quiet: it would also silence the warnings that --strict counts.
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel is installed into a fresh environment and trains a few steps there.
+dist: $(VENV)/.dev
+	rm -rf dist $(VENV)-dist
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/python $(INSTALL) dist/*.whl
+	$(VENV)-dist/bin/ndd-console --version
+	$(VENV)-dist/bin/ndd-console --runs $(VENV)-dist/runs train --headless --max-steps 20 --set workload.size=tiny
+	rm -rf $(VENV)-dist
 
 bench: $(BENCH_VENV)/.bench
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
@@ -51,7 +75,17 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
-# The rivals bring numpy and more: a venv of their own, so that the product and its tests are seen to need none of it.
+$(VENV)/.docs: $(VENV)/.dev
+	@$(PIP) --editable '.[dev,docs]'
+	@touch $@
+
+$(VENV)-textual-%/.dev: pyproject.toml constraints.txt
+	@test -x $(VENV)-textual-$*/bin/python || $(PYTHON) -m venv $(VENV)-textual-$*
+	@$(VENV)-textual-$*/bin/python $(INSTALL) --editable '.[dev]'
+	@$(VENV)-textual-$*/bin/python -m pip install --quiet --disable-pip-version-check textual==$*
+	@touch $@
+
+# The rivals bring numpy and more: a venv of their own shows that the package and its tests need none of it.
 $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	@echo "installing the benchmarks' own environment (torch is large; the first time takes a while)" >&2
@@ -59,4 +93,5 @@ $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) $(BENCH_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site dist \
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis

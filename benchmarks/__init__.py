@@ -1,1 +1,1 @@
-"""Measurements of ndd-console itself: commands that print ratios and times, never assertions. See __main__."""
+"""Benchmarks of ndd-console itself. They print ratios and times, and assert nothing. See __main__."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...] [--quick] [-o [FILE]]`: measure, print tables, judge nothing by exit status."""
+"""`python -m benchmarks [NAME ...] [--quick] [-o [FILE]]`: measure and print tables."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
-    """Run what was asked for. Returns 1 when a benchmark could not be carried out, whatever the figures are."""
+    """Run the selected benchmarks. Returns 1 if one of them failed to run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"which to run, of {', '.join(NAMES)} (default: all)"
+        "names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(NAMES)} (default: all)"
     )
-    parser.add_argument("--quick", action="store_true", help="a rough answer, each within a minute")
-    parser.add_argument(
-        "--device", default="cpu", help="device of what trains workloads, as run.device (default: cpu)"
-    )
+    parser.add_argument("--quick", action="store_true", help="rough results, within a minute per benchmark")
+    parser.add_argument("--device", default="cpu", help="device to train on, as in run.device (default: cpu)")
     parser.add_argument(
         "--workload", action="append", default=[], choices=WORKLOADS,
-        help="only this one in rivals, best, quality, steps and wizard; may be given several times",
+        help="limit rivals, best, quality, steps and wizard to this workload; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--pairs", type=int, metavar="N",
-        help="pairs of blocks for each ratio of rivals and best, for narrower intervals (default: by time)",
+        help="pairs of blocks per ratio in rivals and best; more pairs narrow the intervals (default: by time)",
     )  # fmt: skip
     parser.add_argument(
         "-o", nargs="?", const="", metavar="FILE", dest="output",
-        help="also write the tables to FILE, or without FILE to benchmarks/results/<date>-<machine>-<name>.txt",
+        help="also write the tables to FILE (default: benchmarks/results/<date>-<machine>-<name>.txt)",
     )  # fmt: skip
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in NAMES]
     if unknown:
-        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}; allowed: {', '.join(NAMES)}")
     if given.pairs is not None and given.pairs < 2:
-        parser.error("--pairs needs 2 or more: a pair in each order")
+        parser.error("--pairs has to be at least 2, one pair in each order")
     options = Options(given.quick, given.device, tuple(given.workload), given.pairs)
     failed: list[str] = []
     texts: list[str] = []
@@ -53,9 +51,9 @@ def main() -> int:
         module = importlib.import_module(f"{__package__}.{name}")
         try:
             text = _carry_out(module, options)
-        except Exception:  # noqa: BLE001  the others are measured nevertheless
+        except Exception:  # noqa: BLE001  continue with the others
             traceback.print_exc()
-            say(f"{name}: could not be measured")
+            say(f"{name}: failed")
             failed.append(name)
             continue
         print(text, flush=True)
@@ -78,7 +76,7 @@ def _carry_out(module: ModuleType, options: Options) -> str:
 def _write(path: Path, texts: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(texts), encoding="utf-8")
-    say(f"written to {path}")
+    say(f"wrote {path}")
 
 
 if __name__ == "__main__":

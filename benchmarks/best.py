@@ -1,11 +1,11 @@
-"""The best settings the engine has against each guide's settings before, on the machine at hand, on every workload.
+"""The engine's best settings vs. each guide's original settings, on this machine, for every workload.
 
-Each setting is tried on top of those that were kept so far, in a few pairs of blocks; it is kept when the median of
-its ratios is above 1.03. Then what was kept is measured against the settings before, in new pairs: the ones that chose
-it would flatter it. Every candidate is a real run of the engine in a process of its own (see subject); compiling and
-warming up are outside the ratios, and told with the number of steps after which they have paid.
+Each setting is tried on top of the settings kept so far, in a few pairs of blocks; it is kept if the median of its
+ratios is above 1.03. The kept settings are then measured vs. the original ones in new pairs, as the selecting pairs
+overestimate the gain. Every candidate is a real run of the engine in a child process (see subject); compiling and
+warm-up are not part of the ratios, and are reported with the number of steps after which they break even.
 
-Ratios are of items per second, so that another batch can be compared. Losses are those of the first steps.
+Ratios are of items per second, so that different batches are comparable. Losses are those of the first steps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ndd_engine.child import ChildError
+
 from .common import (
     Options,
     Table,
@@ -27,25 +29,25 @@ from .common import (
     as_seconds,
     paired,
     say,
-    summarise,
+    statistics_cells,
     undisturbed,
 )
 from .engine import ONLY_STEPS
 from .guides import OTHER_BATCH, Guide, Settings, Step, as_sets, guides, merged
 from .parity import WHY, parity
-from .subject import Subject, SubjectError, compiler_cache, opened
+from .subject import Subject, compiler_cache
 
 TITLE = (
-    "best: the engine's best settings / the guide's settings before (items per second, neighbouring blocks)"
+    "best: the engine's best settings / the guide's original settings (items per second, neighbouring blocks)"
 )
-STEPS_TITLE = "best, setting by setting: each on top of those kept before it"
+STEPS_TITLE = "best, setting by setting: each on top of the previously kept ones"
 COLUMNS = (
     "workload", "before, ms", "after, ms", "before, items/s", "after, items/s", "n", "min", "median", "max",
-    "95 % of the median", "the guide says", "by the median", "first losses",
+    "95 % CI of the median", "guide's claim", "by the median", "first losses",
 )  # fmt: skip
 STEP_COLUMNS = (
     "workload: setting", "step, ms", "items/s", "n", "min", "median", "max", "kept", "first losses", "numbers",
-    "compiling, s", "pays after steps",
+    "compiling, s", "breaks even after (steps)",
 )  # fmt: skip
 KEPT_FROM = 1.03
 LOSSES = 5
@@ -53,7 +55,7 @@ LOSSES = 5
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. search_s: of one workload's settings, after which no further one is tried."""
+    """How long to measure. search_s: limit for trying the settings of one workload."""
 
     block_s: float
     trial_pairs: int
@@ -69,7 +71,7 @@ QUICK = Effort(0.25, 2, 2.0, 4.0, 2, 3.0)
 
 @dataclass
 class Candidate:
-    """A run with its settings. steps: of a block."""
+    """A run with its settings. steps: per block."""
 
     settings: dict[str, str]
     subject: Subject
@@ -85,16 +87,14 @@ class Candidate:
 
 
 def measure(options: Options) -> list[Table]:
-    """What came of it, and how it was found."""
+    """The results, and the search for them."""
     result, steps = Table(TITLE, COLUMNS), Table(STEPS_TITLE, STEP_COLUMNS)
     effort = QUICK if options.quick else FULL
     if options.pairs is not None:
         effort = replace(effort, pairs=options.pairs, limit_s=math.inf, search_s=math.inf)
     steps.note(WHY)
     if options.quick:
-        steps.note(
-            "--quick tries all at once, but compiling and other batches, instead of one after the other"
-        )
+        steps.note("--quick tries all settings at once, without compiling and different batches")
     with tempfile.TemporaryDirectory(prefix="ndd-bench-compiled-") as cache:
         compiler_cache(cache)
         for guide in guides(options.device):
@@ -105,7 +105,7 @@ def measure(options: Options) -> list[Table]:
 
 
 class Search:
-    """The settings of one guide."""
+    """The search over the settings of one guide."""
 
     def __init__(self, guide: Guide, options: Options, effort: Effort, result: Table, steps: Table) -> None:
         self.guide, self.options, self.effort = guide, options, effort
@@ -114,13 +114,13 @@ class Search:
         self._open: list[Candidate] = []
 
     def carry_out(self) -> None:
-        """Search, then measure what was found."""
+        """Search, then measure the kept settings."""
         try:
             before = self._candidate(merged(self.guide.before))
             best, kept = self._search(before)
             self._conclude(before, best, kept)
-        except SubjectError as error:
-            self.result.add(self.guide.workload, "cannot be measured")
+        except ChildError as error:
+            self.result.add(self.guide.workload, "failed")
             self.result.note(f"{self.guide.workload}: {error}")
         finally:
             self._close_all()
@@ -131,7 +131,7 @@ class Search:
         for step in self._wanted():
             name = f"{self.guide.workload}: {step.name}"
             if time.perf_counter() > deadline:
-                self.steps.note(f"{name}: not tried, the time for this workload was up")
+                self.steps.note(f"{name}: not tried, the time limit for this workload was reached")
                 continue
             say(f"best: {name}")
             try:
@@ -140,8 +140,8 @@ class Search:
                 found = paired(
                     best.rate, _kept_in(tried, candidate.rate), self.effort.trial_pairs, self.effort.trial_s
                 )
-            except SubjectError as error:
-                self.steps.add(name, "not possible")
+            except ChildError as error:
+                self.steps.add(name, "failed")
                 self.steps.note(f"{name}: {error}")
                 continue
             ratios = [ratio.value for ratio in found]
@@ -157,16 +157,16 @@ class Search:
         return best, kept
 
     def _wanted(self) -> list[Step]:
-        card = self.options.device.startswith("cuda")
-        fitting = [step for step in self.guide.steps if card or not step.card]
+        gpu = self.options.device.startswith("cuda")
+        fitting = [step for step in self.guide.steps if gpu or not step.gpu]
         if not self.options.quick:
             return fitting
         plain = [step for step in fitting if not step.apart]
-        together: Settings = {}
+        combined: Settings = {}
         for step in plain:
-            together = {**together, **step.sets}
+            combined = {**combined, **step.sets}
         numbers = ", ".join(dict.fromkeys(step.numbers for step in plain))
-        return [Step("all at once", together, numbers)]
+        return [Step("all at once", combined, numbers)]
 
     def _row(
         self,
@@ -180,15 +180,15 @@ class Search:
         keep: bool,
     ) -> None:
         ready = candidate.subject.ready
-        compiling, pays = "", ""
+        compiling, break_even = "", ""
         if ready.compile_s is not None and best.subject.ready.compile_s is None:
             compiling = as_seconds(ready.compile_s)
             saved = ready.items / rate * (statistics.median(ratios) - 1)
-            pays = as_count(math.ceil(ready.compile_s / saved)) if saved > 0 else "never"
+            break_even = as_count(math.ceil(ready.compile_s / saved)) if saved > 0 else "never"
         self.steps.add(
             name, as_ms(ready.items / rate * 1e3), as_count(rate), str(len(ratios)),
             *(as_ratio(value) for value in (min(ratios), statistics.median(ratios), max(ratios))),
-            "yes" if keep else "no", self._same(before, candidate), step.numbers, compiling, pays,
+            "yes" if keep else "no", self._same(before, candidate), step.numbers, compiling, break_even,
         )  # fmt: skip
         for text in ready.not_in_effect:
             self.steps.note(f"{name}: {text}")
@@ -203,7 +203,7 @@ class Search:
         self._note_settings(before, best, kept)
         if not kept:
             items = before.subject.ready.items
-            self.result.add(name, as_ms(items / before.rate() * 1e3), "nothing made it faster")
+            self.result.add(name, as_ms(items / before.rate() * 1e3), "no setting made it faster")
             return
         say(f"best: {name}: before and after")
         taken: dict[str, list[float]] = {"before": [], "after": []}
@@ -214,7 +214,7 @@ class Search:
         ready, after = before.subject.ready, best.subject.ready
         figures = (
             as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
-            *_spread(values),
+            *statistics_cells(values, as_ratio),
         )  # fmt: skip
         for index, (says, ratio) in enumerate(guide.claims):
             cells = Target(ratio, at_least=True).cells(statistics.median(values), lambda value: f"{value:g}x")
@@ -225,14 +225,14 @@ class Search:
             self._loading(before, best, (old, new))
 
     def _loading(self, before: Candidate, best: Candidate, training: tuple[float, float]) -> None:
-        """The data work alone: batches made and thrown away. training: items per second of whole steps."""
+        """Data loading alone: batches are fetched and discarded. training: items per second of whole steps."""
 
         def rate(candidate: Candidate) -> float:
             return candidate.steps * candidate.subject.ready.items / candidate.subject.fetch(candidate.steps)
 
-        name = f"{self.guide.workload}: its data work alone"
+        name = f"{self.guide.workload}: data loading alone"
         taken: dict[str, list[float]] = {"before": [], "after": []}
-        # Made without training, batches take so little time after the change that a block needs more of them.
+        # Without training, optimised loading is so fast that a block needs more batches.
         quick = Candidate(best.settings, best.subject, best.steps * 8)
         values = self._ratios(
             name,
@@ -243,7 +243,7 @@ class Search:
         ready, after = before.subject.ready, best.subject.ready
         self.result.add(
             name, as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
-            *_spread(values),
+            *statistics_cells(values, as_ratio),
         )  # fmt: skip
         self.result.note(f"{name}: {training[0] / old:.0%} of a step before, {training[1] / new:.0%} after")
 
@@ -255,21 +255,21 @@ class Search:
 
     def _note_settings(self, before: Candidate, best: Candidate, kept: list[Step]) -> None:
         name, note = self.guide.workload, self.result.note
-        note(f"{name}, both: {' '.join(self.guide.scaled)}; {before.subject.ready.threads} threads")
+        note(f"{name}, common: {' '.join(self.guide.scaled)}; {before.subject.ready.threads} threads")
         note(f"{name}, before: {_words(before.settings)}")
         changed = {key: value for key, value in best.settings.items() if before.settings.get(key) != value}
-        note(f"{name}, after, changed: {_words(changed) or 'nothing'}")
+        note(f"{name}, after: {_words(changed) or 'nothing'}")
         others = [step.name for step in kept if step.numbers == OTHER_BATCH]
         if others:
-            note(f"{name}: {', '.join(others)} is another training: items are counted, not what they teach")
-        if not self.options.device.startswith("cuda") and self.guide.needs_card:
-            note(f"{name}: not measurable without a CUDA card: {self.guide.needs_card}")
+            note(f"{name}: {', '.join(others)} changes what is trained; ratios count items only")
+        if not self.options.device.startswith("cuda") and self.guide.needs_gpu:
+            note(f"{name}: not measurable without a CUDA GPU: {self.guide.needs_gpu}")
 
     # Runs.
 
     def _candidate(self, settings: dict[str, str]) -> Candidate:
         losses = 3 if self.options.quick else LOSSES
-        subject = opened(self.guide.workload, [*self._scaled, *as_sets(settings)], losses)
+        subject = Subject(self.guide.workload, [*self._scaled, *as_sets(settings)], losses)
         steps = max(round(self.effort.block_s / subject.ready.step_s), 2)
         candidate = Candidate(settings, subject, steps)
         self._open.append(candidate)
@@ -292,15 +292,9 @@ def _kept_in(values: list[float], measured: Callable[[], float]) -> Callable[[],
     return block
 
 
-def _spread(values: list[float]) -> tuple[str, ...]:
-    found = summarise(values)
-    interval = "" if found.interval is None else " … ".join(map(as_ratio, found.interval))
-    return (str(found.n), as_ratio(found.low), as_ratio(found.median), as_ratio(found.high), interval)
-
-
 def _further(name: str, says: str, verdict: str) -> tuple[str, ...]:
-    """A row for another claim about the same figures."""
-    return (name, *("",) * (COLUMNS.index("the guide says") - 1), says, verdict)
+    """A row for a further claim about the same figures."""
+    return (name, *("",) * (COLUMNS.index("guide's claim") - 1), says, verdict)
 
 
 def _words(settings: Mapping[str, str]) -> str:

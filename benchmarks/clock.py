@@ -1,11 +1,10 @@
-"""Phases and `other` against an independent clock: does every window add up to the time that really passed?
+"""Phases and `other` against an independent clock: do the phases of every window add up to the wall time?
 
-The real loop trains with windows of several lengths. The engine's clock reads perf_counter; this reads
-CLOCK_MONOTONIC_RAW, another clock of the kernel (without NTP's corrections), right before and right after each of
-those readings. A window's independent length is between the middles of the two brackets at its ends. Where a
-bracket is wider than a thousandth of the window, another thread held the interpreter in between and the two clocks
-were not read together: such windows are left out and counted. The figures of the engine are taken from
-events.jsonl, as anybody who reads the record sees them.
+The real loop trains with windows of several lengths. The engine's clock reads perf_counter; this benchmark reads
+CLOCK_MONOTONIC_RAW, a kernel clock without NTP corrections, right before and right after each of those readings. The
+independent length of a window is the distance between the middles of the brackets at its ends. If a bracket is wider
+than a thousandth of the window, another thread held the GIL between the readings: such windows are excluded and
+counted. The engine's figures are read from events.jsonl.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from ndd_engine.record.events import WindowEvent
 from .common import Options, Table, Target, as_percent, quantile, say
 from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, engine
 
-TITLE = "clock: phases + other against an independent clock (error as a share of the window)"
+TITLE = "clock: phases + other against an independent clock (relative error per window)"
 TARGET = Target(0.005)
 COLUMNS = (
     "case",
     "windows",
-    "left out",
+    "excluded",
     "phases/wall max",
     "phases/raw p50",
     "p99",
@@ -38,7 +37,7 @@ WIDEST_BRACKET = 1e-3  # of the window
 _EVERYTHING = ("evaluate.every_steps=150", "evaluate.batches=5", "checkpoint.every_steps=400")
 # (name, log.window_s, further settings, steps)
 CASES = (
-    ("every step a window", 0.0, (), 3000),
+    ("one window per step", 0.0, (), 3000),
     ("windows of 20 ms", 0.02, (), 5000),
     ("windows of 250 ms", 0.25, (), 8000),
     ("windows of 1 s, the default", 1.0, (), 10000),
@@ -47,7 +46,7 @@ CASES = (
 
 
 class WitnessedClock(PhaseClock):
-    """The engine's clock; `brackets` holds the independent clock (ns, before and after) at each end of a window."""
+    """The engine's clock; `brackets` holds readings of the independent clock (ns) around each end of a window."""
 
     def __init__(self) -> None:
         self._bracket = (0, 0)
@@ -76,11 +75,11 @@ def measure(options: Options) -> Table:
     for name, window_s, sets, steps in CASES:
         say(f"clock: {name}")
         _case(table, name, window_s, sets, steps // 6 if options.quick else steps)
-    table.note("phases/wall: the sum of the phases against the window's own wall_ns, in the record")
-    table.note("phases/raw: the sum of the phases against CLOCK_MONOTONIC_RAW at the ends of the window")
-    table.note("whole run: all windows together against CLOCK_MONOTONIC_RAW around the call of the loop")
+    table.note("phases/wall: sum of the phases vs. the window's own wall_ns, in the record")
+    table.note("phases/raw: sum of the phases vs. CLOCK_MONOTONIC_RAW at the ends of the window")
+    table.note("whole run: total of all windows vs. CLOCK_MONOTONIC_RAW around the call of the loop")
     table.note(
-        f"left out: the two clocks were not read within {as_percent(WIDEST_BRACKET)} of the window of each other"
+        f"excluded: the two clocks were read more than {as_percent(WIDEST_BRACKET)} of the window apart"
     )
     return table
 
@@ -106,9 +105,9 @@ def _case(table: Table, name: str, window_s: float, sets: Sequence[str], steps: 
 def errors_against(
     windows: Sequence[WindowEvent], brackets: Sequence[tuple[int, int]]
 ) -> tuple[list[float], int]:
-    """(error of each window as a share of it, number left out). brackets: one more than windows.
+    """(relative error of each window, number excluded). brackets: one more than windows.
 
-    Raises ValueError when the record does not hold every window.
+    Raises ValueError if the record lacks a window.
     """
     errors: list[float] = []
     left_out = 0
@@ -122,7 +121,7 @@ def errors_against(
 
 
 def _phases(window: WindowEvent) -> int:
-    """Sum of the phases; a part ("forward/encoder") is in its parent already."""
+    """Sum of the phases, without sub-phases ("forward/encoder")."""
     return sum(int(figures["host_ns"]) for name, figures in window.phases.items() if "/" not in name)
 
 

@@ -1,4 +1,4 @@
-"""What all benchmarks share: paired measurement, statistics, the environment they ran in, targets and tables."""
+"""Shared by all benchmarks: paired measurement, statistics, environment, targets and tables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ import psutil
 
 from ndd_engine.hardware.detect import detect
 
-# Shares of one core that other processes may use during a block before its pair is left out.
+# Maximum load by other processes, in cores, during a block; pairs above it are excluded.
 FOREIGN_LIMIT = 0.10
-# With fewer pairs than this left, all are used: a busy machine gives a rough answer rather than none.
+# With fewer undisturbed pairs than this, all are used: a rough result is better than none.
 FEWEST_PAIRS = 5
 _RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure. quick: a rough answer within a minute. device: for torch, as in run.device.
+    """How to measure. quick: rough results within a minute. device: as in run.device.
 
-    workloads: only these, where a benchmark goes through them; () for all. pairs: of blocks for each ratio of rivals
-    and best, however long they take; None for as many as their time allows.
+    workloads: to measure, () for all. pairs: of blocks per ratio in rivals and best; None: as many as fit their time.
     """
 
     quick: bool = False
@@ -38,7 +37,7 @@ class Options:
     pairs: int | None = None
 
     def wants(self, workload: str) -> bool:
-        """Whether this workload is to be measured."""
+        """Whether to measure this workload."""
         return not self.workloads or workload in self.workloads
 
 
@@ -47,7 +46,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures of one sample. interval: 95 % bootstrap interval of the median, None below 5 values."""
+    """Statistics of a sample. interval: 95 % bootstrap CI of the median, None below 5 values."""
 
     n: int
     low: float
@@ -57,13 +56,13 @@ class Summary:
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """The same values give the same interval. Raises ValueError without values."""
+    """Deterministic statistics. Raises ValueError without values."""
     if not values:
         raise ValueError("nothing was measured")
     interval = None
     if len(values) >= 5:
         generator = random.Random(0)
-        # The percentile method commutes with the logarithm, so for ratios this is the interval of the log-ratio too.
+        # The percentile method commutes with the logarithm, so this is also the interval of log-ratios.
         medians = sorted(
             statistics.median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES)
         )
@@ -72,7 +71,7 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed (nearest rank)."""
+    """The `share` quantile (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(max(-int(-len(ordered) * share // 1), 1), len(ordered)) - 1]
 
@@ -82,7 +81,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Block:
-    """One stretch of one side. rate: work per second. foreign: cores that other processes used meanwhile."""
+    """One block of one side. rate: work per second. foreign: cores used by other processes."""
 
     rate: float
     foreign: float
@@ -90,7 +89,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Subject over baseline of two neighbouring blocks, and the larger foreign share of the two."""
+    """Subject over baseline of two neighbouring blocks, and the larger foreign load of the two."""
 
     value: float
     foreign: float
@@ -101,10 +100,10 @@ def paired(
 ) -> list[Ratio]:
     """Measure in the order A B B A A B B A …; each callable runs one block and returns its rate.
 
-    At most `pairs` pairs; on a machine so busy that they do not fit into limit_s seconds, fewer (at least 2).
+    Measures up to `pairs` pairs, and at least 2; fewer than `pairs` if they do not fit into limit_s seconds.
 
-    Neighbours are compared, so that what drifts (other load, clock rates) meets both sides, and as each side is
-    first as often as last, a drift within a pair cancels over the pairs.
+    Comparing neighbours cancels slow drifts (other load, clock rates); alternating the order cancels drifts within a
+    pair over the pairs.
     """
     watch = LoadWatch()
 
@@ -126,51 +125,51 @@ def paired(
 
 
 def undisturbed(ratios: Sequence[Ratio]) -> tuple[list[float], str]:
-    """The ratios of the pairs that other processes left alone, and a note on which were left out."""
+    """The ratios of undisturbed pairs, and a note on excluded ones."""
     kept = [ratio.value for ratio in ratios if ratio.foreign <= FOREIGN_LIMIT]
     left_out = len(ratios) - len(kept)
     if left_out and len(kept) < FEWEST_PAIRS:
         return [ratio.value for ratio in ratios], (
-            f"other processes used over {FOREIGN_LIMIT:.0%} of a core in {left_out} of {len(ratios)} pairs; all are "
-            "used nevertheless: measure again on a quiet machine"
+            f"other processes used over {FOREIGN_LIMIT:.0%} of a core in {left_out} of {len(ratios)} pairs; too few "
+            "are left to exclude them: repeat on a quiet machine"
         )
     if left_out:
         return (
             kept,
-            f"{left_out} of {len(ratios)} pairs left out: other processes used over {FOREIGN_LIMIT:.0%} of a core",
+            f"{left_out} of {len(ratios)} pairs excluded: other processes used over {FOREIGN_LIMIT:.0%} of a core",
         )
     return kept, ""
 
 
-# The machine and what else it does.
+# The machine and its other load.
 
 
 class LoadWatch:
-    """How much processor time others take: that of the machine minus that of this process and its descendants."""
+    """CPU time of other processes: that of the machine minus that of this process and its descendants."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self.restart()
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Start measuring."""
         self._begin = self._look()
 
     def foreign(self) -> float:
-        """Cores in use by other processes since `restart`, on average. Resolution: 10 ms of processor time."""
+        """Average number of cores used by other processes since `restart`. Resolution: 10 ms of CPU time."""
         t, busy, own = self._look()
         t0, busy0, own0 = self._begin
         return max(((busy - busy0) - (own - own0)) / max(t - t0, 1e-9), 0.0)
 
     def _look(self) -> tuple[float, float, float]:
         times = psutil.cpu_times()
-        # Stolen time is another machine's work: it disturbs like a process of others.
+        # Stolen time is used by other virtual machines, and disturbs like other processes.
         names = ("user", "nice", "system", "irq", "softirq", "steal")
         busy = sum(float(getattr(times, name, 0.0)) for name in names)
         own = 0.0
         for process in (self._process, *self._process.children(recursive=True)):
             try:
-                # The time of a child that ended and was waited for is in its parent's children_*.
+                # The time of a reaped child is in its parent's children_*.
                 own += sum(process.cpu_times()[:4])
             except psutil.Error:
                 continue
@@ -178,7 +177,7 @@ class LoadWatch:
 
 
 class Environment:
-    """Made before a benchmark, asked for its lines after it: what the figures were measured on."""
+    """The environment of a benchmark: create it before, and read its lines afterwards."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -200,11 +199,11 @@ class Environment:
 
 
 def machine() -> str:
-    """Processor, usable cores and card, in one line."""
+    """CPU, usable cores and GPU, in one line."""
     found = detect(use_torch=False)
     cores = f"{found.host.usable_cpus:g} of {found.host.logical_cores} cores usable"
-    card = found.cards[0].name if found.cards else "no CUDA card"
-    return f"{found.host.cpu or platform.machine()}, {cores}, {card}"
+    gpu = found.cards[0].name if found.cards else "no CUDA GPU"
+    return f"{found.host.cpu or platform.machine()}, {cores}, {gpu}"
 
 
 def machine_slug() -> str:
@@ -215,7 +214,7 @@ def machine_slug() -> str:
 
 
 def software() -> str:
-    """Versions that decide about speed."""
+    """Versions that affect speed."""
     return ", ".join(
         [f"Python {platform.python_version()}"] + [f"{name} {_version(name)}" for name in _PACKAGES]
     )
@@ -225,7 +224,7 @@ _PACKAGES = ("torch", "textual", "ndd-console")
 
 
 def command_line() -> str:
-    """The command that this process was started with, as one would type it."""
+    """The command line of this process."""
     return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
 
 
@@ -245,7 +244,7 @@ def _load_average() -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure should be. The verdict is printed; it never changes an exit status."""
+    """The target of a figure. The verdict is printed, and does not affect the exit status."""
 
     limit: float
     at_least: bool = False
@@ -279,7 +278,7 @@ class Table:
             self.notes.append(text)
 
     def lines(self) -> list[str]:
-        """Aligned; columns that are empty throughout are left out."""
+        """Aligned lines, without empty columns."""
         used = [
             index for index in range(len(self.columns)) if index == 0 or any(row[index] for row in self.rows)
         ]
@@ -296,13 +295,13 @@ class Table:
         return out + [f"* {note}" for note in self.notes]
 
 
-STATISTICS: Cells = ("n", "min", "median", "max", "95 % of the median", "target", "by the median")
+STATISTICS: Cells = ("n", "min", "median", "max", "95 % CI of the median", "target", "by the median")
 
 
 def statistics_cells(
     values: Sequence[float], shown: Callable[[float], str], target: Target | None = None
 ) -> Cells:
-    """Cells for the columns STATISTICS; the target is judged by the median."""
+    """Cells for the columns STATISTICS; the target applies to the median."""
     if not values:
         return ("0",)
     found = summarise(values)
@@ -312,7 +311,7 @@ def statistics_cells(
 
 
 def report(tables: Table | Sequence[Table], environment: Environment) -> str:
-    """Whole tables as they are printed: title, environment, rows, notes; further ones without the environment."""
+    """The printed tables: title, environment, rows, notes; further tables without the environment."""
     first, *others = [tables] if isinstance(tables, Table) else tables
     lines = [f"== {first.title}", *environment.lines(), "", *first.lines(), ""]
     for table in others:
@@ -346,5 +345,9 @@ def as_percent(value: float) -> str:
 
 
 def say(text: str) -> None:
-    """Progress, for people, beside the tables."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def ignore(_stage: str | None) -> None:
+    """Reports no progress of a child process."""

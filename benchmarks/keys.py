@@ -1,12 +1,12 @@
-"""Key press to repaint while training: how long until the terminal has what the key calls for.
+"""Latency from a key press to the repaint while training.
 
-The real command, `ndd-console train`, in a real pseudo-terminal of 80 by 24, with steps of 1-3 ms that hold the
-interpreter. A key is pressed at a random moment, and the time is taken until the bytes are there that only its
-repaint contains: the title of the page that opens, the run's name when it closes (while a page is open the figures
-stand still), or the words "pausing after". Resuming happens while nothing trains and is not counted.
+Runs `ndd-console train` in a real 80x24 pseudo-terminal, with steps of 1-3 ms that hold the GIL. A key is pressed at
+a random moment; the latency ends when text arrives that only its repaint contains: the title of the page that opens,
+the run's name when it closes (figures do not update while a page is open), or "pausing after". Resuming is not counted,
+as nothing trains then.
 
-A lone escape is measured by itself: the framework waits ESCDELAY (100 ms) for the rest of a key sequence before it
-takes the byte for a key, unless the terminal speaks the newer keyboard protocol, which sends escape as a sequence.
+A lone escape is measured separately: the framework waits ESCDELAY (100 ms) for the rest of a key sequence, unless the
+terminal supports the newer keyboard protocol, which sends escape as a sequence.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WARM_UP_STEPS = 1000
 _HELP, _LOG, _PAUSING = b"words on the screen", b"captured output", b"pausing after"
 _NAME = _RUN.encode()
 ESCAPE, ESCAPE_SEQUENCE = b"\x1b", b"\x1b[27u"
-# (row, key, what its repaint contains); each row begins and ends on the live screen.
+# (row, key, text of its repaint)
 _PAGES = (
     ("? opens the help", b"?", _HELP),
     ("? closes it", b"?", _NAME),
@@ -46,7 +46,7 @@ _LONE = "escape (lone byte), not in the total"
 
 
 class Typist:
-    """Presses keys in a console that trains, and collects the times."""
+    """Presses keys in a training console, and collects the latencies."""
 
     def __init__(self, terminal: Terminal, reader: RunReader) -> None:
         self.terminal = terminal
@@ -56,7 +56,7 @@ class Typist:
         self._moments = random.Random(0)
 
     def press(self, row: str, key: bytes, expected: bytes) -> None:
-        """One press at a random moment; its time goes into the row."""
+        """Press a key at a random moment and record the latency under `row`."""
         self.terminal.drain(self._moments.uniform(0.08, 0.3))
         begin = time.perf_counter()
         self.terminal.press(key)
@@ -67,9 +67,9 @@ class Typist:
             self.times.setdefault(row, []).append((arrived - begin) * 1e3)
 
     def resume(self) -> None:
-        """Go on after a pause. Raises TimeoutError."""
+        """Resume after a pause. Raises TimeoutError."""
         for _ in range(5):
-            # The screen learns of the pause at its next refresh; before that, p would pause again.
+            # The screen shows the pause at its next refresh; before that, p would pause again.
             self.terminal.drain(0.4)
             self.terminal.press(b"p")
             try:
@@ -79,7 +79,7 @@ class Typist:
         raise TimeoutError("the run stays paused")
 
     def wait_status(self, status: str, steps: int = 0, timeout_s: float = 10.0) -> None:
-        """Go on once the run's record says so. Raises TimeoutError."""
+        """Wait until the run's record shows the status. Raises TimeoutError."""
         deadline = time.monotonic() + timeout_s
         while True:
             self.terminal.drain(0.05)
@@ -92,7 +92,7 @@ class Typist:
 
 
 def measure(options: Options) -> Table:
-    """All keys, and each."""
+    """All keys in total, and each key."""
     rounds = 4 if options.quick else 32
     argv = [sys.executable, "-m", "ndd_console", "--runs"]
     command = ["train", "--workload", TINY_WORKLOAD, "--run", _RUN]
@@ -124,20 +124,20 @@ def measure(options: Options) -> Table:
         terminal.drain(0.5)
         terminal.press(b"s")
         if terminal.wait_end(20.0) is None:
-            table.note("the console did not end within 20 s of q, s")
+            table.note("the console did not exit within 20 s of q, s")
     counted = [ms for row, times in typist.times.items() if row not in ("", _LONE) for ms in times]
     _add(table, "all", counted, True)
     for row, times in sorted(typist.times.items()):
         if row:
             _add(table, row, times, False)
     if snapshot.steps_per_s:
-        table.note(f"the run made {snapshot.steps_per_s:.0f} steps/s meanwhile")
+        table.note(f"the run made {snapshot.steps_per_s:.0f} steps/s during the benchmark")
     table.note(f"{typist.lost} presses without the expected repaint within 5 s" if typist.lost else "")
     return table
 
 
 def _reader(terminal: Terminal, path: Path) -> RunReader:
-    """The record of the run, once there is one. Raises RuntimeError with what was on the screen."""
+    """The record of the run, once it exists. Raises RuntimeError with the screen's output."""
     deadline = time.monotonic() + 30
     seen = b""
     while not (path / "events.jsonl").exists():

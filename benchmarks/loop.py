@@ -1,27 +1,25 @@
-"""Engine headless over a bare loop written by hand: what the clock, the record and the sampler cost.
+"""Engine headless vs. a bare hand-written loop: the overhead of the clock, the record and the sampler.
 
-One process, one thread, two training states of the same model, data and optimizer. Blocks of the same number of
-steps (about a second) alternate in the order A B B A; steps per second of neighbouring blocks are compared.
+One process, one thread, two training states with the same model, data and optimizer. Blocks of the same number of
+steps (about a second) alternate in the order A B B A; the steps per second of neighbouring blocks are compared.
 
-- The engine's block is one call of `Loop.run` on a real run: phase clock, losses and windows, the recorder's
-  thread writing events.jsonl, the sampler's thread at 1 Hz (first sample after 0.25 s), a look at the control each
-  step. The block is timed from outside, so what Loop.run does once (taking up the epoch's order again, the last
-  window, reading the last losses) counts against the engine. Only evaluation and checkpoints are off.
-- The bare block is what one writes without the console: DataLoader with shuffle, zero_grad, forward, loss,
-  backward, clip where configured, step, loss.item() every 10 steps. While it runs the sampler is stopped and the
-  recorder has nothing to do. It profits from the engine's gc.freeze(), which counts against the engine as well.
-- glibc gives freed memory back to the system and takes it again within a step, more or less of it as the heap
-  happens to lie: up to a thousand page faults a step on either side, which moves a ratio by several percent either
-  way for as long as the process lives. So for all rows but the first the allocator keeps what it has, on both sides
-  (mallopt); the first row shows the same case with the allocator as it comes.
+- The engine's block is one call of `Loop.run` on a real run: phase clock, losses and windows, the recorder thread
+  writing events.jsonl, the sampler thread at 1 Hz (first sample after 0.25 s), polling the control every step. The
+  block is timed from outside, so the one-time work of Loop.run (restoring the epoch's order, the last window, reading
+  the last losses) counts against the engine. Only evaluation and checkpoints are off.
+- The bare block is the usual hand-written loop: DataLoader with shuffle, zero_grad, forward, loss, backward, clip if
+  configured, step, loss.item() every 10 steps. The sampler is stopped and the recorder idle while it runs. It profits
+  from the engine's gc.freeze(), which also counts against the engine.
+- glibc may return freed memory to the system and request it again within a step, depending on the heap layout: up to
+  a thousand page faults per step on either side, which shifts a ratio by several percent for the life of the process.
+  For all rows but the first, mallopt disables this on both sides; the first row uses the default allocator.
 """
 
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
@@ -44,18 +42,18 @@ from .common import (
     statistics_cells,
     undisturbed,
 )
-from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
+from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine, now
 
 TITLE = "loop: engine headless / bare loop (steps per second, neighbouring blocks)"
 TARGET = Target(0.99, at_least=True)
 _MINI = ("workload.size=mini",)
-# (name, workload, settings); the first one before the allocator is told to keep its memory.
+# (name, workload, settings); the first one runs with the default allocator.
 CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("chartext mini, allocator as it comes", "chartext", _MINI),
+    ("chartext mini, default allocator", "chartext", _MINI),
     ("tiny step", TINY_WORKLOAD, TINY),
     ("ndd, the guide's settings", "ndd", ()),
     ("chartext mini", "chartext", _MINI),
-    ("chartext, the default size here", "chartext", ()),
+    ("chartext, default size for this machine", "chartext", ()),
 )
 
 
@@ -67,12 +65,12 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"chartext": _text_loss
 
 
 class BareLoop:
-    """The same training without the engine. `train` goes on where it stopped."""
+    """The same training without the engine. `train` continues where it stopped."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         settings = config.optimizer
         if settings.name != "adamw" or config.batch.accumulation != 1 or config.schedule.kind != "constant":
-            raise ValueError("the bare loop is AdamW at a constant rate without accumulation")
+            raise ValueError("the bare loop supports AdamW at a constant rate without accumulation")
         seed(config.run.seed)
         workload = prepare(config)
         self.device = device
@@ -85,17 +83,17 @@ class BareLoop:
             betas=(settings.betas[0], settings.betas[1]),
             eps=settings.eps,
             weight_decay=settings.weight_decay,
-            fused=True,  # as the engine's default has it
+            fused=True,  # the engine's default
         )
         loader: DataLoader[Any] = DataLoader(
             workload.train_data, batch_size=config.batch.micro, shuffle=True, drop_last=True
         )
-        self.batches = _endless(loader)
+        self.batches = chain.from_iterable(repeat(loader))
         self.done = 0
         self.last_loss = float("nan")
 
     def train(self, steps: int) -> None:
-        """That many steps."""
+        """Run that many steps."""
         for x, y in islice(self.batches, steps):
             if self.device.type != "cpu":
                 x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
@@ -110,25 +108,20 @@ class BareLoop:
                 self.last_loss = loss.item()
 
 
-def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
 def measure(options: Options) -> Table:
     """All cases in one table."""
-    table = Table(TITLE, ("case", "step, ms", "steps a block", *STATISTICS))
+    table = Table(TITLE, ("case", "step, ms", "steps per block", *STATISTICS))
     cases = CASES[1:-1] if options.quick else CASES
     if options.quick:
         table.note(
-            "--quick leaves out the first case, and the default size of chartext: choosing it takes seconds"
+            "--quick skips the first case, and the default size of chartext, which takes seconds to choose"
         )
     for case in cases:
         name, workload, sets = case
         say(f"loop: {name}")
         if case is not CASES[0] and not keep_memory():
             table.note(
-                "the allocator cannot be told to keep its memory here: ratios of the larger steps are rough"
+                "this allocator cannot be configured to keep memory: ratios of the larger steps are rough"
             )
         settings = (*sets, *ONLY_STEPS, f"run.device={options.device}", "precision.amp=off")
         with engine(workload, settings) as subject:
@@ -141,16 +134,14 @@ def _case(table: Table, name: str, subject: Engine, quick: bool) -> None:
     bare = BareLoop(config, device)
 
     def timed(train: Callable[[int], None], steps: int) -> float:
-        _wait_for(device)
-        begin = time.perf_counter()
+        begin = now(device)
         train(steps)
-        _wait_for(device)
-        return steps / (time.perf_counter() - begin)
+        return steps / (now(device) - begin)
 
     subject.prepared.sampler.stop()
     block_s, pairs, limit_s = (0.4, 4, 4.0) if quick else (1.0, 28, 80.0)
     steps = _steps_of(block_s, lambda count: timed(bare.train, count))
-    timed(subject.train, steps)  # warm-up, as the bare loop had while its step was timed
+    timed(subject.train, steps)  # warm-up; the bare loop was warmed up by _steps_of
 
     def with_engine() -> float:
         subject.prepared.sampler.start()
@@ -179,24 +170,18 @@ def _case(table: Table, name: str, subject: Engine, quick: bool) -> None:
 
 
 def _steps_of(block_s: float, rate: Callable[[int], float]) -> int:
-    """How many steps a block of this length has, by trying; also warms up."""
+    """The number of steps of a block of this length, measured; also warms up."""
     count = 2
     while count / rate(count) < block_s / 8:
         count *= 2
-    # Other processes only ever make it slower: the fastest try says how long a step takes.
+    # Other processes only make it slower, so take the fastest of several tries.
     return max(round(max(rate(count) for _ in range(4)) * block_s), 4)
 
 
 def keep_memory() -> bool:
-    """Tell glibc's allocator not to give memory back within a step; False where there is no such allocator."""
+    """Keep glibc from returning freed memory to the system; False with other allocators."""
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(
         mallopt(trim_threshold, 1 << 30) and mallopt(mmap_threshold, 32 << 20)
     )
-
-
-def _wait_for(device: torch.device) -> None:
-    # Between blocks only: a block ends when its work is done, not when it is queued.
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
-"""How well two small traces tell the memory of far larger batches, against real traces of these.
+"""Accuracy of memory predictions for large batches from two small traces, vs. real traces.
 
-Five workloads, several models each, fp32 and bf16: a step is recorded at two small micro-batches, rebuilt for ones 4
-to 24 times as large, and compared with what is recorded there. "in use" is the most that is allocated at a time,
-"reserved" what a card's allocator would hold for the same requests.
+Five workloads, several models each, fp32 and bf16: a step is recorded at two small micro-batches, extrapolated to
+micro-batches 4 to 24 times as large, and compared with recordings of these. "in use" is the peak of allocated memory,
+"reserved" the memory that the CUDA caching allocator would reserve for the same requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ndd_engine.predict.probing import Prober
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 
-from .common import Options, Table, say
+from .common import Options, Table, quantile, say
 
 CPU = torch.device("cpu")
 TIMES = (4, 8, 16, 24)
@@ -55,7 +55,7 @@ MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One extrapolation. Signed errors, of the truth; aligned: whether the two probes lined up."""
+    """One extrapolation. in_use, reserved: signed relative errors. aligned: whether the two probes matched."""
 
     workload: str
     amp: str
@@ -66,10 +66,10 @@ class Case:
 
 
 def measure(options: Options) -> list[Table]:
-    """All of them; --quick takes one model of each workload and two sizes."""
+    """All extrapolations; --quick uses one model per workload and two sizes."""
     cases = list(_cases(options))
     table = Table(
-        "peak memory of batches 4 to 24 times as large as the probes: predicted over recorded, minus 1",
+        "peak memory of batches 4 to 24 times the size of the probes: predicted / recorded - 1",
         ("workload", "precision", "cases", "not aligned", "in use: median", "p95", "lowest", "highest",
          "reserved: median", "p95", "lowest", "highest"),
     )  # fmt: skip
@@ -79,8 +79,8 @@ def measure(options: Options) -> list[Table]:
                 table, workload, amp, [case for case in cases if (case.workload, case.amp) == (workload, amp)]
             )
     _row(table, "all", "", cases)
-    table.note("probes at micro-batches of 4 and 8, or where these differ 8 and 16, or 16 and 32")
-    table.note("p95: of the error without its sign")
+    table.note("probes at micro-batches 4 and 8; if these are not aligned, 8 and 16, or 16 and 32")
+    table.note("p95: of the absolute error")
     return [table, _targets(cases)]
 
 
@@ -89,10 +89,10 @@ def _targets(cases: list[Case]) -> Table:
     errors = sorted(abs(case.in_use) for case in cases)
     silent = sum(case.in_use < -BELOW and case.aligned for case in cases)
     for name, value, limit, shown in (
-        ("median error of what is in use", _at(errors, 0.5), 0.005, _percent),
-        ("p95 of it", _at(errors, 0.95), 0.02, _percent),
+        ("median error of memory in use", quantile(errors, 0.5), 0.005, _percent),
+        ("p95 of that error", quantile(errors, 0.95), 0.02, _percent),
         (
-            "more than 2 % below the truth, without a warning",
+            "more than 2 % too low, without a warning",
             float(silent),
             0.0,
             lambda value: f"{value:.0f}",
@@ -110,8 +110,8 @@ def _row(table: Table, workload: str, amp: str, cases: list[Case]) -> None:
         signed = sorted(getattr(case, name) for case in cases)
         size = sorted(map(abs, signed))
         cells += [
-            _percent(_at(size, 0.5)),
-            _percent(_at(size, 0.95)),
+            _percent(quantile(size, 0.5)),
+            _percent(quantile(size, 0.95)),
             _signed(signed[0]),
             _signed(signed[-1]),
         ]
@@ -141,17 +141,13 @@ def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: tuple
     for many in times:
         micro = family.at[1] * many
         if micro > len(prober.workload.train_data):  # type: ignore[arg-type]
-            continue  # the builtin data has no such batch
+            continue  # larger than the builtin data
         truth = prober.trace(micro).ordered()
         for mark in (ONE, MANY):
-            guess, real = family.trace(micro).until(mark), truth.until(mark)
-            in_use = guess.peak(HOST_GRANULE) / real.peak(HOST_GRANULE) - 1
-            reserved = guess.on_gpu(Rules()).peak_reserved / real.on_gpu(Rules()).peak_reserved - 1
+            predicted, real = family.trace(micro).until(mark), truth.until(mark)
+            in_use = predicted.peak(HOST_GRANULE) / real.peak(HOST_GRANULE) - 1
+            reserved = predicted.on_gpu(Rules()).peak_reserved / real.on_gpu(Rules()).peak_reserved - 1
             yield Case(workload, amp, micro, in_use, reserved, family.aligned)
-
-
-def _at(ordered: list[float], part: float) -> float:
-    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
 
 
 def _percent(value: float) -> str:

@@ -1,9 +1,9 @@
-"""Whether mixed precision costs quality: the workload's metric after the same steps, over several seeds.
+"""Whether mixed precision affects quality: the workload's metric after the same steps, over several seeds.
 
-For each seed the same training (data, order, weights at the beginning) is run in fp32 and in each mixed precision, by
-real runs with their evaluation at the end. The mean of the differences between runs of the same seed stands beside the
-standard deviation of the fp32 runs over seeds: a difference below it is smaller than what another seed would do.
-That is a verdict about these few steps of a small model, not about a whole training.
+For each seed, the same training (data, order, initial weights) runs in fp32 and in each mixed precision, as real runs
+with an evaluation at the end. The mean difference between runs of the same seed is compared with the standard deviation
+of the fp32 runs over seeds: a smaller difference is within the variation between seeds. This holds for these few steps
+of a small model, not for complete trainings.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 
 from ndd_engine.config import read
 from ndd_engine.errors import NddError
-from ndd_engine.record.events import MarkEvent, parse
+from ndd_engine.record.events import MarkEvent
 from ndd_engine.train.run import Run, RunRequest
 
 from .common import Options, Table, say
+from .engine import read_events
 
-TITLE = "quality: metric in mixed precision - metric in fp32, beside the spread over seeds"
+TITLE = "quality: metric in mixed precision - metric in fp32, vs. the spread over seeds"
 COLUMNS = (
     "workload: metric", "precision", "seeds", "fp32, mean", "fp32, sd over seeds", "difference, mean", "min", "max",
     "verdict",
@@ -36,9 +37,9 @@ _ONLY_THE_END = (
 
 @dataclass(frozen=True)
 class Case:
-    """A small training that learns something within its steps.
+    """A small training that makes progress within its steps.
 
-    fp16: also without a card, where torch has fp16 for what this model computes and is not a hundred times slower.
+    fp16: whether to measure fp16 on the CPU too, where it may be missing or a hundred times slower.
     """
 
     workload: str
@@ -53,7 +54,7 @@ CASES = (
         "antispoof", 240, ("workload.size=tiny", "workload.clips=200", "workload.eval_fraction=0.4",
                            "batch.sequence=8000", "optimizer.lr=0.003"),
         fp16=False,
-        note="the guide claims an EER within 0.1 points; 80 clips make steps of the EER that are larger than that",
+        note="the guide claims an EER within 0.1 points; the resolution of the EER with 80 clips is coarser",
     ),
     Case("chartext", 300, ("workload.size=tiny", "evaluate.batches=20")),
     Case("finetune", 100, ("workload.size=tiny", "loader.cache=true")),
@@ -62,7 +63,7 @@ CASES = (
         "summarise", 40, ("workload.size=tiny", "schedule.warmup_steps=10", "evaluate.batches=10",
                           "workload.summaries=0"),
         fp16=False,
-        note="after so few steps no summary is worth a ROUGE: none is written",
+        note="no summaries are generated: after so few steps their ROUGE is meaningless",
     ),
 )  # fmt: skip
 
@@ -77,7 +78,7 @@ class Verdict:
 
 
 def judge(plain: Sequence[float], mixed: Sequence[float]) -> Verdict:
-    """Of a metric by seed, in the same order. Raises ValueError with fewer than two seeds or unequal numbers."""
+    """Compare a metric by seed, in the same order. Raises ValueError for fewer than two seeds or unequal numbers."""
     if len(plain) < 2:
         raise ValueError("a spread needs two seeds")
     difference = statistics.mean(b - a for a, b in zip(plain, mixed, strict=True))
@@ -92,7 +93,7 @@ def measure(options: Options) -> Table:
     for case in CASES:
         if not options.wants(case.workload):
             continue
-        # A rough answer has less time; the steps are in the table's notes.
+        # Fewer steps for a rough result; they are printed in the notes.
         steps = max(case.steps // 4, 10) if options.quick else case.steps
         table.note(
             f"{case.workload}: {steps} steps, seeds {', '.join(map(str, seeds))}, {' '.join(case.sets)}"
@@ -100,7 +101,7 @@ def measure(options: Options) -> Table:
         table.note(f"{case.workload}: {case.note}" if case.note else "")
         plain = _by_seed(case, "off", steps, seeds, options)
         if isinstance(plain, str):
-            table.add(case.workload, f"cannot be measured: {plain}")
+            table.add(case.workload, f"failed: {plain}")
             continue
         for amp in _precisions(case, options):
             mixed = _by_seed(case, amp, steps, seeds, options)
@@ -121,7 +122,7 @@ def _precisions(case: Case, options: Options) -> tuple[str, ...]:
 
 
 def _rows(table: Table, workload: str, amp: str, plain: Sequence[Metrics], mixed: Sequence[Metrics]) -> None:
-    # The headline, and the loss where that is another figure.
+    # The main metric, and the loss if that is a different one.
     names = dict.fromkeys([next(iter(plain[0])), "loss"])
     for name in names:
         left, right = [each[name] for each in plain], [each[name] for each in mixed]
@@ -135,11 +136,11 @@ def _rows(table: Table, workload: str, amp: str, plain: Sequence[Metrics], mixed
 
 
 def _by_seed(case: Case, amp: str, steps: int, seeds: range, options: Options) -> list[Metrics] | str:
-    """The metrics of each seed, or why there are none."""
+    """The metrics of each seed, or the error."""
     say(f"quality: {case.workload}, {'fp32' if amp == 'off' else amp}")
     sets = (
         *_ONLY_THE_END, *case.sets, f"precision.amp={amp}", f"run.max_steps={steps}", f"run.device={options.device}",
-        # The guides' fp32 is fp32; and models as small as these are no faster with more threads.
+        # The guides' fp32 is without TF32; models this small are no faster with more threads.
         "precision.tf32=false", "run.threads=1",
     )  # fmt: skip
     try:
@@ -149,20 +150,19 @@ def _by_seed(case: Case, amp: str, steps: int, seeds: range, options: Options) -
 
 
 def metrics_at_end(workload: str, sets: Sequence[str]) -> Metrics:
-    """What the evaluation at the end of a run found, the headline first. Raises NddError when the run failed."""
+    """The metrics at the end of a run, the main one first. Raises NddError if the run failed."""
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
         run = Run.open(RunRequest(read(sets=sets, workload=workload), Path(folder)))
         try:
             end = run.execute()
         finally:
             run.close()
-            # A run freezes what lives while it trains; many runs in one process would keep it all.
+            # A run freezes its objects while it trains; many runs in one process would keep them all.
             gc.unfreeze()
         if end.status != "done":
             raise NddError(end.reason)
-        for line in reversed(run.directory.events.read_bytes().splitlines()):
-            item = parse(line)
-            event = item[1] if item is not None else None
-            if isinstance(event, MarkEvent) and event.kind == "evaluation":
-                return dict(event.data["metrics"])
-    raise NddError("the run ended without an evaluation")
+        marks = [event for _, event in read_events(run.directory.events) if isinstance(event, MarkEvent)]
+    done = [event for event in marks if event.kind == "evaluation"]
+    if not done:
+        raise NddError("the run ended without an evaluation")
+    return dict(done[-1].data["metrics"])

@@ -1,4 +1,4 @@
-"""The training loop with Hugging Face Accelerate, as its documentation writes it. Needs the extra `bench`."""
+"""The training loop with Hugging Face Accelerate, as in its documentation. Requires the extra `bench`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Accelerated(Rival):
 
     def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
         super().__init__(config, workload, device)
-        # Shared by all Accelerators of a process; the next case may have another precision or accumulation.
+        # Shared by all Accelerators of a process; the next case may use a different precision or accumulation.
         GradientState._reset_state()
         AcceleratorState._reset_state(reset_partial_state=True)
         self.accelerator: Any = Accelerator(
@@ -60,5 +60,5 @@ class Accelerated(Rival):
                     if done % READ_EVERY == 0:
                         self.last_loss = loss.item()
                     if done == steps:
-                        loader.end()  # the epoch is left in the middle
+                        loader.end()  # leaves the epoch early
                         break

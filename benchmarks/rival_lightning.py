@@ -1,4 +1,4 @@
-"""The training loop of Lightning's Trainer, with all that costs time switched off. Needs the extra `bench`."""
+"""The training loop of Lightning's Trainer, with all optional features off. Requires the extra `bench`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Module(LightningModule):  # type: ignore[misc]
     def __init__(self, rival: Lightning) -> None:
         super().__init__()
         self.model = rival.model
-        # Not as an attribute of its own: a module looks at what is assigned to it.
+        # Bypasses nn.Module.__setattr__.
         self.__dict__["rival"] = rival
         self._calls = 0
 
@@ -48,14 +48,14 @@ class _Module(LightningModule):  # type: ignore[misc]
 
 
 class Lightning(Rival):
-    """One Trainer a block, over the same module, optimizer and loader."""
+    """One Trainer per block, with the same module, optimizer and loader."""
 
     name = "Lightning"
     barebones = False
 
     def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
         super().__init__(config, workload, device)
-        # Advice on workers and progress for people who train; the settings are what is compared.
+        # Silence advice on workers and progress; the settings are deliberate.
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module=r"lightning\..*")
         self.read_every_calls = READ_EVERY * config.batch.accumulation

@@ -1,18 +1,16 @@
-"""The same training by other loops: what all sides of the rivals benchmark share, and the loop written by hand.
+"""The same training in other loops: code shared by all sides of the rivals benchmark, and the hand-written loop.
 
-Every side gets the same workload functions, weights, optimizer, data order and loader arguments. Between the loop and
-the workload stands one `Witness` a side: it notes when the first and the last timed step begin their forward pass, so
-that whatever a loop does once (setting itself up, the first batch, closing) is outside, and everything it does for
-each step and each epoch is inside.
+Every side has the same workload functions, weights, optimizer, data order and loader arguments. A `Witness` between
+the loop and the workload records when the first and the last timed step start their forward pass. The time of a block
+excludes one-time work of a loop (setup, first batch, teardown) and includes all work per step and per epoch.
 """
 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Protocol
 
 import torch
@@ -24,86 +22,45 @@ from ndd_engine.train.data.loader import EpochBatches, to_device
 from ndd_engine.train.step.optim import make_optimizer
 from ndd_engine.workloads.base import Workload
 
-from .engine import Engine
+from .engine import Engine, StepTimer
 
-# Steps before the timed ones in every block: the first batch of an iteration, and what else comes first.
+# Untimed steps at the start of every block: the first batch of an iteration, and other one-time work.
 WARM_UP = 2
-# As the engine's log.every_steps: how often each loop reads its loss.
+# How often each loop reads its loss, as the engine's log.every_steps.
 READ_EVERY = 10
 
 
-class Witness:
-    """Passes `forward` and `loss` on; notes when steps begin, and losses on demand.
-
-    accumulation: calls of forward in one step.
-    """
+class Witness(StepTimer):
+    """Wraps `forward` and `loss` of a workload. accumulation: calls of forward per step."""
 
     def __init__(self, workload: Workload, accumulation: int, device: torch.device) -> None:
+        super().__init__(device, accumulation)
         self._forward, self._loss = workload.forward, workload.loss
-        self._accumulation = accumulation
-        self._device = device
-        self._calls = 0
-        self._first = self._last = -1
-        self._begin: float | None = None
-        self._end: float | None = None
-        self._noted: list[Tensor] | None = None
-
-    def expect(self, warm_up: int, steps: int, note: bool = False) -> int:
-        """Prepare for a block; returns how many steps it takes: one more, whose beginning ends the timed ones."""
-        self._calls = 0
-        self._first, self._last = warm_up * self._accumulation, (warm_up + steps) * self._accumulation
-        self._begin = self._end = None
-        self._noted = [] if note else None
-        return warm_up + steps + 1
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
-        """As the workload's."""
-        if self._calls == self._first:
-            self._begin = self._now()
-        elif self._calls == self._last:
-            self._end = self._now()
-        self._calls += 1
+        """Call the workload's function."""
+        self.tick()
         return self._forward(model, batch)
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        """As the workload's."""
+        """Call the workload's function."""
         loss = self._loss(output, batch)
-        if self._noted is not None:
-            self._noted.append(loss.detach())
+        self.note(loss)
         return loss
-
-    @property
-    def seconds(self) -> float:
-        """Of the timed steps. Raises RuntimeError when the loop did not get that far."""
-        if self._begin is None or self._end is None:
-            raise RuntimeError(f"the block ended after {self._calls} forward passes, before its last step")
-        return self._end - self._begin
-
-    @property
-    def losses(self) -> list[float]:
-        """The noted ones, a mean a step."""
-        noted = [float(loss) for loss in self._noted or ()]
-        width = self._accumulation
-        return [sum(noted[at : at + width]) / width for at in range(0, len(noted), width)]
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # twice a block: the work up to here is done, not queued
-        return time.perf_counter()
 
 
 class Side(Protocol):
-    """One of the loops that are compared."""
+    """One of the compared loops."""
 
     name: str
     witness: Witness
 
     def train(self, epoch: int, steps: int) -> None:
-        """That many optimizer steps from the beginning of this epoch of the data on."""
+        """Run that many optimizer steps from the start of this epoch."""
 
 
 def seconds(side: Side, epoch: int, steps: int) -> float:
-    """Of `steps` steps of a block that begins with this epoch."""
+    """Seconds of `steps` timed steps of a block that starts with this epoch."""
     side.train(epoch, side.witness.expect(WARM_UP, steps))
     return side.witness.seconds
 
@@ -115,7 +72,7 @@ def first_losses(side: Side, steps: int) -> list[float]:
 
 
 class EngineSide:
-    """A real run of the engine: clock, losses and windows, recorder, and sampler while it trains."""
+    """A real run of the engine with clock, losses, windows and recorder, and with the sampler while it trains."""
 
     name = "engine"
 
@@ -138,7 +95,7 @@ class EngineSide:
 
 
 class InOrder(EpochBatches):
-    """The engine's own order; each iteration is the next epoch, and holds whole optimizer steps only."""
+    """The engine's order; each iteration is the next epoch, with whole optimizer steps only."""
 
     def __init__(self, config: Config, workload: Workload) -> None:
         items = len(workload.train_data)  # type: ignore[arg-type]
@@ -149,7 +106,7 @@ class InOrder(EpochBatches):
         return super().__len__() // self._accumulation * self._accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        # The order is drawn with the first one: a loop that looks for an iterator and lets it go gets no other epoch.
+        # The order is drawn with the first batch, so that creating an unused iterator does not skip an epoch.
         lists = islice(super().__iter__(), len(self))
         first = next(lists)
         self.epoch += 1
@@ -158,9 +115,9 @@ class InOrder(EpochBatches):
 
 
 class Rival:
-    """What the other loops have in common: a copy of the model, the same optimizer and the same loader.
+    """Base class of the other loops: a copy of the model, the same optimizer and the same loader.
 
-    extra: a second form of another one.
+    extra: a variant of another rival.
     """
 
     name: str
@@ -176,7 +133,7 @@ class Rival:
             workload.train_data,
             batch_sampler=self.order,
             collate_fn=workload.collate,
-            # Its own, as in the engine: an iterator draws a number, which must not move the dropout.
+            # Its own, as in the engine: creating an iterator draws a number, which must not shift the dropout masks.
             generator=torch.Generator().manual_seed(config.run.seed),
         )
         self.last_loss = float("nan")
@@ -187,7 +144,7 @@ class Rival:
 
 
 class Bare(Rival):
-    """What one writes without a library: loader, zero_grad, forward, loss, backward, clip, step, a look at the loss."""
+    """A loop without a library: loader, zero_grad, forward, loss, backward, clip, step, loss.item()."""
 
     name = "bare loop"
 
@@ -201,7 +158,7 @@ class Bare(Rival):
         if config.precision.amp == "bf16":
             autocast = torch.autocast(device.type, dtype=torch.bfloat16)
         self.order.set(epoch)
-        batches = _endless(self.loader)
+        batches = chain.from_iterable(repeat(self.loader))
         for step in range(1, steps + 1):
             for _ in range(accumulation):
                 batch = next(batches)
@@ -219,8 +176,3 @@ class Bare(Rival):
             optimizer.zero_grad()
             if step % READ_EVERY == 0:
                 self.last_loss = loss.item()
-
-
-def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader

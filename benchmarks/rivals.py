@@ -1,17 +1,16 @@
-"""Engine headless against a loop written by hand, Lightning's Trainer and Hugging Face Accelerate, on every workload.
+"""Engine headless vs. a hand-written loop, Lightning's Trainer and Hugging Face Accelerate, on every workload.
 
-All train the same model from the same weights with the same loss, data, order of the data, loader arguments,
-optimizer (the engine's own: fused), precision, gradient clipping and accumulation; the losses of the first steps are
-compared to show it. The learning rate is constant. Blocks of the same steps of the same epochs alternate in the order
-A B B A; see rival_loops for what is inside the time of a block.
+All train the same model from the same weights with the same loss, data order, loader arguments, optimizer (the
+engine's default: fused), precision, gradient clipping and accumulation; the losses of the first steps are compared to
+verify it. The learning rate is constant. Blocks of the same steps of the same epochs alternate in the order A B B A;
+see rival_loops for what the time of a block includes.
 
-- The engine is a real run as `ndd-console train --headless` makes it: phase clock, hooks that time the parts of
-  forward, losses read every 10 steps, windows and the recorder's thread, a look at the control each step, and the
-  sampler's thread while it trains. Evaluation and checkpoints are off. Its loader makes batches item by item here, as
-  the others' does.
-- The rivals have everything off that they can do without; each reads the loss every 10 steps, as anybody would.
-- "engine's own fetch" is the engine as it comes: where the data lies in memory it makes a batch in one gather. The
-  rivals, given the same workload and torch's loader, have nothing of the kind.
+- The engine is a real run as in `ndd-console train --headless`: phase clock, hooks that time the parts of forward,
+  losses read every 10 steps, windows and the recorder thread, polling the control every step, and the sampler thread.
+  Evaluation and checkpoints are off. Its loader fetches item by item, like the others.
+- The rivals run with all optional features off; each reads the loss every 10 steps.
+- "engine's own fetch" is the engine's default: for data in memory it gathers a whole batch at once. The rivals, with
+  the same workload and torch's loader, have no equivalent.
 """
 
 from __future__ import annotations
@@ -25,7 +24,18 @@ from ndd_engine.config import Config
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 
-from .common import Options, Table, Target, as_ms, as_ratio, paired, say, summarise, undisturbed
+from .common import (
+    Options,
+    Table,
+    Target,
+    as_ms,
+    as_ratio,
+    paired,
+    say,
+    statistics_cells,
+    summarise,
+    undisturbed,
+)
 from .engine import ONLY_STEPS, engine
 from .loop import keep_memory
 from .parity import parity
@@ -33,8 +43,8 @@ from .rival_loops import Bare, EngineSide, Rival, Side, first_losses, seconds
 
 TITLE = "rivals: engine headless / other loops doing the same work (steps per second, neighbouring blocks)"
 COLUMNS = (
-    "case", "against", "engine, ms", "rival, ms", "steps a block", "n", "min", "median", "max",
-    "95 % of the median", "target", "by the median", "first losses",
+    "case", "rival", "engine, ms", "rival, ms", "steps per block", "n", "min", "median", "max",
+    "95 % CI of the median", "target", "by the median", "first losses",
 )  # fmt: skip
 BARE_TARGET = Target(0.99, at_least=True)
 AHEAD = Target(1.0, at_least=True)
@@ -44,9 +54,9 @@ _FP32, _BF16 = "precision.amp=off", "precision.amp=bf16"
 
 @dataclass(frozen=True)
 class Case:
-    """name: beside the workload's. sets: the guide's settings, scaled so that a step takes a fraction of a second.
+    """name: in addition to the workload's. sets: the guide's settings, scaled to a fraction of a second per step.
 
-    overhead: a short step, so the Trainer without everything and the engine's own fetch are measured too.
+    overhead: a short step, for which the barebones Trainer and the engine's own fetch are measured too.
     """
 
     workload: str
@@ -59,7 +69,7 @@ class Case:
 CASES = (
     Case("antispoof", "tiny", ("workload.size=tiny", "workload.clips=80", _FP32)),
     Case("chartext", "mini", ("workload.size=mini", _FP32)),
-    # Lightning refuses to clip the gradients of a fused optimizer under autocast: all take the next best one here.
+    # Lightning refuses to clip gradients of a fused optimizer under autocast: all use foreach instead.
     Case(
         "chartext",
         "mini, bf16",
@@ -74,7 +84,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure one ratio, and how many steps to compare losses of."""
+    """How long to measure a ratio, and the number of losses to compare."""
 
     block_s: float
     pairs: int
@@ -86,10 +96,8 @@ def measure(options: Options) -> Table:
     """All cases in one table."""
     table = Table(TITLE, COLUMNS)
     if not keep_memory():
-        table.note(
-            "the allocator cannot be told to keep its memory here: ratios of the larger steps are rough"
-        )
-    # The sampler takes its first sample after 0.25 s and then one a second: in blocks of a second it costs its due.
+        table.note("this allocator cannot be configured to keep memory: ratios of the larger steps are rough")
+    # The sampler samples after 0.25 s and then once per second: blocks of a second include its usual cost.
     effort = Effort(0.25, 2, 3.0, 3) if options.quick else Effort(1.0, 8, 24.0, 8)
     if options.pairs is not None:
         effort = replace(effort, pairs=options.pairs, limit_s=math.inf)
@@ -101,15 +109,15 @@ def measure(options: Options) -> Table:
         table.note(f"{case.workload}, {case.name}: {' '.join(case.sets)} {' '.join(_SETTINGS[-3:])}")
         try:
             _case(table, case, makers, options, effort)
-        except Exception as error:  # noqa: BLE001  the other cases are measured nevertheless
-            table.add(f"{case.workload}, {case.name}", "cannot be measured")
+        except Exception as error:  # noqa: BLE001  continue with the other cases
+            table.add(f"{case.workload}, {case.name}", "failed")
             first = (str(error).splitlines() or ["no message"])[0]
             table.note(f"{case.workload}, {case.name}: {type(error).__name__}: {first}")
     return table
 
 
 def _makers(table: Table) -> list[type[Rival]]:
-    """The rivals that are installed, the bare loop first."""
+    """The installed rivals, the bare loop first."""
     found: list[type[Rival]] = [Bare]
     for name, classes in (
         ("rival_lightning", ("Lightning", "Barebones")),
@@ -119,7 +127,7 @@ def _makers(table: Table) -> list[type[Rival]]:
         if module is None:
             package = name.partition("_")[2]
             table.note(
-                f"{package} is not installed here and left out: `make bench` installs it, as does "
+                f"{package} is not installed and was skipped: install it with `make bench` or "
                 "pip install -e '.[bench]'"
             )
             continue
@@ -148,7 +156,7 @@ def _case(table: Table, case: Case, makers: list[type[Rival]], options: Options,
         side = EngineSide(subject)
         extras = case.overhead and not options.quick
         rivals = [maker(config, workload, device) for maker in makers if extras or not maker.extra]
-        # Before anything else has trained, so that all begin with the same weights and random numbers.
+        # Created before anything trains, so that all start with the same weights and random state.
         sides: list[Side] = [side, *rivals]
         losses = {each.name: _losses(each, config, effort) for each in sides}
         blocks = Blocks(effort)
@@ -172,27 +180,27 @@ def _losses(side: Side, config: Config, effort: Effort) -> list[float]:
 
 
 class Blocks:
-    """Measures pairs of sides on the same steps of the same epochs; epochs only ever go up."""
+    """Measures pairs of sides on the same steps of the same epochs; epochs only increase."""
 
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
         self._epoch = 1
 
     def steps(self, side: Side) -> int:
-        """How many steps of this side make a block; also warms up."""
+        """The number of steps of a block of this side; also warms up."""
         once = min(self._one(side, 1) for _ in range(2))
         count = max(round(self.effort.block_s / 4 / once), 1)
         return max(round(self.effort.block_s / min(self._one(side, count) for _ in range(2))), 2)
 
     def warm_up(self, side: Side, steps: int) -> None:
-        """A block that does not count."""
+        """Run an untimed block."""
         seconds(side, self._epoch, steps)
 
     def _one(self, side: Side, steps: int) -> float:
         return seconds(side, self._epoch, steps) / steps
 
     def ratios(self, baseline: Side, subject: Side, steps: int) -> tuple[list[float], str, dict[str, float]]:
-        """(subject over baseline of each pair, a note on pairs left out, median seconds of a step of each)."""
+        """(subject over baseline of each pair, a note on excluded pairs, median seconds of a step by side)."""
         taken: dict[str, list[float]] = {baseline.name: [], subject.name: []}
         begin = self._epoch
 
@@ -222,12 +230,9 @@ def _row(
 ) -> None:
     blocks.warm_up(rival, steps)
     values, note, step_s = blocks.ratios(rival, side, steps)
-    found = summarise(values)
-    interval = "" if found.interval is None else " … ".join(map(as_ratio, found.interval))
     table.add(
         name, rival.name, as_ms(step_s[side.name] * 1e3), as_ms(step_s[rival.name] * 1e3), str(steps),
-        str(found.n), as_ratio(found.low), as_ratio(found.median), as_ratio(found.high), interval,
-        *target.cells(found.median, as_ratio), same,
+        *statistics_cells(values, as_ratio, target), same,
     )  # fmt: skip
     if note:
-        table.note(f"{name}, against {rival.name}: {note}")
+        table.note(f"{name}, vs. {rival.name}: {note}")

@@ -1,13 +1,13 @@
-"""Engine under the live screen over engine headless, and what one refresh costs the terminal and the processor.
+"""Engine under the live screen vs. engine headless, and the bytes and CPU time of a refresh.
 
-The real console with the real run behind it (`stage`) in a real pseudo-terminal of 80 by 24. Inside this one run the
-screen's refresh timer is off and on in turn for a few seconds each; an "on" block is compared with the "off" blocks on
-both sides of it, so that slow drifts cancel. Separate runs differ by more than the effect. A block's steps per second
-are those of the windows in the run's own record that lie wholly inside it. "Off" is a screen that stands still: its
-process, its threads and its event loop are there, as they are not when headless, but have nothing to do.
+Runs the real console with a real run (`stage`) in a real 80x24 pseudo-terminal. Within one run, the screen's refresh
+timer is off and on in turn for a few seconds each; an "on" block is compared with the "off" blocks on both sides of it,
+so that slow drifts cancel. (Separate runs differ by more than the effect.) A block's steps per second are those of the
+recorded windows that lie entirely within it. "Off" means an idle screen: unlike headless, its process, threads and
+event loop exist.
 
-The hardest settings: steps of 1-3 ms that live in the interpreter, and windows of 0.25 s at 4 refreshes a second, so
-that nearly every refresh has new figures in every place (with the default of 1 s most refreshes find nothing new).
+Worst-case settings: steps of 1-3 ms that hold the GIL, and windows of 0.25 s at 4 refreshes per second, so that almost
+every refresh updates all figures (with the default of 1 s most refreshes have nothing new).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .engine import ONLY_STEPS, TINY, read_windows
 from .stage import RUN
 from .terminal import Chunk, Terminal
 
-TITLE = "screen: engine under the live screen / headless, at 80x24, 4 refreshes a second"
+TITLE = "screen: engine under the live screen / headless, at 80x24, 4 refreshes per second"
 RATIO_TARGET = Target(0.99, at_least=True)
 BYTES_TARGET = Target(1536)
 _SETTINGS = (*TINY, *ONLY_STEPS, "log.window_s=0.25", "run.device=cpu")
@@ -49,7 +49,7 @@ _SETTINGS = (*TINY, *ONLY_STEPS, "log.window_s=0.25", "run.device=cpu")
 
 @dataclass(frozen=True)
 class Stretch:
-    """One block. begin, end: unix seconds. cpu_s: of all threads but the engine's."""
+    """One block. begin, end: unix seconds. cpu_s: CPU time of all threads except the engine's."""
 
     on: bool
     begin: float
@@ -60,7 +60,7 @@ class Stretch:
 
 
 def measure(options: Options) -> Table:
-    """Ratio, bytes and processor time."""
+    """Ratio, bytes and CPU time."""
     pairs, block_s = (3, 1.2) if options.quick else (30, 2.5)
     say(f"screen: {2 * pairs + 1} blocks of {block_s} s")
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
@@ -85,22 +85,20 @@ def measure(options: Options) -> Table:
     table.add("steps/s, screen on / off", *statistics_cells(values, as_ratio, RATIO_TARGET))
     table.note(note)
     painted = [size for size in bytes_of_refreshes(chunks, found["ticks"], blocks) if size]
-    table.add("bytes a refresh", *statistics_cells(painted, as_count, BYTES_TARGET))
+    table.add("bytes per refresh", *statistics_cells(painted, as_count, BYTES_TARGET))
     if painted:
         table.note(
-            f"mean {as_count(statistics.mean(painted))} bytes over {len(painted)} refreshes that painted something"
+            f"mean {as_count(statistics.mean(painted))} bytes over {len(painted)} refreshes with output"
         )
-    table.add("CPU ms a refresh", *statistics_cells(cpu_ms_of_refreshes(blocks, found["ticks"]), as_ms))
+    table.add("CPU ms per refresh", *statistics_cells(cpu_ms_of_refreshes(blocks, found["ticks"]), as_ms))
     off = [block.rate for block in blocks if not block.on]
     table.note(f"step {1e3 / statistics.median(off):.2f} ms with the screen off; blocks of {block_s} s")
-    table.note(
-        "CPU: all threads but the engine's, on-blocks minus the off-blocks beside them, over refreshes"
-    )
+    table.note("CPU: all threads except the engine's, on-blocks minus neighbouring off-blocks, per refresh")
     return table
 
 
 def ratios(blocks: Sequence[Stretch]) -> list[Ratio]:
-    """Each on-block over the mean of the off-blocks beside it."""
+    """Each on-block over the mean of its neighbouring off-blocks."""
     out = []
     for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False):
         if block.on:
@@ -112,18 +110,18 @@ def ratios(blocks: Sequence[Stretch]) -> list[Ratio]:
 def bytes_of_refreshes(
     chunks: Sequence[Chunk], ticks: Sequence[float], blocks: Sequence[Stretch]
 ) -> list[float]:
-    """Bytes that arrived between each tick of the screen in an on-block and the next tick."""
+    """Bytes between each tick of the screen in an on-block and the next tick."""
     sizes = [0] * len(ticks)
     for chunk in chunks:
         if (place := bisect.bisect_right(ticks, chunk.t) - 1) >= 0:
             sizes[place] += len(chunk.data)
-    # The last tick of a block is followed by seconds without one; it is whole, but so is any other: leave it out.
+    # The last tick of a block is followed by seconds without one: exclude it.
     inside = [any(block.on and block.begin <= tick <= block.end - 0.3 for block in blocks) for tick in ticks]
     return [float(size) for size, keep in zip(sizes, inside, strict=True) if keep]
 
 
 def cpu_ms_of_refreshes(blocks: Sequence[Stretch], ticks: Sequence[float]) -> list[float]:
-    """For each on-block: processor time a second above the off-blocks beside it, over refreshes a second, in ms."""
+    """For each on-block: CPU ms per refresh, above its neighbouring off-blocks."""
     out = []
     for before, block, after in zip(blocks, blocks[1:], blocks[2:], strict=False):
         count = bisect.bisect_right(ticks, block.end) - bisect.bisect_left(ticks, block.begin)
@@ -140,7 +138,7 @@ def _cpu_share(block: Stretch) -> float:
 def _watch(
     folder: Path, result: Path, blocks: int, block_s: float
 ) -> tuple[list[Chunk], list[tuple[float, float]]]:
-    """Read the terminal to its end: the chunks, and (unix seconds, cores used by others) about every second."""
+    """Read the terminal to its end: the chunks, and (unix seconds, cores used by others) every second."""
     argv = [
         sys.executable,
         "-m",
@@ -167,6 +165,6 @@ def _watch(
                 due = time.monotonic() + 1
     if not result.exists():
         raise RuntimeError(
-            "the console ended early; its last words: " + repr(b"".join(c.data for c in chunks)[-600:])
+            "the console exited early; its last output: " + repr(b"".join(c.data for c in chunks)[-600:])
         )
     return chunks, load

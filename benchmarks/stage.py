@@ -1,8 +1,8 @@
-"""The program inside the terminal of the screen benchmark: the console with a screen that can be switched off.
+"""The program in the terminal of the screen benchmark: the console with a screen that can be switched off.
 
-`python -m benchmarks.stage RUNS RESULT BLOCKS BLOCK_S [key=value ...]` trains in the console as `ndd-console train`
-does. A thread switches the refresh timer of the live screen off and on, block after block, and writes to RESULT what
-happened when. The engine trains on without a pause; what it did in each block is in its own record.
+`python -m benchmarks.stage RUNS RESULT BLOCKS BLOCK_S [key=value ...]` trains in the console like `ndd-console train`.
+A thread switches the refresh timer of the live screen off and on, block by block, and writes the times to RESULT. The
+engine trains throughout; its own record shows what it did in each block.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PATIENCE_S = 120.0
 
 
 class SwitchedScreen(LiveScreen):
-    """The live screen; keeps its timer so that it can be paused, and notes when it refreshed (unix seconds)."""
+    """The live screen; exposes its timer, and records when it refreshed (unix seconds)."""
 
     shown: SwitchedScreen | None = None
     timer: Timer
 
     def set_interval(self, interval: float, callback: Any = None, **named: Any) -> Timer:
         timer = super().set_interval(interval, callback, **named)
-        # The framework has timers of its own on a screen.
+        # The framework creates timers of its own.
         if callback == self.on_time:
             self.timer = timer
             self.ticks: list[float] = []
@@ -55,7 +55,7 @@ class SwitchedScreen(LiveScreen):
 def main() -> int:
     """Returns the exit status of the console."""
     root, result, blocks, block_s, *sets = sys.argv[1:]
-    # The app makes its live screen by this name.
+    # The app looks up its live screen by this name.
     vars(app_module)["LiveScreen"] = SwitchedScreen
     draft = read(sets=sets, workload=TINY_WORKLOAD, overrides={"run": {"name": RUN}})
     request = RunRequest(draft, Path(root))
@@ -65,11 +65,11 @@ def main() -> int:
 
 
 def _direct(result: Path, blocks: int, block_s: float) -> None:
-    """Off, on, off, …, off; then end the run and close the screen."""
+    """Switch off, on, off, …, off; then end the run and close the screen."""
     deadline = time.monotonic() + _PATIENCE_S
     while (screen := SwitchedScreen.shown) is None or screen.source.snapshot().step < WARM_UP_STEPS:
         if time.monotonic() > deadline:
-            os._exit(1)  # nothing trains; without a result the benchmark says what was on the screen
+            os._exit(1)  # nothing trains; without a result the benchmark prints the screen
         time.sleep(0.2)
     time.sleep(SETTLE_S)
     app = screen.app
@@ -77,9 +77,9 @@ def _direct(result: Path, blocks: int, block_s: float) -> None:
     for index in range(blocks):
         on = index % 2 == 1
         app.call_from_thread(screen.timer.resume if on else screen.timer.pause)
-        begin, cpu = time.time(), _beside_the_engine_s()
+        begin, cpu = time.time(), _outside_the_engine_s()
         time.sleep(block_s)
-        end, spent = time.time(), _beside_the_engine_s() - cpu
+        end, spent = time.time(), _outside_the_engine_s() - cpu
         stretches.append({"on": on, "begin": begin, "end": end, "cpu_s": spent})
     result.write_text(json.dumps({"blocks": stretches, "ticks": screen.ticks}), encoding="utf-8")
     screen.source.command("kill")
@@ -88,8 +88,8 @@ def _direct(result: Path, blocks: int, block_s: float) -> None:
     app.call_from_thread(app.exit, "quit")
 
 
-def _beside_the_engine_s() -> float:
-    """Processor seconds of this process without those of the engine's thread."""
+def _outside_the_engine_s() -> float:
+    """CPU seconds of this process without those of the engine's thread."""
     engine = next((thread for thread in threading.enumerate() if thread.name == "ndd-engine"), None)
     if engine is None or engine.ident is None:
         return time.process_time()

@@ -1,12 +1,12 @@
-"""How long things take to start: the command, the home screen, and the record of a very long run.
+"""Startup times: the command, the home screen, and the record of a very long run.
 
-- `--help` and `--version` as whole processes, in turn with an interpreter that does nothing, and whether torch was
-  imported for them (asked of the interpreter with -X importtime).
-- The home screen in a real pseudo-terminal: from the spawn until its title is on the terminal, then until runs and
-  workloads are listed. torch is imported in the background after the first paint; `q` is pressed in the middle of it.
+- `--help` and `--version` as whole processes, alternating with an empty interpreter, and whether they import torch
+  (from -X importtime).
+- The home screen in a real pseudo-terminal: from the spawn until its title appears, then until runs and workloads are
+  listed. torch is imported in the background after the first paint; `q` is pressed during that import.
 - A record of over a million windows, written by the real Recorder with its fold events: opened by the reader
-  (open, poll, snapshot) as `attach` does, by `attach` as a whole process, and by its screen until the first paint.
-  The file is in the page cache, as it was written just before.
+  (open, poll, snapshot) like `attach` does, by `attach` as a whole process, and by its screen until the first paint.
+  The file is in the page cache, because it was just written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .common import STATISTICS, Options, Table, Target, as_seconds, say, statist
 from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, engine
 from .terminal import Terminal
 
-TITLE = "start: seconds until it is there"
+TITLE = "start: seconds to start"
 OPEN_TARGET = Target(2.0)
 COMMAND_TARGET = Target(0.3)
 HOME_TARGET = Target(1.0)
@@ -38,12 +38,12 @@ _TITLE_BYTES = b"train, and see where the time goes"
 _LISTED_BYTES = b"EEG forecasters"
 _CONSOLE = [sys.executable, "-m", "ndd_console"]
 _RUN = "million"
-# Put this many events, then let the recorder catch up: its queue is not what is measured.
+# Put this many events, then wait for the recorder, as its queue is not measured.
 _BATCH = 5_000
 
 
 def measure(options: Options) -> Table:
-    """One row for each thing that is waited for."""
+    """One row per measured start."""
     table = Table(TITLE, ("what", *STATISTICS))
     _commands(table, 4 if options.quick else 15)
     _home(table, 3 if options.quick else 10)
@@ -77,8 +77,8 @@ def _whole(argv: Sequence[str]) -> float:
 
 def _imports_torch(argv: Sequence[str]) -> bool:
     asked = [argv[0], "-X", "importtime", *argv[1:]]
-    told = subprocess.run(asked, check=True, capture_output=True, text=True).stderr
-    return any(line.rpartition("|")[2].strip().partition(".")[0] == "torch" for line in told.splitlines())
+    output = subprocess.run(asked, check=True, capture_output=True, text=True).stderr
+    return any(line.rpartition("|")[2].strip().partition(".")[0] == "torch" for line in output.splitlines())
 
 
 def _home(table: Table, times: int) -> None:
@@ -95,7 +95,7 @@ def _home(table: Table, times: int) -> None:
                 painted.append(arrived[0] - terminal.spawned)
                 if arrived[1] is not None:
                     listed.append(arrived[1] - terminal.spawned)
-                # Somewhere in the import of torch, at another place each time.
+                # During the import of torch, at a different point each time.
                 terminal.drain(0.1 + index / times)
                 begin = time.perf_counter()
                 terminal.press(b"q")
@@ -103,9 +103,9 @@ def _home(table: Table, times: int) -> None:
                     left.append(end - begin)
     table.add("home screen: first paint", *statistics_cells(painted, as_seconds, HOME_TARGET))
     table.add("home screen: workloads and runs listed", *statistics_cells(listed, as_seconds))
-    table.add("home screen: q until it is gone", *statistics_cells(left, as_seconds))
+    table.add("home screen: q to exit", *statistics_cells(left, as_seconds))
     if len(left) < times:
-        table.note(f"{times - len(left)} of {times} home screens did not end within 20 s of q")
+        table.note(f"{times - len(left)} of {times} home screens did not exit within 20 s of q")
 
 
 def _long_run(table: Table, windows: int, times: int) -> None:
@@ -119,7 +119,7 @@ def _long_run(table: Table, windows: int, times: int) -> None:
         length = run.events.stat().st_size
         table.note(
             f"the record: {windows:,} windows, {size(length)}, written by the recorder in {duration(taken)} "
-            f"({taken / windows * 1e6:.0f} µs a window, fold and queue included)"
+            f"({taken / windows * 1e6:.0f} µs per window, including fold and queue)"
         )
         opened: list[float] = []
         for _ in range(times):
@@ -128,7 +128,7 @@ def _long_run(table: Table, windows: int, times: int) -> None:
             reader.poll()
             snapshot = reader.snapshot()
             opened.append(time.perf_counter() - begin)
-        right = "the right one" if snapshot.step == step and snapshot.status == "done" else "WRONG"
+        right = "correct" if snapshot.step == step and snapshot.status == "done" else "WRONG"
         table.note(f"the snapshot read back is {right}: step {snapshot.step:,}, {snapshot.status}")
         argv = [*_CONSOLE, "--runs", folder, "attach", _RUN]
         whole = [_whole([*argv, "--headless"]) for _ in range(times)]
@@ -151,9 +151,9 @@ def _attach_screen(argv: Sequence[str]) -> float:
 
 
 def _write(run: RunDir, windows: int) -> int:
-    """A record as a run of that many windows leaves it; returns its last step.
+    """Write the record of a run with that many windows; returns its last step.
 
-    The first events come from a real run; its window is repeated with other figures.
+    The first events come from a real run; its window is repeated with different figures.
     """
     first, window, sample = _real_events()
     recorder = Recorder(run.events)

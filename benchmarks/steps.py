@@ -1,9 +1,8 @@
-"""Step times as the wizard predicts them against the same proposals trained, probed and trained in turn.
+"""Step times predicted by the wizard vs. measured ones, with probes and training alternating.
 
-The wizard probes once and measures later: what else runs on the machine, and how fast it happens to be, shows up as an
-error of the prediction. Here a probe lies between two blocks of training, round after round, and is held against the
-mean of the two, so that what is left is the error of the prediction. A block's own spread is what no prediction can
-know: how far the blocks before and after a probe are apart.
+The wizard probes once and measures later, so a change of other load or clock rates appears as a prediction error. Here
+each probe lies between two blocks of training and is compared with their mean, which leaves the error of the prediction
+itself. The difference between the blocks before and after a probe shows the noise that no prediction can capture.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from ndd_engine.wizard.session import ProposalSet, to_verify
 from ndd_engine.wizard.space import Model
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
 
-from .common import Options, Table, as_percent, as_seconds, quantile, say
-from .wizard import answers_of, ignore, silent
+from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
+from .wizard import answers_of, silent
 
 ROUNDS = 5
 QUICK_ROUNDS = 2
@@ -40,7 +39,7 @@ class Row:
 
     @property
     def errors(self) -> list[float]:
-        """Of each round, predicted over measured minus 1."""
+        """Predicted over measured minus 1, of each round."""
         return [predicted / fmean(around) - 1 for predicted, *around in self.rounds]
 
     @property
@@ -49,14 +48,14 @@ class Row:
 
     @property
     def spread(self) -> float:
-        """How far the blocks around a probe are apart, in the median."""
+        """The median relative difference of the blocks around a probe."""
         return median(max(around) / min(around) - 1 for _, *around in self.rounds)
 
 
 def measure(options: Options) -> list[Table]:
-    """All workloads, or those that were asked for."""
+    """All selected workloads."""
     table = Table(
-        "predicted step times against measured ones",
+        "predicted vs. measured step times",
         ("workload", "proposal", "predicted (s)", "measured (s)", "error", "by round", "blocks differ by"),
     )
     rows: list[Row] = []
@@ -83,13 +82,13 @@ def measure(options: Options) -> list[Table]:
             f"{as_percent(quantile(single, 0.9))}"
         )
         table.note(
-            f"blocks before and after a probe differ by {as_percent(median(row.spread for row in rows))} in the median"
+            f"blocks before and after a probe: median difference {as_percent(median(row.spread for row in rows))}"
         )
     return [table]
 
 
 def _rows(answers: Answers, rounds: int) -> list[Row]:
-    """The proposals that the wizard would verify."""
+    """The proposals that the wizard would verify, measured."""
     with Planner(answers, silent, threading.Event()) as planner:
         situation = planner.open()
         found = tuple(planner.probe(situation))
@@ -124,7 +123,7 @@ def _model(
             after = [_block(side) for side in sides]
             for row, first, last in zip(rows, before, after, strict=True):
                 predicted = step_s[row.proposal.key]
-                assert predicted is not None  # it was when the proposal was chosen
+                assert predicted is not None  # proposals without a prediction are not chosen
                 row.rounds.append((predicted, first, last))
             before = after
     finally:

@@ -1,4 +1,4 @@
-"""A real pseudo-terminal with a program in it: what it writes, when, and what happens after a key."""
+"""Runs a program in a real pseudo-terminal, and records what it writes and when."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pexpect
 
-# Asked at start by the screen; a modern terminal says yes, and then each update is wrapped in two sequences more.
+# The screen sends this query at start; modern terminals answer yes, and updates are then wrapped in two sequences.
 _SYNC_QUERY, _SYNC_ANSWER = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
-# What would make two machines draw differently.
+# Variables that affect drawing.
 _NOT_INHERITED = ("SSH_CONNECTION", "NO_COLOR", "COLUMNS", "LINES", "NDD_RUNS", "TERM_PROGRAM", "ESCDELAY")
 _READ = 65536
 
@@ -27,7 +27,7 @@ class Chunk:
 
 
 class Terminal:
-    """Spawns `argv` in a terminal of 80 by 24 with 256 colours and more. Use as a context manager."""
+    """Spawns `argv` in an 80x24 truecolor terminal. Use as a context manager."""
 
     def __init__(self, argv: Sequence[str], columns: int = 80, rows: int = 24) -> None:
         environment = {name: value for name, value in os.environ.items() if not _left_out(name)}
@@ -45,7 +45,7 @@ class Terminal:
         self.child.close(force=True)
 
     def read(self, timeout_s: float) -> Chunk | None:
-        """What the program writes next; None after the timeout, or at its end (`ended`)."""
+        """The next output of the program; None after the timeout, or at its end (`ended`)."""
         ready, _, _ = select.select([self._descriptor], [], [], max(timeout_s, 0.0))
         if not ready:
             return None
@@ -53,7 +53,7 @@ class Terminal:
         try:
             data = os.read(self._descriptor, _READ)
         except OSError:
-            data = b""  # how Linux says that the other side is closed
+            data = b""  # on Linux, the other side is closed
         if not data:
             self.ended = True
             return None
@@ -69,11 +69,11 @@ class Terminal:
         os.write(self._descriptor, keys)
 
     def wait_for(self, expected: bytes, timeout_s: float) -> float | None:
-        """perf_counter when `expected` had arrived; None when it did not come in time."""
+        """perf_counter when `expected` arrived, None after the timeout."""
         return self.wait_for_all((expected,), timeout_s)[0]
 
     def wait_for_all(self, expected: Sequence[bytes], timeout_s: float) -> list[float | None]:
-        """The same for several, in whatever order they come."""
+        """The same for several texts, in any order."""
         seen = b""
         arrived: list[float | None] = [None] * len(expected)
         deadline = time.perf_counter() + timeout_s
@@ -91,13 +91,13 @@ class Terminal:
         return arrived
 
     def drain(self, seconds: float) -> None:
-        """Read what comes for a while, as a terminal does all the time."""
+        """Read output for a while, like a terminal."""
         deadline = time.perf_counter() + seconds
         while not self.ended and (left := deadline - time.perf_counter()) > 0:
             self.read(left)
 
     def wait_end(self, timeout_s: float) -> float | None:
-        """perf_counter when the program had closed the terminal; None when it did not in time."""
+        """perf_counter when the program closed the terminal, None after the timeout."""
         deadline = time.perf_counter() + timeout_s
         while not self.ended and (left := deadline - time.perf_counter()) > 0:
             self.read(left)

@@ -1,9 +1,9 @@
-"""The wizard against measurement: how soon it answers, how well it predicts, and whether its choice is the best one.
+"""The wizard vs. measurements: its response time, the accuracy of its predictions, and the quality of its choice.
 
-For each workload: the wizard at its default settings ("most items per second"), timed; its verified proposals,
-predicted against measured. Then again with the batch left free, which leaves more to choose from, and a grid of up to
-20 configurations within the same limits, each measured: the chosen one has to be as fast as the best of them to 5 %.
-The highest of many noisy figures is too high, so the two are measured against each other in paired blocks A B B A.
+For each workload: the wizard with its default answers (goal "throughput"), timed; its verified proposals, predicted vs.
+measured. Then again with a free batch, which gives it more choice, and a grid of up to 20 configurations within the
+same limits, each measured: its choice should be within 5 % of the fastest. The maximum of many noisy figures is biased
+upwards, so the two are measured against each other in ABBA blocks.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from ndd_engine.config.workload_sections import WORKLOADS
-from ndd_engine.trial.paired import Estimate, estimate, quad
+from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import ProposalSet, best_measured, propose, to_verify
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of, verify
 
-from .common import Options, Table, as_percent, as_seconds, say
+from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
 
 GRID = 20
 GRID_S = 120.0
 VERIFY_S = BUDGET_S
-# Of the comparison of the chosen one with the best of the grid.
+# For comparing the choice with the best of the grid.
 BLOCK_S = 1.5
-QUADS = 6
-# Sizes that train on few cores.
+ABBA_BLOCKS = 6
+# Sizes suitable for few cores.
 SETS: dict[str, tuple[str, ...]] = {
     "ndd": ("run.device={device}",),
     "chartext": ("run.device={device}", "workload.size=mini"),
@@ -40,7 +41,7 @@ SETS: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class Outcome:
-    """One workload. Seconds; errors signed, predicted over measured minus 1."""
+    """One workload. Seconds; errors: predicted over measured minus 1."""
 
     workload: str
     first_s: float = 0.0
@@ -54,14 +55,14 @@ class Outcome:
 
 
 def measure(options: Options) -> list[Table]:
-    """All workloads, or those that were asked for. --quick leaves the grid out."""
+    """All selected workloads. --quick skips the grid."""
     outcomes = [
         _outcome(workload, options) for workload in options.workloads or tuple(WORKLOADS) if workload in SETS
     ]
     table = Table(
-        "the wizard: soon, true and right?",
+        "the wizard: response time, accuracy and choice",
         ("workload", "first proposals", "with verification", "step: median error", "largest", "memory: median error",
-         "largest", "chosen of a free batch", "grid", "over its best"),
+         "largest", "choice with a free batch", "grid", "vs. its best"),
     )  # fmt: skip
     for outcome in outcomes:
         table.add(
@@ -69,27 +70,26 @@ def measure(options: Options) -> list[Table]:
             *_errors(outcome.memory_errors), outcome.chosen, str(outcome.grid),
             _interval(outcome.over_best),
         )  # fmt: skip
-    steps = sorted(abs(error) for outcome in outcomes for error in outcome.step_errors)
+    steps = [abs(error) for outcome in outcomes for error in outcome.step_errors]
     if steps:
-        middle, ninety = steps[len(steps) // 2], steps[min(int(0.9 * len(steps)), len(steps) - 1)]
         table.note(
-            f"steps of {len(steps)} verified proposals: median error {as_percent(middle)} (target 5 %), p90 "
-            f"{as_percent(ninety)} (target 15 %)"
+            f"steps of {len(steps)} verified proposals: median error {as_percent(median(steps))} (target 5 %), p90 "
+            f"{as_percent(quantile(steps, 0.9))} (target 15 %)"
         )
-    spreads = sorted(spread for outcome in outcomes for spread in outcome.spreads)
+    spreads = [spread for outcome in outcomes for spread in outcome.spreads]
     if spreads:
         table.note(
-            f"rounds of the same proposal differ from each other by {as_percent(spreads[len(spreads) // 2])} in the "
-            f"median, at most by {as_percent(spreads[-1])}: this machine's own spread"
+            f"rounds of the same proposal: median difference {as_percent(median(spreads))}, maximum "
+            f"{as_percent(max(spreads))} (noise of this machine)"
         )
     table.note(
-        "first proposals: from the workload loaded (target 10 s); with verification: all of it (target 2 min)"
+        "first proposals: after loading the workload (target 10 s); with verification: total (target 2 min)"
     )
     return [table]
 
 
 def answers_of(workload: str, options: Options) -> Answers:
-    """The wizard's defaults, on a size that trains on few cores."""
+    """The wizard's defaults, for a size suitable for few cores."""
     return Answers(
         workload=workload, sets=tuple(item.format(device=options.device) for item in SETS[workload])
     )
@@ -129,7 +129,7 @@ def _outcome(workload: str, options: Options) -> Outcome:
 
 
 def _against_grid(outcome: Outcome, answers: Answers) -> None:
-    """Speed of the chosen one over that of the fastest in the grid, both measured in one go."""
+    """Compare the speed of the choice with the fastest configuration of the grid."""
     stop = threading.Event()
     proposed = propose(answers, silent, stop)
     verified = verify(proposed.situation, answers, to_verify(proposed, answers), VERIFY_S, silent, stop)
@@ -153,12 +153,12 @@ def _against_grid(outcome: Outcome, answers: Answers) -> None:
     if not rates:
         return
     fastest = max(rates, key=lambda key: rates[key])
-    winner = next((one for one in rows if one.key == fastest), None)  # None: it is the chosen one
+    winner = next((one for one in rows if one.key == fastest), None)  # None: the choice itself
     outcome.over_best = Estimate(1.0, 1.0, 1.0, 0) if winner is None else _paired(answers, winner, best)
 
 
 def _paired(answers: Answers, other: Proposal, mine: Proposal) -> Estimate | None:
-    """Items a second of `mine` over those of `other`, in blocks A B B A."""
+    """Items per second of `mine` over those of `other`, in ABBA blocks."""
     sides = [side_of(answers, one) for one in (other, mine)]
     try:
         for side in sides:
@@ -169,7 +169,7 @@ def _paired(answers: Answers, other: Proposal, mine: Proposal) -> Estimate | Non
             seconds, steps = sides[index].train(1 << 40, PATIENCE_S, ignore, until_s=BLOCK_S, least=2)
             return steps * (other, mine)[index].batch.items / seconds
 
-        return estimate([quad(rate(0), rate(1), rate(1), rate(0)) for _ in range(QUADS)])
+        return estimate([abba_log_ratio(rate(0), rate(1), rate(1), rate(0)) for _ in range(ABBA_BLOCKS)])
     finally:
         for side in sides:
             side.close()
@@ -178,21 +178,18 @@ def _paired(answers: Answers, other: Proposal, mine: Proposal) -> Estimate | Non
 def _errors(errors: Sequence[float]) -> tuple[str, str]:
     if not errors:
         return "none", ""
-    ordered = sorted(errors, key=abs)
-    return as_percent(abs(ordered[len(ordered) // 2])), f"{ordered[-1]:+.1%}"
+    return as_percent(median(map(abs, errors))), f"{max(errors, key=abs):+.1%}"
 
 
 def _interval(found: Estimate | None) -> str:
     if found is None:
         return "not measured"
     return (
-        "it is the best" if not found.quads else f"{found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f})"
+        "is the best"
+        if not found.blocks
+        else f"{found.ratio:.3f}x (95 % CI {found.low:.3f} to {found.high:.3f})"
     )
 
 
-def ignore(_text: str | None) -> None:
-    """For a question to a process whose progress nobody follows."""
-
-
 def silent(_text: str, _share: float) -> None:
-    """For work whose progress nobody follows."""
+    """Reports no progress."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.faults`: plant faults, diagnose, prove fixes; print tables, judge nothing by exit status."""
+"""`python -m benchmarks.faults`: plant faults, diagnose them, measure the fixes, and print tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from benchmarks.common import Environment, Table, machine_slug, report, say
 from ndd_engine.config.workload_sections import WORKLOADS
 
 from . import matrix, null
-from .cases import OWN, all_cases, chosen
+from .cases import OWN, chosen
+from .catalogue import all_cases
 from .suite import FIX_S, Suite
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -21,39 +22,43 @@ KEPT = Path(tempfile.gettempdir()) / "ndd-faults"
 
 
 def main() -> int:
-    """Run what was asked for. Returns 0 whatever the figures are; 2 for a mistake in the options."""
+    """Run the suite. Returns 0 regardless of the figures, 2 for a mistake in the options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAULT[:SEVERITY]",
-        help="only these cases: a fault, a fault and its severity, a kind (fault, innocent, healthy) or a case's name",
+        help="only these cases: a fault, a fault and severity, a kind (fault, innocent, healthy) or the name of a case",
     )  # fmt: skip
     parser.add_argument("--workload", action="append", default=[], choices=(*WORKLOADS, OWN))
     parser.add_argument(
-        "--no-trials", action="store_true", help="diagnose only: no fix and no cost is measured"
+        "--no-trials", action="store_true", help="diagnose only, without measuring fixes and costs"
     )
     parser.add_argument(
-        "--null", type=int, metavar="N", help="instead: N trials of a change that changes nothing"
+        "--null", type=int, metavar="N", help="run N A/A trials instead, of a change without effect"
     )
     parser.add_argument(
         "--budget",
         type=float,
         metavar="S",
-        help=f"seconds of a trial (default: {FIX_S:g}; with --null {null.BUDGET_S:g})",
+        help=f"seconds per trial (default: {FIX_S:g}; with --null {null.BUDGET_S:g})",
     )
-    parser.add_argument("--resume", action="store_true", help="go on: leave out what --keep holds already")
+    parser.add_argument(
+        "--resume", action="store_true", help="skip cases that already have an outcome in --keep"
+    )
     parser.add_argument(
         "--keep", type=Path, default=KEPT, metavar="DIR",
-        help=f"where outcomes, records and snapshots are kept (default: {KEPT})",
+        help=f"folder for outcomes, records and snapshots (default: {KEPT})",
     )  # fmt: skip
-    parser.add_argument("--tables", action="store_true", help="only print the tables of what --keep holds")
+    parser.add_argument(
+        "--tables", action="store_true", help="only print the tables of the outcomes in --keep"
+    )
     parser.add_argument("--list", action="store_true", help="only print the cases")
     parser.add_argument(
         "-o", nargs="?", const="", metavar="FILE", dest="output",
-        help="also write the tables to FILE, or without FILE to benchmarks/results/<date>-<machine>-faults.txt",
+        help="also write the tables to FILE (default: benchmarks/results/<date>-<machine>-faults.txt)",
     )  # fmt: skip
     given = parser.parse_args()
     if given.null is not None and given.null < 1:
-        parser.error("--null needs 1 or more")
+        parser.error("--null has to be at least 1")
     try:
         cases = chosen(all_cases(), given.only, given.workload)
     except ValueError as error:
@@ -82,7 +87,7 @@ def main() -> int:
         path = Path(given.output or RESULTS / f"{time.strftime('%Y-%m-%d')}-{machine_slug()}-{name}.txt")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        say(f"written to {path}")
+        say(f"wrote {path}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a case is: a run with one fault planted in it, or with something that only looks like one."""
+"""The cases of the suite: runs with a planted fault, or with something that only looks like one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .plants import MODULE
 
 Kind = Literal["fault", "innocent", "healthy"]
 OWN = "own"
-# What is too many or too few goes by what this machine has.
+# The number of workers and threads in a case depends on this machine.
 CORES = usable_threads(detect_host())
 SEVERITIES = ("low", "middle", "high")
 
-# Nothing but steps, for long enough that every change would still pay: what a case does not plant is not there.
+# Steps only, in a run long enough for every change to pay off, so that nothing but the planted fault costs time.
 PLAIN = (
     "run.epochs=1000000",
     "run.device=cpu",
@@ -31,14 +31,14 @@ PLAIN = (
 
 @dataclass(frozen=True)
 class Case:
-    """One run and what is to be said of it.
+    """One run and its expected diagnosis.
 
-    fault: of a planted fault its cause, of an innocent what it looks like; workload for a healthy one. sets: the
-    configuration with the plant; cure: what takes the plant away again, as edits on top of it (a change of code is an
-    option of the own workload), () where that is no matter of configuration. suspects: causes that an innocent must not
-    be charged with. busy, asleep: processes beside the run. planted: in one line, how. seconds: of training before
-    the diagnosis; trial_s: of a trial at the least, where sides take long to start. to_end: the run is diagnosed after
-    its end. proved: whether the cure's gain is one of speed, which a trial can measure.
+    fault: the cause of a planted fault, what an innocent looks like, or the workload of a healthy run. planted: a
+    description. sets: the configuration with the fault. cure: settings that remove it (code changes are options of your
+    own workload), () if settings cannot. suspects: causes that must not be reported for an innocent. busy, asleep:
+    number of processes alongside the run. seconds: of training before the diagnosis. trial_s: minimum for a trial, if
+    sides take long to start. to_end: diagnose after the end of the run. proved: whether the cure increases speed, which
+    a trial can measure.
     """
 
     kind: Kind
@@ -62,28 +62,28 @@ class Case:
         truth = self.fault if self.kind == "fault" else "healthy"
         unknown = [cause for cause in (truth, *self.suspects) if cause not in CAUSES]
         if unknown:
-            raise ValueError(f"case {self.fault}: there is no cause {', '.join(unknown)}")
+            raise ValueError(f"case {self.fault}: unknown cause {', '.join(unknown)}")
         object.__setattr__(self, "truth", truth)
 
     @property
     def name(self) -> str:
-        """Unique, and fit for a file name."""
+        """Unique, and usable as a file name."""
         severity = f"-{self.severity}" if self.severity else ""
         return f"{self.kind}-{self.fault}{severity}-{self.workload}"
 
     @property
     def workload_name(self) -> str:
-        """As in workload.name."""
+        """The value of workload.name."""
         return f"{MODULE}:{self.factory}" if self.workload == OWN else self.workload
 
     def all_sets(self, folder: Path) -> tuple[str, ...]:
-        """The whole configuration, the plant in it. folder: where the module of an own workload is written."""
+        """The whole configuration with the fault. folder: contains the module of your own workload."""
         place = (f'workload.path=["{folder.absolute()}"]',) if self.workload == OWN else ()
         return only_last((*PLAIN, *place, *self.sets))
 
 
 def only_last(sets: Iterable[str]) -> tuple[str, ...]:
-    """Each key once, with the value that was given last; keys in the order in which they came first."""
+    """Each key once, with its last value, in the order of first occurrence."""
     values: dict[str, str] = {}
     for item in sets:
         key, _, value = item.partition("=")
@@ -105,7 +105,7 @@ def three(
     to_end: bool = False,
     proved: bool = True,
 ) -> list[Case]:
-    """A fault in its severities. plants: (workload, its own sets) for each; sets: what all of them have."""
+    """A fault in all severities. plants: (workload, specific sets) of each; sets: common to all."""
     return [
         Case(
             "fault", fault, severity, workload, planted, (*own, *sets), tuple(cure), factory, (), count,
@@ -116,15 +116,15 @@ def three(
 
 
 def chosen(cases: Iterable[Case], only: Sequence[str], workloads: Sequence[str]) -> list[Case]:
-    """The cases that were asked for: `only` holds "fault", "fault:severity", a kind or a name; () for all.
+    """The selected cases. only: each a "fault", "fault:severity", kind or name; () for all.
 
-    Raises ValueError for a word that is none of these.
+    Raises ValueError for an unknown one.
     """
     cases = list(cases)
     known = {word for case in cases for word in _words(case)}
     if strange := [word for word in only if word not in known]:
         names = sorted({case.fault for case in cases})
-        raise ValueError(f"there is no case {', '.join(strange)}; there are {', '.join(names)}")
+        raise ValueError(f"unknown case {', '.join(strange)}; allowed: {', '.join(names)}")
     return [
         case
         for case in cases
@@ -135,11 +135,3 @@ def chosen(cases: Iterable[Case], only: Sequence[str], workloads: Sequence[str])
 
 def _words(case: Case) -> tuple[str, ...]:
     return case.fault, f"{case.fault}:{case.severity}", case.kind, case.name
-
-
-def all_cases() -> list[Case]:
-    """Every case, in the order in which they are run."""
-    from .faulty import FAULTS
-    from .innocent import HEALTHY, INNOCENTS
-
-    return [*HEALTHY, *INNOCENTS, *FAULTS]

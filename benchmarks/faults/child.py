@@ -1,7 +1,7 @@
-"""One run or one trial in a process of its own: `python -m benchmarks.faults.child TASK.json RESULT.json`.
+"""One run or one trial in a separate process: `python -m benchmarks.faults.child TASK.json RESULT.json`.
 
-A run is opened and executed as the product does it, and diagnosed from its last snapshot before the end. A process
-of its own leaves nothing behind, and can be ended when it hangs.
+A run is opened and executed as in the product, and diagnosed from its last snapshot before the end. A separate process
+leaves nothing behind, and can be killed if it hangs.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
-from ndd_engine.trial.paired import estimate, quad
+from ndd_engine.trial.paired import abba_log_ratio, estimate
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_engine.trial.trial import run_trial
 
 Json = dict[str, Any]
-# How long a first step may take to come: a compilation on a busy machine.
+# Time limit for the first step: a compilation on a busy machine.
 PATIENCE_S = 300.0
-# A run goes on until it has so many steps, for at most so many times the seconds that it should take.
+# A run continues until it has so many steps, up to MOST times its usual duration.
 FEWEST_STEPS = 40
 MOST = 4.0
-# Blocks with and without the neighbours, in quads A B B A: a step beside them may take a second.
+# ABBA blocks with and without the neighbours: a step alongside them may take a second.
 BLOCK_S = 6.0
-QUADS = 3
+ABBA_BLOCKS = 3
 
 
 def main() -> int:
-    """Carry out the task; the result is one JSON document."""
+    """Run the task; the result is one JSON document."""
     task: Json = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     result = trial(task) if task["what"] == "trial" else Diagnosed(task).result()
     Path(sys.argv[2]).write_text(json.dumps(result, indent=1, default=str), "utf-8")
@@ -59,11 +59,11 @@ def trial(task: Json) -> Json:
 
 
 class Diagnosed:
-    """Task: workload, sets, folder, seconds (of training before the diagnosis), to_end, neighbours (process ids of
-    those that were planted), alone (whether to measure the run without them).
+    """Task: workload, sets, folder, seconds (of training before the diagnosis), to_end, neighbours (ids of planted
+    processes), alone (whether to measure the run without them).
 
-    Result: the findings, the snapshot they were made from, foreign (cores in use by what was not planted), and alone:
-    how many times as fast the run is while the neighbours are stopped.
+    Result: the findings, their snapshot, foreign (cores used by other processes that were not planted), and alone: the
+    speed-up while the neighbours are stopped.
     """
 
     def __init__(self, task: Json) -> None:
@@ -78,18 +78,18 @@ class Diagnosed:
 
     def result(self) -> Json:
         """Train, diagnose, stop."""
-        # Not on this thread: this file would be the user's code that every look at the stack finds.
+        # Not on this thread: this file would appear as user code in every stack sample.
         trainer = threading.Thread(target=self.run.execute)
         trainer.start()
         try:
             self._watch()
         finally:
-            self.run.control.request("kill", "seen enough")
+            self.run.control.request("kill", "measured for long enough")
             trainer.join()
             self.run.close()
         end = self.run.end
         assert end is not None
-        # A run that came to its end is diagnosed there.
+        # A finished run is diagnosed at its end.
         snapshot = self.snapshot or self.run.recorder.snapshot()
         return {
             "status": end.status,
@@ -114,10 +114,10 @@ class Diagnosed:
             if time.monotonic() - begin > PATIENCE_S:
                 return
         planted = [psutil.Process(pid) for pid in self.task["neighbours"]]
-        load, before, begin = LoadWatch(), _processor_s(planted), time.monotonic()
+        load, before, begin = LoadWatch(), _cpu_s(planted), time.monotonic()
         while not run.finished.wait(0.1) and not self._enough(time.monotonic() - begin):
             pass
-        taken = (_processor_s(planted) - before) / (time.monotonic() - begin)
+        taken = (_cpu_s(planted) - before) / (time.monotonic() - begin)
         self.foreign = max(load.foreign() - taken, 0.0)
         if run.finished.is_set():
             return
@@ -126,7 +126,7 @@ class Diagnosed:
             self.alone = self._without_neighbours()
 
     def _enough(self, elapsed: float) -> bool:
-        """On a busy machine a run may take longer, so that there is something to judge."""
+        """Whether to diagnose now; on a busy machine a run may take longer, to have enough steps."""
         if self.task["to_end"]:
             return elapsed > PATIENCE_S
         seconds = float(self.task["seconds"])
@@ -134,19 +134,19 @@ class Diagnosed:
         return elapsed > (seconds * MOST if few else seconds)
 
     def _without_neighbours(self) -> Json | None:
-        """Speed while they are stopped over speed while they compute; None where a block held no window."""
+        """Speed while they are stopped over speed while they compute; None if a block contains no window."""
         values = []
-        for _ in range(QUADS):
+        for _ in range(ABBA_BLOCKS):
             rates = [self._block(stopped) for stopped in (False, True, True, False)]
             if any(rate is None for rate in rates):
-                say("a block without a whole window: no ratio")
+                say("no ratio: a block contains no complete window")
                 return None
-            values.append(quad(*(rate or 1.0 for rate in rates)))
+            values.append(abba_log_ratio(*(rate or 1.0 for rate in rates)))
         found = estimate(values)
         return None if found is None else asdict(found)
 
     def _block(self, stopped: bool) -> float | None:
-        """Items a second, of the windows that lie in a block."""
+        """Items per second, of the windows within the block."""
         for pid in self.task["neighbours"]:
             os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
         begin = time.time()
@@ -156,7 +156,7 @@ class Diagnosed:
         return sum(event.items for event in inside) / wall * 1e9 if wall else None
 
 
-def _processor_s(processes: list[psutil.Process]) -> float:
+def _cpu_s(processes: list[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 

@@ -1,14 +1,14 @@
 """The planted faults: each in three severities, on the workloads that can have it.
 
-Sizes are chosen so that the high severity costs well over 10 % on a few processor cores; the low one may cost so
-little that calling the run healthy is right as well, which the measured cost decides.
+Sizes are chosen so that the high severity costs well over 10 % on a few CPU cores. The low one may cost so little that
+`healthy` is a correct diagnosis as well, depending on the measured cost.
 """
 
 from __future__ import annotations
 
 from .cases import CORES, OWN, Case, three
 
-# What the five workloads train where nothing is wrong with them: small models, data ready in memory.
+# The five workloads without a fault: small models, data ready in memory.
 NDD = ("batch.micro=1024",)
 CHARTEXT = ("workload.size=mini",)
 TINY_TEXT = ("workload.size=tiny",)
@@ -21,12 +21,12 @@ SUMMARISE = (
 SHORT_PAIRS = (*SUMMARISE, "batch.sequence=48", "workload.target=16")
 OWN_BATCH = ("batch.micro=256",)
 
-# Clips that change every epoch cannot be kept: there, a loader process is no fault.
+# Clips that change every epoch cannot be cached: there, a loader worker is no fault.
 CHANGING = ("workload.size=tiny", "workload.augment=true", "batch.micro=8", "run.threads=1")
 
 
 def _small_text(sequence: int, micro: int) -> tuple[str, ...]:
-    """A model so small that making its windows one by one is felt."""
+    """A model so small that fetching its windows one by one is noticeable."""
     return (
         "workload.size=tiny", "workload.layers=1", "workload.width=16", f"batch.sequence={sequence}",
         f"batch.micro={micro}",
@@ -36,14 +36,14 @@ def _small_text(sequence: int, micro: int) -> tuple[str, ...]:
 LOADER: list[Case] = [
     *three(
         "on-the-fly",
-        "documents are tokenised anew each time they are used (loader.cache off), longer ones the more severe",
+        "documents are tokenised again for every batch (loader.cache off); longer documents are more severe",
         [("finetune", (*FINETUNE, f"workload.document_chars={chars}")) for chars in (400, 2_000, 16_000)],
         sets=["loader.cache=false"],
         cure=["loader.cache=true"],
     ),
     *three(
         "on-the-fly",
-        "spectrograms are computed anew each time (loader.cache off), beside smaller and smaller models",
+        "spectrograms are computed again for every batch (loader.cache off), with smaller and smaller models",
         [
             ("antispoof", (*ANTISPOOF, f"workload.channels={channels}", "workload.reduction=4"))
             for channels in ("[16, 16, 32, 64]", "[8, 8, 16, 32]", "[4, 4, 8, 16]")
@@ -53,7 +53,7 @@ LOADER: list[Case] = [
     ),
     *three(
         "item-collate",
-        "windows that lie in memory are fetched item by item (loader.fetch), beside smaller and smaller models",
+        "windows in memory are fetched item by item (loader.fetch), with smaller and smaller models",
         [
             ("ndd", (*NDD, "workload.hidden=[512, 256]")),
             ("chartext", _small_text(4, 1024)),
@@ -64,7 +64,7 @@ LOADER: list[Case] = [
     ),
     *three(
         "in-memory-workers",
-        "1, 2 and 4 loader processes for data that lies in memory",
+        "1, 2 and 4 loader workers for data in memory",
         [
             ("chartext", (*_small_text(16, 256), "loader.workers=1")),
             ("ndd", (*NDD, "loader.workers=2")),
@@ -74,27 +74,27 @@ LOADER: list[Case] = [
     ),
     *three(
         "many-workers",
-        "3, 6 and 12 loader processes a core, for images that are cut out anew in less time than they take to send",
+        "3, 6 and 12 loader workers per core, for crops that take longer to send than to compute",
         [(OWN, (f"loader.workers={count}",)) for count in (3 * CORES, 6 * CORES, 12 * CORES)],
         sets=["batch.micro=64"],
         cure=["loader.workers=0"],
         factory="crops",
-        # So many processes take seconds to start, on one side of a trial too.
+        # So many workers take seconds to start, also in a trial.
         seconds=25.0,
         trial_s=60.0,
     ),
     *three(
         "worker-restart",
-        "the loader process ends with every epoch (loader.persistent off), short epochs, and shorter ones",
+        "the loader worker restarts every epoch (loader.persistent off), with shorter and shorter epochs",
         [("antispoof", (*CHANGING, f"workload.clips={clips}")) for clips in (320, 120, 40)],
         sets=["loader.workers=1", "loader.persistent=false"],
         cure=["loader.persistent=true"],
-        # Whole epochs are compared, and the first one takes longer than the others.
+        # Whole epochs are compared, and the first one takes longest.
         trial_s=90.0,
     ),
     *three(
         "slow-storage",
-        "each item takes 2, 6 and 20 ms to arrive, as from a network disk (nothing is computed meanwhile)",
+        "each item takes 2, 6 and 20 ms to arrive, as from a network disk (without using the CPU)",
         [(OWN, (f"workload.options.latency_ms={ms}",)) for ms in (2, 6, 20)],
         sets=["batch.micro=4"],
         cure=["workload.options.latency_ms=0"],
@@ -105,7 +105,7 @@ LOADER: list[Case] = [
 STEP: list[Case] = [
     *three(
         "evaluation",
-        "an evaluation every 100 steps, every 12 steps with summaries written for ROUGE, and every 10 steps",
+        "an evaluation every 100 steps, every 12 steps with summaries generated for ROUGE, and every 10 steps",
         [
             ("chartext", (*TINY_TEXT, "evaluate.batches=8", "evaluate.every_steps=100")),
             (
@@ -121,11 +121,11 @@ STEP: list[Case] = [
             ("chartext", (*TINY_TEXT, "evaluate.batches=8", "evaluate.every_steps=10")),
         ],
         cure=["evaluate.every_steps=0"],
-        trial_s=60.0,  # blocks have to hold evaluations
+        trial_s=60.0,  # runs have to contain evaluations
     ),
     *three(
         "checkpoint",
-        "a checkpoint every 8, 3 and every single step",
+        "a checkpoint every 8 steps, every 3 steps and every step",
         [
             ("ndd", (*NDD, "workload.hidden=[256, 128]", "checkpoint.every_steps=8")),
             ("finetune", (*FINETUNE, "checkpoint.every_steps=3")),
@@ -135,7 +135,7 @@ STEP: list[Case] = [
     ),
     *three(
         "optimizer",
-        "the update goes parameter by parameter (optimizer.implementation), with 20, 100 and 800 small ones",
+        "the optimizer loops over parameters (optimizer.implementation): 20, 100 and 800 small ones",
         [(OWN, (f"workload.options.count={count}",)) for count in (20, 100, 800)],
         sets=[*OWN_BATCH, "optimizer.implementation=loop"],
         cure=["optimizer.implementation=auto"],
@@ -154,7 +154,7 @@ STEP: list[Case] = [
     ),
     *three(
         "stepwise",
-        "the decoder projects the states and the vocabulary inside each step (workload.decoder), for longer sources",
+        "the decoder projects states and vocabulary in each step (workload.decoder), for longer and longer sources",
         [
             ("summarise", (*SUMMARISE, f"batch.sequence={source}", f"workload.target={target}"))
             for source, target in ((24, 6), (96, 32), (192, 48))
@@ -165,7 +165,7 @@ STEP: list[Case] = [
     ),
     *three(
         "few-threads",
-        "one thread where there are more cores (run.threads), with larger and larger work",
+        "one thread on several cores (run.threads), for larger and larger models",
         [
             ("chartext", ("workload.size=mini",)),
             ("antispoof", ANTISPOOF),
@@ -176,7 +176,7 @@ STEP: list[Case] = [
     ),
     *three(
         "oversubscribed",
-        "2, 4 and 8 threads a core (run.threads)",
+        "2, 4 and 8 threads per core (run.threads)",
         [
             ("chartext", (*CHARTEXT, f"run.threads={threads}"))
             for threads in (2 * CORES, 4 * CORES, 8 * CORES)
@@ -185,7 +185,7 @@ STEP: list[Case] = [
     ),
     *three(
         "gc",
-        "every step makes containers and drops old ones, among 0.3, 1 and 3 million that live on",
+        "every step creates containers and drops old ones, among 0.3, 1 and 3 million live ones",
         [
             (OWN, (f"workload.options.held={held}", f"workload.options.each={each}"))
             for held, each in ((300_000, 5_000), (1_000_000, 15_000), (3_000_000, 50_000))
@@ -193,11 +193,11 @@ STEP: list[Case] = [
         sets=OWN_BATCH,
         cure=["workload.options.each=0"],
         factory="garbage",
-        trial_s=200.0,  # blocks hold whole stretches between two collections
+        trial_s=200.0,  # runs cover whole intervals between collections
     ),
     *three(
         "neighbour-cores",
-        "other processes compute on the same cores: one fewer than there are, as many, and one more",
+        "other processes compute on the same cores: one fewer than the cores, as many, and one more",
         [("chartext", CHARTEXT), ("ndd", NDD), ("antispoof", ANTISPOOF)],
         busy=[max(CORES - 1, 1), CORES, CORES + 1],
         trial_s=60.0,
@@ -213,7 +213,7 @@ STEP: list[Case] = [
     ),
     *three(
         "logging",
-        "every step is recorded by itself (log.window_s = 0), in shorter and shorter steps",
+        "every step is recorded separately (log.window_s = 0), with shorter and shorter steps",
         [
             (OWN, (f"workload.options.width={width}", f"batch.micro={micro}"))
             for width, micro in ((256, 64), (64, 16), (16, 4))
@@ -224,7 +224,7 @@ STEP: list[Case] = [
     ),
     *three(
         "user-code",
-        "a Python loop in forward works out a number that never changes",
+        "a Python loop in forward computes a constant",
         [(OWN, (f"workload.options.rounds={rounds}",)) for rounds in (20_000, 60_000, 300_000)],
         sets=OWN_BATCH,
         cure=["workload.options.rounds=0"],
@@ -241,7 +241,7 @@ STEP: list[Case] = [
     ),
     *three(
         "recompile",
-        "batches of 2, 4 and 7 different lengths, each compiled by itself (speed.compile_dynamic off)",
+        "batches of 2, 4 and 7 different lengths, each compiled separately (speed.compile_dynamic off)",
         [(OWN, (f"workload.options.kinds={kinds}",)) for kinds in (2, 4, 7)],
         sets=["speed.compile=default", "speed.compile_dynamic=false", "batch.micro=2"],
         cure=["workload.options.kinds=1"],

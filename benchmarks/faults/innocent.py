@@ -1,11 +1,11 @@
-"""Runs that look guilty and are not, and runs in which nothing is wrong at all."""
+"""Runs that only look as if they had a fault, and healthy runs."""
 
 from __future__ import annotations
 
 from .cases import CORES, OWN, Case
 from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
 
-# Whatever says that the loader is to blame.
+# Causes that blame the loader.
 LOADERS = ("few-workers", "data-wait", "item-collate", "on-the-fly", "slow-storage")
 
 
@@ -24,29 +24,29 @@ INNOCENTS: list[Case] = [
         (*NDD, "log.every_steps=1"), ("logging", "sync"),
     ),
     _innocent(
-        "loop-optimizer", "chartext", "the update goes parameter by parameter, in a step that takes far longer",
+        "loop-optimizer", "chartext", "the optimizer loops over parameters, in a step that takes far longer",
         ("workload.size=small", "batch.micro=32", "optimizer.implementation=loop"), ("optimizer",),
     ),
     _innocent(
-        "no-workers", "chartext", "the loader has no processes, and needs none", CHARTEXT,
+        "no-workers", "chartext", "the loader has no workers, and needs none", CHARTEXT,
         (*LOADERS, "in-memory-workers"),
     ),
     _innocent(
-        "short-lived-workers", OWN, "the loader process ends with every epoch, and epochs are long",
+        "short-lived-workers", OWN, "the loader worker restarts every epoch, and epochs are long",
         ("workload.options.latency_ms=1", "batch.micro=4", "loader.workers=1", "loader.persistent=false"),
         ("worker-restart", "many-workers", "few-workers", "in-memory-workers"), factory="storage",
     ),
     _innocent(
-        "workers-beyond-cores", "antispoof", "two loader processes a core, for clips that change every epoch",
+        "workers-beyond-cores", "antispoof", "two loader workers per core, for clips that change every epoch",
         ("workload.size=small", "workload.augment=true", "batch.micro=8", f"loader.workers={2 * CORES}"),
         ("many-workers", "few-workers", "oversubscribed"), seconds=15.0,
     ),
     _innocent(
-        "evaluations", "finetune", "an evaluation every epoch, which is over at once",
+        "evaluations", "finetune", "an evaluation every epoch, which takes almost no time",
         (*FINETUNE, "workload.examples=70", "evaluate.every_epochs=1", "evaluate.batches=1"), ("evaluation",),
     ),
     _innocent(
-        "checkpoints", "chartext", "a checkpoint every 100 steps, which is written at once",
+        "checkpoints", "chartext", "a checkpoint every 100 steps, which takes almost no time",
         (*CHARTEXT, "checkpoint.every_steps=100"), ("checkpoint",),
     ),
     _innocent(
@@ -54,21 +54,21 @@ INNOCENTS: list[Case] = [
         ("clip", "sync"),
     ),
     _innocent(
-        "sleeping-neighbours", "ndd", "three other processes that sleep", NDD,
+        "sleeping-neighbours", "ndd", "three other processes, all asleep", NDD,
         ("neighbour-cores", "oversubscribed", "quota"), asleep=3,
     ),
     _innocent(
-        "bounded-cache", OWN, "memory grows by 16 MB a step until a cache of 320 MB is full",
+        "bounded-cache", OWN, "memory grows by 16 MB per step until a cache of 320 MB is full",
         ("batch.micro=256", "workload.options.keep_mb=16", "workload.options.limit_mb=320"), ("leak",),
         factory="keeping",
     ),
     _innocent(
-        "cheap-encoding", "finetune", "items are encoded anew each time, which takes next to nothing",
+        "cheap-encoding", "finetune", "items are encoded again for every batch, which takes almost no time",
         (*FINETUNE, "workload.size=medium", "loader.cache=false", "workload.document_chars=128"),
         ("on-the-fly", "few-workers", "data-wait"),
     ),
     _innocent(
-        "threads-as-cores", "antispoof", "run.threads is set, to the number of cores",
+        "threads-as-cores", "antispoof", "run.threads is set to the number of cores",
         (*ANTISPOOF, f"run.threads={CORES}"),
         ("oversubscribed", "few-threads"),
     ),
@@ -80,7 +80,7 @@ INNOCENTS: list[Case] = [
 ]  # fmt: skip
 
 HEALTHY: list[Case] = [
-    Case("healthy", workload, "", workload, "nothing is planted", sets)
+    Case("healthy", workload, "", workload, "no planted fault", sets)
     for workload, sets in (
         ("ndd", NDD),
         ("chartext", CHARTEXT),

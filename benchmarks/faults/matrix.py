@@ -1,4 +1,4 @@
-"""The tables of the suite: every case, true causes against named ones, and the targets."""
+"""The tables of the suite: all cases, true vs. reported causes, and targets."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from benchmarks.common import Table
 
 from .outcome import FELT, Counts, Measured, Outcome
 
-# Cores in use by processes that were not planted, above which a case counts as disturbed.
+# Cores used by processes that were not planted, above which a case counts as disturbed.
 DISTURBED = 0.2
-# Of planted faults, how many have to be named first.
+# Target share of planted faults whose true cause comes first.
 NAMED = 0.95
 
 
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """All three; without outcomes they are empty."""
+    """All three tables."""
     return [case_table(outcomes), confusion(outcomes), targets(outcomes)]
 
 
 def case_table(outcomes: Sequence[Outcome]) -> Table:
-    """One row a case."""
+    """One row per case."""
     table = Table(
-        "planted faults: is the true cause named, and does its fix gain?",
+        "planted faults: is the true cause reported, and does its fix gain?",
         (
-            "true cause", "severity", "workload", "named first", "ceiling", "the fix gains", "95 %", "trial",
-            "without the fault", "95 %", "right",
+            "true cause", "severity", "workload", "reported first", "ceiling", "fix", "95 % CI", "trial",
+            "without the fault", "95 % CI", "correct",
         ),
     )  # fmt: skip
     for outcome in outcomes:
         if outcome.error:
-            table.add(_subject(outcome), outcome.severity, outcome.workload, "not carried out")
+            table.add(_subject(outcome), outcome.severity, outcome.workload, "failed")
             table.note(f"{outcome.case}: {outcome.error}")
             continue
         ceiling = "" if outcome.ceiling is None else f"{outcome.ceiling:.2f}x"
@@ -44,29 +44,29 @@ def case_table(outcomes: Sequence[Outcome]) -> Table:
             if measured is not None and measured.ratio is None:
                 table.note(f"{outcome.case}: {' '.join(measured.sets)}: {measured.verdict}: {measured.text}")
         if outcome.exceeded:
-            table.note(f"{outcome.case}: gained more than its ceiling")
+            table.note(f"{outcome.case}: the gain exceeds the ceiling")
         for cause in outcome.charges:
-            table.note(f"{outcome.case}: accused of {cause}")
+            table.note(f"{outcome.case}: false positive: {cause}")
         if outcome.owes_a_cure and not outcome.cures:
             table.note(
-                f"{outcome.case}: costs over {FELT - 1:.0%}, and what is proposed was not seen to gain: "
+                f"{outcome.case}: costs over {FELT - 1:.0%}, and the proposed fix has no measured gain: "
                 f"{' '.join(outcome.fix) or 'no setting'}"
             )
     disturbed = [outcome.case for outcome in outcomes if outcome.foreign > DISTURBED]
     if disturbed:
         table.note(
-            f"other processes used over {DISTURBED} cores in {len(disturbed)} cases, which is a fault of its own: "
-            f"measure them again on a quiet machine: {', '.join(disturbed)}"
+            f"other processes used over {DISTURBED} cores in {len(disturbed)} cases; repeat them on a quiet machine: "
+            f"{', '.join(disturbed)}"
         )
     return table
 
 
 def confusion(outcomes: Sequence[Outcome]) -> Table:
-    """True causes in rows, named ones in columns by their numbers."""
+    """True causes in rows, reported ones in columns by their numbers."""
     pairs = Counter((outcome.truth, outcome.named) for outcome in outcomes if not outcome.error)
     causes = sorted({cause for pair in pairs for cause in pair})
     numbers = {cause: str(index) for index, cause in enumerate(causes, start=1)}
-    table = Table("true causes (rows) against what was named first (columns)", ("", *numbers.values()))
+    table = Table("true causes (rows) vs. causes reported first (columns)", ("", *numbers.values()))
     for truth in causes:
         cells = [str(pairs[truth, named]) if pairs[truth, named] else "." for named in causes]
         table.add(f"{numbers[truth]} {truth}", *cells)
@@ -74,22 +74,22 @@ def confusion(outcomes: Sequence[Outcome]) -> Table:
 
 
 def targets(outcomes: Sequence[Outcome]) -> Table:
-    """What was aimed at, and what came of it."""
+    """The targets, and whether they are reached."""
     counts = Counts(outcomes)
-    table = Table("targets", ("", "found", "of", "target", ""))
+    table = Table("targets", ("", "found", "total", "target", ""))
     right, faults = counts.first
     _target(table, "true cause first", right, faults, f"≥ {NAMED:.0%}", right >= NAMED * faults)
     false, clean = counts.accusations
-    _target(table, "false accusations where nothing is planted", false, clean, "0", false == 0)
+    _target(table, "false positives without a planted fault", false, clean, "0", false == 0)
     cured, owing = counts.cured
     _target(table, "fix gains (interval above 1), fault costs > 10 %", cured, owing, "all", cured == owing)
     exceeded, tried = counts.exceeded
     _target(table, "gain beyond the ceiling", exceeded, tried, "0", exceeded == 0)
     failed = sum(bool(outcome.error) for outcome in outcomes)
-    _target(table, "cases that could not be carried out", failed, len(outcomes), "0", failed == 0)
+    _target(table, "failed cases", failed, len(outcomes), "0", failed == 0)
     table.note(
-        "a planted fault that costs under 5 % by its trial may be called healthy; where nothing is planted, a cause "
-        "counts as true when a trial of its change gains"
+        "a planted fault with a measured cost under 5 % may be reported as healthy; without a planted fault, a cause "
+        "is correct if its fix gains in a trial"
     )
     return table
 

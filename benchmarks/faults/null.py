@@ -1,4 +1,4 @@
-"""Trials of a change that changes nothing: how often a gain or a loss is called all the same."""
+"""A/A trials: how often a change without effect is called a gain or a loss."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.common import Table, say
 
 from .cases import PLAIN
 from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
-from .suite import TaskError, append, task
+from .suite import TaskError, append, read_lines, task
 
 BUDGET_S = 16.0
-# How often the line of a headless run is printed: a trial prints none.
+# The interval of progress lines in headless runs; trials print none.
 CHANGE = ("log.headless_s=7.5",)
 SIDES = (
     ("ndd", NDD), ("chartext", CHARTEXT), ("antispoof", ANTISPOOF), ("finetune", FINETUNE), ("summarise", SUMMARISE),
@@ -27,7 +27,7 @@ LIMIT = 0.05
 
 @dataclass(frozen=True)
 class Null:
-    """One such trial; ratio None and the reason in `verdict` where there was none."""
+    """One trial; without a ratio, `verdict` holds the reason."""
 
     number: int
     workload: str
@@ -39,12 +39,12 @@ class Null:
 
 
 def run(folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S) -> list[Null]:
-    """So many trials, the workloads in turn; with `resume` only those that are still missing."""
+    """Run `count` trials, cycling through the workloads; with `resume` only missing ones."""
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "null.jsonl"
     if not resume:
         record.unlink(missing_ok=True)
-    done = {null.number: null for null in _kept(record)}
+    done = {null.number: null for null in read_lines(record, lambda line: Null(**json.loads(line)))}
     for number in range(count):
         if number in done:
             continue
@@ -65,22 +65,22 @@ def _one(folder: Path, number: int, budget_s: float) -> Null:
     try:
         event = task(folder, "null", body)
     except TaskError as error:
-        return Null(number, workload, f"not carried out: {error}", None, None, None, 0.0)
+        return Null(number, workload, f"failed: {error}", None, None, None, 0.0)
     return Null(
         number, workload, event["verdict"], event["ratio"], event["low"], event["high"], event["seconds"]
     )
 
 
 def table(nulls: Sequence[Null]) -> Table:
-    """Calls by workload, and all together with the bound on the rate behind them."""
+    """Verdicts by workload and in total, with an interval of the false positive rate."""
     found = Table(
-        "a change that changes nothing: trials that call a gain or a loss",
-        ("workload", "trials", "gain", "loss", "no gain", "undecided", "other", "ratio from", "to"),
+        "A/A trials: false gains and losses",
+        ("workload", "trials", "gain", "loss", "no gain", "inconclusive", "other", "ratio from", "to"),
     )
     for workload in (*dict.fromkeys(null.workload for null in nulls), None):
         some = [null for null in nulls if workload in (None, null.workload)]
         calls = Counter(null.verdict for null in some)
-        known = [calls[name] for name in (*CALLS, "no gain", "undecided")]
+        known = [calls[name] for name in (*CALLS, "no gain", "inconclusive")]
         ratios = [null.ratio for null in some if null.ratio is not None]
         span = (f"{min(ratios):.3f}x", f"{max(ratios):.3f}x") if ratios else ()
         found.add(workload or "all", *map(str, (len(some), *known, len(some) - sum(known))), *span)
@@ -90,16 +90,16 @@ def table(nulls: Sequence[Null]) -> Table:
         low, high = binomial_interval(called, len(judged))
         reached = "reached" if called <= LIMIT * len(judged) else "NOT REACHED"
         found.note(
-            f"{called} of {len(judged)} trials called a gain or a loss ({called / len(judged):.1%}); the rate behind "
-            f"them lies in {low:.1%} … {high:.1%} (exact binomial, 95 %); target: at most {LIMIT:.0%}: {reached}"
+            f"{called} of {len(judged)} trials called a gain or a loss ({called / len(judged):.1%}; exact binomial "
+            f"95 % CI {low:.1%} … {high:.1%}); target: at most {LIMIT:.0%}: {reached}"
         )
     if len(judged) < len(nulls):
-        found.note(f"{len(nulls) - len(judged)} trials compared nothing: give them a larger --budget")
+        found.note(f"{len(nulls) - len(judged)} trials have no ratio: raise --budget")
     return found
 
 
 def binomial_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact (Clopper-Pearson) interval of a rate of which `hits` of `trials` were seen."""
+    """The exact (Clopper-Pearson) interval of a rate, given `hits` in `trials`."""
     tail = (1 - confidence) / 2
 
     def at_most(count: int, rate: float) -> float:
@@ -108,7 +108,7 @@ def binomial_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple
         )
 
     def where(count: int, share: float) -> float:
-        """The rate at which so many hits or fewer have the probability `share`."""
+        """The rate at which `count` or fewer hits have the probability `share`."""
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -118,13 +118,3 @@ def binomial_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple
     lower = 0.0 if hits == 0 else where(hits - 1, 1 - tail)
     upper = 1.0 if hits == trials else where(hits, tail)
     return lower, upper
-
-
-def _kept(record: Path) -> list[Null]:
-    found = []
-    for line in record.read_text("utf-8").splitlines() if record.exists() else ():
-        try:
-            found.append(Null(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue  # torn
-    return found

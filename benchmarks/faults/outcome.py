@@ -1,4 +1,4 @@
-"""What came of a case, as it is kept on disk, and whether that is right. Pure arithmetic, so that tests hold it."""
+"""The outcome of a case, as saved on disk, and whether it is correct. No input or output, so it is easy to test."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Self
 
 from .cases import Case, only_last
 
-# A fault that costs less than this may be left unnamed; one that costs more than that has to be cured.
+# A fault with a lower cost than NEGLIGIBLE need not be reported; one with a higher cost than FELT needs a cure.
 NEGLIGIBLE = 1.05
 FELT = 1.10
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A trial's ratio, speed with the change over without it, and its interval; None where nothing was compared."""
+    """The ratio of a trial, candidate over baseline, and its interval; None if nothing was compared."""
 
     sets: tuple[str, ...]
     verdict: str
@@ -28,7 +28,7 @@ class Measured:
 
     @classmethod
     def of_trial(cls, event: dict[str, Any]) -> Self:
-        """From a trial event's fields."""
+        """From the fields of a trial event."""
         return cls(
             tuple(event["sets"]), event["verdict"], event["ratio"], event["low"], event["high"],
             event["seconds"], event["text"],
@@ -36,18 +36,17 @@ class Measured:
 
     @property
     def gains(self) -> bool:
-        """Its interval lies above 1."""
+        """Whether its interval lies above 1."""
         return self.low is not None and self.low > 1
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case, carried out. named: the verdict's cause. found: (cause, ceiling) of every finding, in order.
+    """One completed case. named: the cause of the verdict. found: (cause, ceiling) of every finding, in order.
 
-    fix: the edits that the verdict proposes; tried: what a trial of them measured. outside: what it proposes first is
-    no setting, but a change of code or to stop other processes. cured: the same of taking the plant away by itself,
-    which is what the fault costs. error: why it could not be carried out. foreign: cores that other processes used
-    meanwhile, without planted ones.
+    fix: the settings that the verdict proposes; tried: a trial of them. outside: whether its first proposal is not a
+    setting, but a code change or stopping other processes. cured: a trial that removes the fault, which measures its
+    cost. error: why the case failed. foreign: cores used by other processes, without planted ones.
     """
 
     case: str
@@ -72,7 +71,7 @@ class Outcome:
 
     @classmethod
     def of(cls, case: Case, **more: Any) -> Self:
-        """With what the case says of itself."""
+        """With the fields of the case."""
         return cls(
             case.name, case.kind, case.fault, case.severity, case.workload, case.truth,
             suspects=case.suspects, speed=case.proved, **more,
@@ -84,7 +83,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """The outcome of such a line. Raises ValueError, TypeError or KeyError for any other."""
+        """The reverse of to_json. Raises ValueError, TypeError or KeyError for other lines."""
         body = json.loads(line)
         for key in ("tried", "cured"):
             if body[key] is not None:
@@ -94,19 +93,19 @@ class Outcome:
 
     @property
     def ceiling(self) -> float | None:
-        """The verdict's."""
+        """The ceiling of the verdict."""
         return self.found[0][1] if self.found else None
 
     @property
     def cost(self) -> float | None:
-        """How many times as fast the run is without its fault; None where that was not measured."""
+        """The speed-up of the run without its fault; None if not measured."""
         return self.cured.ratio if self.cured is not None else None
 
     @property
     def right(self) -> bool:
-        """The verdict is the true cause; or it is healthy where the fault costs next to nothing.
+        """Whether the verdict is correct: the true cause, or `healthy` if the fault costs almost nothing.
 
-        Where nothing is planted, a cause that a trial of its own change proves is right too.
+        Without a planted fault, a cause whose fix gains in a trial is correct too.
         """
         if self.error:
             return False
@@ -117,8 +116,8 @@ class Outcome:
 
     @property
     def charges(self) -> tuple[str, ...]:
-        """False accusations in a run where nothing is planted: suspects that are named with a ceiling that matters,
-        and a verdict that no trial proves."""
+        """False positives in a run without a planted fault: suspects reported with a significant ceiling, and a verdict
+        that no trial confirms."""
         if self.kind == "fault" or self.error:
             return ()
         false = [
@@ -133,13 +132,13 @@ class Outcome:
 
     @property
     def owes_a_cure(self) -> bool:
-        """The fault costs so much that the proposed fix has to gain."""
+        """Whether the fault costs so much that the proposed fix has to gain."""
         return self.kind == "fault" and self.speed and self.cost is not None and self.cost > FELT
 
     @property
     def cures(self) -> bool:
-        """What the verdict proposes gains, its interval above 1. Where it proposes no setting first, but what has to be
-        done outside, that is the cure of the case itself, if the true cause was named."""
+        """Whether the proposed fix gains. If the first proposal is not a setting, the case's own cure counts, provided
+        that the true cause was named."""
         proofs = [self.tried]
         if (self.outside or not self.fix) and self.named == self.truth:
             proofs.append(self.cured)
@@ -147,7 +146,7 @@ class Outcome:
 
     @property
     def exceeded(self) -> bool:
-        """A gain was measured that, beyond its interval, is larger than the ceiling of what it removes."""
+        """Whether a measured gain, including its interval, is larger than the ceiling of the finding."""
         pairs = [(self.tried, self.ceiling)]
         pairs += [(self.cured, ceiling) for cause, ceiling in self.found if cause == self.truth]
         return any(
@@ -160,7 +159,7 @@ class Outcome:
 
 
 def same_change(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two lists of edits set the same keys to the same values, however these are quoted."""
+    """Whether two lists of settings have the same keys and values, regardless of quoting."""
     return _values(one) == _values(other)
 
 
@@ -171,7 +170,7 @@ def _values(sets: Sequence[str]) -> dict[str, str]:
 
 @dataclass
 class Counts:
-    """Of outcomes: how often each target was met."""
+    """How often the outcomes met each target."""
 
     outcomes: Sequence[Outcome]
     faults: list[Outcome] = field(init=False)
@@ -183,22 +182,22 @@ class Counts:
 
     @property
     def first(self) -> tuple[int, int]:
-        """(planted faults whose true cause comes first, of how many)."""
+        """(planted faults whose true cause comes first, total)."""
         return sum(outcome.right for outcome in self.faults), len(self.faults)
 
     @property
     def accusations(self) -> tuple[int, int]:
-        """(runs without a fault in which one is named, of how many)."""
+        """(runs without a fault in which one is reported, total)."""
         return sum(bool(outcome.charges) for outcome in self.clean), len(self.clean)
 
     @property
     def cured(self) -> tuple[int, int]:
-        """(faults that cost over 10 % and whose fix gains, of how many)."""
+        """(faults with a cost over 10 % whose fix gains, total)."""
         owing = [outcome for outcome in self.faults if outcome.owes_a_cure]
         return sum(outcome.cures for outcome in owing), len(owing)
 
     @property
     def exceeded(self) -> tuple[int, int]:
-        """(cases in which a gain exceeds its ceiling, of those with a trial)."""
+        """(cases with a gain above the ceiling, total of cases with a trial)."""
         tried = [outcome for outcome in self.outcomes if outcome.tried or outcome.cured]
         return sum(outcome.exceeded for outcome in tried), len(tried)

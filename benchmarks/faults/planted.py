@@ -1,7 +1,7 @@
-"""Own workloads with a fault that an option turns on; with its defaults none of them has one.
+"""Your own workloads with a fault that an option turns on; with default options none of them has one.
 
-The file is copied into the folder of a case and loaded from there, as anyone's own module is. It imports nothing of
-the benchmarks.
+The file is copied into the folder of a case and loaded from there, like a user's own module. It does not import the
+benchmarks.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ def loss(output: Tensor, batch: Any) -> Tensor:
 
 
 def tensors(items: int = ITEMS) -> tuple[Tensor, Tensor]:
-    """Random inputs and a target that can be learned."""
+    """Random inputs and a learnable target."""
     x = torch.randn(items, WIDTH)
     return x, x[:, :8].sum(dim=1, keepdim=True)
 
 
 def in_memory(items: int = ITEMS) -> TensorDataset:
-    """Items that make a batch in one gather."""
+    """Items whose batches can be gathered at once."""
     return TensorDataset(*tensors(items))
 
 
-# A net and nothing else.
+# A plain net.
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """width: of the net's layers."""
+    """Options: width of the net's layers."""
     return {"model": Net(settings.option("width", 512)), "train_data": in_memory(8 * ITEMS), "loss": loss}
 
 
-# Slow storage: each item takes a while to arrive, as from a network disk.
+# Slow storage: each item has a latency, as from a network disk.
 
 
 class Files(Dataset[tuple[Tensor, Tensor]]):
-    """Items that take `latency_s` each to arrive; nothing is computed meanwhile."""
+    """Items that take `latency_s` each to arrive, without using the CPU."""
 
     def __init__(self, items: int, latency_s: float) -> None:
         self.x, self.y = tensors(items)
@@ -80,7 +80,7 @@ class Files(Dataset[tuple[Tensor, Tensor]]):
 
 
 def storage(settings: Any) -> dict[str, Any]:
-    """latency_ms of an item; rows: how often the model computes an item, so that a step takes its time."""
+    """Options: latency_ms per item; rows: how often the model computes an item, to make steps longer."""
     items, latency = settings.option("items", ITEMS), settings.option("latency_ms", 0.0)
     rows = settings.option("rows", 64)
 
@@ -93,11 +93,11 @@ def storage(settings: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Items that are cheap to make, and large to send from one process to another.
+# Items that are cheap to compute, and large to send between processes.
 
 
 class Crops(Dataset[tuple[Tensor, Tensor]]):
-    """Images (3, pixels, pixels), each epoch cut out of larger ones elsewhere, and a target (1,)."""
+    """Images (3, pixels, pixels), cropped at different positions every epoch, and a target (1,)."""
 
     MARGIN = 8
 
@@ -116,7 +116,7 @@ class Crops(Dataset[tuple[Tensor, Tensor]]):
 
 
 def crops(settings: Any) -> dict[str, Any]:
-    """pixels: of an image's side, a multiple of 16; width: of the net's layers."""
+    """Options: pixels per side, a multiple of 16; width of the net's layers."""
 
     def forward(model: nn.Module, batch: Any) -> Any:
         return model(nn.functional.adaptive_avg_pool2d(batch[0].mean(dim=1), 16).flatten(1))
@@ -127,13 +127,13 @@ def crops(settings: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Python objects that come and go.
+# Short-lived Python objects.
 
 
 class Buffer:
-    """Holds the newest `held` small containers and takes `each` new ones at a time.
+    """Holds the newest `held` small containers and adds `each` new ones at a time.
 
-    It fills itself once training has begun: what lives before that is frozen, and the collector never looks at it.
+    It is filled after training has begun: earlier objects are frozen, and ignored by the garbage collector.
     """
 
     def __init__(self, held: int, each: int) -> None:
@@ -152,12 +152,12 @@ class Buffer:
         self.parts.popleft()
 
     def _begun(self) -> bool:
-        # Asked until it is so: to count what is frozen takes milliseconds.
+        # Only until it is true: counting frozen objects takes milliseconds.
         return gc.get_freeze_count() > 0 or self._calls > 200
 
 
 def garbage(settings: Any) -> dict[str, Any]:
-    """each: containers made in a step, 0 for none; held: how many are alive at a time."""
+    """Options: each: containers created per step, 0 for none; held: number of live containers."""
     buffer = Buffer(settings.option("held", 1_000_000), settings.option("each", 0))
 
     def forward(model: nn.Module, batch: Any) -> Any:
@@ -168,11 +168,11 @@ def garbage(settings: Any) -> dict[str, Any]:
     return {"model": Net(), "train_data": in_memory(), "loss": loss, "forward": forward}
 
 
-# Memory that is kept.
+# Retained memory.
 
 
 def keeping(settings: Any) -> dict[str, Any]:
-    """keep_mb: outputs that a step keeps; limit_mb: of all that is kept (a cache), 0 for no limit (a leak)."""
+    """Options: keep_mb: outputs retained per step; limit_mb: in total (a cache), 0 for no limit (a leak)."""
     keep, limit = settings.option("keep_mb", 0.0), settings.option("limit_mb", 0)
     kept: list[Tensor] = []
 
@@ -185,11 +185,11 @@ def keeping(settings: Any) -> dict[str, Any]:
     return {"model": Net(1024), "train_data": in_memory(), "loss": loss, "forward": forward}
 
 
-# Python where operators should be.
+# Python code instead of operators.
 
 
 def loop(settings: Any) -> dict[str, Any]:
-    """rounds: of a Python loop in forward that works out a number which never changes."""
+    """Options: rounds: of a Python loop in forward that computes a constant."""
     rounds = settings.option("rounds", 0)
 
     def forward(model: nn.Module, batch: Any) -> Any:
@@ -199,7 +199,7 @@ def loop(settings: Any) -> dict[str, Any]:
 
 
 def penalty(rounds: int) -> float:
-    """Nothing, slowly."""
+    """Zero, slowly."""
     total = 0.0
     for number in range(rounds):
         total += (number % 7) * 1e-9
@@ -210,7 +210,7 @@ def penalty(rounds: int) -> float:
 
 
 class ManyScales(nn.Module):
-    """A net whose input is scaled by many small parameters, which one operation joins."""
+    """A net whose input is scaled by many small parameters, stacked in one operation."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -224,15 +224,15 @@ class ManyScales(nn.Module):
 
 
 def scales(settings: Any) -> dict[str, Any]:
-    """count: of the small parameters."""
+    """Options: count: number of small parameters."""
     return {"model": ManyScales(settings.option("count", 0)), "train_data": in_memory(), "loss": loss}
 
 
-# Shapes that vary.
+# Dynamic shapes.
 
 
 class Lengths(Dataset[Tensor]):
-    """Sequences (length, WIDTH): `kinds` different lengths up to 64, the same within `run` neighbours."""
+    """Sequences (length, WIDTH) of `kinds` different lengths up to 64."""
 
     def __init__(self, items: int, kinds: int) -> None:
         self.items, self.kinds = items, kinds
@@ -253,7 +253,7 @@ def longest(items: list[Tensor]) -> Tensor:
 
 
 def lengths(settings: Any) -> dict[str, Any]:
-    """kinds: of lengths, 1 to 15."""
+    """Options: kinds: number of lengths, 1 to 15."""
 
     def error(output: Tensor, batch: Tensor) -> Tensor:
         return (output.squeeze(2) - batch.mean(dim=2)).square().mean()

@@ -1,4 +1,4 @@
-"""What a case needs around its run: its own module in a folder, and other processes on the cores."""
+"""The environment of a case: its module in a folder, and other processes on the cores."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pathlib import Path
 MODULE = "planted"
 SOURCE = Path(__file__).with_name(f"{MODULE}.py")
 
-# Each looks now and then whether the suite still lives, so that nothing spins on after it was killed.
+# Each exits when the suite is gone, so that no process outlives a killed suite.
 _BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(200_000))\n"
 _ASLEEP = "import os, sys, time\nwhile os.getppid() == int(sys.argv[1]):\n    time.sleep(0.2)\n"
 
 
 def write_module(folder: Path) -> None:
-    """The own workloads as a module in this folder."""
+    """Write the module with the suite's own workloads to this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(SOURCE, folder / SOURCE.name)
 
 
 @contextmanager
 def neighbours(busy: int, asleep: int = 0) -> Iterator[tuple[int, ...]]:
-    """Other processes beside a run, gone afterwards: so many that compute, and so many that sleep.
+    """Other processes alongside a run: `busy` of them compute, `asleep` of them sleep.
 
-    Yields the process ids of those that compute.
+    Yields the process ids of the busy ones.
     """
-    # One thread each, whatever the environment says.
+    # One thread each, regardless of the environment.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     started: list[subprocess.Popen[bytes]] = []
     try:

@@ -1,4 +1,4 @@
-"""Carries the cases out, one after the other, and keeps what came of each at once: an interrupted suite goes on."""
+"""Runs the cases in order, and saves each outcome at once, so that an interrupted suite can be resumed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.common import say
 
@@ -21,24 +22,23 @@ from .outcome import Measured, Outcome, same_change
 from .plants import neighbours, write_module
 
 Json = dict[str, Any]
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
-# Seconds of a trial of the proposed fix, and the share of that for taking the plant away where that is another change;
-# both stop once it is clear.
+# Seconds of a trial of the proposed fix, and the share of that for a trial of the cure if that is a different change.
 FIX_S = 24.0
 CURE_SHARE = 0.75
-# Beyond what a task is expected to take, before it counts as hung.
+# Seconds beyond the expected duration of a task before it counts as hung.
 PATIENCE_S = 240.0
 NO_FINDING = ("healthy", "too-short")
 
 
 class TaskError(Exception):
-    """A process that could not carry out its task; says where its output is."""
+    """A task failed; the message says where its output is."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """folder: where outcomes and what each case wrote are kept. trials: whether fixes are measured, each within
-    budget_s seconds (see FIX_S)."""
+    """folder: for outcomes and the files of each case. trials: whether to measure fixes. budget_s: of each trial."""
 
     folder: Path
     trials: bool = True
@@ -46,15 +46,17 @@ class Suite:
 
     @property
     def record(self) -> Path:
-        """One outcome a line."""
+        """One outcome per line."""
         return self.folder / "cases.jsonl"
 
     def kept(self) -> list[Outcome]:
-        """What was carried out already, the newest of each case; a torn last line is left out."""
-        return list({outcome.case: outcome for outcome in _read(self.record)}.values())
+        """The newest outcome of each completed case; a torn last line is ignored."""
+        return list(
+            {outcome.case: outcome for outcome in read_lines(self.record, Outcome.from_json)}.values()
+        )
 
     def run(self, cases: Sequence[Case], resume: bool) -> list[Outcome]:
-        """All of them; with `resume` only those that have no outcome yet. Returns the outcomes of `cases`."""
+        """Run all cases; with `resume` only those without an outcome. Returns the outcomes of `cases`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not resume:
             self.record.unlink(missing_ok=True)
@@ -66,11 +68,11 @@ class Suite:
             outcome = self.carry_out(case)
             done[case.name] = outcome
             append(self.record, outcome.to_json())
-            say(f"{number:3} of {len(cases)}  {time.monotonic() - begin:5.0f} s  {told(outcome)}")
+            say(f"{number:3} of {len(cases)}  {time.monotonic() - begin:5.0f} s  {described(outcome)}")
         return [done[case.name] for case in cases if case.name in done]
 
     def carry_out(self, case: Case) -> Outcome:
-        """One case: the run, its diagnosis, and the trials that judge it."""
+        """One case: the run, its diagnosis, and the trials that verify it."""
         folder = self.folder / case.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -119,9 +121,9 @@ class Suite:
             return outcome
         if case.busy:
             alone = found["alone"] or {"ratio": None, "low": None, "high": None}
-            told_as = "not measured" if found["alone"] is None else "measured"
-            text = "the run was too slow to be seen between two stops of its neighbours"
-            measured = Measured((), told_as, alone["ratio"], alone["low"], alone["high"], 0.0, text)
+            verdict_alone = "not measured" if found["alone"] is None else "measured"
+            text = "the run was too slow to measure between two stops of its neighbours"
+            measured = Measured((), verdict_alone, alone["ratio"], alone["low"], alone["high"], 0.0, text)
             return replace(outcome, cured=measured)
         if outcome.tried is not None and same_change(sets, case.cure):
             return replace(outcome, cured=outcome.tried)
@@ -141,14 +143,14 @@ class Suite:
         try:
             return Measured.of_trial(task(folder, name, body))
         except TaskError as error:
-            # The diagnosis stands all the same.
+            # The diagnosis remains valid.
             return Measured(sets, "not measured", None, None, None, 0.0, str(error))
 
 
 def task(folder: Path, name: str, body: Json) -> Json:
-    """The result of one task in a process of its own. Raises TaskError. Its output is kept in <name>.log.
+    """The result of one task in a separate process, whose output goes to <name>.log. Raises TaskError.
 
-    Processes that it left behind, which hold its loader or its trial, end with it.
+    Processes that it leaves behind (loader workers, sides of a trial) are killed.
     """
     request, result = folder / f"{name}.task.json", folder / f"{name}.json"
     request.write_text(json.dumps({"what": "run", **body}, indent=1), "utf-8")
@@ -162,9 +164,9 @@ def task(folder: Path, name: str, body: Json) -> Json:
     ]
     expected = float(body.get("seconds", 0) or body.get("budget_s", 0))
     log = folder / f"{name}.log"
-    # In the case's folder, so that nothing is found in the current one by chance; benchmarks lie beside the tests.
+    # Runs in the case's folder, so that it does not pick up files of the current one by accident.
     places = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    # What another case compiled must not be found here: a compilation costs what it costs the first time.
+    # A compiler cache of its own, so that compiling costs as much as the first time.
     compiled = str(folder.absolute() / f"{name}-compiled")
     environment = {**os.environ, "PYTHONPATH": places, "TORCHINDUCTOR_CACHE_DIR": compiled}
     with log.open("wb") as output:
@@ -184,8 +186,8 @@ def task(folder: Path, name: str, body: Json) -> Json:
     return found
 
 
-def told(outcome: Outcome) -> str:
-    """One line on a case, while the suite runs."""
+def described(outcome: Outcome) -> str:
+    """One line per case, while the suite runs."""
     if outcome.error:
         return f"{outcome.case}: {outcome.error}"
     ceiling = "" if outcome.ceiling is None else f" (at most {outcome.ceiling:.2f}x)"
@@ -199,32 +201,27 @@ def told(outcome: Outcome) -> str:
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to a record. One that was torn before is ended first."""
+    """Add a line to a record, after ending a torn one."""
     torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as file:
         file.write(("\n" if torn else "") + line + "\n")
 
 
-def _read(record: Path) -> list[Outcome]:
-    if not record.exists():
-        return []
+def read_lines(record: Path, make: Callable[[str], T]) -> list[T]:
+    """What `make` returns for each line of a record; torn lines are ignored."""
     found = []
-    for line in record.read_text("utf-8").splitlines():
-        try:
-            found.append(Outcome.from_json(line))
-        except (ValueError, TypeError, KeyError):
-            continue
+    for line in record.read_text("utf-8").splitlines() if record.exists() else ():
+        with suppress(ValueError, TypeError, KeyError):
+            found.append(make(line))
     return found
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
 def _last_line(log: Path) -> str:
     lines = log.read_text("utf-8", "replace").strip().splitlines()
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "no output"

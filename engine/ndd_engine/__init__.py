@@ -1,8 +1,98 @@
-"""The library of ndd-console: trains, times, records. Imports no user interface."""
+"""The library of ndd-console: trains, times, records, diagnoses. It has no user interface.
 
+The public Python API is what `__all__` lists; see docs/python-api.md. Names are imported on first use, so that
+`import ndd_engine` is fast and imports no torch.
+
+    from ndd_engine import diagnose, open_run, train
+
+    result = train({"run": {"max_steps": 200}}, workload="chartext")
+    for finding in diagnose(result.snapshot):
+        print(finding.title)
+"""
+
+import importlib
+import sys
 import warnings
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api.measuring import MemoryPrediction, predict_memory, trial
+    from .api.record import Record, open_run
+    from .api.training import Result, train
+    from .config import Config
+    from .diagnose.finding import Change, Evidence, Finding
+    from .diagnose.rules import diagnose
+    from .errors import ConfigError, MachineError, NddError, TrainingError, UsageError
+    from .record.events import (
+        BaselineEvent,
+        EndEvent,
+        Event,
+        FindingEvent,
+        KernelsEvent,
+        LoaderEvent,
+        MarkEvent,
+        MemoryEvent,
+        RunEvent,
+        SampleEvent,
+        SettingEvent,
+        StacksEvent,
+        StageEvent,
+        TrialEvent,
+        WindowEvent,
+        WorkEvent,
+    )
+    from .record.snapshot import Snapshot
 
 __version__ = "0.4.0"
+__all__ = [
+    "BaselineEvent", "Change", "Config", "ConfigError", "EndEvent", "Event", "Evidence", "Finding", "FindingEvent",
+    "KernelsEvent", "LoaderEvent", "MachineError", "MarkEvent", "MemoryEvent", "MemoryPrediction", "NddError",
+    "Record", "Result", "RunEvent", "SampleEvent", "SettingEvent", "Snapshot", "StacksEvent", "StageEvent",
+    "TrainingError", "TrialEvent", "UsageError", "WindowEvent", "WorkEvent", "__version__", "diagnose", "open_run",
+    "predict_memory", "train", "trial",
+]  # fmt: skip
+# Where each name is defined, if not among the events.
+_MODULES = {
+    "api.measuring": ("MemoryPrediction", "predict_memory", "trial"),
+    "api.record": ("Record", "open_run"),
+    "api.training": ("Result", "train"),
+    "config": ("Config",),
+    "diagnose.finding": ("Change", "Evidence", "Finding"),
+    "diagnose.rules": ("diagnose",),
+    "errors": ("ConfigError", "MachineError", "NddError", "TrainingError", "UsageError"),
+    "record.snapshot": ("Snapshot",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-# torch says on first use that numpy is missing; nothing here needs it.
+# torch warns on first use that numpy is missing; nothing here needs it.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if sys.platform == "win32":
+        raise ImportError("ndd_engine needs Linux or macOS (it uses POSIX file locks); on Windows, use WSL2")
+    module = importlib.import_module(f"{__name__}.{_MODULE_OF.get(name, 'record.events')}")
+    found = globals()[name] = getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps `ndd_engine.train`, `.trial` and `.diagnose` the functions.
+
+    Importing the subpackages of the same names would otherwise bind those here. `from ndd_engine.train.run import …`
+    does not depend on it.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in __all__ or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,7 +1,7 @@
-"""A process of our own that is asked over a pipe, a JSON object a line: both ends of it. No torch here.
+"""Child processes that answer commands over a pipe, one JSON object per line: both ends of it. Does not import torch.
 
-What is tried in it can neither disturb nor end what asks: memory that runs out, a crash, settings for a whole process.
-When the pipe closes, however the other end died, the process leaves.
+Out-of-memory errors, crashes and process-wide settings in a child do not affect the parent. A child exits when its pipe
+closes, however the parent ended.
 """
 
 from __future__ import annotations
@@ -10,30 +10,35 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self
 
+from ndd_engine.errors import NddError
 from ndd_engine.text import printable
 
 Json = dict[str, Any]
-# Called often while an answer is waited for, with what is being done where that is news, else None. May raise.
+# Called every TICK_S while the parent waits for an answer, with the child's current stage if it is new, else None.
 Tick = Callable[[str | None], None]
 
-# How often a wait calls its tick.
 TICK_S = 0.1
-LEAVES_S = 5.0
+EXIT_S = 5.0
 _LOG_LINES = 3
 
 
 class ChildError(Exception):
-    """The process could not go on. kind: "oom", "failed" or "late" (it took longer than it was given). status: the exit
-    status that the error stands for, as in `errors`; None where it is not one of ours."""
+    """The child cannot continue.
+
+    kind: "oom", "failed" or "late" (no answer within the time limit). status: exit status of the error as in `errors`,
+    or None.
+    """
 
     def __init__(self, kind: str, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -41,51 +46,79 @@ class ChildError(Exception):
         self.status = status
 
 
-class ChildProcess:
-    """The process, seen from outside. Made, it imports what it needs; `ask` it, `close` it.
+class StoppedError(NddError):
+    """The stop event is set."""
 
-    module: run with the numbers of the pipe's two ends and the folder for everything it writes, which `close` removes.
-    place: where that folder is made; None: the system's. environment: what is added to ours. Raises OSError.
+
+def ticker(stage: str, tell: Callable[[str], None], stop: threading.Event | None) -> Tick:
+    """A tick that reports `stage`, followed by the child's own stage. Raises StoppedError once `stop` is set."""
+    words = stage
+
+    def tick(text: str | None) -> None:
+        nonlocal words
+        if stop is not None and stop.is_set():
+            raise StoppedError("stopped")
+        if text is not None:
+            words = f"{stage}: {text}"
+        tell(words)
+
+    return tick
+
+
+# The parent's end.
+
+
+class ChildProcess:
+    """A running child. `ask` it, then `close` it, or use it as a context manager.
+
+    module: run with the two pipe descriptors and the folder for everything it writes, which `close` removes.
+    place: where that folder is created; None: the system's temporary folder. environment: added to the parent's.
+    Raises ChildError if the process cannot be started.
     """
 
     def __init__(
         self, module: str, place: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix=".ndd-", dir=place, ignore_cleanup_errors=True)
-        self._log = Path(self._folder.name, "log")
+        self._temporary = tempfile.TemporaryDirectory(prefix=".ndd-", dir=place, ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name)
+        self._log = self.folder / "log"
         self._rest = b""
         their_source, self._target = os.pipe()
         self._source, their_target = os.pipe()
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, str(their_source), str(their_target), self._folder.name],
+                    [sys.executable, "-m", module, str(their_source), str(their_target), str(self.folder)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     pass_fds=(their_source, their_target),
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
-                    # Ctrl-C is for us. In a group of its own within the session, what it has stopped is woken and
-                    # ended by the kernel when it is killed.
+                    # Ctrl-C is for the parent. With a process group of its own, the kernel wakes and ends the stopped
+                    # members of the group when the child is killed.
                     process_group=0,
                 )
-        except OSError:
+        except OSError as error:
             for end in (self._source, self._target):
                 os.close(end)
-            self._folder.cleanup()
-            raise
+            self._temporary.cleanup()
+            raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None
         finally:
             os.close(their_source)
             os.close(their_target)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def ask(self, command: Json, limit_s: float | None, tick: Tick) -> Json:
-        """The answer to a command, within `limit_s` seconds. Raises ChildError, and what `tick` raises."""
+        """The answer to a command. Raises ChildError, also after `limit_s` seconds, and what `tick` raises."""
         data = json.dumps(command).encode() + b"\n"
-        try:
-            while data:
-                data = data[os.write(self._target, data) :]
-        except BrokenPipeError:
-            pass  # why, its answer or its end will tell
+        # After a broken pipe, reading shows why the child ended.
+        with contextlib.suppress(BrokenPipeError):
+            _write(self._target, data)
         deadline = None if limit_s is None else time.monotonic() + limit_s
         while True:
             answer = self._line(deadline, tick)
@@ -98,53 +131,52 @@ class ChildProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nobody left to ask."""
+        """Whether the process has exited."""
         return self._process.poll() is not None
 
     def close(self) -> None:
         """End the process and remove what it wrote; safe to call twice."""
         with contextlib.suppress(OSError):
-            os.close(self._target)  # to the process its pipe is closed: it leaves
+            os.close(self._target)  # the child exits when its pipe closes
         self._target = -1
         try:
-            self._process.wait(LEAVES_S)
+            self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
         if self._source >= 0:
             os.close(self._source)
             self._source = -1
-        self._folder.cleanup()
+        self._temporary.cleanup()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def _line(self, deadline: float | None, tick: Tick) -> Json:
         while b"\n" not in self._rest:
             if not select.select([self._source], [], [], TICK_S)[0]:
                 tick(None)
                 if deadline is not None and time.monotonic() > deadline:
-                    self._process.kill()
-                    self._process.wait()
-                    raise ChildError("late", "it did not answer in time")
+                    self._kill()
+                    raise ChildError("late", "no answer within the time limit")
                 continue
             part = os.read(self._source, 65536)
             if not part:
-                raise self._ended()
+                raise self._cause_of_exit()
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\n")
         answer: Json = json.loads(line)
         return answer
 
-    def _ended(self) -> ChildError:
-        """What is known of a process that ended without a word."""
+    def _cause_of_exit(self) -> ChildError:
+        """What is known about a process that exited without an answer."""
         code = self._process.wait()
         tail = self._tail()
         if code == -9:
-            return ChildError(
-                "oom",
-                "its process was killed by signal 9, which is what the kernel does when memory runs out",
-            )
+            return ChildError("oom", "its process was killed by signal 9, usually by the kernel's OOM killer")
         if any(words in tail for words in ("bad_alloc", "Cannot allocate memory", "can't allocate memory")):
-            return ChildError("oom", f"its process ended when memory ran out: {tail}")
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            return ChildError("oom", f"its process ran out of memory: {tail}")
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
         return ChildError("failed", f"its process {how}" + (f": {tail}" if tail else ""))
 
     def _tail(self) -> str:
@@ -157,11 +189,14 @@ class ChildProcess:
         )
 
 
+# The child's end.
+
+
 class Pipe:
-    """The process's own end; any thread may send."""
+    """The child's end of the pipe; `send` is thread-safe."""
 
     def __init__(self, source: int, target: int) -> None:
-        # Neither the loader's workers nor their server may hold an end open.
+        # Loader workers and their server must not inherit the descriptors.
         os.set_inheritable(source, False)
         os.set_inheritable(target, False)
         self._source, self._target = source, target
@@ -169,7 +204,7 @@ class Pipe:
         self._lock = threading.Lock()
 
     def receive(self) -> Json:
-        """The next command; sleeps until it comes. Raises EOFError when the other end is closed."""
+        """Block until the next command. Raises EOFError when the parent has closed the pipe."""
         while b"\n" not in self._rest:
             part = os.read(self._source, 65536)
             if not part:
@@ -180,23 +215,22 @@ class Pipe:
         return command
 
     def send(self, body: Json) -> None:
-        """Answer. Raises OSError when nobody listens."""
+        """Send an answer. Raises OSError when the parent is gone."""
         data = json.dumps(body).encode() + b"\n"
         with self._lock:
-            while data:
-                data = data[os.write(self._target, data) :]
+            _write(self._target, data)
 
     def tell(self, text: str) -> None:
-        """What is being done, for people."""
+        """Report the current stage."""
         with contextlib.suppress(OSError):
             self.send({"stage": text})
 
     def leave_when_closed(self, leave: Callable[[], object]) -> None:
-        """From now on `leave` is called, on a thread of its own, once the other end is closed."""
+        """Call `leave` on a thread of its own once the parent's end closes."""
 
         def wait() -> None:
             poll = select.poll()
-            poll.register(self._source, 0)  # nothing but a hang-up
+            poll.register(self._source, 0)  # reports hang-ups only
             while not poll.poll():
                 continue
             leave()
@@ -204,7 +238,72 @@ class Pipe:
         threading.Thread(target=wait, name="ndd-leave", daemon=True).start()
 
 
-def first_to_go() -> None:
-    """If memory runs out, the kernel should take this process and not the one that asks."""
+class ChildServer:
+    """The process itself: answers commands one at a time, and exits once the pipe closes.
+
+    commands: by their "do", what answers them; None sends no answer. keeps_serving: whether it stays after an error.
+    one_line: whether to shorten the message of an NddError to its first line.
+    """
+
+    commands: Mapping[str, Callable[[Json], Json | None]]
+    keeps_serving = True
+    one_line = False
+
+    def __init__(self, pipe: Pipe, folder: Path) -> None:
+        self.pipe, self.folder = pipe, folder
+
+    @classmethod
+    def main(cls, arguments: Sequence[str]) -> NoReturn:
+        """Run the process. arguments: the two pipe descriptors, and the folder for everything it writes."""
+        _prefer_as_oom_victim()
+        server = cls(Pipe(int(arguments[0]), int(arguments[1])), Path(arguments[2]))
+        server.pipe.leave_when_closed(server.leave)
+        with contextlib.suppress(EOFError):
+            server.serve()
+        server.leave()
+
+    def serve(self) -> None:
+        """Answer commands. Raises EOFError when the pipe closes."""
+        while True:
+            command = self.pipe.receive()
+            try:
+                answer = self.commands[command["do"]](command)
+            except BaseException as error:  # noqa: BLE001  reports every failure, sys.exit in a dataset included
+                traceback.print_exc()
+                answer = self._error(error)
+            with contextlib.suppress(OSError):
+                if answer is not None:
+                    self.pipe.send(answer)
+            if answer is not None and "error" in answer and not self.keeps_serving:
+                return
+
+    def _error(self, error: BaseException) -> Json:
+        if isinstance(error, ChildError):
+            return {"error": str(error), "kind": error.kind, "status": error.status}
+        from ndd_engine.train.failures import told
+
+        kind, text = told(error)
+        if not isinstance(error, NddError):
+            return {"error": text, "kind": kind}
+        return {"error": text if self.one_line else str(error), "kind": kind, "status": error.exit_status}
+
+    def leave(self) -> NoReturn:
+        """Remove what the process wrote and exit at once; if the parent was killed, nobody else would."""
+        with contextlib.suppress(Exception):
+            self.clean_up()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(0)
+
+    def clean_up(self) -> None:
+        """Called before the folder is removed."""
+
+
+def _write(target: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(target, data) :]
+
+
+def _prefer_as_oom_victim() -> None:
+    """If memory runs out, the kernel should kill this process rather than its parent."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

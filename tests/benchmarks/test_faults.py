@@ -1,4 +1,4 @@
-"""The fault suite's own arithmetic: what counts as named, cured, accused; and that every case can be configured."""
+"""The fault suite's own arithmetic: correct, cured, false positives; and that every case can be configured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 from benchmarks.faults import matrix, null, suite
-from benchmarks.faults.cases import SEVERITIES, Case, all_cases, chosen, only_last
+from benchmarks.faults.cases import SEVERITIES, Case, chosen, only_last
+from benchmarks.faults.catalogue import all_cases
 from benchmarks.faults.outcome import Counts, Measured, Outcome, same_change
 from benchmarks.faults.plants import neighbours, write_module
 
@@ -40,7 +41,7 @@ INNOCENT = Outcome(
 # The cases.
 
 
-def test_the_cases_are_as_many_and_as_varied_as_promised() -> None:
+def test_the_cases_are_as_many_and_as_varied_as_required() -> None:
     kinds = Counter(case.kind for case in CASES)
     assert kinds["fault"] >= 24
     assert kinds["innocent"] >= 8
@@ -67,7 +68,7 @@ def test_every_case_and_its_cure_can_be_configured(case: Case, tmp_path: Path) -
 
 
 def test_a_case_with_a_cause_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no cause gremlins"):
+    with pytest.raises(ValueError, match="unknown cause gremlins"):
         Case("fault", "gremlins", "low", "ndd", "", ())
 
 
@@ -77,7 +78,7 @@ def test_cases_are_chosen_by_fault_severity_kind_and_workload() -> None:
     assert {case.kind for case in chosen(CASES, ["healthy"], [])} == {"healthy"}
     assert {case.workload for case in chosen(CASES, [], ["finetune"])} == {"finetune"}
     assert len(chosen(CASES, [], [])) == len(CASES)
-    with pytest.raises(ValueError, match="there is no case gremlins"):
+    with pytest.raises(ValueError, match="unknown case gremlins"):
         chosen(CASES, ["gremlins"], [])
 
 
@@ -97,14 +98,14 @@ def test_a_named_fault_is_right_and_another_cause_is_wrong() -> None:
     assert not replace(FAULT, error="it hung").right
 
 
-def test_healthy_is_right_only_where_the_fault_costs_next_to_nothing() -> None:
+def test_healthy_is_right_only_where_the_fault_costs_almost_nothing() -> None:
     missed = replace(FAULT, named="healthy", found=(("healthy", None),), fix=(), tried=None)
     assert not missed.right
     assert replace(missed, cured=measured(1.03)).right
     assert not replace(missed, cured=None).right, "a cost that was not measured excuses nothing"
 
 
-def test_a_suspect_with_a_ceiling_that_matters_is_a_false_accusation() -> None:
+def test_a_suspect_with_a_ceiling_that_matters_is_a_false_positive() -> None:
     assert INNOCENT.right
     assert not INNOCENT.charges
     accused = replace(INNOCENT, found=(("healthy", None), ("clip", 1.2)))
@@ -176,7 +177,7 @@ def test_the_confusion_matrix_holds_every_case_once() -> None:
 # The suite.
 
 
-def test_an_interrupted_suite_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_suite_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = chosen(CASES, ["healthy"], [])[:3]
     carried: list[str] = []
 
@@ -222,7 +223,7 @@ def test_neighbours_end_with_the_case_and_with_the_suite(tmp_path: Path) -> None
         psutil.Process(int(killed.stdout))
 
 
-def test_the_module_of_own_workloads_needs_nothing_beside_it(tmp_path: Path) -> None:
+def test_the_module_of_own_workloads_needs_nothing_else(tmp_path: Path) -> None:
     write_module(tmp_path)
     run = subprocess.run(
         [sys.executable, "-c", "import planted, sys; assert 'benchmarks' not in sys.modules"],
@@ -243,9 +244,9 @@ def test_the_binomial_interval_is_the_exact_one() -> None:
 
 
 def test_calls_of_null_trials_are_counted() -> None:
-    verdicts = ["no gain"] * 17 + ["gain", "loss", "undecided"]
+    verdicts = ["no gain"] * 17 + ["gain", "loss", "inconclusive"]
     nulls = [null.Null(index, "ndd", verdict, 1.0, 0.9, 1.1, 9.0) for index, verdict in enumerate(verdicts)]
-    failed = null.Null(20, "ndd", "not carried out: it hung", None, None, None, 0.0)
+    failed = null.Null(20, "ndd", "failed: it hung", None, None, None, 0.0)
     table = null.table([*nulls, failed])
     assert table.rows[-1][:7] == ("all", "21", "1", "1", "17", "1", "1")
     assert "2 of 20" in table.notes[0]

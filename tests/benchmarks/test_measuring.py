@@ -58,7 +58,7 @@ def test_an_interval_holds_the_median_and_needs_five_values() -> None:
 def test_further_tables_are_printed_with_their_rows_and_notes() -> None:
     first, second = Table("one", ("what", "n")), Table("two", ("what", "n"))
     second.add("row", "7")
-    second.note("said once")
+    second.note("printed once")
 
     class Nowhere:
         def lines(self) -> list[str]:
@@ -67,7 +67,7 @@ def test_further_tables_are_printed_with_their_rows_and_notes() -> None:
     text = report([first, second], Nowhere())  # type: ignore[arg-type]
     assert text.count("machine   none") == 1
     assert "-- two" in text
-    assert "* said once" in text
+    assert "* printed once" in text
 
 
 def test_quality_is_judged_by_the_spread_over_seeds() -> None:
@@ -104,7 +104,7 @@ def test_every_setting_of_the_guides_can_be_configured(device: str) -> None:
     for guide in guides(device):
         settings = dict(guide.before)
         for step in guide.steps:
-            if step.card and device == "cpu":
+            if step.gpu and device == "cpu":
                 continue
             sets = [f"{key}={value}" for key, value in merged(settings, step.sets).items()]
             config = read(sets=[*guide.scaled, *sets], workload=guide.workload).resolve()
@@ -145,7 +145,7 @@ def test_the_bare_loop_and_the_engine_do_the_same_work() -> None:
 
 def test_a_witness_times_the_steps_it_was_told_to_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("benchmarks.rival_loops.time.perf_counter", lambda: now)
+    monkeypatch.setattr("benchmarks.engine.time.perf_counter", lambda: now)
 
     class Work:
         def forward(self, _model: object, batch: float) -> float:

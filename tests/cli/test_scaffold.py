@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -88,23 +87,6 @@ def test_the_example_learns_with_loader_workers(tmp_path: Path) -> None:
     assert curve[60] < 0.8 * curve[1]
     result = next(event for event in found if event.get("kind") == "evaluation")
     assert result["data"]["metrics"]["accuracy"] > 0.5  # by chance it would be a third
-
-
-def test_the_readme_example_trains(tmp_path: Path) -> None:
-    section = README.read_text("utf-8").split("## Your own model")[1].split("\n## ")[0]
-    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    command = re.search(r"^    ndd-console (train .*my_workload:factory.*)$", section, re.MULTILINE)
-    assert block and command
-    assert len(block[1].splitlines()) < 20
-    write(tmp_path, block[1])
-    done = run(*shlex.split(command[1]), "--json", *QUICK, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = events(done.stdout)
-    curve = losses(found)
-    assert curve[max(curve)] < 0.2 * curve[1]
-    identity = next(event for event in found if event["type"] == "run")
-    assert identity["parameters"] == 8 * 128 + 128 + 128 + 1
-    assert any("are kept for evaluation" in event.get("text", "") for event in found)
 
 
 def test_nothing_is_overwritten_unless_asked_to(tmp_path: Path) -> None:

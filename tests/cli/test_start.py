@@ -1,7 +1,8 @@
-"""What must start at once: no torch and no screen library for help, lists and errors."""
+"""Start-up: help, lists and errors import neither torch nor the screen library; renamed commands; Windows."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -53,20 +54,71 @@ def test_both_entry_points_and_completion(tmp_path: Path) -> None:
         assert done.returncode == 0 and "_NDD_CONSOLE_COMPLETE" in done.stdout
 
 
+def completed(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """What bash is offered for the last of the words."""
+    return subprocess.run(
+        [sys.executable, "-m", "ndd_console"],
+        cwd=folder,
+        env=environment(
+            _NDD_CONSOLE_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1)
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_completion_offers_commands_and_runs(tmp_path: Path) -> None:
     (tmp_path / "runs" / "my-run").mkdir(parents=True)
     (tmp_path / "runs" / "my-run" / "events.jsonl").touch()
     for words, expected in (("ndd-console at", "attach"), ("ndd-console attach my", "my-run")):
+        assert expected in completed(tmp_path, words).stdout
+
+
+@pytest.mark.parametrize(("old", "new"), [("card", "gpu"), ("ladder", "tune")])
+def test_renamed_commands_work_for_one_release_with_a_warning(tmp_path: Path, old: str, new: str) -> None:
+    before, after = run(old, "--help", folder=tmp_path), run(new, "--help", folder=tmp_path)
+    assert before.returncode == 0
+    assert before.stdout.replace(f"ndd-console {old}", f"ndd-console {new}", 1) == after.stdout
+    assert (
+        before.stderr == f"warning: `{old}` is deprecated, use `ndd-console {new}`\n" and after.stderr == ""
+    )
+    assert f" {old} " not in run("--help", folder=tmp_path).stdout
+
+
+def test_a_renamed_command_runs(tmp_path: Path) -> None:
+    done = run("card", "--json", folder=tmp_path)
+    assert json.loads(done.stdout)["device"] and "deprecated" in done.stderr
+
+
+def test_renamed_commands_are_not_completed(tmp_path: Path) -> None:
+    for word in ("card", "ladder"):
+        assert word not in completed(tmp_path, f"ndd-console {word[:2]}").stdout
+    options = completed(tmp_path, "ndd-console card --js")
+    assert "--json" in options.stdout and options.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["", "train", "--help"])
+def test_on_windows_there_is_one_clear_message(tmp_path: Path, command: str) -> None:
+    # Modules that Windows does not have fail on import, as they would there.
+    code = (
+        "import sys, runpy\n"
+        "sys.platform = 'win32'\n"
+        "for name in ('fcntl', 'termios', 'pwd', 'grp', 'resource', 'tty', 'pty'): sys.modules[name] = None\n"
+        f"sys.argv = ['ndd-console', *{command.split()!r}]\n"
+        "try:\n"
+        "    {start}\n"
+        "finally:\n"
+        "    assert 'torch' not in sys.modules and 'click' not in sys.modules\n"
+    )
+    for start in (
+        "from ndd_console.__main__ import main; main()",
+        "runpy.run_module('ndd_console', run_name='__main__', alter_sys=True)",
+    ):
         done = subprocess.run(
-            [str(Path(sys.executable).with_name("ndd-console"))],
-            cwd=tmp_path,
-            env=environment(
-                _NDD_CONSOLE_COMPLETE="bash_complete",
-                COMP_WORDS=words,
-                COMP_CWORD=str(len(words.split()) - 1),
-            ),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert expected in done.stdout
+            [sys.executable, "-c", code.replace("{start}", start)],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == "" and len(done.stderr.splitlines()) == 1
+        assert "needs Linux or macOS" in done.stderr and "WSL2" in done.stderr

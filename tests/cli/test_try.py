@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_console.cli.try_ import Narrator, describe
+from ndd_console.cli.try_ import TrialProgress, describe
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
@@ -60,7 +60,7 @@ def until_step(folder: Path, step: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_live_run_is_paused_meanwhile_goes_on_and_keeps_the_result(tmp_path: Path) -> None:
+def test_a_live_run_is_paused_then_resumes_and_records_the_result(tmp_path: Path) -> None:
     training = start(
         "train", "--headless", "--run", "one", *TINY, "--set", "run.epochs=1000000", folder=tmp_path
     )
@@ -87,14 +87,14 @@ def test_a_live_run_is_paused_meanwhile_goes_on_and_keeps_the_result(tmp_path: P
     assert (event["type"], event["against"], event["sets"]) == ("trial", "run one", ["batch.micro=64"])
     assert event["verdict"] == "gain" and event["low"] > 1, event["text"]
     assert event["cause"] == "small-micro"
-    assert "preparing the change" in done.stderr and "quads" in done.stderr
+    assert "preparing" in done.stderr and "ABBA blocks" in done.stderr
     found = snapshot(tmp_path)
     assert [trial.text for trial in found.trials] == [event["text"]]
     pauses = [timed.mark.text for timed in found.marks if timed.mark.kind == "pause"]
     assert len(pauses) == 1 and re.fullmatch(r"paused for a trial by process \d+", pauses[0])
 
 
-def test_a_change_that_fails_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_candidate_that_fails_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "lines.py").write_text(BROKEN, encoding="utf-8")
     config = tmp_path / "lines.toml"
     config.write_text(
@@ -116,8 +116,8 @@ def test_both_sides_are_shown_in_a_table() -> None:
         loss="close", loss_text="the first 10 losses differ by up to 0.1 %",
     )  # fmt: skip
     assert list(describe(event)) == [
-        "                        step     throughput            before training  peak memory",
-        "present                50 ms    640 items/s                      2.0 s       1.0 GB",
+        "                        step     throughput                      setup  peak memory",
+        "baseline               50 ms    640 items/s                      2.0 s       1.0 GB",
         "speed.compile=default  25 ms  1,280 items/s  40.0 s (38.0 s compiling)       1.0 GB",
         "",
         "losses: close: the first 10 losses differ by up to 0.1 %",
@@ -128,19 +128,18 @@ def test_both_sides_are_shown_in_a_table() -> None:
 
 
 def test_progress_moves_on_a_terminal_and_is_lines_elsewhere() -> None:
-    def look(narrator: Narrator) -> None:
+    def look(shown: TrialProgress) -> None:
         for second in range(8):
-            quads = second // 4
-            narrator.look(Progress("measuring", float(second), 60.0, quads, 1.5, 1.4, 1.6))
-        narrator.finish()
+            shown.look(Progress("measuring", float(second), 60.0, second // 4, 1.5, 1.4, 1.6))
+        shown.finish()
 
     plain, terminal = io.StringIO(), Terminal()
-    look(Narrator(plain))
+    look(TrialProgress(plain))
     assert plain.getvalue().splitlines() == [
-        "  0 of at most 60 s   measuring   1.50x (1.40 to 1.60)",
-        "  4 of at most 60 s   measuring   1 quad   1.50x (1.40 to 1.60)",
+        "  0/60 s   measuring   1.50x (1.40 to 1.60)",
+        "  4/60 s   measuring   1 ABBA block   1.50x (1.40 to 1.60)",
     ]
-    look(Narrator(terminal))
+    look(TrialProgress(terminal))
     assert "\n" not in terminal.getvalue()
     assert terminal.getvalue().count("\r\x1b[K") == 9
 
@@ -153,15 +152,15 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "nothing is changed: say what to try with --set KEY=VALUE"),
-        (("--set", "run.device=cuda:7"), "cuda:7 is not here"),
+        ((), "--set KEY=VALUE"),
+        (("--set", "run.device=cuda:7"), "cuda:7"),
         (("--set", "batch.mico=32"), "did you mean micro?"),
-        (("gone.toml", "--set", "batch.micro=32"), "gone.toml: there is no such file"),
-        (("gone", "--set", "batch.micro=32"), "there is no run gone"),
+        (("gone.toml", "--set", "batch.micro=32"), "gone.toml: no such file"),
+        (("gone", "--set", "batch.micro=32"), "no run gone"),
         (("--set", "batch.micro=32", "--budget", "0"), "0"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_measured(
+def test_mistakes_are_reported_before_anything_is_measured(
     tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     done = run("try", *arguments, folder=tmp_path)
@@ -171,7 +170,7 @@ def test_mistakes_are_told_before_anything_is_measured(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_stops_with_what_is_known(tmp_path: Path) -> None:
+def test_ctrl_c_prints_the_result_so_far(tmp_path: Path) -> None:
     trial = start(
         "try", *TINY, "--set", "batch.micro=64", "--budget", "1000", "--json", folder=tmp_path, group=True
     )

@@ -1,4 +1,4 @@
-"""`ndd-console wizard` without a screen: what it prints, writes and refuses."""
+"""`ndd-console wizard` without a screen: output, files and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tomli
 
-from ndd_console.cli.wizard import Narrator
+from ndd_console.cli.wizard import RENAMED, WizardProgress
 from ndd_engine.config import read
 
 from .program import run
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(170)
 TINY = ("--set", "workload.size=tiny", "--set", "run.device=cpu", "--set", "run.max_steps=5")
 
 
-def test_it_proposes_writes_and_what_it_wrote_trains(tmp_path: Path) -> None:
+def test_the_written_file_trains(tmp_path: Path) -> None:
     written = run(
         "wizard",
         "--workload",
@@ -31,8 +31,8 @@ def test_it_proposes_writes_and_what_it_wrote_trains(tmp_path: Path) -> None:
         folder=tmp_path,
     )
     assert written.returncode == 0, written.stderr
-    assert "in all" in written.stdout and "*" in written.stdout
-    assert "train it with: ndd-console train mine.toml" in written.stderr
+    assert "total time" in written.stdout and "*" in written.stdout
+    assert "train with: ndd-console train mine.toml" in written.stderr
     text = (tmp_path / "mine.toml").read_text()
     assert "Not verified by a measurement." in text
     assert "# predicted" in text
@@ -43,9 +43,9 @@ def test_it_proposes_writes_and_what_it_wrote_trains(tmp_path: Path) -> None:
     assert "exists" in again.stderr
 
 
-def test_for_a_card_that_is_not_here(tmp_path: Path) -> None:
+def test_for_a_gpu_that_is_not_in_this_machine(tmp_path: Path) -> None:
     done = run(
-        "wizard", "--workload", "chartext", "--set", "workload.size=mini", "--set", "precision.amp=bf16", "--card",
+        "wizard", "--workload", "chartext", "--set", "workload.size=mini", "--set", "precision.amp=bf16", "--gpu",
         "RTX 4080 SUPER", "--headless", "--json", folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ def test_for_a_card_that_is_not_here(tmp_path: Path) -> None:
     assert found["verified"] is False
     assert all(row["step_is_lower_bound"] for row in found["proposals"])
     assert all(row["predicted_memory_bytes"] > 500 << 20 for row in found["proposals"])
-    # Peaks do not tell micro-batches apart: the largest that fits comes nearest to them.
+    # Peak FLOP/s do not depend on the micro-batch: the largest that fits gets closest to them.
     assert found["chosen"]["micro"] == max(
         row["micro"] for row in found["proposals"] if not row["missing_bytes"]
     )
@@ -63,42 +63,67 @@ def test_for_a_card_that_is_not_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--card", "Voodoo 2"], "there are no figures of such a card"),
+        (["--gpu", "Voodoo 2"], "there is no profile of this GPU"),
         (["--goal", "time"], "--items N"),
-        (["--effective", "8", "--free-batch"], "exclude each other"),
-        (["--size", "huge"], "there is no such size"),
-        (["--shortest", "9999"], "allowed: 2 to"),
+        (["--effective-batch", "8", "--free-batch"], "cannot be combined"),
+        (["--size", "huge"], "unknown size"),
+        (["--min-sequence", "9999"], "allowed: 2 to"),
         (["-o", "nowhere/a.toml"], "does not exist"),
         (["-o", "/dev/full", "--force"], "no regular file"),
         (["-o", "/proc/a.toml"], "cannot be written"),
         (["/dev/zero"], "is a device"),
-        (["--budget", "nan"], "no finite number"),
-        (["--leave", "inf"], "no finite number"),
+        (["--budget", "nan"], "finite number"),
+        (["--reserve-memory", "inf"], "finite number"),
         (["--set", "workload.data=gone.txt"], "gone.txt"),
         (["gone.toml"], "gone.toml"),
         (["--set", "batch.micro=0"], "batch.micro"),
         (["--workload", "nope"], "there is no such workload"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_probed(
-    tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_mistakes_are_reported_before_probing(tmp_path: Path, arguments: list[str], words: str) -> None:
     done = run("wizard", "--headless", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_narrator_says_each_thing_once() -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--card", "Voodoo 2"], "--gpu"),
+        (["--card=Voodoo 2"], "--gpu"),
+        (["--effective", "8", "--free-batch"], "--effective-batch"),
+        (["--shortest", "9999"], "--min-sequence"),
+        (["--leave", "inf"], "--reserve-memory"),
+        (["--goal", "beside", "--size", "huge"], "--goal low-memory"),
+        (["--goal=beside", "--size", "huge"], "--goal low-memory"),
+    ],
+)
+def test_old_names_of_options_work_and_warn(tmp_path: Path, old: list[str], new: str) -> None:
+    done = run("wizard", "--headless", *old, folder=tmp_path)
+    assert done.returncode == 2  # because of the value or the next option
+    assert "No such option" not in done.stderr
+    warning, *rest = done.stderr.splitlines()
+    assert warning.startswith("warning: ") and warning.endswith(f" is now called {new}")
+    assert new.split()[0] in "\n".join(rest) or "huge" in done.stderr
+
+
+def test_old_names_of_options_are_hidden(tmp_path: Path) -> None:
+    shown = run("wizard", "--help", folder=tmp_path).stdout
+    assert "--gpu" in shown and "low-memory" in shown and not set(RENAMED) & set(shown.split())
+    assert "beside" not in shown
+
+
+def test_progress_prints_each_stage_once() -> None:
     told: list[str] = []
     clock = iter(range(0, 1000, 1))
-    narrator = Narrator(told.append, lambda: float(next(clock)))
+    progress = WizardProgress(told.append, lambda: float(next(clock)))
     for text, share in (
         ("probing a: reading", 0.0),
         ("probing a: reading", 0.1),
         ("probing b: \x1b[1mx", 0.5),
     ):
-        narrator.tell(text, share)
+        progress.tell(text, share)
     assert len(told) == 2
     assert "\x1b" not in told[1]
 
@@ -108,12 +133,12 @@ def test_the_written_file_is_toml(tmp_path: Path) -> None:
     sets = [part for item in small for part in ("--set", item)]
     done = run("wizard", "--workload", "ndd", *sets, "--headless", "--no-verify", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    # Nothing else is on stdout, so that it can go into a file.
+    # stdout has nothing else, so it can be redirected to a file.
     assert tomli.loads(done.stdout)["workload"]["name"] == "ndd"
-    assert "in all" in done.stderr
+    assert "total time" in done.stderr
 
 
-def test_a_file_is_changed_as_it_was_proposed_and_one_that_cannot_be_read_is_refused_first(
+def test_a_file_is_changed_and_an_invalid_one_is_rejected_first(
     tmp_path: Path,
 ) -> None:
     mine = tmp_path / "mine.toml"
@@ -121,7 +146,7 @@ def test_a_file_is_changed_as_it_was_proposed_and_one_that_cannot_be_read_is_ref
         '# mine\n[workload]\nname = "ndd" # the recordings\nsamples = 400\n[batch]\nsequence = 8\nmicro = 16\n'
         '[run]\ndevice = "cpu"\nmax_steps = 5\n'
     )
-    arguments = ("--headless", "--no-verify", "--effective", "32", "--force", "-o", "mine.toml")
+    arguments = ("--headless", "--no-verify", "--effective-batch", "32", "--force", "-o", "mine.toml")
     done = run("wizard", "mine.toml", *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     text = mine.read_text()
@@ -134,7 +159,7 @@ def test_a_file_is_changed_as_it_was_proposed_and_one_that_cannot_be_read_is_ref
     assert "not valid TOML" in done.stderr and "probing" not in done.stderr
 
 
-def test_more_items_a_step_than_there_are_are_refused(tmp_path: Path) -> None:
+def test_an_effective_batch_larger_than_the_data_is_rejected(tmp_path: Path) -> None:
     small = (
         "workload.samples=400",
         "batch.sequence=8",
@@ -143,6 +168,8 @@ def test_more_items_a_step_than_there_are_are_refused(tmp_path: Path) -> None:
         "run.max_steps=5",
     )
     sets = [part for item in small for part in ("--set", item)]
-    done = run("wizard", "--workload", "ndd", *sets, "--headless", "--effective", "100000", folder=tmp_path)
+    done = run(
+        "wizard", "--workload", "ndd", *sets, "--headless", "--effective-batch", "100000", folder=tmp_path
+    )
     assert done.returncode == 2
-    assert "the data has" in done.stderr
+    assert "training data has only" in done.stderr

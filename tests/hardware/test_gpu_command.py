@@ -39,7 +39,7 @@ def test_without_a_card_torch_is_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "no card: no NVIDIA driver: tested" in done.stdout
+    assert "no CUDA GPU: no NVIDIA driver: tested" in done.stdout
 
 
 def test_card_is_described_with_its_reasons(fakes: Any) -> None:
@@ -49,7 +49,7 @@ def test_card_is_described_with_its_reasons(fakes: Any) -> None:
     text = "\n".join(command.describe(machine))
     assert "dense peak TFLOP/s: bf16 989, fp16 989" in text
     assert "140 GB, 120 GB free" in text and "20.0 GB used" in text
-    assert "another (pid 4000000) 19.0 GB" in text and "550.54.15" in text
+    assert "process (pid 4000000) 19.0 GB" in text and "550.54.15" in text
     assert "no published figures" in text and "torch does not see it" in text
     assert "\x1b" not in text and "\\x1b[31m" in text
 

@@ -57,7 +57,7 @@ def test_no_driver_here_gives_the_processor_and_says_why(monkeypatch: pytest.Mon
 
 def test_driver_without_card(fakes: Any) -> None:
     machine = look(fakes.nvml())
-    assert machine.device == "cpu" and "loaded but lists no card" in machine.reasons["device"]
+    assert machine.device == "cpu" and "loaded but lists no GPU" in machine.reasons["device"]
 
 
 def test_torch_order_is_matched_by_uuid(pair: Any, fakes: Any) -> None:
@@ -78,7 +78,7 @@ def test_hidden_card_stays_listed(pair: Any, fakes: Any) -> None:
     machine = look(fakes.nvml(*pair), torch=fakes.torch(pair[0]), CUDA_VISIBLE_DEVICES=L4)
     assert machine.chosen is machine.cards[0] and machine.cards[1].index is None
     assert "torch does not see it" in machine.cards[1].reasons["index"]
-    with pytest.raises(MachineError, match=r"cuda:1 is not here.*cuda:0 NVIDIA L4"):
+    with pytest.raises(MachineError, match=r"cuda:1 is not available.*cuda:0 NVIDIA L4"):
         look(fakes.nvml(*pair), "cuda:1", fakes.torch(pair[0]))
 
 
@@ -105,7 +105,7 @@ def test_visible_devices_without_torch(
     assert [card.index for card in machine.cards] == indices
     if chosen is None:
         assert machine.device == "cpu" and "CUDA_VISIBLE_DEVICES" in machine.reasons["device"]
-        with pytest.raises(MachineError, match="cuda is not here"):
+        with pytest.raises(MachineError, match="cuda is not available"):
             look(fakes.nvml(*pair), "cuda", **environ)
 
 
@@ -182,7 +182,7 @@ def test_choices(pair: Any, fakes: Any) -> None:
     assert look(fakes.nvml(*pair), "cpu").device == "cpu"
     with pytest.raises(UsageError, match="tpu"):
         look(fakes.nvml(*pair), "tpu")
-    with pytest.raises(MachineError, match="no card"):
+    with pytest.raises(MachineError, match="no GPU"):
         look(fakes.nvml(), "cuda:3")
 
 

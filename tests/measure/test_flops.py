@@ -16,7 +16,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.hardware.profiles import GpuProfile
 from ndd_engine.measure.flops import (
-    NO_PROCESSOR_PEAK,
+    NO_CPU_PEAK,
     WorkCounter,
     _cudnn_rnn,
     _cudnn_rnn_backward,
@@ -235,7 +235,7 @@ def test_a_step_is_all_its_micro_batches_and_the_update() -> None:
     assert plain.flops_per_step == counter.flops == 2 * (2 * 5 * 32 * 48)
     assert plain.flops_forward == 2 * 5 * 32 * 48
     assert plain.bytes_per_step == counter.bytes + 3 * weights + 4 * weights
-    assert (plain.peak_tflops, plain.peak_kind, plain.reason) == (None, None, NO_PROCESSOR_PEAK)
+    assert (plain.peak_tflops, plain.peak_kind, plain.reason) == (None, None, NO_CPU_PEAK)
     assert (plain.parameters, plain.micro, plain.accumulation) == (32 * 48 + 48, 5, 1)
     more = work_event(counter, model, 5, 4, False, 2 * weights, None, "")
     assert more.flops_per_step == 4 * counter.flops
@@ -250,7 +250,7 @@ def test_the_peak_is_that_of_the_precision_in_use() -> None:
     assert published_peak(card(profile()), "tf32")[:2] == ("tf32", 82.0)
     kind, peak, bandwidth, _, reason = published_peak(card(profile()), "fp16")
     assert (kind, peak, bandwidth) == (None, None, 700.0)
-    assert reason == "X 9000 has no fp16 peak"
+    assert reason == "no published fp16 peak for X 9000"
     noted = published_peak(card(profile(note="72 W card")), "bf16")
     assert noted[1] == 165.0
     assert noted[3] == "a sheet; 72 W card"
@@ -259,7 +259,7 @@ def test_the_peak_is_that_of_the_precision_in_use() -> None:
 @pytest.mark.parametrize(
     ("chosen", "reason"),
     [
-        (None, NO_PROCESSOR_PEAK),
+        (None, NO_CPU_PEAK),
         (card(None, reasons={"profile": "no published figures are known for this card"}), "no published figures"),
         (card(profile(note="figures are of the whole card"), mig=True), "figures are of the whole card"),
     ],

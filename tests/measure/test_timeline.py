@@ -56,7 +56,7 @@ def test_busy_and_the_causes_add_up_to_the_wall(
 
 
 def of_card(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
-    return timeline(list(seen), marks, 0, 100, card=True)
+    return timeline(list(seen), marks, 0, 100, gpu=True)
 
 
 STEP = [
@@ -125,12 +125,12 @@ def test_a_replayed_graph_is_one_phase_with_all_its_kernels() -> None:
 
 
 def test_a_card_of_which_nothing_was_seen_is_not_called_idle() -> None:
-    with pytest.raises(ValueError, match="no kernels"):
+    with pytest.raises(ValueError, match="no GPU kernels"):
         of_card(host(10, 50), named(0, 100, "step", on_gpu=True), marks=STEP)
 
 
 def of_host(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
-    return timeline(list(seen), marks, 0, 100, card=False)
+    return timeline(list(seen), marks, 0, 100, gpu=False)
 
 
 def test_without_a_card_operators_compute_and_what_is_between_them_does_not() -> None:

@@ -1,4 +1,4 @@
-"""The allocator's model against facts from its source, and against what has to hold whatever is asked of it."""
+"""The simulated allocator: facts from the source of the real one, and invariants for random requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_sizes_are_rounded_up_to_512_bytes(size: int, rounded: int) -> None:
 
 def test_divisions_round_to_parts_of_a_power_of_two() -> None:
     rules = Rules(divisions=4)
-    assert rules.rounded(1200) == 1536  # small sizes as ever
+    assert rules.rounded(1200) == 1536  # small sizes are rounded to 512 bytes
     assert rules.rounded(1 << 20) == 1 << 20
     assert rules.rounded((1 << 20) + 1) == (1 << 20) + (1 << 18)
 
@@ -30,7 +30,7 @@ def test_divisions_round_to_parts_of_a_power_of_two() -> None:
         (10 * MIB + 512, 12 * MIB), (33 * MIB, 34 * MIB),
     ],
 )  # fmt: skip
-def test_segments_are_as_large_as_the_source_says(size: int, segment: int) -> None:
+def test_segment_sizes_match_the_source(size: int, segment: int) -> None:
     allocator = Allocator()
     allocator.allocate(0, size)
     assert allocator.reserved == segment
@@ -43,7 +43,7 @@ def test_small_and_large_requests_do_not_share_a_segment() -> None:
     assert allocator.reserved == 22 * MIB
 
 
-def test_the_rest_of_a_large_block_is_split_off_when_it_exceeds_a_mebibyte() -> None:
+def test_large_blocks_are_split_if_the_remainder_exceeds_1_mib() -> None:
     split, whole = Allocator(), Allocator()
     split.allocate(0, 18 * MIB)
     assert split.reserved == 18 * MIB
@@ -53,10 +53,10 @@ def test_the_rest_of_a_large_block_is_split_off_when_it_exceeds_a_mebibyte() -> 
         allocator.allocate(2, size)
         allocator.active -= before
     assert split.active == 17 * MIB - 512
-    assert whole.active == 18 * MIB  # a rest of one mebibyte stays with it, and counts
+    assert whole.active == 18 * MIB  # a remainder of 1 MiB is not split off
 
 
-def test_the_smallest_block_that_holds_a_request_is_taken() -> None:
+def test_the_smallest_sufficient_block_is_used() -> None:
     allocator = Allocator()
     for key, size in enumerate((30 * MIB, 14 * MIB, 22 * MIB)):
         allocator.allocate(key, size)
@@ -64,11 +64,11 @@ def test_the_smallest_block_that_holds_a_request_is_taken() -> None:
         allocator.free(key)
     allocator.allocate(9, 20 * MIB)
     assert allocator.reserved == 66 * MIB
-    allocator.allocate(10, 29 * MIB)  # the largest one is still whole
+    allocator.allocate(10, 29 * MIB)  # the largest block is still unsplit
     assert allocator.reserved == 66 * MIB
 
 
-def test_a_full_card_gives_back_what_is_cached_and_tries_again() -> None:
+def test_a_full_gpu_releases_cached_segments_and_retries() -> None:
     allocator = Allocator(cap=64 * MIB)
     allocator.replay([(0, 30 * MIB), (0, -1), (1, 40 * MIB)])
     assert allocator.retries == 1
@@ -91,7 +91,7 @@ def test_expandable_segments_grow_in_pages_and_leave_no_gaps() -> None:
     assert allocator.segments == 1
 
 
-def test_the_environment_is_read() -> None:
+def test_the_environment_variable_is_parsed() -> None:
     text = "expandable_segments:True,max_split_size_mb:128, large_segment_size_mb:32,roundup_power2_divisions:[256:1]"
     rules = Rules.of_environment(text)
     assert rules == Rules(large_segment=32 * MIB, max_split=128 * MIB, expandable=True)
@@ -104,7 +104,7 @@ SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(1, 
 
 @st.composite
 def requests(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """Requests and ends, each end after its request; some are never freed."""
+    """Allocations and frees in a valid order; some allocations are never freed."""
     events: list[tuple[int, int]] = []
     live: list[int] = []
     for key in range(draw(st.integers(1, 40))):
@@ -124,7 +124,7 @@ RULES = st.builds(
 
 
 @given(requests(), RULES)
-def test_what_always_holds(events: list[tuple[int, int]], rules: Rules) -> None:
+def test_invariants(events: list[tuple[int, int]], rules: Rules) -> None:
     allocator = Allocator(rules)
     for key, size in events:
         allocator.replay([(key, size)])
@@ -133,7 +133,7 @@ def test_what_always_holds(events: list[tuple[int, int]], rules: Rules) -> None:
     for key, _ in events:
         allocator.free(key)
     assert allocator.active == allocator.requested == 0
-    # Everything has merged: what is free again are whole segments.
+    # All blocks have merged into whole segments.
     free = sum(size for pool in allocator._free.values() for size, _, _ in pool)
     assert free == allocator.reserved
     blocks = sum(len(pool) for pool in allocator._free.values())
@@ -141,9 +141,7 @@ def test_what_always_holds(events: list[tuple[int, int]], rules: Rules) -> None:
 
 
 @given(requests(), RULES)
-def test_a_larger_cap_never_turns_a_success_into_a_failure_at_the_peak(
-    events: list[tuple[int, int]], rules: Rules
-) -> None:
+def test_a_cap_at_the_peak_or_above_changes_nothing(events: list[tuple[int, int]], rules: Rules) -> None:
     free = Allocator(rules).replay(events)
     same = Allocator(rules, cap=free.peak_reserved).replay(events)
     assert (same.peak_reserved, same.retries) == (free.peak_reserved, 0)

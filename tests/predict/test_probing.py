@@ -1,4 +1,4 @@
-"""Real steps recorded and timed: two small traces tell a larger one, on this processor and as a card would run them."""
+"""Records and times real steps: two small traces predict a larger one, on the CPU and with fake tensors for a GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prober(workload: str, *sets: str) -> Prober:
 
 
 @pytest.mark.parametrize("amp", ["off", "bf16"])
-def test_two_small_steps_tell_a_larger_one(amp: str) -> None:
+def test_two_small_steps_predict_a_larger_one(amp: str) -> None:
     probe = prober("chartext", "workload.size=tiny", f"precision.amp={amp}")
     family = fit(probe.trace(4), probe.trace(8), (4, 8))
     truth = probe.trace(32)
@@ -60,8 +60,8 @@ def one(*sizes: int) -> Trace:
     return Trace(tuple(enumerate(sizes)))
 
 
-def test_probes_go_on_until_two_neighbours_allocate_alike() -> None:
-    # At 4 a library takes another way: one request more.
+def test_probing_continues_until_two_neighbouring_traces_match() -> None:
+    # At 4 a library selects another kernel with one more allocation.
     traces = {4: one(400, 50, 7), 8: one(800, 50), 16: one(1600, 50), 32: one(3200, 50)}
     asked: list[int] = []
 
@@ -75,13 +75,13 @@ def test_probes_go_on_until_two_neighbours_allocate_alike() -> None:
     assert found.trace(64).peak() == 6450
 
 
-def test_probes_that_never_line_up_end_with_the_largest() -> None:
+def test_traces_that_never_match_end_with_the_largest() -> None:
     traces = {4: one(400), 8: one(800, 1), 16: one(1600, 1, 2)}
     found = alike(lambda micro: traces[micro], (4, 8, 16))
     assert not found.aligned and found.at == (8, 16)
 
 
-def test_a_probe_that_does_not_fit_ends_them() -> None:
+def test_probing_ends_at_a_size_that_does_not_fit() -> None:
     def trace(micro: int) -> Trace:
         if micro > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -94,7 +94,7 @@ def test_a_probe_that_does_not_fit_ends_them() -> None:
 
 
 class Clock:
-    """Seconds that only pass in what the test says takes them."""
+    """A clock that advances only in the given methods."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -102,7 +102,7 @@ class Clock:
         monkeypatch.setattr("ndd_engine.predict.probing.time.perf_counter", lambda: self.now)
 
     def takes(self, owner: type, name: str, seconds: Callable[..., float]) -> None:
-        """Each call of a method takes the seconds that its arguments give."""
+        """Each call of a method takes `seconds(*args)`."""
         plain = getattr(owner, name)
 
         def slow(this: Any, *args: Any) -> Any:
@@ -112,7 +112,7 @@ class Clock:
         self._patch.setattr(owner, name, slow)
 
 
-def test_items_that_the_loader_keeps_are_timed_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_cached_by_the_loader_are_timed_as_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = ("workload.size=tiny", "workload.examples=20", "workload.document_chars=3000")
     made_here = [prober("finetune", *sets, f"loader.cache={keeps}") for keeps in ("false", "true")]
     clock = Clock(monkeypatch)
@@ -120,34 +120,36 @@ def test_items_that_the_loader_keeps_are_timed_as_kept(monkeypatch: pytest.Monke
     clock.takes(Examples, "__getitem__", lambda _: 0.001)
     plain, kept = (probe.time([4], 5.0, lambda _: True).points[0] for probe in made_here)
     assert plain.data_s == pytest.approx(0.004)
-    assert kept.data_s < 0.001  # the first time only
+    assert kept.data_s < 0.001  # only the first access
 
 
 @pytest.mark.parametrize(
     ("items", "found"), [(100, (4, 8, 16, 32)), (9, (4, 8)), (7, (6, 7)), (3, (2, 3)), (2, (2,)), (1, (1,))]
 )
-def test_few_items_are_probed_at_what_there_is(items: int, found: tuple[int, ...]) -> None:
+def test_small_datasets_limit_the_probed_sizes(items: int, found: tuple[int, ...]) -> None:
     assert sizes(SimpleNamespace(train_data=range(items))) == found  # type: ignore[arg-type]
 
 
-def test_of_one_size_alone_the_memory_is_that_of_all() -> None:
+def test_a_single_size_is_used_for_all_sizes() -> None:
     found = alike(lambda _: one(400, 50), (2,))
     assert found.aligned and found.trace(1).peak() == found.trace(2).peak() == 450
 
 
 @pytest.mark.parametrize(("replayed", "words"), [(1000, ""), (1019, ""), (1100, "1 KB"), (800, "800 B")])
-def test_an_allocator_that_does_other_things_is_told(replayed: int, words: str) -> None:
+def test_a_disagreeing_allocator_is_reported(replayed: int, words: str) -> None:
     found = disagreement(replayed, 1000)
     assert (words in found) if words else found == ""
 
 
-def test_looking_for_the_longest_items_ends_in_time_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_search_for_the_longest_items_lowers_confidence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ndd_engine.predict.probing.LOOK_S", 0.0)
     memory = prober("summarise", "workload.size=tiny", "workload.pairs=400").memory(0)
-    assert not memory.promised and "were looked at" in memory.why_not
+    assert not memory.reliable and "were checked" in memory.why_not
 
 
-def test_the_peak_is_that_of_a_batch_with_the_longest_items() -> None:
+def test_the_peak_is_predicted_for_the_longest_items() -> None:
     probe = prober(
         "summarise", "workload.size=tiny", "workload.pairs=400", "workload.target=16", "batch.sequence=24"
     )
@@ -166,17 +168,17 @@ def test_the_peak_is_that_of_a_batch_with_the_longest_items() -> None:
     assert family.trace(32).peak(HOST_GRANULE) >= 0.99 * ordinary.peak(HOST_GRANULE)
 
 
-def test_what_a_step_leaves_behind_is_the_state_of_the_optimizer() -> None:
+def test_a_step_leaves_the_optimizer_state_allocated() -> None:
     probe = prober("ndd", "workload.hidden=[64]")
     moments = 2 * sum(parameter.nbytes for parameter in probe.workload.model.parameters())
     left = probe.trace(4).until(ONE).left()
-    order = 8 * len(probe.workload.train_data)  # of an epoch's items
+    order = 8 * len(probe.workload.train_data)  # the epoch's permutation
     assert moments <= left <= 1.1 * moments + order + 8192
 
 
-def test_accumulating_takes_the_gradients_more() -> None:
+def test_accumulation_keeps_the_gradients_allocated() -> None:
     memory = prober("ndd", "workload.hidden=[512, 256]").memory(outside_bytes=100 * MIB)
-    assert memory.promised
+    assert memory.reliable
     assert memory.peak(64, 4) >= memory.peak(64, 1) > 100 * MIB
     assert memory.peak(64, 2) == memory.peak(64, 8)
     assert memory.peak(256) > memory.peak(64)
@@ -189,12 +191,12 @@ def test_accumulating_takes_the_gradients_more() -> None:
         (["workload.size=tiny"], ""),
     ],
 )
-def test_what_cannot_be_promised_is_told(sets: list[str], words: str) -> None:
+def test_unreliable_configurations_have_a_caveat(sets: list[str], words: str) -> None:
     found = caveat(read(None, sets, "chartext").resolve("tiny"))
     assert (words in found) if words else found == ""
 
 
-def test_steps_are_timed_at_spread_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_timed_at_several_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = prober("chartext", "workload.size=tiny")
     clock = Clock(monkeypatch)
     clock.takes(Stepper, "forward_backward", lambda batch, _: 0.002 + 0.001 * batch[0].shape[0])
@@ -207,22 +209,22 @@ def test_steps_are_timed_at_spread_batches(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.micro_s(16) == pytest.approx(0.018)
 
 
-def test_what_memory_does_not_hold_is_not_tried() -> None:
+def test_sizes_that_do_not_fit_are_not_run() -> None:
     probe = prober("chartext", "workload.size=tiny")
     found = probe.time([2, 8, 32], 5.0, lambda micro: micro < 8)
     assert found is not None and [point.micro for point in found.points] == [2]
     assert probe.time([2, 8, 32], 5.0, lambda _: False) is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process can be forgotten on Linux only")
-def test_what_the_heap_holds_beyond_the_requests_is_in_the_prediction() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak resident size can be reset on Linux only")
+def test_the_prediction_includes_heap_fragmentation() -> None:
     probe = prober("antispoof", "workload.size=tiny", "workload.clips=80")
     memory = probe.memory(outside_bytes=100 * MIB)
     plain = {micro: memory.peak(micro) for micro in (8, 32, 64)}
     probe.time([8, 32], 5.0, lambda _: True)
     found = probe.with_heap(memory)
     assert [micro for micro, _ in found.heap] == [8, 32]
-    # Freed pieces lie between those in use: glibc's heap is never as small as what is asked of it.
+    # Fragmentation: glibc's heap is always larger than the requested memory.
     assert all(found.peak(micro) == plain[micro] + found.heap_bytes(micro) for micro in plain)
     assert found.peak(32) > plain[32] and found.peak(64) > plain[64]
     assert Memory.from_dict(json.loads(json.dumps(found.to_dict()))) == found
@@ -233,14 +235,14 @@ def test_a_slow_micro_batch_ends_the_timing() -> None:
     assert found is not None and [point.micro for point in found.points] == [2]
 
 
-# As on a card, from tensors without contents.
+# As on a GPU, with fake tensors.
 
 
 @pytest.mark.parametrize(
     "workload",
     ["chartext", "ndd", pytest.param("antispoof", marks=pytest.mark.slow), "finetune"],  # 23 s
 )
-def test_fake_steps_are_traced_without_a_card(workload: str) -> None:
+def test_steps_are_traced_with_fake_tensors(workload: str) -> None:
     size = {"ndd": "workload.hidden=[64]"}.get(workload, "workload.size=tiny")
     config, found = made(workload, size, "precision.amp=bf16")
     (first, flops), (second, more) = (traced(config, found, micro) for micro in (2, 4))
@@ -248,32 +250,32 @@ def test_fake_steps_are_traced_without_a_card(workload: str) -> None:
     assert family.aligned
     assert more == pytest.approx(2 * flops, rel=0.05)
     weights = sum(parameter.nbytes for parameter in found.model.parameters())
-    # Parameters, gradients and two moments, and something to compute with.
+    # Parameters, gradients, two moments, and activations.
     assert family.trace(8).peak() > 4 * weights
     assert family.trace(64).on_gpu(Rules()).peak_reserved >= family.trace(64).peak()
 
 
-def test_attention_on_a_card_keeps_no_scores() -> None:
-    """The mathematical kernel would keep (B, H, T, T): with a long sequence most of the memory."""
+def test_attention_on_a_gpu_does_not_store_scores() -> None:
+    """The math kernel would store (B, H, T, T), most of the memory for long sequences."""
     config, found = made("chartext", "workload.size=tiny", "batch.sequence=512", "precision.amp=bf16")
     trace, _ = traced(config, found, 4)
     heads = config.workload.heads  # type: ignore[union-attr]
-    scores = 4 * heads * 512 * 512 * 2  # bytes of one layer's
+    scores = 4 * heads * 512 * 512 * 2  # bytes per layer
     assert max(trace.sizes()) < scores
     assert any("flash" in label for label in trace.labels)
 
 
-def test_the_optimizer_of_fakes_is_the_one_of_the_run() -> None:
+def test_the_optimizer_implementation_is_that_of_the_run() -> None:
     def labels(*sets: str) -> Counter[str]:
         config, found = made("ndd", "workload.hidden=[512, 512]", *sets)
         return Counter(traced(config, found, 2)[0].labels)
 
-    # On a card the fused one, which asks for nothing but its state; the others work on copies.
+    # The default on a GPU is fused, which only allocates its state; the others allocate temporaries.
     assert labels() == labels("optimizer.implementation=fused")
     assert labels("optimizer.implementation=foreach").total() > labels().total()
 
 
-def test_an_lstm_is_one_call_with_its_reserve() -> None:
+def test_an_lstm_is_one_call() -> None:
     config, found = made("ndd", "workload.size=lstm", "batch.sequence=96")
     labels = traced(config, found, 2)[0].labels
     longer, wider = made("ndd", "workload.size=lstm", "batch.sequence=192")

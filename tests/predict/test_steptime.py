@@ -1,4 +1,4 @@
-"""Lines between measured micro-batches."""
+"""Interpolation between measured micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ndd_engine.predict.steptime import StepTime, TimedBatch, merged, spread
 def line(
     micros: list[int], fixed: float = 1e-3, each: float = 1e-4, data: float = 2e-5, host: float = 0.0
 ) -> StepTime:
-    """On a card when `host` is given: seconds that the host takes whatever the batch."""
+    """Linear times. host: constant host seconds, which makes it a GPU."""
     points = [
         TimedBatch(micro, fixed + each * micro, host or fixed + each * micro, data * micro)
         for micro in micros
@@ -20,21 +20,21 @@ def line(
     return StepTime(tuple(points), 5e-4, on_gpu=host > 0)
 
 
-def test_a_straight_line_is_found_again() -> None:
+def test_a_straight_line_is_reproduced() -> None:
     time = line([2, 16, 64])
     for micro in (1, 2, 7, 64, 300):
         assert time.micro_s(micro) == pytest.approx(1e-3 + 1.2e-4 * micro)
     assert time.step_s(8, 4) == pytest.approx(4 * (1e-3 + 1.2e-4 * 8) + 5e-4)
 
 
-def test_workers_load_beside_the_model() -> None:
+def test_workers_load_in_parallel_with_the_model() -> None:
     slow = line([2, 16], data=1e-3)
     assert slow.micro_s(16) == pytest.approx(1e-3 + 1.6e-3 + 16e-3)
     assert slow.micro_s(16, workers=2) == pytest.approx(8e-3)
     assert line([2, 16]).micro_s(16, workers=2) == pytest.approx(2.6e-3)
 
 
-def test_on_a_card_the_slower_of_host_and_card_decides() -> None:
+def test_on_a_gpu_the_slower_of_host_and_gpu_determines_the_time() -> None:
     time = line([1, 8, 64], fixed=1e-4, data=0.0, host=3e-3)
     assert time.micro_s(4) == pytest.approx(3e-3)
     assert time.micro_s(64) == pytest.approx(1e-4 + 6.4e-3)
@@ -42,7 +42,7 @@ def test_on_a_card_the_slower_of_host_and_card_decides() -> None:
     assert line([1, 8, 64]).knee() is None
 
 
-def test_one_point_is_taken_in_proportion() -> None:
+def test_a_single_point_is_scaled_proportionally() -> None:
     assert line([4], fixed=0.0).micro_s(8) == pytest.approx(2 * line([4], fixed=0.0).micro_s(4))
 
 
@@ -59,5 +59,5 @@ def test_time_is_never_negative(points: list[tuple[int, float]], micro: int) -> 
 @pytest.mark.parametrize(
     ("least", "most", "expected"), [(2, 128, [2, 16, 128]), (2, 3, [2, 3]), (4, 4, [4]), (4, 1, [1])]
 )
-def test_probes_are_spread_geometrically(least: int, most: int, expected: list[int]) -> None:
+def test_sizes_are_spaced_geometrically(least: int, most: int, expected: list[int]) -> None:
     assert spread(least, most) == expected

@@ -1,4 +1,4 @@
-"""Traces at two batches, rebuilt for a third; those that do not line up are told."""
+"""Traces at two batch sizes predict a third; traces that do not match are detected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ndd_engine.predict.trace import DATA, DATA_END, TRIFLE, Trace, fit
 
 
 def step(micro: int, extra: bool = False) -> Trace:
-    """Weights, two activations of which the first outlives the second, and a temporary one of another slope."""
+    """A weight, two activations (the first outlives the second), and a temporary with another slope."""
     sizes = {
         "weight": 4096,
         "first": 1000 * micro,
@@ -31,37 +31,37 @@ def step(micro: int, extra: bool = False) -> Trace:
 
 
 @pytest.mark.parametrize("micro", [1, 3, 16, 96, 1000])
-def test_a_rebuilt_trace_is_the_one_that_would_be_recorded(micro: int) -> None:
+def test_a_predicted_trace_equals_the_recorded_one(micro: int) -> None:
     family = fit(step(2), step(4), (2, 4))
     assert family.aligned
     assert family.trace(micro).events == step(micro).ordered().events
     assert family.trace(micro).peak() == step(micro).peak()
 
 
-def test_the_peak_moves_from_one_place_to_another() -> None:
+def test_the_peak_moves_with_the_batch_size() -> None:
     family = fit(step(2), step(4), (2, 4))
-    # With few items the temporary one is the peak, with many the two activations.
+    # Small batches peak at the temporary, large ones at the two activations.
     assert family.trace(1).peak() == 4096 + 1000 + 8 + 50_100
     assert family.trace(100).peak() == 4096 + 100_000 + 300_000 + 8
 
 
-def test_ends_in_another_order_are_the_same() -> None:
+def test_the_order_of_consecutive_frees_does_not_matter() -> None:
     one = Trace(((0, 8), (1, 8), (1, -1), (0, -1), (2, 16)))
     other = Trace(((0, 8), (1, 8), (0, -1), (1, -1), (2, 16)))
     assert one.ordered() == other.ordered()
 
 
-def test_marks_stay_where_they_are() -> None:
+def test_marks_keep_their_place() -> None:
     trace = Trace(((0, 8), (1, 8), (1, -1), (0, -1), (2, 16)), marks={"one": 3})
     assert trace.ordered().until("one").events == ((0, 8), (1, 8), (1, -1))
 
 
-def test_sequences_that_differ_are_told_and_guessed_high() -> None:
+def test_different_sequences_are_detected_and_overestimated() -> None:
     family = fit(step(2), step(4, extra=True), (2, 4))
     assert not family.aligned
     assert family.loose == 1
-    guess, truth = family.trace(40).peak(), step(40, extra=True).peak()
-    assert guess == truth  # what has no partner grows with the batch, which here it does
+    predicted, truth = family.trace(40).peak(), step(40, extra=True).peak()
+    assert predicted == truth  # unmatched allocations are assumed proportional, as they are in this case
     assert fit(step(2, extra=True), step(4), (2, 4)).aligned is False
 
 
@@ -70,23 +70,23 @@ def test_a_line_needs_two_batches() -> None:
         fit(step(2), step(2), (2, 2))
 
 
-def test_memory_answers_for_host_and_card_and_survives_json() -> None:
+def test_memory_of_host_and_gpu_and_its_json() -> None:
     import json
 
     family = fit(step(2), step(4), (2, 4))
-    host = Memory(family, "host", 5 * MIB, "here")
-    card = Memory(family, "card", 5 * MIB, "here", Rules())
+    host = Memory(family, "host", 5 * MIB, "test")
+    gpu = Memory(family, "gpu", 5 * MIB, "test", Rules())
     assert host.peak(100) == 5 * MIB + family.trace(100).peak(64)
-    assert card.peak(100) == 5 * MIB + 2 * MIB
-    assert card.peak(1000) > card.peak(100)
-    for memory in (host, card):
+    assert gpu.peak(100) == 5 * MIB + 2 * MIB
+    assert gpu.peak(1000) > gpu.peak(100)
+    for memory in (host, gpu):
         again = Memory.from_dict(json.loads(json.dumps(memory.to_dict())))
         assert again == memory
         assert again.peak(100) == memory.peak(100)
 
 
 def looped(items: int) -> Trace:
-    """A batch made item by item, then an operator that loops over its items, and one that does not."""
+    """A batch built item by item, then an operator that loops over its items, and one that does not."""
     events: list[tuple[int, int]] = []
     labels: list[str] = []
 
@@ -119,7 +119,7 @@ def looped(items: int) -> Trace:
 
 
 @pytest.mark.parametrize("items", [8, 24, 96])
-def test_loops_over_items_line_up_once_they_are_collapsed(items: int) -> None:
+def test_loops_over_items_match_when_collapsed(items: int) -> None:
     family = fit(looped(4), looped(8), (4, 8))
     assert family.aligned
     real = looped(items).ordered()
@@ -127,17 +127,17 @@ def test_loops_over_items_line_up_once_they_are_collapsed(items: int) -> None:
     assert family.trace(items).until("one").left() == real.until("one").left()
 
 
-def test_collapsing_keeps_what_an_operator_leaves_behind() -> None:
+def test_collapsing_keeps_what_an_operator_leaves_allocated() -> None:
     trace = looped(3).ordered()
     found = trace.collapsed()
     assert len(found.events) < len(trace.events)
     assert found.left() == trace.left() == 0
     assert set(found.marks) == {"one"}
-    assert sum("for a while" in label for label in found.labels) == 2
+    assert sum("(temporary)" in label for label in found.labels) == 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), min_size=1, max_size=60))
-def test_collapsing_never_lowers_a_peak_or_changes_what_stays(steps: list[tuple[int, int, bool]]) -> None:
+def test_collapsing_preserves_peak_and_remaining_memory(steps: list[tuple[int, int, bool]]) -> None:
     events: list[tuple[int, int]] = []
     labels: list[str] = []
     alive: list[int] = []

@@ -1,4 +1,4 @@
-"""Records written by hand for the tests of the report: a whole life of a run on a card, and where they lie."""
+"""Hand-written records for the tests of the report: the whole life of a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Timed = tuple[float, Event]
 
 
 def write(folder: Path, events: list[Timed], name: str = "one") -> RunDir:
-    """A run's folder with this record."""
+    """Write a run folder with this record."""
     run = RunDir(folder / name)
     run.path.mkdir(parents=True)
     run.events.write_text("".join(event.to_json(t) + "\n" for t, event in events), encoding="utf-8")
@@ -55,7 +55,7 @@ def write(folder: Path, events: list[Timed], name: str = "one") -> RunDir:
 
 
 def pages(run: RunDir) -> tuple[Report, str, str]:
-    """The report, as HTML and as text."""
+    """The report as data, as HTML and as text."""
     report = load(run)
     made = page(report)
     return report, html.render(made), text.render(made)
@@ -76,7 +76,7 @@ def run_event(cuda: bool = True, **changes: Any) -> RunEvent:
 def window(
     step: int, steps: int = 18, wait_ms: float = 30.0, cuda: bool = True, **changes: Any
 ) -> WindowEvent:
-    """A stretch of steps whose loader makes each wait for `wait_ms`."""
+    """A window of steps that each wait `wait_ms` for the loader."""
     each = {**PHASES, "data_wait": wait_ms, "other": 0.4}
     phases = {
         name: {
@@ -103,7 +103,7 @@ def evaluation(step: int, loss: float, seconds: float = 2.1) -> MarkEvent:
 
 
 def evaluating(step: int, seconds: float = 2.1) -> WindowEvent:
-    """The window of an evaluation: no step lies in it."""
+    """The window of an evaluation, without steps."""
     took = round(seconds * 1e9)
     return window(
         step, 0, wall_ns=took, phases={"evaluate": {"host_ns": took}}, loss=None, lr=None, grad_norm=None
@@ -127,7 +127,7 @@ def trial(
 
 
 def whole_life(cuda: bool = True) -> list[Timed]:
-    """Prepared, trained with a starving loader, paused, evaluated, stopped, resumed a day later, and ended."""
+    """Prepare, train with a slow loader, pause, evaluate, stop, resume a day later, finish."""
     t = T0
     out: list[Timed] = [(t, StageEvent("prepare", "importing torch"))]
     out.append((t + 4, run_event(cuda)))
@@ -153,7 +153,7 @@ def whole_life(cuda: bool = True) -> list[Timed]:
             out.append((t, FindingEvent(step, "gc", "collections take 2 % of the time", True, {})))
             out.append((t, MarkEvent("pause", step, f"paused at step {step}")))
             t += 30
-            out.append((t, MarkEvent("resume", step, "went on after 30.0 s", {"seconds": 30.0})))
+            out.append((t, MarkEvent("resume", step, "resumed after 30.0 s", {"seconds": 30.0})))
         if index % 48 == 47:
             t += 2.1
             out += [(t, evaluating(step)), (t, evaluation(step, 1.5 - index / 900))]
@@ -184,13 +184,13 @@ def whole_life(cuda: bool = True) -> list[Timed]:
 
 
 def _applied(t: float) -> list[Timed]:
-    """What a process says of its settings and its work."""
+    """Settings and work as a process records them."""
     work = WorkEvent(
         1_940_000_000_000, 31_000_000_000, 640_000_000_000, peak_tflops=104.4, peak_kind="bf16",
         bandwidth_gb_s=736.0, peak_source="the vendor's sheet", attention=["flash"], method="operation by operation",
     )  # fmt: skip
     return [
-        (t, SettingEvent("loader.workers", "4", "0", False, "the data lies on the device")),
+        (t, SettingEvent("loader.workers", "4", "0", False, "the data is on the device")),
         (t, SettingEvent("precision.amp", "bf16", "bf16", True, "98 % of the products in bfloat16")),
         (t, SettingEvent("optimizer.implementation", "auto", "fused", None)),
         (t, work),
@@ -228,16 +228,16 @@ def _trials() -> list[TrialEvent]:
             "loader.workers=4",
             "gain",
             (2.11, 2.02, 2.2),
-            "gain 2.11x: more workers keep the card fed",
+            "gain 2.11x: more workers keep the GPU busy",
             in_effect=True,
         ),
         trial(
             "speed.compile=default",
             "no gain",
             (1.01, 0.985, 1.035),
-            "no difference could be shown",
+            "no significant gain",
             in_effect=True,
         ),
         trial("speed.deterministic=true", "loss", (0.83, 0.8, 0.87), "slower by 17 %", in_effect=True),
-        trial("batch.micro=1024", "out of memory", None, "the card's memory ran out in a trial step"),
+        trial("batch.micro=1024", "out of memory", None, "out of GPU memory in a trial step"),
     ]

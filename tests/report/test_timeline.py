@@ -1,4 +1,4 @@
-"""A run of any length in a fixed number of points: nothing is lost on the way but detail."""
+"""Timelines and curves keep sums, means and extremes of a run of any length; axes suit their values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndd_console.report.axis import Axis, share_text, time_axis, value_axis
-from ndd_console.report.timeline import CAPACITY, Curve, RunClock, Timeline
+from ndd_console.report.timeline import CAPACITY, Curve, RunClock, RunTimeline
 
 from .report_help import window
 
@@ -38,7 +38,7 @@ def test_a_curve_is_cut_where_nothing_was_recorded() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0.0, 3.0)), min_size=1, max_size=200))
 def test_a_timeline_keeps_the_sums(windows: list[tuple[int, float]]) -> None:
-    timeline = Timeline()
+    timeline = RunTimeline()
     end = 0.0
     made = []
     for steps, gap in windows:
@@ -50,16 +50,16 @@ def test_a_timeline_keeps_the_sums(windows: list[tuple[int, float]]) -> None:
     assert whole.wall_ns == pytest.approx(sum(item.wall_ns for item in made), rel=1e-6)
     assert whole.steps == pytest.approx(sum(item.steps for item in made))
     assert whole.host["backward"] == pytest.approx(sum(item.phases["backward"]["host_ns"] for item in made))
-    width, columns = timeline.columns(64)
+    width, columns = timeline.slices(64)
     assert max(columns, default=0) < 64
-    # No stretch holds more time than it is long.
+    # No slice holds more time than its length.
     assert all(item.wall_ns <= width * 1e9 * 1.001 for item in columns.values())
 
 
-def test_the_clock_never_falls_and_leaves_out_what_lies_between_processes() -> None:
+def test_the_clock_never_decreases_and_skips_the_time_between_processes() -> None:
     clock = RunClock()
     assert [clock.at(t) for t in (1000.0, 1010.0, 1005.0)] == [0.0, 10.0, 10.0]
-    clock.go_on(90_000.0)
+    clock.resume(90_000.0)
     assert clock.at(90_004.0) == 14.0
 
 
@@ -79,7 +79,7 @@ def test_a_time_axis_has_a_few_marks_in_one_unit(length: float) -> None:
 def test_a_value_axis_holds_its_values(a: float, b: float, kind: str, log: bool) -> None:
     low, high = sorted((a, b))
     if 0 < high - low < 1e-9 * max(abs(low), abs(high)):
-        return  # closer than any plot has
+        return  # closer than in any plot
     axis = value_axis(low, high, kind, "", log)  # type: ignore[arg-type]
     slack = 1e-6 * max(abs(low), abs(high), 1e-300)
     assert axis.low <= low + slack and axis.high >= high - slack
@@ -94,7 +94,7 @@ def test_units_suit_the_largest_value() -> None:
     assert isinstance(value_axis(0, 0, "plain", "W"), Axis)
 
 
-def test_a_small_share_is_not_nothing() -> None:
+def test_a_small_share_is_not_shown_as_zero() -> None:
     assert [share_text(value) for value in (None, 0.0, 0.0002, 0.012, 0.57)] == [
         "n/a",
         "0 %",

@@ -1,4 +1,4 @@
-"""A real pseudo-terminal with the program in it, read through a terminal emulator."""
+"""Runs the program in a pseudo-terminal and reads it through a terminal emulator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDLESS = ("--set", "workload.size=tiny", "--set", "run.epochs=100000", "--set",
 
 
 class Terminal:
-    """One program in one terminal. `text` is the screen as a person reads it."""
+    """One program in one terminal. `text` is the visible screen."""
 
     def __init__(
         self, *arguments: str, runs: Path, columns: int = 80, rows: int = 24, **environment: str
@@ -49,7 +49,7 @@ class Terminal:
         return "\n".join(self.screen.display)
 
     def pump(self, seconds: float = 0.05) -> None:
-        """Read what the program writes for about this long."""
+        """Read the output of the program for about this long."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not self.ended:
             ready, _, _ = select.select([self.process.fd], [], [], left)
@@ -67,11 +67,11 @@ class Terminal:
 
     @property
     def words(self) -> str:
-        """Everything on the screen with its line breaks taken out."""
+        """The text on the screen without line breaks."""
         return "".join(self.screen.display)
 
     def until(self, condition: str | Callable[[str], bool], seconds: float = 20.0) -> str:
-        """The screen once it shows a text (or fulfils a condition). Fails with the screen as it was."""
+        """Wait until the screen shows a text or meets a condition. On failure, report the screen."""
         wanted = (lambda text: condition in text) if isinstance(condition, str) else condition
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -108,7 +108,7 @@ class Terminal:
         return bool(termios.tcgetattr(self.process.fd)[3] & termios.ECHO)
 
     def hang_up(self) -> None:
-        """The connection is lost: the terminal vanishes, as when ssh dies."""
+        """Close the terminal, as when an ssh connection is lost."""
         os.close(self.process.fd)
         self.process.closed = True
         self.ended = True

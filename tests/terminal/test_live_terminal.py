@@ -1,4 +1,4 @@
-"""The live screen in a real terminal: start, keys, resize, every way to leave it."""
+"""The live screen in a real terminal: start, keys, resize and every way to leave it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_keys_resize_and_stop(tmp_path: Path) -> None:
         terminal.resize(120, 40)
         terminal.until(lambda text: "● training" in text.splitlines()[0][100:])
         terminal.press("q")
-        terminal.until("leave it running")
+        terminal.until("keep it running")
         terminal.press("s")
         assert terminal.wait() == 0
         assert terminal.echoes()
@@ -98,7 +98,7 @@ def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)
         terminal.press("q")
-        terminal.until("leave it running")
+        terminal.until("keep it running")
         terminal.press("d")
         assert terminal.wait() == 0
         assert terminal.echoes()
@@ -112,7 +112,7 @@ def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
             second.until("■ stopped", 30)
 
 
-def test_killed_run_mends_the_terminal_and_resumes(tmp_path: Path) -> None:
+def test_killed_run_restores_the_terminal_and_resumes(tmp_path: Path) -> None:
     with Terminal(
         "train", "--run", "live", *ENDLESS, "--set", "checkpoint.every_steps=20", runs=tmp_path
     ) as terminal:
@@ -133,7 +133,7 @@ def test_killed_run_mends_the_terminal_and_resumes(tmp_path: Path) -> None:
     assert state(tmp_path, "live") == "interrupted"
 
 
-def test_kill_of_the_process_that_the_shell_knows_ends_the_run(tmp_path: Path) -> None:
+def test_kill_of_the_parent_ends_the_run(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)
         os.kill(terminal.process.pid, signal.SIGKILL)

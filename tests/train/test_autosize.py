@@ -44,7 +44,7 @@ def test_a_hopeless_size_is_not_tried(speeds: dict[tuple[str, int], float]) -> N
     speeds.update({("tiny", 1): 200.0, ("mini", 1): 60.0, ("small", 1): 7.0})  # trying medium would fail
     choice = choose_size(read(), CPU, TOLD.append)
     assert choice.size == "small"
-    assert "(medium 1.1 predicted, 5 wanted)" in choice.reason
+    assert "(medium 1.1 predicted, target 5)" in choice.reason
 
 
 def test_one_thread_is_taken_where_two_are_slower(speeds: dict[tuple[str, int], float]) -> None:
@@ -77,4 +77,4 @@ def test_a_size_is_really_measured() -> None:
     draft = read(None, ["run.threads=1"])
     choice = choose_size(draft, CPU, told.append)
     assert choice.size in draft.auto["candidates"]
-    assert "measuring model size tiny on this processor" in told
+    assert "measuring model size tiny on this CPU" in told

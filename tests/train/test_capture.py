@@ -255,7 +255,7 @@ def test_a_profiler_that_fails_is_a_warning(
     assert kernels(result) == []
     # Once: it would fail the same way every time.
     (warning,) = result.marks("warning")
-    assert warning.text == "the profiler's burst failed: no tracing \\x1b[2J here"
+    assert warning.text == "the profiler capture failed: no tracing \\x1b[2J here"
     assert result.windows[-1].profiled is False
     close(result)
 
@@ -288,7 +288,10 @@ def test_a_trace_alone_takes_one_burst(trainer: Trainer, tmp_path: Path) -> None
 
 def test_a_trace_that_cannot_be_written_is_refused_before_training(trainer: Trainer, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    for path, why in ((tmp_path / "no" / "trace.json", "no folder"), (tmp_path / "folder", "is a folder")):
+    for path, why in (
+        (tmp_path / "no" / "trace.json", "does not exist"),
+        (tmp_path / "folder", "is a folder"),
+    ):
         with pytest.raises(UsageError, match=r"log\.trace") as caught:
             trainer.open(*trainer.ndd, f"log.trace={path}")
         assert str(path)[:40] in str(caught.value)  # a long one is cut

@@ -43,7 +43,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, r
     end = result.end
     assert end is not None
     assert (end.status, end.exit_status) == ("failed", 1)
-    found = re.match(r"(.+) at step (\d+); training stopped; (.+); try a lower optimizer\.lr", end.reason)
+    found = re.match(r"(.+) at step (\d+), so training stopped; (.+); try a lower optimizer\.lr", end.reason)
     assert found, end.reason
     bad = int(found[2])
     assert 1 <= bad <= 60
@@ -77,7 +77,7 @@ def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, monkeypatch:
     )
     assert result.end is not None
     assert result.end.reason.startswith(
-        "the loss is nan at step 23; training stopped; the last good checkpoint is step 20"
+        "the loss is nan at step 23, so training stopped; the last good checkpoint is step 20"
     )
     assert result.checkpoints == [20]
     again = trainer.train(resume=result)  # what was wrong is not wrong the second time
@@ -115,7 +115,7 @@ def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Pat
     assert re.search(
         r"tried to allocate [\d.]+ [KMG]?B; filled by parameters [\d.]+ [KMG]?B, gradients ", text
     )
-    assert "activations of micro-batch 8000 x sequence 8 the rest" in text
+    assert "the rest is activations of micro-batch 8000 x sequence 8" in text
     assert "next smaller micro-batch with the same effective batch of 24000" in text
     assert "--set batch.micro=6000 --set batch.accumulation=4" in text
     assert "Traceback" not in done.stdout
@@ -130,7 +130,7 @@ def test_the_smaller_batch_is_smaller_and_the_step_the_same(micro: int, accumula
     found = re.search(r"batch\.micro=(\d+) --set batch\.accumulation=(\d+)", text)
     if micro == 1:
         assert found is None
-        assert "shorten batch.sequence" in text
+        assert "reduce batch.sequence" in text
     else:
         assert found is not None
         assert int(found[1]) < micro
@@ -156,10 +156,10 @@ def config_of() -> Any:
             ),
             ["out of memory on cpu", "tried to allocate 1.0 GB"],
         ),
-        (MemoryError(), ["out of memory on cpu at step 7 in forward; next smaller"]),
+        (MemoryError(), ["out of memory on cpu at step 7 in forward; the next smaller"]),
         (
             RuntimeError("DataLoader worker (pid 4711) is killed by signal: Killed. "),
-            ["loader worker 4711 was killed by SIGKILL", "out-of-memory killer", "--set loader.workers=2"],
+            ["loader worker 4711 was killed by SIGKILL", "because memory ran out", "--set loader.workers=2"],
         ),
         (
             RuntimeError(
@@ -226,7 +226,7 @@ def test_a_killed_worker_is_named_and_the_moment_is_saved(trainer: Trainer, pers
     assert end.reason.startswith(f"loader worker {victims[0]} was killed by SIGKILL"), end.reason
     assert f"at step {end.step + 1} in data_wait" in end.reason
     assert end.reason.endswith(
-        f"the last checkpoint is step {end.step}; go on with: ndd-console train --resume ndd-001"
+        f"the last checkpoint is step {end.step}; resume with: ndd-console train --resume ndd-001"
     )
     assert result.checkpoints == [end.step]
     again = trainer.train(
@@ -262,7 +262,7 @@ def test_a_stuck_worker_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.3 seconds") as caught:
         list(Batches(Slow(), hasty).epoch(0))
     text = explain(caught.value, 3, "data_wait", hasty, CPU, None).text
-    assert text.startswith("the loader's workers delivered no batch within 300 ms at step 3 in data_wait")
+    assert text.startswith("the loader workers returned no batch within 300 ms at step 3 in data_wait")
 
 
 class Broken(Slow):
@@ -292,13 +292,11 @@ def test_a_full_disk_costs_checkpoints_but_not_the_training(
     good = sorted(int(path.stem.partition("-")[2]) for path in run.directory.checkpoints.glob("step-*.json"))
     assert good
     assert good[-1] < 40
-    assert end.reason.startswith(
-        "all 40 steps are done, but the checkpoint of step 40 could not be written to "
-    )
+    assert end.reason.startswith("finished all 40 steps, but cannot write the checkpoint of step 40 to ")
     assert "No space left on device" in end.reason
-    assert end.reason.endswith(f"the last good one is step {good[-1]}")
+    assert end.reason.endswith(f"the last good checkpoint is step {good[-1]}")
     warned = [item.mark for item in snapshot.marks if item.mark.kind == "warning"]
-    assert f"the checkpoint of step {good[-1] + 4} could not be written" in warned[0].text
+    assert f"cannot write the checkpoint of step {good[-1] + 4}" in warned[0].text
     assert list(run.directory.checkpoints.glob("*.tmp")) == []
 
 
@@ -320,7 +318,7 @@ def test_a_disk_that_has_space_again_is_used_again(
     )  # fmt: skip
     assert result.end is not None
     assert (result.end.status, result.end.checkpoint) == ("done", "step-00000400.pt")
-    assert any("could not be written" in mark.text for mark in result.marks("warning"))
+    assert any("cannot write" in mark.text for mark in result.marks("warning"))
     assert result.state(400)["step"] == 400
 
 
@@ -334,10 +332,8 @@ def test_a_stop_that_cannot_be_saved_is_a_failure(trainer: Trainer) -> None:
     result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, "checkpoint.every_minutes=0", steer=steer)
     assert result.end is not None
     assert (result.end.status, result.end.exit_status) == ("failed", 1)
-    assert re.search(
-        r"stopped at step \d+, but the checkpoint of step \d+ could not be written", result.end.reason
-    )
-    assert "there is none yet" in result.end.reason
+    assert re.search(r"stopped at step \d+, but cannot write the checkpoint of step \d+", result.end.reason)
+    assert "there is no earlier checkpoint" in result.end.reason
 
 
 def test_a_folder_that_vanishes_is_told_and_training_goes_on(trainer: Trainer, tmp_path: Path) -> None:

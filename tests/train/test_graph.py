@@ -132,7 +132,7 @@ def test_batches_of_another_shape_run_by_themselves_and_too_many_end_it() -> Non
     report = stepper.reports[-1]
     assert isinstance(report, SettingEvent)
     assert report.in_effect is False
-    assert "pad them to one shape" in report.verified
+    assert "pad all batches to one shape" in report.verified
 
 
 def test_a_step_that_cannot_be_recorded_trains_all_the_same() -> None:
@@ -144,7 +144,7 @@ def test_a_step_that_cannot_be_recorded_trains_all_the_same() -> None:
     (report,) = stepper.reports
     assert isinstance(report, SettingEvent)
     assert report.in_effect is False
-    assert report.verified == "recording failed: operation not permitted when stream is capturing"
+    assert report.verified == "capturing failed: operation not permitted when stream is capturing"
 
 
 def test_what_cannot_be_recorded_is_known_before() -> None:
@@ -152,7 +152,7 @@ def test_what_cannot_be_recorded_is_known_before() -> None:
         config = read(None, [*SETS, *sets], "ndd").resolve()
         return why_not(config, torch.device(device), make_precision(config, CPU))
 
-    assert reason("cpu") == "there is no CUDA card"
+    assert reason("cpu") == "there is no CUDA GPU"
     assert reason("cuda") is None
     assert "fp16" in (reason("cuda", "precision.amp=fp16") or "")
     assert "SGD" in (reason("cuda", "optimizer.name=sgd") or "")

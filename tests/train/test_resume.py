@@ -93,7 +93,7 @@ def stopped(trainer: Trainer) -> Result:
 def test_a_finished_run_is_refused_and_stays_finished(trainer: Trainer, stopped: Result) -> None:
     before = stopped.directory.events.read_bytes()
     with pytest.raises(
-        UsageError, match=r"run ndd-001 has done all 20 steps; to go further, raise"
+        UsageError, match=r"run ndd-001 has finished all 20 steps; to train longer, raise"
     ) as caught:
         trainer.open(resume=stopped)
     assert caught.value.exit_status == EXIT_USAGE
@@ -238,8 +238,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_works(trainer: Trainer,
     failed = trainer.train("run.max_steps=30", resume=stopped)
     assert failed.end is not None
     assert (failed.end.status, failed.end.exit_status) == ("failed", 1)
-    assert "step-00000020.pt is damaged: its contents do not match their checksum" in failed.end.reason
-    assert "the previous one is good: add --from-step 10" in failed.end.reason
+    assert "step-00000020.pt is damaged: its contents do not match the checksum" in failed.end.reason
+    assert "the previous checkpoint is good: add --from-step 10" in failed.end.reason
     again = trainer.train("run.max_steps=30", resume=stopped, from_step=10)
     assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", 30)
@@ -253,13 +253,13 @@ def test_a_run_without_a_checkpoint_cannot_go_on(trainer: Trainer) -> None:
     again = trainer.train("run.max_steps=10", resume=first)
     assert again.end is not None
     assert again.end.status == "failed"
-    assert "holds no checkpoint; the run has to start anew" in again.end.reason
+    assert "contains no checkpoint; start a new run" in again.end.reason
 
 
 def test_another_number_of_threads_is_a_warning(trainer: Trainer, stopped: Result) -> None:
     again = trainer.train("run.max_steps=22", "run.threads=2", resume=stopped)
     assert [mark.text for mark in again.marks("warning")] == [
-        "saved with 1 threads, now 2: losses may differ in the last digits"
+        "the checkpoint was saved with 1 threads, this run uses 2: losses may differ in the last digits"
     ]
     assert again.end is not None
     assert again.end.status == "done"

@@ -36,12 +36,12 @@ def test_a_run_is_done_and_everything_it_did_is_in_its_record(trainer: Trainer) 
     assert end is not None
     figures = end.data["figures"]
     assert end == EndEvent(
-        "done", "all 44 steps are done", 44, 0, "step-00000044.pt",
+        "done", "finished all 44 steps", 44, 0, "step-00000044.pt",
         {"run": "ndd-001", "dropped_events": 0, "figures": figures},
     )  # fmt: skip
     assert figures["items_per_s"] == pytest.approx(16 * figures["steps_per_s"])
     assert figures["flops_per_s"] > 0 and figures["evaluation_s"] > 0 and figures["checkpoint_s"] > 0
-    assert (figures["mfu"], figures["reason"]) == (None, "no published peak for this processor")
+    assert (figures["mfu"], figures["reason"]) == (None, "no published peak for this CPU")
     assert result.events[-1] == end
     total = close(result)
     snapshot = result.snapshot
@@ -274,8 +274,8 @@ def test_an_error_in_the_model_is_told_with_step_and_phase(
     assert result.end is not None
     assert (result.end.status, result.end.exit_status, result.end.step) == ("failed", 1, 6)
     assert re.fullmatch(
-        r"RuntimeError at step 7 in loss: shapes \\x1b\[31mdo not match \(\S*test_run\.py:\d+; the whole traceback "
-        r"is in console\.log\); the last checkpoint is step 4; go on with: ndd-console train --resume ndd-001",
+        r"RuntimeError at step 7 in loss: shapes \\x1b\[31mdo not match \(\S*test_run\.py:\d+; full traceback "
+        r"in console\.log\); the last checkpoint is step 4; resume with: ndd-console train --resume ndd-001",
         result.end.reason,
     ), result.end.reason
     assert "second line" in result.directory.console_log.read_text()
@@ -290,7 +290,7 @@ def test_a_model_that_leaves_the_program_fails_the_run(
     result = trainer.train(*trainer.ndd, "run.max_steps=20")
     assert result.end is not None
     assert (result.end.status, result.end.exit_status) == ("failed", 1)
-    assert "SystemExit while trying a step: 3" in result.end.reason
+    assert "SystemExit while running a trial step: 3" in result.end.reason
 
 
 def test_an_error_in_an_evaluation_names_the_step_before_it(

@@ -108,7 +108,7 @@ def test_a_disk_that_fails_costs_one_warning_and_no_step(
     result = train(trainer, *trainer.ndd, *ON, "run.max_steps=12")
     assert result.end is not None and result.end.status == "done" and result.end.step == 12
     told = [mark.text for mark in result.marks("warning") if "TensorBoard" in mark.text]
-    assert len(told) == 1 and "No space left on device" in told[0] and "training goes on" in told[0]
+    assert len(told) == 1 and "No space left on device" in told[0] and "training continues" in told[0]
     assert writers["made"][0].closed
 
 

@@ -16,6 +16,7 @@ from ndd_engine.record.events import SettingEvent, WorkEvent
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.probes.rehearsal import rehearse
 from ndd_engine.train.random_state import random_state
+from ndd_engine.train.step import parts
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.ndd import Ndd
 from ndd_engine.workloads.registry import prepare
@@ -81,7 +82,7 @@ def test_what_was_asked_for_and_is_there_is_in_effect(trainer: Trainer) -> None:
     assert "bfloat16" in found["precision.amp"].verified
     assert found["speed.attention"].applied == "math"
     assert found["optimizer.implementation"].applied == "foreach"
-    assert found["loader.workers"].verified == "1 worker processes were alive at the first batch"
+    assert found["loader.workers"].verified == "1 worker processes were running at the first batch"
     assert "windows encoded once" in found["loader.cache"].verified
     assert found["batch.effective"].applied == "8 x 2 = 16"
     # The second epoch shows that the workers were kept.
@@ -97,7 +98,7 @@ def test_what_cannot_be_had_is_a_warning_and_trains_all_the_same(trainer: Traine
     assert result.end.status == "done"
     found = settings(result)
     for name in ("loader.pin_memory", "speed.cuda_graph", "speed.cudnn_benchmark"):
-        assert (found[name].in_effect, found[name].verified) == (False, "there is no CUDA card")
+        assert (found[name].in_effect, found[name].verified) == (False, "there is no CUDA GPU")
     assert found["speed.channels_last"].verified == "this model has no 2-D convolution"
     assert found["speed.attention"].in_effect is False
     warned = [event.name for event in result.snapshot.settings if event.in_effect is False]
@@ -113,8 +114,8 @@ def test_the_evaluation_has_settings_of_its_own(trainer: Trainer) -> None:
     asked = ("loader.eval_workers", "loader.eval_prefetch", "loader.eval_persistent", "evaluate.inference_mode",
              "optimizer.set_to_none")  # fmt: skip
     assert {name: found[name].in_effect for name in asked} == dict.fromkeys(asked, True)
-    assert found["loader.eval_persistent"].verified == "the second evaluation had the same processes"
-    assert found["optimizer.set_to_none"].verified.endswith("kept, filled with zeros")
+    assert found["loader.eval_persistent"].verified == "the second evaluation used the same processes"
+    assert found["optimizer.set_to_none"].verified.endswith("kept and filled with zeros")
 
 
 def test_a_setting_left_alone_is_not_judged(trainer: Trainer) -> None:
@@ -151,7 +152,7 @@ def test_the_work_of_a_step_is_recorded_with_its_accumulation(trainer: Trainer) 
     one, two = work(), work("batch.accumulation=2")
     assert one.flops_per_step
     assert two.flops_per_step == 2 * one.flops_per_step
-    assert one.reason == "no published peak for this processor"
+    assert one.reason == "no published peak for this CPU"
 
 
 @needs_compiler
@@ -186,14 +187,14 @@ def test_parts_of_forward_are_timed_where_a_step_is_long_enough(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What share of a step the timing may take decides, not how long one takes on the machine of the test.
-    monkeypatch.setattr("ndd_engine.train.step.parts.ALLOWED_SHARE", 1.0)
+    monkeypatch.setattr(parts, "ALLOWED_SHARE", 1.0)
     long = trainer.train(*trainer.chartext, "run.max_steps=3")
     names = {name for window in long.windows for name in window.phases}
     assert {"forward/attention", "forward/feed_forward", "forward/head"} <= names
-    monkeypatch.setattr("ndd_engine.train.step.parts.ALLOWED_SHARE", 1e-9)
+    monkeypatch.setattr(parts, "ALLOWED_SHARE", 1e-9)
     short = trainer.train(*trainer.chartext, "run.max_steps=3")
     assert not any("forward/attention" in window.phases for window in short.windows)
-    assert any(mark.text.startswith("Not timed by itself: ") for mark in short.marks("note"))
+    assert any(mark.text.startswith("Not timed separately: ") for mark in short.marks("note"))
 
 
 def test_a_model_that_fails_in_the_trial_step_is_told_before_anything_is_trained(
@@ -206,4 +207,4 @@ def test_a_model_that_fails_in_the_trial_step_is_told_before_anything_is_trained
     end = trainer.train(*trainer.ndd, "run.max_steps=3").end
     assert end is not None
     assert (end.status, end.exit_status, end.step) == ("failed", 1, 0)
-    assert end.reason.startswith("ValueError while trying a step: labels and outputs differ in length")
+    assert end.reason.startswith("ValueError while running a trial step: labels and outputs differ in length")

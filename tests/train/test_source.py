@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.Monke
         Batches(Counted(100), config("batch.micro=4", key))
     text = str(caught.value)
     assert key.partition("=")[0] in text
-    assert "takes 3 KB" in text  # 100 items of 16 bytes, twice while they are stacked
+    assert "needs 3 KB" in text  # 100 items of 16 bytes, twice while they are stacked
     assert "150 B are free" in text
     assert caught.value.exit_status == 3
 
@@ -160,7 +160,7 @@ def test_a_dataset_that_differs_by_epoch_hears_of_it() -> None:
 def test_batches_that_are_built_on_the_host_cannot_lie_on_the_device() -> None:
     meta = torch.device("meta")
     chosen = config("batch.micro=4", "loader.placement=device")
-    with pytest.raises(UsageError, match=r"builds its batches on the host; loader\.cache"):
+    with pytest.raises(UsageError, match=r"creates its batches on the host; use loader\.cache"):
         Batches(Counted(4), chosen, collate=lambda items: torch.zeros(len(items)), device=meta)
 
 

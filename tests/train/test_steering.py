@@ -140,7 +140,7 @@ def test_a_stop_at_once_leaves_no_checkpoint(trainer: Trainer) -> None:
     assert result.end is not None
     assert (result.end.status, result.end.reason, result.end.checkpoint) == (
         "stopped",
-        "enough, at once",
+        "enough, immediately",
         None,
     )
     assert result.checkpoints == []
@@ -166,7 +166,7 @@ def test_a_long_evaluation_can_be_left_at_once(trainer: Trainer) -> None:
         "evaluate.every_steps=2", steer=steer,
     )  # fmt: skip
     assert result.end is not None
-    assert result.end.reason == "enough, at once"
+    assert result.end.reason == "enough, immediately"
     assert result.marks("evaluation") == []
 
 

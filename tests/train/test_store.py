@@ -26,10 +26,9 @@ from ndd_engine.train.checkpoint import (
     finite,
     free_space,
     newest_good,
-    random_state,
-    restore_random_state,
 )
 from ndd_engine.train.control import StopNow
+from ndd_engine.train.random_state import random_state, restore_random_state
 
 CPU = torch.device("cpu")
 
@@ -134,9 +133,9 @@ def damage(path: Path, how: str) -> None:
     ("how", "words"),
     [
         ("truncated", "is damaged: .* instead of "),
-        ("flipped", "is damaged: its contents do not match their checksum"),
+        ("flipped", "is damaged: its contents do not match the checksum"),
         ("missing", "is missing"),
-        ("empty", "is damaged: 0 B instead of"),
+        ("empty", "is damaged: its size is 0 B instead of"),
     ],
 )
 def test_damage_names_the_file_and_offers_the_previous_one(
@@ -147,7 +146,7 @@ def test_damage_names_the_file_and_offers_the_previous_one(
     with pytest.raises(CheckpointError, match=rf"step-00000030\.pt {words}"):
         store.load(last)
     with pytest.raises(
-        CheckpointError, match=r"step-00000030\.pt .*; the previous one is good: add --from-step 20"
+        CheckpointError, match=r"step-00000030\.pt .*; the previous checkpoint is good: add --from-step 20"
     ):
         newest_good(store)
     assert newest_good(store, 20)[1]["step"] == 20
@@ -162,7 +161,7 @@ def test_the_previous_one_that_is_offered_is_a_good_one(store: CheckpointStore) 
     with pytest.raises(CheckpointError, match="add --from-step 10"):
         newest_good(store)
     damage(first.path, "missing")
-    with pytest.raises(CheckpointError, match="no other checkpoint is good"):
+    with pytest.raises(CheckpointError, match="there is no other good checkpoint"):
         newest_good(store)
 
 
@@ -192,7 +191,7 @@ def test_without_a_readable_description_a_checkpoint_does_not_count(
 
 
 def test_no_checkpoint_says_so_and_mentions_what_is_incomplete(store: CheckpointStore) -> None:
-    with pytest.raises(CheckpointError, match="holds no checkpoint; the run has to start anew"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint; start a new run"):
         newest_good(store)
     (saved,) = save(store, 4)
     saved.description.unlink()
@@ -202,7 +201,7 @@ def test_no_checkpoint_says_so_and_mentions_what_is_incomplete(store: Checkpoint
 
 def test_a_step_that_is_not_there_lists_those_that_are(store: CheckpointStore) -> None:
     save(store, 10, 20)
-    with pytest.raises(CheckpointError, match="there is no checkpoint of step 15; there are: 10, 20"):
+    with pytest.raises(CheckpointError, match="there is no checkpoint of step 15; available: 10, 20"):
         newest_good(store, 15)
 
 

@@ -13,16 +13,16 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Progress, TrialRequest
 
 
-def machine(cores: float = 2, card: bool = False, capability: tuple[int, int] = (9, 0)) -> Machine:
-    """A processor with so many usable cores, and a card if wanted."""
+def machine(cores: float = 2, gpu: bool = False, capability: tuple[int, int] = (9, 0)) -> Machine:
+    """A CPU with so many usable cores, and a GPU if wanted."""
     host = Host("h", "Test CPU", 64, cores, None, None, {})
-    found = Gpu(0, 0, "GPU-1", "Test Card", 80 << 30, capability) if card else None
-    return Machine((found,) if found else (), found, "cuda:0" if card else "cpu", {}, host)
+    found = Gpu(0, 0, "GPU-1", "Test GPU", 80 << 30, capability) if gpu else None
+    return Machine((found,) if found else (), found, "cuda:0" if gpu else "cpu", {}, host)
 
 
 def trial(verdict: str = "gain", ratio: float | None = None, **changes: Any) -> TrialEvent:
     """A result with an interval of two percent on either side."""
-    usual = {"gain": 1.3, "loss": 0.8, "no gain": 1.0, "undecided": 1.01}
+    usual = {"gain": 1.3, "loss": 0.8, "no gain": 1.0, "inconclusive": 1.01}
     value = usual.get(verdict) if ratio is None else ratio
     side = {"items_per_step": 16, "steps_per_epoch": 10, "prepare_s": 1.0, "step_s": 0.01, "peak_bytes": 1000}
     body: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""How long blocks are: equal items, whole epochs and periods where they fit, and an honest no where nothing does."""
+"""The plan of the runs: equal items, whole epochs and periods where they fit, and an error where nothing does."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_an_epoch_that_was_seen_to_be_too_long_is_not_tried_again() -> None:
 def test_what_recurs_lies_in_a_block_in_whole_periods() -> None:
     plan = plan_blocks(SidePace(16, 10_000, 0.010, 50), SidePace(16, 10_000, 0.010, 20), 50.0, False)
     assert plan.steps[0] % 50 == 0 and plan.steps[1] % 20 == 0
-    with pytest.raises(BlocksDoNotFitError, match=r"what recurs takes 50\.0 s") as caught:
+    with pytest.raises(BlocksDoNotFitError, match=r"a period of the changed setting takes 50\.0 s") as caught:
         plan_blocks(SidePace(16, 10_000, 0.010, 5000), SidePace(16, 10_000, 0.010, 20), 50.0, False)
     assert caught.value.needed_s >= 12 * 50
 
 
 def test_steps_that_take_too_long_are_refused_with_what_would_be_needed() -> None:
-    with pytest.raises(BlocksDoNotFitError, match=r"a step takes 5\.0 s, and 12 blocks") as caught:
+    with pytest.raises(BlocksDoNotFitError, match=r"a step takes 5\.0 s, .* 12 of them") as caught:
         plan_blocks(SidePace(1, 1000, 5.0), SidePace(1, 1000, 1.0), 30.0, False)
     assert 60 <= caught.value.needed_s <= 70
 
@@ -112,8 +112,8 @@ def test_a_part_of_a_period_does_not_matter_where_there_are_many() -> None:
 def test_what_never_happens_cannot_be_measured() -> None:
     never = config("evaluate.every_epochs=0", "checkpoint.every_epochs=0", "checkpoint.every_minutes=0.0")
     assert never_happens(never, never, ["loader.workers"]) == ""
-    assert "evaluated at its end alone" in never_happens(never, never, ["evaluate.batches"])
-    assert "written at the end of this run alone" in never_happens(never, never, ["checkpoint.keep"])
+    assert "only evaluated at its end" in never_happens(never, never, ["evaluate.batches"])
+    assert "only writes a checkpoint at its end" in never_happens(never, never, ["checkpoint.keep"])
     assert never_happens(never, config(), ["evaluate.every_epochs"]) == ""
 
 

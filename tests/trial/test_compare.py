@@ -1,4 +1,4 @@
-"""Two recorded runs side by side: what is measured, what is left out, and when a difference is called one."""
+"""Comparison of two recorded runs: what is measured, what is excluded, and the verdict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_run_that_is_slower_by_a_tenth_is_called_slower(tmp_path: Path) -> Non
     assert found.speed.low < found.speed.ratio < found.speed.high < 1  # type: ignore[operator]
     assert found.slower_than(0.05) == "slower"
     assert found.slower_than(0.2) == "not slower"
-    assert found.slower_than(0.09) == "undecided"
+    assert found.slower_than(0.09) == "inconclusive"
 
 
 def test_equal_runs_are_neither_faster_nor_slower(tmp_path: Path) -> None:
@@ -39,19 +39,19 @@ def test_equal_runs_are_neither_faster_nor_slower(tmp_path: Path) -> None:
     assert found.slower_than(0.05) == "not slower"
 
 
-def test_runs_that_vary_more_than_they_differ_are_undecided(tmp_path: Path) -> None:
+def test_runs_that_vary_more_than_they_differ_are_inconclusive(tmp_path: Path) -> None:
     found = compared(
         tmp_path, windows(steady(8, 1.0, noise=0.6)), windows(steady(8, 1.15, seed=3, noise=0.6))
     )
-    assert found.verdict == "undecided"
-    assert found.slower_than(0.05) == "undecided"
+    assert found.verdict == "inconclusive"
+    assert found.slower_than(0.05) == "inconclusive"
 
 
 def test_two_windows_have_no_interval_and_so_no_verdict(tmp_path: Path) -> None:
     found = compared(tmp_path, windows([1.0, 1.0]), windows([2.0, 2.0]))
     assert found.speed.ratio == pytest.approx(0.5)
-    assert (found.speed.low, found.speed.high, found.verdict) == (None, None, "undecided")
-    assert found.slower_than(0.05) == "undecided"
+    assert (found.speed.low, found.speed.high, found.verdict) == (None, None, "inconclusive")
+    assert found.slower_than(0.05) == "inconclusive"
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_was_trained_twice_after_a_resume_counts_once_for_the_loss(tmp_path
     assert found.b.warm_up == 2
 
 
-# What is told besides.
+# Further information.
 
 
 def test_what_changed_is_told_by_kind(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_is_not_alike_is_warned_of(tmp_path: Path) -> None:
         host="other",
     )
     assert any("different machines" in text for text in found.unlike)
-    assert any("effective batch differs (16, 64 items a step)" in text for text in found.unlike)
+    assert any("effective batch differs (16, 64 items per step)" in text for text in found.unlike)
 
 
 def test_losses_are_compared_at_the_same_number_of_items(tmp_path: Path) -> None:

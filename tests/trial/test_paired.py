@@ -1,4 +1,4 @@
-"""The statistics of quads: known quantiles, and how often they are wrong in a simulation."""
+"""The statistics of ABBA blocks: known quantiles, and the error rates in a simulation."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def test_student_quantiles_are_those_of_the_tables(p: float, freedom: int, expec
     assert student_cdf(student_quantile(p, freedom), freedom) == pytest.approx(p, abs=1e-12)
 
 
-def test_a_drift_that_is_linear_cancels_within_a_quad() -> None:
+def test_a_drift_that_is_linear_cancels_within_an_abba_block() -> None:
     rates = [100 * math.exp(0.01 * place) for place in range(4)]
     assert abba_log_ratio(rates[0], 1.5 * rates[1], 1.5 * rates[2], rates[3]) == pytest.approx(math.log(1.5))
 
 
-def test_an_estimate_needs_two_quads_and_holds_its_mean() -> None:
+def test_an_estimate_needs_two_blocks_and_contains_its_mean() -> None:
     assert estimate([0.1]) is None
     found = estimate([math.log(1.1), math.log(1.2), math.log(1.3)])
-    assert found is not None and found.quads == 3
+    assert found is not None and found.blocks == 3
     assert found.low < found.ratio < found.high
     assert found.ratio == pytest.approx((1.1 * 1.2 * 1.3) ** (1 / 3))
     wild = estimate([-40.0, 40.0])
@@ -60,13 +60,13 @@ def test_an_estimate_needs_two_quads_and_holds_its_mean() -> None:
 
 
 def test_what_is_clear_is_called_early_and_what_is_not_is_not() -> None:
-    assert early([math.log(2)] * 2) is None  # two quads are never enough
+    assert early([math.log(2)] * 2) is None  # two blocks are never enough
     assert early([math.log(2), math.log(2.01), math.log(1.99)]) == "gain"
     assert early([-math.log(2), -math.log(2.01), -math.log(1.99)]) == "loss"
     assert early([0.001, -0.001, 0.0005, 0.0]) == "no gain"
     assert early([0.0, 0.1, -0.1]) is None
-    assert last([0.0, 0.1, -0.1]) == "undecided"
-    assert last([math.log(2)] * 2) == "undecided"
+    assert last([0.0, 0.1, -0.1]) == "inconclusive"
+    assert last([math.log(2)] * 2) == "inconclusive"
 
 
 def test_a_difference_within_what_two_equal_processes_have_is_no_gain() -> None:

@@ -1,4 +1,4 @@
-"""Live runs stand still for a trial and always go on; results are recorded in living and in ended runs."""
+"""Live runs are paused for a trial and always resumed; results are recorded in live and in ended runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with held([RunDir(Path(sys.argv[1]))]):
 """
 
 
-def test_a_held_run_stands_still_and_goes_on(tmp_path: Path) -> None:
+def test_a_held_run_is_paused_and_resumed(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         with held([run.directory]):
             at = run.recorder.snapshot()
@@ -64,10 +64,10 @@ def test_what_a_person_paused_stays_paused_and_what_a_person_resumes_goes_on(tmp
             until(lambda: run.recorder.snapshot().status == "training")
 
 
-def test_a_run_that_cannot_be_paused_is_not_measured_beside(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_paused_is_not_measured_alongside(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         run.directory.control_socket.unlink()
-        with pytest.raises(UsageError, match="cannot be paused, and would disturb"), held([run.directory]):
+        with pytest.raises(UsageError, match="cannot be paused and would disturb"), held([run.directory]):
             pytest.fail("it was measured all the same")
 
 
@@ -79,7 +79,7 @@ def test_a_run_that_somebody_resumes_is_told(tmp_path: Path) -> None:
             send(run.directory.control_socket, "resume")
             until(lambda: run.recorder.snapshot().status == "training")
             until(lambda: snapshot(run.directory).status == "training")
-        assert len(told) == 1 and "went on before the trial was over" in told[0]
+        assert len(told) == 1 and "was resumed during the measurement" in told[0]
 
 
 def test_a_run_goes_on_by_itself_when_its_holder_is_killed(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_which_runs_have_to_stand_still(tmp_path: Path) -> None:
         alone = Base.of_run(ended, ("run.device=cpu",))
         own = Base.of_run(one.directory)
         assert to_pause(own, tmp_path, others=False) == (one.directory,)
-        with pytest.raises(UsageError, match=r"one trains on cpu and would disturb.*--pause"):
+        with pytest.raises(UsageError, match=r"one is training on cpu and would disturb.*--pause"):
             to_pause(alone, tmp_path, others=False)
         assert to_pause(alone, tmp_path, others=True) == (one.directory,)
         with held([one.directory]):  # stands still anyway

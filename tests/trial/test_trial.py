@@ -1,4 +1,4 @@
-"""Trials of real runs in real processes: a planted fault is found, and every way to go wrong is a result."""
+"""Trials of real runs in real processes: a planted fault is found, and every failure is a result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     assert event.ratio is not None and event.low is not None and event.high is not None
     assert 2 < event.low <= event.ratio <= event.high
     assert event.quads >= 3
-    assert re.match(r"gain [\d.]+x \([\d.]+ to [\d.]+, 95 %\), \d+ quads in ", event.text)
+    assert re.match(r"gain [\d.]+x \(95 % CI [\d.]+ to [\d.]+\), \d+ ABBA blocks in ", event.text)
     assert event.break_even_steps is not None
     for side in (event.base, event.change):
         assert side["items_per_step"] == 4 and side["threads"] == 1
@@ -46,7 +46,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     assert event.base["losses"] == event.change["losses"]
     assert event.loss == "not comparable"
     stages = [progress.stage for progress in told]
-    assert any(stage.startswith("preparing the change") for stage in stages) and "measuring" in stages
+    assert any(stage.startswith("preparing the candidate") for stage in stages) and "measuring" in stages
     assert told[-1].quads == event.quads and told[-1].ratio == pytest.approx(event.ratio)
     assert {path.name for path in set(tmp_path.iterdir()) - before} <= {
         "planted.py",
@@ -59,7 +59,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
 def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path: Path) -> None:
     sets = ("loader.workers=1", "loader.persistent=true")
     event = measured(planted(tmp_path, count=2000, **SLOW), *sets, budget_s=20)
-    assert event.verdict in ("gain", "no gain", "loss", "undecided")
+    assert event.verdict in ("gain", "no gain", "loss", "inconclusive")
     assert event.in_effect is True, event.not_in_effect
     assert (event.loss, event.change["not_in_effect"]) == ("same", [])
 
@@ -71,7 +71,7 @@ def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path:
         ("killed", "out of memory", "killed by signal 9"),
     ],
 )
-def test_a_change_that_fails_is_a_result(tmp_path: Path, fault: str, verdict: str, words: str) -> None:
+def test_a_candidate_that_fails_is_a_result(tmp_path: Path, fault: str, verdict: str, words: str) -> None:
     event = measured(planted(tmp_path), f'workload.options.fault="{fault}"')
     assert event.verdict == verdict, event.text
     assert event.text.startswith(verdict) and words in event.text
@@ -79,15 +79,15 @@ def test_a_change_that_fails_is_a_result(tmp_path: Path, fault: str, verdict: st
     assert event.ratio is None and event.quads == 0
 
 
-def test_a_present_that_fails_is_not_blamed_on_the_change(tmp_path: Path) -> None:
+def test_a_baseline_that_fails_is_not_blamed_on_the_candidate(tmp_path: Path) -> None:
     event = measured(planted(tmp_path, fault="huge"), 'workload.options.fault=""')
     assert event.verdict == "failed"
-    assert "the present itself cannot be trained: out of memory" in event.text
+    assert "the baseline itself fails: out of memory" in event.text
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_where_there_is_room_for_one_process_alone_each_block_opens_its_own(tmp_path: Path) -> None:
+def test_with_memory_for_one_process_only_each_run_opens_its_own(tmp_path: Path) -> None:
     room = str(tmp_path / "room")
     stages: list[str] = []
     event = measured(
@@ -96,13 +96,13 @@ def test_where_there_is_room_for_one_process_alone_each_block_opens_its_own(tmp_
     assert event.verdict == "gain", event.text
     assert event.quads >= 3
     opened = [stage for index, stage in enumerate(stages) if stage != stages[index - 1]]
-    assert opened.count("preparing the change") > 3 and opened.count("preparing the present") > 3
+    assert opened.count("preparing the candidate") > 3 and opened.count("preparing the baseline") > 3
 
 
-def test_a_budget_that_is_too_small_says_what_would_do(tmp_path: Path) -> None:
+def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
     event = measured(planted(tmp_path), "batch.accumulation=2", budget_s=0.5)
-    assert event.verdict == "undecided"
-    assert "budget" in event.text
+    assert event.verdict == "inconclusive"
+    assert "; raise --budget" in event.text
     assert event.ratio is None
 
 
@@ -116,7 +116,7 @@ def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
     before = children()
     event = run_trial(TrialRequest(planted(tmp_path, **SLOW), ("batch.accumulation=2",)), look, stop)
     assert event.verdict == "stopped"
-    assert event.text == "stopped before it was clear; peak memory {} as before".format(
+    assert event.text == "stopped before there was a result; peak memory {}, unchanged".format(
         size(event.change["peak_bytes"])
     )
     assert event.quads == 0 and event.change["prepare_s"] > 0
@@ -145,7 +145,7 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str) -> None:
         )  # fmt: skip
         try:
             assert process.stdout is not None
-            # The loader's worker stands still in every other block.
+            # The loader worker is stopped in every other run.
             lines = list(takewhile(lambda line: not line.startswith("measuring"), process.stdout))
             assert process.poll() is None, lines
             found = descendants(process.pid)
@@ -154,7 +154,7 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str) -> None:
             for each in [process] if victim == "the trial" else direct:
                 each.send_signal(signal.SIGKILL)
             until_gone(found)
-            # Without its sides the trial begins again with one at a time.
+            # Without its sides the trial starts again with one at a time.
             found = descendants(process.pid) if process.poll() is None else []
             process.kill()
             until_gone(found)
@@ -173,9 +173,9 @@ def until_gone(processes: Sequence[psutil.Process]) -> None:
 
 def test_what_cannot_be_tried_is_refused_before_anything_starts(tmp_path: Path) -> None:
     base = planted(tmp_path)
-    with pytest.raises(UsageError, match="nothing is changed"):
+    with pytest.raises(UsageError, match="no settings to try"):
         measured(base)
-    with pytest.raises(UsageError, match=r"batch\.micro=4: this is what planted\.toml has already"):
+    with pytest.raises(UsageError, match=r"batch\.micro=4: already set in planted\.toml"):
         measured(base, "batch.micro=4")
     with pytest.raises(ConfigError, match=r"batch\.mico.*did you mean micro"):
         measured(base, "batch.mico=4")

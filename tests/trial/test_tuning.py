@@ -1,4 +1,4 @@
-"""The ladder: what it tries, on top of what, what it keeps, and what it writes."""
+"""Tuning: what it tries, on top of what, what it keeps, and what it writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUMMARISE = (
 )  # fmt: skip
 
 
-def climb(bench: Bench, *sets: str, workload: str = "ndd", **options: Any) -> TuningState:
+def tune(bench: Bench, *sets: str, workload: str = "ndd", **options: Any) -> TuningState:
     options.setdefault("machine", machine())
     return run_tuning(Base("a test", None, workload, sets or NDD), 5.0, measure=bench, **options)
 
@@ -35,13 +35,12 @@ def row(state: TuningState, name: str) -> TuningRow:
 
 def test_what_gains_is_kept_and_the_next_is_measured_on_top_of_it() -> None:
     bench = Bench({"loader.fetch=auto": trial("gain", 3.0), "run.threads=1": trial("gain", 1.2)})
-    state = climb(bench)
+    state = tune(bench)
     assert [item.candidate.name for item in state.kept] == ["gather", "threads-1"]
     assert bench.of("loader.workers=1").base.sets == ("loader.fetch=auto",)
     assert bench.of("speed.compile=default").base.sets == ("loader.fetch=auto", "run.threads=1")
     assert (
-        row(state, "workers-1").state == "dropped"
-        and row(state, "workers-1").reason == "no gain worth having"
+        row(state, "workers-1").state == "dropped" and row(state, "workers-1").reason == "no significant gain"
     )
 
 
@@ -53,66 +52,68 @@ def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
             "all": trial("gain", 3.5),
         }
     )
-    state = climb(bench)
+    state = tune(bench)
     against_start = [request for request in bench.requests if request.base.name == "the start"]
     assert [request.sets for request in against_start] == [
         ("loader.fetch=auto",), ("loader.fetch=auto", "run.threads=1"),
     ]  # fmt: skip
     assert all(request.base.sets == () for request in against_start)
     assert state.final is not None and state.final.ratio == 3.5
-    assert "3.5x (3.43 to 3.57) the speed of the start, measured directly" in state.text
+    assert "total 3.5x (95 % CI 3.43 to 3.57) vs. the start, measured directly" in state.text
 
 
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (trial("gain", loss="differs", loss_text="at step 3"), "the loss path differs: at step 3"),
-        (trial("gain", in_effect=False, not_in_effect="no card"), "not in effect: no card"),
+        (trial("gain", loss="differs", loss_text="at step 3"), "the losses differ: at step 3"),
+        (trial("gain", in_effect=False, not_in_effect="no GPU"), "not in effect: no GPU"),
         (trial("loss"), "loss"),
-        (trial("undecided"), "undecided"),
+        (trial("inconclusive"), "inconclusive"),
         (trial("out of memory", None, text="out of memory in a trial step"), "out of memory in a trial step"),
         (trial("failed", None, text="failed: no compiler"), "failed: no compiler"),
     ],
 )
 def test_what_does_not_measurably_help_or_changes_the_training_is_dropped(result: Any, reason: str) -> None:
-    state = climb(Bench({"loader.fetch=auto": result}))
+    state = tune(Bench({"loader.fetch=auto": result}))
     assert row(state, "gather").state == "dropped"
     assert reason in row(state, "gather").reason
     assert state.kept == () and state.final is None
-    assert "the configuration stays as it is" in state.text
+    assert "the configuration is unchanged" in state.text
 
 
-def test_a_lower_precision_with_close_losses_is_kept_and_said() -> None:
+def test_a_lower_precision_with_close_losses_is_kept_and_reported() -> None:
     bench = Bench({"precision.amp=bf16": trial("gain", loss="close")})
-    state = climb(bench, *NDD, "precision.amp=off", machine=machine(card=True))
+    state = tune(bench, *NDD, "precision.amp=off", machine=machine(gpu=True))
     assert row(state, "bf16").state == "kept"
     assert "losses close" in row(state, "bf16").reason
     assert row(state, "fp16").state == "skipped" and "bf16 was kept" in row(state, "fp16").reason
 
 
-def test_compiling_that_never_pays_back_in_this_run_is_dropped() -> None:
+def test_compiling_that_never_breaks_even_in_this_run_is_dropped() -> None:
     result = trial("gain", break_even_steps=900)
-    short = climb(Bench({"speed.compile=default": result}), *NDD, "run.max_steps=500")
-    assert "pays back after 900 steps, and the run has 500" in row(short, "compile").reason
-    long = climb(Bench({"speed.compile=default": result}), *NDD, "run.max_steps=5000")
-    assert row(long, "compile").state == "kept" and "pays back after 900 steps" in row(long, "compile").reason
+    short = tune(Bench({"speed.compile=default": result}), *NDD, "run.max_steps=500")
+    assert "breaks even after 900 steps, and the run has 500" in row(short, "compile").reason
+    long = tune(Bench({"speed.compile=default": result}), *NDD, "run.max_steps=5000")
+    assert (
+        row(long, "compile").state == "kept" and "breaks even after 900 steps" in row(long, "compile").reason
+    )
 
 
-# Which rungs there are.
+# Which candidates there are.
 
 
-def test_without_a_card_what_needs_one_is_skipped_with_the_reason() -> None:
+def test_without_a_gpu_what_needs_one_is_skipped_with_the_reason() -> None:
     bench = Bench({})
-    state = climb(bench)
+    state = tune(bench)
     for name in ("device", "pin-memory", "cuda-graph", "reduce-overhead", "fp16"):
-        assert (row(state, name).state, row(state, name).reason) == ("skipped", "there is no CUDA card")
+        assert (row(state, name).state, row(state, name).reason) == ("skipped", "no CUDA GPU")
     measured = [item for request in bench.requests for item in request.sets]
     assert not [item for item in measured if "pin_memory" in item or "placement" in item]
 
 
-def test_on_a_card_they_are_tried() -> None:
+def test_on_a_gpu_they_are_tried() -> None:
     bench = Bench({})
-    climb(bench, machine=machine(cores=16, card=True))
+    tune(bench, machine=machine(cores=16, gpu=True))
     measured = {item for request in bench.requests for item in request.sets}
     assert {
         "loader.placement=device", "loader.pin_memory=true", "speed.cuda_graph=true", "speed.compile=reduce-overhead",
@@ -121,45 +122,43 @@ def test_on_a_card_they_are_tried() -> None:
 
 def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> None:
     bench = Bench({})
-    state = climb(bench, machine=machine(cores=3.5))
+    state = tune(bench, machine=machine(cores=3.5))
     assert [item.candidate.name for item in state.rows if item.candidate.group == "workers"] == [
         "workers-1",
         "workers-2",
     ]
-    state = climb(bench, machine=machine(cores=16))
+    state = tune(bench, machine=machine(cores=16))
     assert row(state, "workers-2").state == "dropped"
     assert row(state, "workers-4").state == "skipped" and "did not help" in row(state, "workers-4").reason
-    climbing = climb(
-        Bench({"loader.workers=2": trial(), "loader.workers=4": trial()}), machine=machine(cores=16)
-    )
-    assert row(climbing, "workers-4").state == "kept" and row(climbing, "workers-8").state == "dropped"
+    found = tune(Bench({"loader.workers=2": trial(), "loader.workers=4": trial()}), machine=machine(cores=16))
+    assert row(found, "workers-4").state == "kept" and row(found, "workers-8").state == "dropped"
 
 
 def test_what_the_configuration_refuses_is_skipped_in_its_words() -> None:
     bench = Bench({"loader.placement=device": trial()})
-    state = climb(bench, machine=machine(cores=4, card=True))
+    state = tune(bench, machine=machine(cores=4, gpu=True))
     assert row(state, "device").state == "kept"
     assert "needs no workers" in row(state, "workers-2").reason
 
 
 def test_what_is_set_already_is_not_tried() -> None:
     bench = Bench({})
-    state = climb(bench, *NDD, "loader.workers=1", "speed.compile=default")
-    assert row(state, "workers-1").reason == row(state, "compile").reason == "it is set already"
+    state = tune(bench, *NDD, "loader.workers=1", "speed.compile=default")
+    assert row(state, "workers-1").reason == row(state, "compile").reason == "already set"
 
 
-def test_bigger_micro_batches_hold_the_items_of_a_step_and_end_where_memory_does() -> None:
+def test_larger_micro_batches_keep_the_effective_batch_and_end_when_memory_runs_out() -> None:
     results = {"batch.micro=2": trial(), "batch.micro=4": trial("out of memory", None)}
     bench = Bench(results)
-    state = climb(bench, *SUMMARISE, workload="summarise")
+    state = tune(bench, *SUMMARISE, workload="summarise")
     assert bench.of("batch.micro=2").sets == ("batch.micro=2", "batch.accumulation=4")
     assert row(state, "micro-8").state == "skipped"
     config = written(state)
     assert (config.batch.micro, config.batch.accumulation, config.batch.items) == (2, 4, 8)
 
 
-def test_every_rung_of_every_workload_is_the_same_training() -> None:
-    place = Place(card=True, cores=16, capability=(9, 0))
+def test_every_candidate_of_every_workload_is_the_same_training() -> None:
+    place = Place(gpu=True, cores=16, capability=(9, 0))
     for workload in ("antispoof", "chartext", "finetune", "ndd", "summarise"):
         config = read(None, ["precision.amp=off", "precision.tf32=false"], workload).resolve()
         for candidate in candidates(config, place):
@@ -180,7 +179,7 @@ def test_every_rung_of_every_workload_is_the_same_training() -> None:
             assert before | {"decoder": None} == after | {"decoder": None}
 
 
-def test_a_processor_that_has_no_bf16_is_not_asked_for_it(tmp_path: Path) -> None:
+def test_a_cpu_without_bf16_does_not_try_it(tmp_path: Path) -> None:
     flags = tmp_path / "cpuinfo"
     for text, has in (
         ("flags\t: fpu avx2\n", False),
@@ -196,22 +195,20 @@ def test_a_processor_that_has_no_bf16_is_not_asked_for_it(tmp_path: Path) -> Non
         assert bool(candidate.missing) is (has is False)
 
 
-def test_only_names_rungs_or_groups() -> None:
+def test_only_names_candidates_or_groups() -> None:
     bench = Bench({})
-    climb(bench, only=["workers", "compile"])
+    tune(bench, only=["workers", "compile"])
     measured = [request.sets for request in bench.requests]
     assert measured == [("loader.workers=1",), ("loader.workers=2",), ("speed.compile=default",)]
-    with pytest.raises(
-        UsageError, match="--only nonsense: there is no such rung here; allowed: gather, cache"
-    ):
-        climb(bench, only=["nonsense"])
+    with pytest.raises(UsageError, match="--only nonsense: no such candidate; allowed: gather, cache"):
+        tune(bench, only=["nonsense"])
 
 
 # What is written.
 
 
 def written(state: TuningState) -> Any:
-    path = Path(written.folder) / "ladder.toml"  # type: ignore[attr-defined]
+    path = Path(written.folder) / "tuned.toml"  # type: ignore[attr-defined]
     path.write_text(state.toml)
     return read(path).resolve()
 
@@ -223,13 +220,13 @@ def _folder(tmp_path: Path) -> None:
 
 def test_the_resulting_configuration_loads_and_says_why() -> None:
     results = {"loader.fetch=auto": trial("gain", 3.0), "speed.compile=default": trial("loss", 0.5)}
-    state = climb(Bench(results), *NDD, "optimizer.lr=0.002")
+    state = tune(Bench(results), *NDD, "optimizer.lr=0.002")
     config = written(state)
     assert (config.loader.fetch, config.speed.compile) == ("auto", "off")
     assert (config.batch.micro, config.optimizer.lr) == (64, 0.002)
     lines = {line.partition(" ")[0]: line for line in state.toml.splitlines()}
-    assert "kept by the ladder: 3x (2.94 to 3.06) over the step before" in lines["fetch"]
-    assert "default was tried: 0.5x (0.49 to 0.51), loss" in lines["compile"]
+    assert "kept by tune: 3x (95 % CI 2.94 to 3.06) vs. the previous step" in lines["fetch"]
+    assert "tried default: 0.5x (95 % CI 0.49 to 0.51), loss" in lines["compile"]
 
 
 def test_every_trial_begins_from_the_same_written_configuration(tmp_path: Path) -> None:
@@ -253,7 +250,7 @@ def test_stopped_it_gives_what_was_measured_so_far() -> None:
             stop.set()
 
     bench = Bench(results, after)
-    state = climb(bench, stop=stop)
+    state = tune(bench, stop=stop)
     assert state.done and state.stopped
     assert [item.candidate.name for item in state.kept] == ["gather"]
     assert row(state, "workers-1").state == row(state, "compile").state == "skipped"
@@ -263,23 +260,23 @@ def test_stopped_it_gives_what_was_measured_so_far() -> None:
 
 def test_a_failure_after_something_was_measured_keeps_it() -> None:
     bench = Bench({"loader.fetch=auto": trial(), "loader.workers=1": NddError("the disk is full")})
-    state = climb(bench)
+    state = tune(bench)
     assert state.stopped and "the disk is full" in state.text
     assert [item.candidate.name for item in state.kept] == ["gather"]
     with pytest.raises(NddError, match="the disk is full"):
-        climb(Bench({"loader.fetch=auto": NddError("the disk is full")}))
+        tune(Bench({"loader.fetch=auto": NddError("the disk is full")}))
 
 
-def test_a_mistake_is_told_before_anything_is_measured() -> None:
+def test_a_mistake_is_reported_before_anything_is_measured() -> None:
     bench = Bench({})
     with pytest.raises(ConfigError, match=r"batch\.micro"):
-        climb(bench, "batch.micro=0")
+        tune(bench, "batch.micro=0")
     assert bench.requests == []
 
 
-def test_progress_is_told_as_states() -> None:
+def test_progress_is_reported_as_states() -> None:
     told: list[TuningState] = []
-    state = climb(Bench({"loader.fetch=auto": trial()}), tell=told.append)
+    state = tune(Bench({"loader.fetch=auto": trial()}), tell=told.append)
     assert told[-1] is state
     states = [row(item, "gather").state for item in told if item.rows]
     assert [name for index, name in enumerate(states) if index == 0 or states[index - 1] != name] == [

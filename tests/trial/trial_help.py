@@ -58,7 +58,7 @@ def loss(output, batch):
 
 def factory(settings):
     if room := settings.option("room", ""):
-        # Room for one process alone, like a card that is too small for two.
+        # Room for only one process, like a GPU with too little memory for two.
         file = open(room, "w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +87,7 @@ micro = 4
 
 
 def planted(folder: Path, **options: object) -> Base:
-    """The present: the workload with these options, in a folder of its own."""
+    """The baseline: the workload with these options, in a folder of its own."""
     (folder / "planted.py").write_text(SOURCE, encoding="utf-8")
     config = folder / "planted.toml"
     config.write_text(BASE, encoding="utf-8")

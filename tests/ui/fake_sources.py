@@ -1,4 +1,4 @@
-"""Sources of a screen that answer at once, and a clock."""
+"""Fake sources for the screens, and a clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .fakes import T0, snapshot
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test sets."""
 
     def __init__(self, t: float = T0) -> None:
         self.t = t
@@ -29,7 +29,7 @@ class Clock:
 
 @dataclass
 class FakeJob:
-    """A trial that is as far as a test says."""
+    """A trial whose state a test sets."""
 
     sets: tuple[str, ...] = ()
     progress: Progress | None = None
@@ -44,7 +44,7 @@ class FakeJob:
 
 @dataclass
 class FakeTrials:
-    """Where trials are made that a test moves on by hand."""
+    """A trial source whose jobs a test controls."""
 
     base: str = "run charlm-001"
     budgets: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ class FakeTrials:
 
 @dataclass
 class FakeSource:
-    """A run source that records what it is asked for."""
+    """A run source that records its commands."""
 
     value: Snapshot = field(default_factory=snapshot)
     name: str = "charlm-001"
@@ -118,7 +118,7 @@ class FakeHome:
     def gpu_lines(self) -> list[str]:
         return [
             "NVIDIA GeForce RTX 4080 SUPER, 16.0 GB, compute capability 8.9, driver 550.54",
-            "bf16 and TF32 in hardware; nobody else uses the card",
+            "bf16 and TF32 in hardware; no other processes on this GPU",
             "16 cores, 64.0 GB of memory, 180 GB free for runs",
         ]
 

@@ -1,4 +1,4 @@
-"""A ladder under way, and at its end."""
+"""Tuning in progress, and at its end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _candidate(name: str, title: str, state: Any, **rest: Any) -> TuningRowView:
 MEASURING = TuningState(
     (
         _candidate(
-            "cache", "each item encoded once", "kept", reason="a gain; pays back after 310 steps",
+            "cache", "cache encoded items", "kept", reason="gain; breaks even after 310 steps",
             trial=trial_event(sets=["loader.cache=true"], ratio=1.62, low=1.55, high=1.7, cause=None),
             to_start=trial_event(sets=["loader.cache=true"], ratio=1.6, low=1.52, high=1.69, cause=None),
         ),
         _candidate("workers-2", "2 loader workers", "measuring", sets=("loader.workers=2",)),
         _candidate("compile", "torch.compile", "waiting", sets=("speed.compile=default",)),
-        _candidate("pin-memory", "page-locked batches", "skipped", reason="there is no CUDA card"),
+        _candidate("pin-memory", "pinned memory", "skipped", reason="no CUDA GPU"),
     ),
     "measuring 2 loader workers",
     Progress("measuring", 12.0, 60.0, 3, 1.1, 0.96, 1.26),
@@ -38,7 +38,7 @@ DONE = replace(
     rows=(
         MEASURING.rows[0],
         _candidate(
-            "workers-2", "2 loader workers", "dropped", reason="no gain worth having", sets=("loader.workers=2",),
+            "workers-2", "2 loader workers", "dropped", reason="no significant gain", sets=("loader.workers=2",),
             trial=trial_event("no gain", sets=["loader.workers=2"], ratio=1.0, low=0.98, high=1.02, loss="close"),
         ),
         _candidate(
@@ -48,6 +48,6 @@ DONE = replace(
         MEASURING.rows[3],
     ),
     stage="done", progress=None, done=True, elapsed_s=312.0, toml="[loader]\ncache = true\n",
-    text="1 of 3 settings that were measured help; all together 1.6x (1.52 to 1.69) the speed of the start, "
+    text="1 of 3 settings that were measured help; total 1.6x (1.52 to 1.69) vs. the start, "
     "measured directly",
 )  # fmt: skip

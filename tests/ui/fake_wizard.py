@@ -1,4 +1,4 @@
-"""A wizard whose machine, probes and measurements answer at once."""
+"""A wizard with instant hardware detection, probes and measurements."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FREE = 12 * GB
 def proposal(
     size: str, sequence: int, micro: int, accumulation: int, memory_gb: float, step_s: float
 ) -> Proposal:
-    """One row; smaller models and shorter sequences cost something."""
-    cost = "" if sequence == 256 else f"sees {sequence} of 256 characters at a time"
+    """A proposal; shorter sequences have a disadvantage."""
+    cost = "" if sequence == 256 else f"context of {sequence} instead of 256 characters, so items are smaller"
     parameters = {"guide": 10_900_000, "medium": 2_700_000}[size]
     return Proposal(
         Model(size, sequence, "bf16"), Batch(micro, accumulation), "host", 0, parameters, int(memory_gb * GB), FREE,
@@ -32,17 +32,20 @@ ROWS = (
     proposal("guide", 256, 256, 1, 21.9, 0.203),
     proposal("guide", 128, 128, 1, 5.4, 0.055),
     proposal("medium", 256, 128, 1, 4.0, 0.041),
-    replace(proposal("medium", 128, 128, 1, 2.2, 0.021), doubt="compiled steps keep pools of their own"),
+    replace(
+        proposal("medium", 128, 128, 1, 2.2, 0.021),
+        doubt="compiled steps fuse operations and use their own memory pools",
+    ),
 )
 TOML = (
-    "# Proposed for NVIDIA GeForce RTX 4080 SUPER: most items per second.",
+    "# Proposed for NVIDIA GeForce RTX 4080 SUPER: highest throughput.",
     "[batch]",
-    "micro = 128 # predicted 11.2 GB of 12.9 GB, measured 11.3 GB",
+    "micro = 128 # predicted peak 11.2 GB of 12.9 GB, measured 11.3 GB",
 )
 
 
 class FakeWizard:
-    """See screens.wizard.WizardSource. It works until `go_on` is called."""
+    """See screens.wizard.WizardSource. Work runs until `go_on` is called."""
 
     def __init__(self) -> None:
         self.goal, self.trouble, self.error = 0, "", ""
@@ -57,7 +60,7 @@ class FakeWizard:
     def machine_lines(self) -> tuple[str, ...]:
         return (
             "NVIDIA GeForce RTX 4080 SUPER", "  memory    16.0 GB, 12.9 GB free  (NVML)",
-            "  others    python (pid 812) 2.1 GB", "device      cuda:0  (the only card)",
+            "  others    python (pid 812) 2.1 GB", "device      cuda:0  (the only GPU)",
         )  # fmt: skip
 
     def workloads(self) -> tuple[StartRow, ...]:
@@ -69,17 +72,17 @@ class FakeWizard:
     def choose(self, place: int) -> tuple[str, ...]:
         return (
             "465,231 characters, windows of 256",
-            f"{1_723 + place:,} windows to train on, 256 characters each",
+            f"{1_723 + place:,} training windows, 256 characters each",
         )
 
     def fields(self) -> tuple[Field, ...]:
-        goals = ("most items per second", "fits beside others")
+        goals = ("highest throughput", "low memory use")
         return (
             Field(
-                "goal", goals[self.goal % 2], "as many items a second as possible, within the limits below"
+                "goal", goals[self.goal % 2], "as many items per second as possible within the limits below"
             ),
-            Field("items of a step", "128 held", "the effective batch"),
-            Field("shortest sequence", "128", "shorter ones are faster and lighter, and see less at a time"),
+            Field("effective batch", "128", "items per optimizer step"),
+            Field("minimum sequence", "128", "shorter sequences are faster and need less memory"),
         )
 
     def change(self, place: int, by: int) -> str:
@@ -97,7 +100,7 @@ class FakeWizard:
         self.busy, self.verified = True, chosen
 
     def go_on(self) -> None:
-        """What was begun comes to its end."""
+        """Finish the running work."""
         if self.verified:
             self.verified = tuple(
                 replace(one, measured=Measured((one.step_s or 0) * 1.03, int((one.memory_bytes or 0) * 1.01)))
@@ -112,7 +115,7 @@ class FakeWizard:
             view = replace(view, rows=self.rows, best=tuple(pareto(self.rows)))
         if self.busy:
             view = replace(
-                view, stage="probing guide, sequence 256: timing micro-batches of 16", share=0.4, left_s=9.0
+                view, stage="probing guide, sequence 256: timing micro-batch 16", share=0.4, left_s=9.0
             )
         return replace(view, verified=self.verified) if self.verified else view
 
@@ -128,7 +131,7 @@ class FakeWizard:
     def preview(self, chosen: Proposal) -> Preview:
         if self.cannot_show:
             raise NddError(self.cannot_show)
-        diff = ("--- mine.toml (now)", "+++ mine.toml (new)", "-micro = 64", "+micro = 128")
+        diff = ("--- mine.toml (current)", "+++ mine.toml (new)", "-micro = 64", "+micro = 128")
         return Preview(TOML, "mine.toml", self.there, diff if self.there else ())
 
     def save(self, chosen: Proposal) -> str:

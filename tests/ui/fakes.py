@@ -1,4 +1,4 @@
-"""Runs and runs folders that exist only for the screens: deterministic figures, a clock set by hand."""
+"""Snapshots and events with fixed figures for the tests of the screens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = {
     "speed": {"compile": "default"},
 }
 
-# Milliseconds of a step's phases, and the part of them that the card computes.
+# Milliseconds of a step's phases, and the GPU time in them.
 MILLISECONDS = {
     "data_wait": (31.2, 31.3),
     "to_device": (0.9, 0.7),
@@ -50,7 +50,7 @@ MILLISECONDS = {
 
 
 def run_event(cuda: bool = True, **changes: Any) -> RunEvent:
-    """A run of the text model, on a card or on the processor."""
+    """A run of the text model, on a GPU or on the CPU."""
     event = RunEvent(
         name="charlm-001",
         workload="chartext",
@@ -123,14 +123,14 @@ def sample(cuda: bool = True, cores: int = 16) -> SampleEvent:
 SETTINGS = (
     SettingEvent("loader.workers", "4", "4", True, "4 worker processes answered the first batch"),
     SettingEvent("optimizer.implementation", "auto", "fused", None),
-    SettingEvent("loader.pin_memory", "true", "true", True, "the first batch lay in page-locked memory"),
+    SettingEvent("loader.pin_memory", "true", "true", True, "the first batch was in pinned memory"),
     SettingEvent("precision.amp", "bf16", "bf16", True, "98 % of the products were computed in bfloat16"),
     SettingEvent("speed.attention", "flash", "efficient", False, "the mask needs another back end"),
 )
 
 
 def work_event(cuda: bool = True) -> WorkEvent:
-    """What a step of the text model computes; without a card there is no peak."""
+    """What a step of the text model computes; without a GPU there is no peak."""
     peak: dict[str, Any] = {
         "peak_tflops": 104.4, "peak_kind": "bf16", "bandwidth_gb_s": 736.0, "peak_source": "the vendor's sheet",
     }  # fmt: skip
@@ -139,7 +139,7 @@ def work_event(cuda: bool = True) -> WorkEvent:
         parameters=10_788_929, micro=128, accumulation=2, precision="bf16",
         attention=["flash"], dtypes={"bfloat16": 950_000_000_000, "float32": 20_000_000_000},
         method="one forward and backward pass, operation by operation",
-        **(peak if cuda else {"reason": "no published peak for this processor"}),
+        **(peak if cuda else {"reason": "no published peak for this CPU"}),
     )  # fmt: skip
 
 
@@ -241,23 +241,23 @@ SECOND = Finding(
     0.04,
     1.04,
     (Change("use the fused implementation", ("optimizer.implementation=fused",)),),
-    "the run ends in 2 min 26 s, before a change would pay back",
+    "the run ends in 2 min 26 s, before the change breaks even",
 )
-HEALTHY = Finding("healthy", "nothing holds it back: 97 % of the time is computing", (), "certain")
+HEALTHY = Finding("healthy", "no bottleneck found: 97 % of the time is computing", (), "certain")
 
 
 def found(*findings: Finding) -> Any:
-    """Rules that always say this."""
+    """Rules that always return these findings."""
     return lambda _snapshot: findings
 
 
 def trial_event(verdict: str = "gain", **changes: Any) -> TrialEvent:
-    """Two workers against none, measured."""
+    """The result of a trial."""
     event = TrialEvent(
         sets=["loader.workers=4", "loader.pin_memory=true"],
         against="run charlm-001",
         verdict=verdict,
-        text="a gain: 1.42 times as many windows a second with the change",
+        text="gain: 1.42 times as many windows per second as the baseline",
         ratio=1.42, low=1.35, high=1.49, quads=7, seconds=24.2, budget_s=60.0, device="RTX 4080 SUPER",
         in_effect=True, loss="same", loss_text="20 steps, bit for bit", break_even_steps=310,
         cause="few-workers",

@@ -1,4 +1,4 @@
-"""Apps under a pilot: made, read, waited for."""
+"""Helpers to make apps, read their screens and wait for conditions."""
 
 from __future__ import annotations
 

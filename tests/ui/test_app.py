@@ -26,7 +26,7 @@ from .pilots import make, text_of, tick, until
 
 
 def held_up(clock: Callable[[], float]) -> Callable[[], float]:
-    """A clock that is 50 ms further at each look of a one-shot timer: one of 8 ms is late when it starts."""
+    """A clock that advances 50 ms whenever a one-shot timer reads it: a timer of 8 ms is late when it starts."""
     late = 0.0
 
     def now() -> float:
@@ -156,7 +156,7 @@ async def test_home_starts_a_run_in_a_thread() -> None:
     assert app.return_value == "detach"
 
 
-async def test_home_tells_why_a_run_cannot_start() -> None:
+async def test_home_shows_why_a_run_cannot_start() -> None:
     def refuse(name: str) -> RunSource:
         raise UsageError(f"{name}: batch.micro = 0: must be at least 1")
 
@@ -188,9 +188,9 @@ async def test_first_paint_waits_for_nothing() -> None:
     app = make(None, SlowHome(), on_first_paint=lambda: painted.append(1))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: painted == [1])
-        assert "looking at the hardware…" in text_of(app)
+        assert "detecting hardware…" in text_of(app)
         looked.set()
-        await until(pilot, lambda: "could not be read: no driver" in text_of(app))
+        await until(pilot, lambda: "hardware detection failed: no driver" in text_of(app))
     assert painted == [1]
 
 

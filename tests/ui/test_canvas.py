@@ -1,4 +1,4 @@
-"""The canvas: what it sends leaves the terminal as if everything had been sent."""
+"""The canvas: partial updates leave the terminal as a full update would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cell = tuple[str, str]
 
 
 class Terminal:
-    """Understands moving the cursor and switching styles; keeps (character, style) of every cell."""
+    """Interprets cursor movements and styles; keeps (character, style) of every cell."""
 
     def __init__(self, rows: list[Row], codes: dict[str, str]) -> None:
         self.codes = codes

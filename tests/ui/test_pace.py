@@ -1,4 +1,4 @@
-"""How often the live screen is drawn on a fast processor and on a slow one."""
+"""How often the live screen is drawn on fast and slow CPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TICK_S = 0.25
 
 
 class Machine:
-    """A clock, and a thread that needs so many seconds for a refresh."""
+    """A clock, and a thread that needs `refresh_s` per refresh."""
 
     def __init__(self, refresh_s: float) -> None:
         self.now = self.cpu = 0.0

@@ -1,4 +1,4 @@
-"""A run in lines: units by their names, settings once, what is left in words, and the last words."""
+"""A run as text: named units, settings once, remaining time, and the summary."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_a_line_names_its_units() -> None:
 def test_what_is_left_says_what_it_is_without() -> None:
     unknown = snapshot(left=TimeLeft(90.0, evaluations=3, checkpoints=2))
     assert progress_line(unknown).endswith(
-        "1 min 30 s+ left without evaluations and checkpoints (none measured yet)"
+        "1 min 30 s+ left, excluding evaluations and checkpoints (not measured yet)"
     )
     assert progress_line(snapshot(left=TimeLeft(90.0, 3, 2.0, 2, None))).endswith(
-        "left without checkpoints (none measured yet)"
+        "left, excluding checkpoints (not measured yet)"
     )
     assert progress_line(snapshot(left=TimeLeft(90.0, 3, 2.0))).endswith("1 min 30 s left")
     assert progress_line(snapshot(left=TimeLeft())).endswith("time left n/a")
@@ -43,7 +43,7 @@ def test_what_is_left_says_what_it_is_without() -> None:
 def test_the_introduction_says_what_a_step_and_an_epoch_are() -> None:
     text = "\n".join(introduction(snapshot()))
     assert "6,900 optimizer steps of 256 windows (2 micro-steps of 128);" in text
-    assert "an epoch is 276 steps, 70,656 windows, 18,087,936 characters" in text
+    assert "one epoch is 276 steps, 70,656 windows, 18,087,936 characters" in text
     single = run_event(config={"batch": {"micro": 256, "accumulation": 1}}, item="clip", token=None)
     text = "\n".join(introduction(snapshot(run=single)))
     assert "optimizer steps of 256 clips;" in text and text.endswith("70,656 clips")
@@ -57,7 +57,7 @@ def test_settings_are_told_once_and_again_when_they_change() -> None:
     told = [line for line in lines if line.startswith(("setting ", "warning: speed."))]
     assert told == [
         "setting loader.workers: requested 4, in effect: 4 worker processes answered the first batch",
-        "setting loader.pin_memory: requested true, in effect: the first batch lay in page-locked memory",
+        "setting loader.pin_memory: requested true, in effect: the first batch was in pinned memory",
         "setting precision.amp: requested bf16, in effect: 98 % of the products were computed in bfloat16",
         "warning: speed.attention: requested flash, applied efficient, not in effect: the mask needs another back end",
     ]
@@ -96,11 +96,11 @@ def test_the_last_words_hold_the_rates_and_the_work() -> None:
         "4,218 optimizer steps, 1,079,808 windows in 3 min 51 s",
         "step 54.6 ms (2 micro-steps of 27.3 ms): 18.3 steps/s, 4,687 windows/s, 1,199,872 characters/s, epoch 15.1 s",
         "35.5 TFLOP/s, MFU 34 % of 104 TFLOP/s (bf16 dense), intensity 62.6 FLOP/B: bandwidth-bound side",
-        "not in effect, though requested: speed.attention",
+        "requested but not in effect: speed.attention",
     ):
         assert part in text, part
     host = "\n".join(summary(snapshot(False), None, "runs/x"))
-    assert "MFU n/a: no published peak for this processor" in host
+    assert "MFU n/a: no published peak for this CPU" in host
 
 
 def test_a_stage_that_counts_is_said_now_and_then() -> None:
@@ -146,9 +146,9 @@ def test_findings_and_trials_are_told_as_they_come() -> None:
         "finding: input-bound: the GPU waits 57 % of each step for the loader, at most 2.3x; "
         "try loader.workers=4 loader.pin_memory=true",
         "finding: the optimizer's step takes 4 % of each step, at most 1.04x; "
-        "leave it: the run ends in 2 min 26 s, before a change would pay back",
+        "leave as is: the run ends in 2 min 26 s, before the change breaks even",
         "finding: host code in forward; hoist it (m.py:3 in f)",
-        "finding gone: input-bound: the GPU waits 57 % of each step for the loader",
-        "trial of loader.workers=4, loader.pin_memory=true against run charlm-001: "
-        "a gain: 1.42 times as many windows a second with the change",
+        "finding cleared: input-bound: the GPU waits 57 % of each step for the loader",
+        "trial of loader.workers=4, loader.pin_memory=true vs. run charlm-001: "
+        "gain: 1.42 times as many windows per second as the baseline",
     ]

@@ -1,4 +1,4 @@
-"""The screens as pictures, at the sizes that people use."""
+"""Snapshots of the screens at common terminal sizes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def live(**options: Any) -> ConsoleApp:
 
 
 def diagnosed(**options: Any) -> ConsoleApp:
-    """A run that the rules have something to say about, and from which changes can be tried."""
+    """A run with findings, whose changes can be tried."""
     before = trial_event("no gain", sets=["loader.workers=1"], ratio=1.0, low=0.98, high=1.02)
     value = snapshot(**MEASURED, trials=(before,))
     source = FakeSource(value, tries=FakeTrials())
@@ -50,10 +50,14 @@ def diagnosed(**options: Any) -> ConsoleApp:
 
 
 async def loaded(pilot: Pilot[Any]) -> None:
-    """Wait until the threads of the home screen have answered."""
+    """Wait for the threads of the home screen."""
     for _ in range(200):
         screen = pilot.app.screen
-        if isinstance(screen, HomeScreen) and screen.state.card is not None and screen.state.runs is not None:
+        if (
+            isinstance(screen, HomeScreen)
+            and screen.state.machine is not None
+            and screen.state.runs is not None
+        ):
             break
         await asyncio.sleep(0.02)
     await pilot.pause()
@@ -70,7 +74,7 @@ def test_live(snap_compare: Any, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_live_on_the_processor(snap_compare: Any, size: tuple[int, int]) -> None:
+def test_live_on_the_cpu(snap_compare: Any, size: tuple[int, int]) -> None:
     assert snap_compare(live(source=FakeSource(snapshot(False))), terminal_size=size)
 
 
@@ -164,8 +168,8 @@ async def measuring(pilot: Pilot[Any]) -> None:
     assert isinstance(screen, TrialScreen)
     trials = screen._trials
     assert isinstance(trials, FakeTrials)
-    trials.jobs[0].progress = Progress("measuring with the change", 18.0, 60.0, 3, 1.4, 1.2, 1.61)
-    screen.look_again()
+    trials.jobs[0].progress = Progress("measuring the candidate", 18.0, 60.0, 3, 1.4, 1.2, 1.61)
+    screen.poll()
     await pilot.pause()
 
 
@@ -176,7 +180,7 @@ async def measured(pilot: Pilot[Any]) -> None:
     trials = screen._trials
     assert isinstance(trials, FakeTrials)
     trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
-    screen.look_again()
+    screen.poll()
     await pilot.press("w")
 
 
@@ -200,8 +204,8 @@ def test_trial_result_in_ascii_without_colour(snap_compare: Any) -> None:
     assert snap_compare(app, terminal_size=(80, 24), run_before=measured)
 
 
-class Climbed:
-    """A ladder that stands still."""
+class FixedTuning:
+    """Tuning in a fixed state."""
 
     name = "chartext.toml"
     problem = saved = ""
@@ -213,26 +217,26 @@ class Climbed:
         return ""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Nothing to stop."""
 
 
 async def looked(pilot: Pilot[Any]) -> None:
     screen = pilot.app.screen
     assert isinstance(screen, TuningScreen)
-    screen.look_again()
+    screen.poll()
     await pilot.pause()
 
 
 @pytest.mark.parametrize("size", [*BOTH, (140, 30)])
-def test_ladder_measuring(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(TuningApp(Climbed(MEASURING)), terminal_size=size, run_before=looked)
+def test_tuning_measuring(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(TuningApp(FixedTuning(MEASURING)), terminal_size=size, run_before=looked)
 
 
 @pytest.mark.parametrize("size", BOTH)
-def test_ladder_done(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(TuningApp(Climbed(DONE)), terminal_size=size, run_before=looked)
+def test_tuning_done(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(TuningApp(FixedTuning(DONE)), terminal_size=size, run_before=looked)
 
 
-def test_ladder_in_ascii_without_colour(snap_compare: Any) -> None:
-    app = TuningApp(Climbed(DONE), ascii_only=True, monochrome=True)
+def test_tuning_in_ascii_without_colour(snap_compare: Any) -> None:
+    app = TuningApp(FixedTuning(DONE), ascii_only=True, monochrome=True)
     assert snap_compare(app, terminal_size=(80, 24), run_before=looked)

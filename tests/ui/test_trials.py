@@ -1,4 +1,4 @@
-"""Trials beside a real run: it stands still while one measures, and goes on whatever becomes of the trial."""
+"""Trials with a real run: it is paused during a trial and always resumes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """A run that trains beside the test."""
+    """A run that trains during the test."""
     opened = Run.open(RunRequest(read(sets=(*TINY, "run.name=live")), tmp_path, probes=False))
     engine = threading.Thread(target=opened.execute)
     engine.start()
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 class Measuring:
-    """Stands for the measurement: notes how the run was meanwhile, and ends when a test says so."""
+    """A fake measurement: records the status of the run, and ends when a test says so."""
 
     def __init__(self, run: Run, error: Exception | None = None) -> None:
         self._run = run
@@ -89,7 +89,7 @@ def test_the_run_stands_still_and_goes_on(run: Run, attached: bool) -> None:
     assert (trials.base, trials.pauses(), trials.refusal()) == ("run live", "live", "")
     job = trials.start(SETS, "few-workers", 60.0)
     until(lambda: job.progress is not None and job.progress.stage == "measuring")
-    assert trials.refusal() == "the trial before is still ending its processes" and not job.done
+    assert trials.refusal() == "the previous trial is still shutting down" and not job.done
     measuring.let.set()
     until(lambda: job.done)
     assert measuring.statuses == ["paused", "paused"] and job.problem == ""
@@ -149,7 +149,7 @@ def test_edits_are_checked_and_the_result_is_written_as_a_configuration(
     again = trials.write(trial_event(sets=list(SETS), against="run live"))
     assert (path.name, again.name) == ("live-changed.toml", "live-changed-2.toml")
     text = path.read_text()
-    assert "measured: gain 1.42x (1.35 to 1.49) against run live" in text
+    assert "measured: gain 1.42x (1.35 to 1.49) vs. run live" in text
     config = read(path).resolve()
     assert config.loader.workers == 1 and config.batch.micro == 8 and config.run.name is None
     monkeypatch.chdir("/proc")

@@ -1,4 +1,4 @@
-"""The ladder screen: the climb as it goes, stopping it, its result and its file; and ratios drawn as intervals."""
+"""The tuning screen: progress, stopping, result and file; and ratios drawn as intervals."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def plain(rows: list[Row]) -> str:
     return "\n".join("".join(text for text, _ in row) for row in rows)
 
 
-class Climb:
-    """A climb that goes where a test sends it, in its own thread."""
+class Sweep:
+    """A sweep that a test controls, in its own thread."""
 
     def __init__(self) -> None:
         self.told = threading.Event()
@@ -53,30 +53,30 @@ async def start(pilot: Pilot[Any], job: TuningJob) -> None:
     await until(pilot, lambda: "measuring" in text_of(pilot.app))  # type: ignore[arg-type]
 
 
-async def test_the_climb_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "ladder.toml").write_text("mine")
-    climb = Climb()
-    job = TuningJob("chartext.toml", climb)
+    (tmp_path / "tuning.toml").write_text("mine")
+    sweep = Sweep()
+    job = TuningJob("chartext.toml", sweep)
     app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(120, 40)) as pilot:
         await start(pilot, job)
         text = text_of(app)
         for part in (
-            "the ladder from chartext.toml", "✔ kept", "◐ measuring", "· waiting", "each item encoded once",
-            "1.62x 1.55-1.70", "2 loader workers", "12 of at most 60 s", "1.10x (0.96 to 1.26)",
-            "there is no CUDA card",
+            "tuning chartext.toml", "✔ kept", "◐ measuring", "· waiting", "cache encoded items",
+            "1.62x 1.55-1.70", "2 loader workers", "12 of 60 s", "1.10x (0.96 to 1.26)",
+            "no CUDA GPU",
         ):  # fmt: skip
             assert part in text, part
         await pilot.press("w")
-        assert not (tmp_path / "ladder-2.toml").exists()
-        climb.go_on.set()
+        assert not (tmp_path / "tuning-2.toml").exists()
+        sweep.go_on.set()
         await until(pilot, lambda: "measured directly" in text_of(app))
         assert "✖ dropped" in text_of(app) and "w write" in text_of(app)
         await pilot.press("w")
-        assert "written: ladder-2.toml" in text_of(app) and "w write" not in text_of(app)
-        assert (tmp_path / "ladder-2.toml").read_text() == DONE.toml
-        assert (tmp_path / "ladder.toml").read_text() == "mine"
+        assert "written to tuning-2.toml" in text_of(app) and "w write" not in text_of(app)
+        assert (tmp_path / "tuning-2.toml").read_text() == DONE.toml
+        assert (tmp_path / "tuning.toml").read_text() == "mine"
         await pilot.press("q")
     job.join()
     assert app.return_value == "quit" and job.state is DONE
@@ -84,15 +84,17 @@ async def test_the_climb_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("key", ["escape", "q", "ctrl+c"])
 async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> None:
-    climb = Climb()
-    job = TuningJob("chartext.toml", climb, tmp_path / "out.toml")
+    sweep = Sweep()
+    job = TuningJob("chartext.toml", sweep, tmp_path / "out.toml")
     app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(80, 24)) as pilot:
         await start(pilot, job)
         await pilot.press(key)
         await until(pilot, lambda: "1 of 2 settings" in text_of(app))
         assert (
-            climb.stopped and "written:" in text_of(app) and (tmp_path / "out.toml").read_text() == DONE.toml
+            sweep.stopped
+            and "written to" in text_of(app)
+            and (tmp_path / "out.toml").read_text() == DONE.toml
         )
         assert app.is_running
         await pilot.press(key)
@@ -100,22 +102,22 @@ async def test_stopping_keeps_what_was_measured(key: str, tmp_path: Path) -> Non
     assert app.return_value == "quit"
 
 
-async def test_a_climb_that_cannot_begin_says_why() -> None:
+async def test_a_sweep_that_cannot_begin_says_why() -> None:
     def refuse(*_: object) -> TuningState:
-        raise UsageError("--only wrokers: there is no such rung here")
+        raise UsageError("--only wrokers: no such setting")
 
     job = TuningJob("chartext.toml", refuse)
     app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "no such rung here" in text_of(app))
+        await until(pilot, lambda: "no such setting" in text_of(app))
         await pilot.press("w", "q")
     job.join()
     assert isinstance(job.error, UsageError) and job.state is None
 
 
 async def test_it_leaves_when_a_signal_says_so() -> None:
-    climb = Climb()
-    job = TuningJob("chartext.toml", climb)
+    sweep = Sweep()
+    job = TuningJob("chartext.toml", sweep)
     app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(80, 24)) as pilot:
         await start(pilot, job)
@@ -123,10 +125,10 @@ async def test_it_leaves_when_a_signal_says_so() -> None:
         await until(pilot, lambda: app.return_value is not None)
     job.stop()
     job.join()
-    assert climb.stopped
+    assert sweep.stopped
 
 
-async def test_long_ladders_scroll_and_show_what_is_measured() -> None:
+async def test_long_tunings_scroll_and_show_what_is_measured() -> None:
     rows = tuple(
         replace(MEASURING.rows[2], candidate=replace(MEASURING.rows[2].candidate, title=f"setting {i}"))
         for i in range(60)
@@ -147,7 +149,7 @@ async def test_long_ladders_scroll_and_show_what_is_measured() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         screen = app.screen
         assert isinstance(screen, TuningScreen)
-        screen.look_again()
+        screen.poll()
         assert "setting 40" in text_of(app) and "setting 3 " not in text_of(app)
         await pilot.press("home")
         assert "setting 0 " in text_of(app) and "setting 40" not in text_of(app)
@@ -169,7 +171,7 @@ def test_every_row_fits(size: tuple[int, int]) -> None:
         replace(DONE, rows=(hostile, *DONE.rows)),
         replace(MEASURING, rows=()),
     ):
-        view = TuningView("chartext.toml", state, None, False, "", "ladder.toml")
+        view = TuningView("chartext.toml", state, None, False, "", "tuning.toml")
         for shown in (view, replace(view, problem="a\nb " * 40), replace(view, stopping=True, top=2)):
             rows = tuning_rows(shown, *size)
             assert_fits(rows, *size)
@@ -214,4 +216,4 @@ def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
 def test_progress_without_a_ratio_says_so() -> None:
     state = replace(MEASURING, progress=Progress("warming up", 3.0, 60.0))
     text = plain(tuning_rows(TuningView("x", state), 80, 24))
-    assert "n/a: no ratio yet" in text and "warming up, 3 of at most 60 s" in text
+    assert "n/a: no ratio yet" in text and "warming up, 3 of 60 s" in text

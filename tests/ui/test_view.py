@@ -15,7 +15,7 @@ from ndd_console.view.home import HomeState, home_rows
 from ndd_console.view.learning import end_rows, small
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.pager import help_lines, log_view, page_rows
-from ndd_console.view.question import box, over
+from ndd_console.view.question import box, overlay
 from ndd_console.view.rows import cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
@@ -95,7 +95,7 @@ def test_every_size_and_every_gap(width: int, height: int, name: str, gaps: set[
     rows = live_rows(value, LiveState("charlm-001", status, KEYS), width, height)
     assert_fits(rows, width, height)
     assert_fits(
-        over(rows, box("Leave?", (("s", "stop after a checkpoint"), ("esc", "cancel")), width), width),
+        overlay(rows, box("Leave?", (("s", "stop after a checkpoint"), ("esc", "cancel")), width), width),
         width,
         height,
     )
@@ -119,11 +119,11 @@ def test_the_drawing() -> None:
     assert "finding" not in text
 
 
-def test_a_processor_says_host_clock_and_host_memory() -> None:
+def test_a_cpu_run_shows_host_clock_and_host_memory() -> None:
     text = screen(snapshot(False), 120, 40)
     assert "CPU" in text or "EPYC" in text
     assert "compute idle 60 % (host clock)" in text and "host memory 64.0 GB" in text
-    assert "24.1 GB available" in text and "  device" not in text and "card " not in text
+    assert "24.1 GB available" in text and "  device" not in text and "GPU " not in text
     assert "idle 60 % (host clock)" in screen(snapshot(False))
 
 
@@ -136,21 +136,21 @@ def test_missing_is_never_zero() -> None:
     text = screen(value, 120, 40)
     for part in ("lr n/a", "gradient norm n/a", "loss n/a", "n/a steps/s", "time left n/a",
     "busy n/a", "cpu n/a",
-                 "RSS n/a", "n/a available", "throttle n/a", "GPU idle n/a", "no device clock and no NVML",
+                 "RSS n/a", "n/a available", "throttling n/a", "GPU idle n/a", "no device clock and no NVML",
                  "memory n/a", "n/a free"):  # fmt: skip
         assert part in text, part
     assert "busy 0" not in text and "idle 0" not in text
 
 
-def test_no_counters_of_the_card() -> None:
-    assert "n/a: the card's counters cannot be read" in screen(snapshot(sample=replace(sample(), card=None)))
+def test_no_gpu_counters() -> None:
+    assert "n/a: NVML counters are not available" in screen(snapshot(sample=replace(sample(), card=None)))
 
 
-def test_throttling_is_told() -> None:
+def test_throttling_is_shown() -> None:
     hot = sample()
     assert hot.card is not None
     text = screen(snapshot(sample=replace(hot, card={**hot.card, "throttle": ["power cap", "thermal"]})))
-    assert "slowed: power" in text
+    assert "throttled: power" in text
 
 
 @pytest.mark.parametrize("status", STATUSES)
@@ -220,7 +220,7 @@ def test_the_work_is_shown_where_there_is_room() -> None:
 
 def test_without_a_peak_the_share_is_missing_and_says_why() -> None:
     text = screen(snapshot(False), 120, 40)
-    assert "35.5 TFLOP/s   MFU n/a: no published peak for this processor   intensity 62.6 FLOP/B" in text
+    assert "35.5 TFLOP/s   MFU n/a: no published peak for this CPU   intensity 62.6 FLOP/B" in text
     assert "35.5 TFLOP/s" in screen(snapshot(False)) and "MFU" not in screen(snapshot(False))
     assert "35.5 TFLOP/s, MFU 34 %" in screen(snapshot(), 60, 20)
     # Where the reason leaves no room, the intensity stays.
@@ -235,7 +235,7 @@ def test_small_work_keeps_its_digits() -> None:
     assert "549 MFLOP/s   MFU 0.00053 % of" in text
 
 
-def test_micro_steps_are_told_where_there_are_any() -> None:
+def test_micro_steps_are_shown_with_accumulation() -> None:
     for size, words in (
         ((80, 24), "step 54.6 ms (2 micro 27.3)"),
         ((120, 40), "(2 micro 27.3)"),
@@ -302,7 +302,7 @@ def test_ends() -> None:
         and "took 3 min 51 s" in text
     )
     lost = " ".join(screen(ended("lost", "")).split())
-    assert "the process ended without a word (kill -9, power?); resume with: ndd-console train" in lost
+    assert "the process ended unexpectedly (killed or power loss?); resume with: ndd-console train" in lost
     assert "train --resume charlm-001" in lost
     assert "checkpoint n/a" in text_of(end_rows(ended("stopped", "asked", None, checkpoint=None), "x", 60, 7))
 
@@ -316,7 +316,7 @@ def test_foreign_text_cannot_steer_the_terminal() -> None:
 
 def test_best_and_last_evaluation() -> None:
     best = Evaluation(4_140, {"loss": 1.4}, None)
-    assert "the best so far" in screen(snapshot(evaluations=(best,), best=best))
+    assert "best so far" in screen(snapshot(evaluations=(best,), best=best))
     assert "evaluation n/a" in screen(snapshot(evaluations=(), best=None))
 
 

@@ -1,4 +1,4 @@
-"""The wizard's answers behind its screen: what can be chosen, what a key makes of it, where the file goes."""
+"""The wizard's questions and answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_console.jobs.wizard import WizardJob, beside
+from ndd_console.jobs.wizard import WizardJob, run_notes
 from ndd_engine.wizard.answers import Answers, gpu_named, usable_bytes
 
 
@@ -27,32 +27,32 @@ def press(made: WizardJob, name: str, by: int = 1) -> str:
     return made.change(place, by)
 
 
-def test_the_data_is_described_once_it_is_chosen() -> None:
+def test_the_data_of_the_chosen_workload_is_described() -> None:
     made = WizardJob(Answers(), None, 10.0)
     names = [row.name for row in made.workloads()]
     assert set(names) == {"ndd", "chartext", "antispoof", "finetune", "summarise"}
-    assert "windows to train on" in " ".join(made.choose(names.index("ndd")))
+    assert "training windows" in " ".join(made.choose(names.index("ndd")))
     assert made.answers.workload == "ndd" and not made.problem()
 
 
-def test_the_goal_of_a_number_of_items_asks_for_it() -> None:
+def test_the_goal_time_asks_for_the_number_of_items() -> None:
     made = job()
-    assert [field.name for field in made.fields()][:2] == ["goal", "items of a step"]
-    while value(made, "goal") != "shortest time to a number of items":
+    assert [field.name for field in made.fields()][:2] == ["goal", "effective batch"]
+    while value(made, "goal") != "shortest total time":
         press(made, "goal")
     before = made.answers.items
     assert before and not press(made, "number of items")
     assert made.answers.items == 2 * before
     press(made, "number of items", -1)
     assert made.answers.items == before
-    press(made, "items of a step")
-    assert made.answers.items == before  # the question below is another one
+    press(made, "effective batch")
+    assert made.answers.items == before  # a different question
 
 
-def test_every_limit_goes_round_and_comes_back() -> None:
+def test_choices_wrap_around() -> None:
     made = job()
     first = {field.name: field.value for field in made.fields()}
-    for name in ("items of a step", "shortest sequence", "sizes of the model"):
+    for name in ("effective batch", "minimum sequence", "model sizes"):
         seen = {value(made, name)}
         for _ in range(20):
             assert press(made, name) == ""
@@ -66,7 +66,7 @@ def test_every_limit_goes_round_and_comes_back() -> None:
         assert value(made, name) != first[name]
 
 
-def test_a_mistake_is_told_where_it_is_made(tmp_path: Path) -> None:
+def test_an_invalid_file_is_reported(tmp_path: Path) -> None:
     broken = tmp_path / "mine.toml"
     broken.write_text("[batch]\nmicro = 0\n")
     made = WizardJob(Answers(config=broken), broken, 10.0)
@@ -77,49 +77,57 @@ def test_a_mistake_is_told_where_it_is_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("runs", "words"),
-    [([], ""), (["a-001"], "a-001 trains meanwhile"), (["a-001", "b-002"], "a-001, b-002 train meanwhile")],
+    [([], ""), (["a-001"], "live run a-001:"), (["a-001", "b-002"], "live runs a-001, b-002:")],
 )
-def test_runs_in_progress_are_told(runs: list[str], words: str) -> None:
-    assert words in " ".join(beside(runs))
+def test_live_runs_are_mentioned(runs: list[str], words: str) -> None:
+    assert words in " ".join(run_notes(runs))
 
 
-def test_another_workload_has_questions_of_its_own() -> None:
-    made = job(sizes=("mini",), shortest=32, effective=64)
+def test_another_workload_resets_its_answers() -> None:
+    made = job(sizes=("mini",), min_sequence=32, effective_batch=64)
     names = [row.name for row in made.workloads()]
     made.choose(names.index("chartext"))
-    assert (made.answers.sizes, made.answers.shortest, made.answers.effective) == (("mini",), 32, 64)
+    assert (made.answers.sizes, made.answers.min_sequence, made.answers.effective_batch) == (
+        ("mini",),
+        32,
+        64,
+    )
     made.choose(names.index("summarise"))
     assert made.answers.workload == "summarise" and not made.problem()
-    assert (made.answers.sizes, made.answers.shortest, made.answers.effective) == ((), None, None)
+    assert (made.answers.sizes, made.answers.min_sequence, made.answers.effective_batch) == ((), None, None)
 
 
-def test_a_number_of_items_is_that_of_its_goal_only() -> None:
+def test_the_number_of_items_only_applies_to_its_goal() -> None:
     made = job()
-    while value(made, "goal") != "shortest time to a number of items":
+    while value(made, "goal") != "shortest total time":
         press(made, "goal")
     assert made.answers.items
     press(made, "goal")
     assert made.answers.items is None
 
 
-def test_no_more_items_a_step_are_offered_than_there_are() -> None:
+def test_the_effective_batch_is_limited_by_the_data() -> None:
     made = job(sets=("workload.size=tiny", "batch.sequence=64", "batch.micro=2000"))  # of 6,903 windows
     seen = set()
     for _ in range(6):
-        press(made, "items of a step")
-        seen.add(value(made, "items of a step"))
-    assert seen == {"2000 held", "4000 held", "free"}
+        press(made, "effective batch")
+        seen.add(value(made, "effective batch"))
+    assert seen == {"2000", "4000", "any"}
 
 
-def test_a_card_elsewhere_is_told_from_the_first_page_on() -> None:
-    made = WizardJob(Answers(workload="chartext", card="RTX 4080 SUPER"), None, 10.0)
+def test_a_gpu_that_is_not_in_this_machine_is_shown_from_the_first_page_on() -> None:
+    made = WizardJob(Answers(workload="chartext", gpu="RTX 4080 SUPER"), None, 10.0)
     deadline = time.monotonic() + 60
     while (lines := made.machine_lines()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     text = "\n".join(lines)
-    assert "RTX 4080 SUPER" in text and "14.6 GB are counted on" in text and "not" in text
+    assert (
+        "RTX 4080 SUPER" in text
+        and "14.6 GB usable" in text
+        and "nothing is measured on this machine" in text
+    )
     made.choose([row.name for row in made.workloads()].index("chartext"))
-    press(made, "memory to leave free")
-    press(made, "memory to leave free")
-    assert made.answers.leave_bytes == int(0.2 * usable_bytes(gpu_named("RTX 4080 SUPER")))
+    press(made, "reserved memory")
+    press(made, "reserved memory")
+    assert made.answers.reserve_bytes == int(0.2 * usable_bytes(gpu_named("RTX 4080 SUPER")))

@@ -1,4 +1,4 @@
-"""The wizard's screen: its seven pages by their keys, what goes wrong on each, and how it is left."""
+"""The wizard's screen: keys and errors of its seven pages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def seen(pilot: Pilot[Any], what: Callable[[WizardView], bool]) -> None:
     await until(pilot, lambda: what(screen_of(pilot).view))
 
 
-async def test_from_the_card_to_the_file() -> None:
+async def test_from_the_machine_to_the_file() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard)
     async with app.run_test(size=(100, 30)) as pilot:
@@ -60,16 +60,16 @@ async def test_from_the_card_to_the_file() -> None:
         await pilot.press("enter", "down", "up", "enter")
         assert screen_of(pilot).view.page == GOAL
         await pilot.press("right")
-        assert "fits beside others" in text_of(pilot)
+        assert "low memory use" in text_of(pilot)
         await pilot.press("left", "enter")
         assert screen_of(pilot).view.page == PROBING
         await seen(pilot, lambda view: view.share is not None)
-        assert "timing micro-batches of 16" in text_of(pilot)
+        assert "timing micro-batch 16" in text_of(pilot)
         assert "40%" in text_of(pilot) and "left" in text_of(pilot)
         wizard.go_on()
         await seen(pilot, lambda view: view.page == TABLE)
         assert "does not fit" in text_of(pilot, 160)
-        assert "memory is a guess" in text_of(pilot, 160)
+        assert "low confidence in memory" in text_of(pilot, 160)
         await pilot.press("v")
         assert screen_of(pilot).view.page == VERIFY
         assert "not measured yet" in text_of(pilot)
@@ -77,12 +77,12 @@ async def test_from_the_card_to_the_file() -> None:
         await seen(pilot, lambda view: view.share is None and view.verified[0].measured is not None)
         assert "-2.9 %" in text_of(pilot)
         await pilot.press("enter")
-        assert "-micro = 64" in text_of(pilot) and "what would change in mine.toml" in text_of(pilot)
+        assert "-micro = 64" in text_of(pilot) and "changes to mine.toml" in text_of(pilot)
         await pilot.press("d")
         assert TOML[2] in text_of(pilot)
         await pilot.press("w")
         assert wizard.saved == [screen_of(pilot)._chosen]
-        assert "written: mine.toml" in text_of(pilot)
+        assert "wrote mine.toml" in text_of(pilot)
         await pilot.press("t")
     assert app.to_train == "mine.toml"
     assert len(wizard.saved) == 1
@@ -100,7 +100,7 @@ async def test_back_goes_one_page_and_closes_at_the_first() -> None:
     assert app.to_train == ""
 
 
-async def test_stopping_the_probes_keeps_the_answers() -> None:
+async def test_stopping_keeps_the_answers() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard)
     async with app.run_test(size=(100, 30)) as pilot:
@@ -110,19 +110,19 @@ async def test_stopping_the_probes_keeps_the_answers() -> None:
         await pilot.press("b")
         assert wizard.stopped == 1
         await seen(pilot, lambda view: view.bad)
-        assert "again" in text_of(pilot)
+        assert "retry" in text_of(pilot)
         await pilot.press("enter")
         await seen(pilot, lambda view: view.share is not None and not view.bad)
         await pilot.press("b")
         await seen(pilot, lambda view: view.bad)
         await pilot.press("b")
         assert screen_of(pilot).view.page == GOAL
-        assert "fits beside others" in text_of(pilot)
+        assert "low memory use" in text_of(pilot)
 
 
-async def test_a_problem_is_told_and_nothing_begins() -> None:
+async def test_a_problem_is_shown_and_nothing_starts() -> None:
     wizard = FakeWizard()
-    wizard.trouble = "--effective 7: allowed: a multiple of \x1b[31m8"
+    wizard.trouble = "--effective-batch 7: allowed: a multiple of \x1b[31m8"
     app = WizardApp(wizard)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("enter", "enter")
@@ -137,7 +137,7 @@ async def test_a_problem_is_told_and_nothing_begins() -> None:
         assert not wizard.busy
 
 
-async def test_a_file_that_cannot_be_shown_is_told_and_the_table_stays() -> None:
+async def test_a_file_that_cannot_be_shown_keeps_the_table() -> None:
     wizard = FakeWizard()
     wizard.cannot_show = "mine.toml is no valid TOML \x1b[1m"
     async with WizardApp(wizard).run_test(size=(100, 30)) as pilot:
@@ -149,18 +149,18 @@ async def test_a_file_that_cannot_be_shown_is_told_and_the_table_stays() -> None
         assert "no valid TOML" in text_of(pilot) and "\x1b" not in text_of(pilot)
         wizard.cannot_show, wizard.there = "", False
         await pilot.press("enter")
-        assert "a new file, mine.toml" in text_of(pilot)
-        assert "difference" not in text_of(pilot)
+        assert "new file mine.toml" in text_of(pilot)
+        assert "changes" not in text_of(pilot)
 
 
-async def test_what_was_measured_stays_marked_and_what_failed_cannot_be_written() -> None:
+async def test_measured_rows_stay_marked_and_failed_ones_cannot_be_written() -> None:
     wizard = FakeWizard()
     async with WizardApp(wizard).run_test(size=(120, 40)) as pilot:
         await pilot.press("enter", "enter", "enter")
         wizard.go_on()
         await seen(pilot, lambda view: view.page == TABLE)
         keys = {one.key for one in screen_of(pilot).view.marked}
-        first = ROWS[4]  # the second by speed
+        first = ROWS[4]  # the second fastest
         failed = replace(first, measured=Measured(None, None, "out of memory: 2 GB more"))
         wizard.rows = tuple(failed if row is first else row for row in wizard.rows)
         await seen(pilot, lambda view: failed in view.rows)
@@ -171,7 +171,7 @@ async def test_what_was_measured_stays_marked_and_what_failed_cannot_be_written(
         assert "out of memory: 2 GB more; choose another" in text_of(pilot)
 
 
-async def test_for_a_card_elsewhere_nothing_can_be_trained_here() -> None:
+async def test_for_another_gpu_training_is_not_available() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard, can_train=False)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -188,7 +188,7 @@ async def test_for_a_card_elsewhere_nothing_can_be_trained_here() -> None:
         assert "mark a row" in "\n".join(text for row in page.draw(120, 40) for text, _ in row)
 
 
-async def test_what_does_not_fit_cannot_be_written() -> None:
+async def test_a_proposal_that_does_not_fit_cannot_be_written() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard)
     async with app.run_test(size=(100, 30)) as pilot:
@@ -225,13 +225,13 @@ async def test_marking_and_sorting() -> None:
         assert not screen_of(pilot).view.plot
 
 
-def test_what_fits_comes_first_whatever_is_sorted_by() -> None:
+def test_proposals_that_fit_come_first_in_every_order() -> None:
     for column in range(len(COLUMNS)):
         assert ordered(ROWS, column)[-1] == ROWS[2]
     assert ordered(ROWS, BY_SPEED)[0] == ROWS[5]
 
 
-def test_the_plot_marks_what_nothing_beats_and_what_does_not_fit() -> None:
+def test_marks_of_the_plot() -> None:
     rows = plot_rows(ROWS, pareto(ROWS), ROWS[0], 80, 10)
     text = "\n".join("".join(part for part, _ in row) for row in rows)
     for mark in ("●", "✖", "▲", "│", "memory"):

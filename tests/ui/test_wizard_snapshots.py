@@ -1,4 +1,4 @@
-"""The wizard's pages as pictures, at the sizes that people use."""
+"""Snapshots of the wizard's pages at common terminal sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def seen(pilot: Pilot[Any], what: Callable[[WizardView], bool]) -> None:
 
 
 def steps(fake: FakeWizard, page: str) -> Steps:
-    """Keys up to a page."""
+    """Presses keys up to a page."""
 
     async def go(pilot: Pilot[Any]) -> None:
         await seen(pilot, lambda view: view.machine is not None)

@@ -1,4 +1,4 @@
-"""A situation without a process behind it, and a row of its table."""
+"""A situation without a probe process, and a proposal."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ OPENED = Opened(
 HOST = Host("h", "Test CPU", 2, 2, None, None)
 
 
-def situation(*sets: str, opened: Opened = OPENED, card: str | None = "RTX 4080 SUPER") -> Situation:
+def situation(*sets: str, opened: Opened = OPENED, gpu: str | None = "RTX 4080 SUPER") -> Situation:
     draft = read(None, ["workload.size=tiny", "run.device=cpu", *sets], "chartext")
     return Situation(
-        draft.resolve(), opened, None if card is None else gpu_named(card), FREE, ("tiny",), ("off",),
+        draft.resolve(), opened, None if gpu is None else gpu_named(gpu), FREE, ("tiny",), ("off",),
     )  # fmt: skip

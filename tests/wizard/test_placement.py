@@ -1,4 +1,4 @@
-"""Where the data lies: on a card beside the model as a row of its own, elsewhere as it is configured."""
+"""Data placement: on a GPU each placement is a separate row; precisions and threads by device."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ndd_engine.wizard.session import reasons
 
 
 def found() -> ProbedModel:
-    """1 MiB an item, and 2 ms of which half is the data's."""
+    """1 MiB and 2 ms per item; half of the time is loading data."""
     trace = Trace(((0, 8 * MIB), (0, -1)))
     family = Family((4, 8), trace, ((0.0, float(MIB)),), aligned=True)
     points = tuple(TimedBatch(micro, micro * 1e-3, micro * 1e-4, micro * 1e-3) for micro in (4, 8))
     return ProbedModel(
-        MODEL, 1000, 64.0, Memory(family, "card", 0, "test"), StepTime(points, 0.0, on_gpu=False)
+        MODEL, 1000, 64.0, Memory(family, "gpu", 0, "test"), StepTime(points, 0.0, on_gpu=False)
     )
 
 
-def test_on_a_card_the_data_may_lie_there_for_its_bytes() -> None:
+def test_data_on_the_gpu_costs_memory_and_saves_time() -> None:
     rows = proposals(situation(), Answers(), found())
     places = {place: [one for one in rows if one.placement == place] for place in ("host", "device")}
     assert len(places["host"]) == len(places["device"]) > 1
@@ -40,64 +40,64 @@ def test_on_a_card_the_data_may_lie_there_for_its_bytes() -> None:
         assert device.total_s < host.total_s
 
 
-def test_data_that_changes_every_epoch_stays_where_it_is() -> None:
+def test_data_that_changes_every_epoch_stays_on_the_host() -> None:
     rows = proposals(situation(opened=replace(OPENED, items=Items(None, gathers=False))), Answers(), found())
     assert {one.placement for one in rows} == {"host"}
 
 
-def test_loader_processes_and_data_on_the_card_exclude_each_other() -> None:
+def test_loader_workers_exclude_data_on_the_gpu() -> None:
     rows = proposals(situation("loader.workers=2"), Answers(), found())
     assert {one.placement for one in rows} == {"host"}
 
 
-def test_without_a_card_there_is_one_place() -> None:
-    rows = proposals(situation(card=None), Answers(), found())
+def test_without_a_gpu_there_is_one_placement() -> None:
+    rows = proposals(situation(gpu=None), Answers(), found())
     assert {one.placement for one in rows} == {"host"}
 
 
-def test_kept_items_count_where_they_are_kept() -> None:
+def test_cached_items_count_where_they_are_stored() -> None:
     tensors, encoded, changing = (
         Items(KEPT, gathers=True),
         Items(KEPT, gathers=False),
         Items(None, gathers=False),
     )
-    assert tensors.beside(on_gpu=True, placement="device", cache=False) == KEPT
-    assert tensors.beside(on_gpu=True, placement="host", cache=True) == 0
-    assert tensors.beside(on_gpu=False, placement="host", cache=True) == 0  # in the process's memory already
-    assert encoded.beside(on_gpu=False, placement="host", cache=True) == KEPT
-    assert encoded.beside(on_gpu=False, placement="host", cache=False) == 0
-    assert changing.beside(on_gpu=True, placement="device", cache=True) == 0
+    assert tensors.loader_bytes(on_gpu=True, placement="device", cache=False) == KEPT
+    assert tensors.loader_bytes(on_gpu=True, placement="host", cache=True) == 0
+    assert tensors.loader_bytes(on_gpu=False, placement="host", cache=True) == 0  # already in host memory
+    assert encoded.loader_bytes(on_gpu=False, placement="host", cache=True) == KEPT
+    assert encoded.loader_bytes(on_gpu=False, placement="host", cache=False) == 0
+    assert changing.loader_bytes(on_gpu=True, placement="device", cache=True) == 0
 
 
-def test_threads_that_were_found_better_are_written_with_their_reason() -> None:
-    there = situation(card=None, opened=replace(OPENED, chosen_threads=1))
+def test_chosen_threads_are_written_with_a_reason() -> None:
+    there = situation(gpu=None, opened=replace(OPENED, chosen_threads=1))
     one = proposals(there, Answers(), found())[0]
     assert "run.threads=1" in one.sets()
-    assert "others used them" in reasons(there, one)["run.threads"]
+    assert "other processes used them" in reasons(there, one)["run.threads"]
     assert "run.threads" not in reasons(
-        situation(card=None), proposals(situation(card=None), Answers(), found())[0]
+        situation(gpu=None), proposals(situation(gpu=None), Answers(), found())[0]
     )
 
 
-def test_bf16_is_looked_at_where_the_processor_has_it() -> None:
+def test_bf16_is_probed_if_the_cpu_supports_it() -> None:
     def amps(units: tuple[str, ...]) -> tuple[str, ...]:
         machine = Machine((), None, "cpu", {}, replace(HOST, bf16_units=units))
         planner = Planner(Answers(workload="chartext"), lambda *_: None, threading.Event())
-        return planner._amps(None, machine, situation(card=None).config)[0]
+        return planner._amps(None, machine, situation(gpu=None).config)[0]
 
     assert amps(()) == ("off",)
     assert amps(("amx_bf16",)) == ("off", "bf16")
 
 
-@pytest.mark.parametrize(("card", "found"), [("T4", ("off", "fp16")), ("H200", ("off", "bf16"))])
-def test_a_card_is_offered_the_types_that_it_has_units_for(card: str, found: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("name", "found"), [("T4", ("off", "fp16")), ("H200", ("off", "bf16"))])
+def test_a_gpu_is_probed_with_the_dtypes_it_supports(name: str, found: tuple[str, ...]) -> None:
     planner = Planner(Answers(workload="chartext"), lambda *_: None, threading.Event())
-    amps, notes = planner._amps(gpu_named(card), Machine((), None, "cpu", {}, HOST), situation().config)
+    amps, notes = planner._amps(gpu_named(name), Machine((), None, "cpu", {}, HOST), situation().config)
     assert amps == found
     assert bool(notes) == (found[1] == "fp16")
 
 
-def test_for_a_card_elsewhere_nothing_of_this_host_is_written() -> None:
+def test_for_another_gpu_nothing_of_this_host_is_written() -> None:
     there = situation(opened=replace(OPENED, chosen_threads=1))
     one = proposals(there, Answers(), found())[0]
     assert one.threads is None and one.setup_s == 0

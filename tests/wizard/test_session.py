@@ -1,4 +1,4 @@
-"""The wizard on this machine: probed, verified and written, with real processes."""
+"""Probing, verification and writing with real processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def tell(text: str, share: float) -> None:
     TOLD.append(text)
 
 
-@pytest.mark.slow  # 15 s; the command line's test below shows most of it
+@pytest.mark.slow  # 15 s; tests of the command line cover most of it
 def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
-    answers = Answers(workload="chartext", sets=SMALL, shortest=32)
+    answers = Answers(workload="chartext", sets=SMALL, min_sequence=32)
     proposed = propose(answers, tell, threading.Event())
     assert {one.model.sequence for one in proposed.rows} == {64, 32}
     assert all(one.batch.items == 16 for one in proposed.rows)
@@ -37,7 +37,7 @@ def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
     measured = verify(proposed.situation, answers, chosen, 20.0, tell, threading.Event())
     for one in measured:
         assert one.measured is not None and one.measured.step_s is not None
-        # How good a prediction of time is, the benchmark tells.
+        # The benchmark measures the accuracy of predicted times.
         assert one.step_s and one.measured.step_s
         assert 0.5 < one.memory_bytes / one.measured.memory_bytes < 2
     best = best_measured(measured, answers)
@@ -56,7 +56,7 @@ def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
     assert tomli.loads(changed)["batch"]["micro"] == best.batch.micro
 
 
-def test_stopping_ends_the_probes() -> None:
+def test_stopping_ends_probing() -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(WizardStoppedError):
@@ -65,7 +65,7 @@ def test_stopping_ends_the_probes() -> None:
 
 def test_stopping_between_two_models_keeps_the_first() -> None:
     stop = threading.Event()
-    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), shortest=4)
+    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), min_sequence=4)
     proposed = propose(answers, tell, stop, lambda now: stop.set() if now.rows else None)
     assert {one.model.sequence for one in proposed.rows} == {8}
 
@@ -82,7 +82,7 @@ class Items(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         if Items.length == 8:
-            os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
+            os.kill(os.getpid(), signal.SIGKILL)  # like the OOM killer
         return torch.ones(Items.length), torch.ones(1)
 
 
@@ -96,7 +96,7 @@ def make(settings):
 """
 
 
-def test_a_model_that_ends_the_process_with_the_probes_is_no_word_on_the_next(
+def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dies.py").write_text(DIES)
@@ -109,8 +109,8 @@ def test_a_model_that_ends_the_process_with_the_probes_is_no_word_on_the_next(
     )
     own = tmp_path / "temporary"
     own.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(own))  # of this process and not of other tests
-    proposed = propose(Answers(workload="dies:make", sets=sets, shortest=4), tell, threading.Event())
+    monkeypatch.setattr(tempfile, "tempdir", str(own))  # separate from other tests
+    proposed = propose(Answers(workload="dies:make", sets=sets, min_sequence=4), tell, threading.Event())
     why = {found.model.sequence: found.why for found in proposed.found}
     assert why.keys() == {16, 8, 4}
     assert "killed by signal 9" in why[8] and not why[16] and not why[4]
@@ -118,23 +118,25 @@ def test_a_model_that_ends_the_process_with_the_probes_is_no_word_on_the_next(
     assert not list(own.iterdir())
 
 
-def test_the_memory_is_that_of_the_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
-    monkeypatch.setattr("ndd_engine.hardware.gpu.free_memory", lambda: 80 << 30)  # of a card, say
+    monkeypatch.setattr("ndd_engine.hardware.gpu.free_memory", lambda: 80 << 30)  # such as of a GPU
     answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD))
     with Planner(answers, tell, threading.Event()) as planner:
         assert planner.open().free_bytes == pytest.approx(0.92 * (3 << 30), rel=0.01)
 
 
-def test_more_items_a_step_than_the_data_holds_are_refused() -> None:
-    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), effective=100_000)
-    with pytest.raises(UsageError, match="a step takes 100000 windows, and the data has"):
+def test_an_effective_batch_larger_than_the_data_is_rejected() -> None:
+    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)
+    with pytest.raises(
+        UsageError, match="the effective batch is 100000 windows, but the training data has only"
+    ):
         propose(answers, tell, threading.Event())
 
 
-def test_for_a_card_elsewhere_the_size_is_that_of_a_card() -> None:
+def test_for_another_gpu_the_size_is_chosen_for_it() -> None:
     answers = Answers(
-        workload="chartext", sets=("run.device=cuda", "precision.amp=bf16"), card="RTX 4080 SUPER"
+        workload="chartext", sets=("run.device=cuda", "precision.amp=bf16"), gpu="RTX 4080 SUPER"
     )
     proposed = propose(answers, tell, threading.Event())
     assert {one.model.size for one in proposed.rows} == {"guide"}
@@ -146,14 +148,14 @@ def test_for_a_card_elsewhere_the_size_is_that_of_a_card() -> None:
     assert "at most" in written(answers, proposed.situation, first)
 
 
-def test_a_size_that_is_named_keeps_its_batch_whatever_the_card() -> None:
+def test_a_configured_size_keeps_its_batch_on_any_gpu() -> None:
     sets = ("workload.size=tiny", "precision.amp=bf16")
-    proposed = propose(Answers(workload="chartext", sets=sets, card="H200"), tell, threading.Event())
+    proposed = propose(Answers(workload="chartext", sets=sets, gpu="H200"), tell, threading.Event())
     assert {one.batch.items for one in proposed.rows} == {16}
 
 
-def test_more_memory_than_there_is_cannot_be_left_free() -> None:
-    answers = Answers(workload="chartext", sets=SMALL, leave_bytes=1 << 60)
+def test_more_memory_than_is_free_cannot_be_reserved() -> None:
+    answers = Answers(workload="chartext", sets=SMALL, reserve_bytes=1 << 60)
     with pytest.raises(UsageError, match="are free"):
         propose(answers, tell, threading.Event())
 

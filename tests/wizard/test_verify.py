@@ -1,4 +1,4 @@
-"""The race between proposals: who goes on, what waits in memory, what a failure says. Its processes answer at once."""
+"""Successive halving with fake processes: who advances, memory of waiting processes, failures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ndd_engine.wizard.space import Batch
 from ndd_engine.wizard.verify import verify
 
 ROOM = 1000
-STEP_S = {2: 0.5, 4: 0.6, 8: 0.7, 16: 5.0}  # 8 is the fastest by items
+STEP_S = {2: 0.5, 4: 0.6, 8: 0.7, 16: 5.0}  # 8 has the highest throughput
 
 
 class FakeSide:
-    """A process that trains in no time. open: those there are now; most: as many as there ever were at once."""
+    """A process that trains instantly. open: the current ones; most: the maximum at one time."""
 
     open: set[FakeSide]
     most: int
@@ -32,7 +32,7 @@ class FakeSide:
     dies: int | None
 
     def __init__(self, spec: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        assert not environment  # measured as it will be trained
+        assert not environment  # the same environment as in training
         sets = dict(item.split("=") for item in spec["sets"])
         self.micro = int(sets["batch.micro"])
         self.facts = SideFacts(peak_bytes=self.micro * 10)
@@ -68,27 +68,27 @@ def proposals(memory: int) -> list[Proposal]:
 
 
 def race(rows: list[Proposal], budget_s: float = 60.0, stop: threading.Event | None = None) -> list[Proposal]:
-    there = situation(card=None)
+    there = situation(gpu=None)
     return verify(there, Answers(), rows, budget_s, lambda *_: None, stop or threading.Event())
 
 
-def test_the_faster_ones_go_on_for_longer() -> None:
+def test_faster_proposals_advance() -> None:
     found = race(proposals(100))
     assert [one.measured.step_s for one in found if one.measured] == pytest.approx(list(STEP_S.values()))
-    # A block that warms up, and one for each round: the two best have all of them.
+    # A warm-up and one block per round; the two best take part in all rounds.
     assert {micro: len(steps) for micro, steps in FakeSide.steps.items()} == {2: 2, 4: 5, 8: 5, 16: 2}
     spreads = [one.measured.spread for one in found if one.measured]
     assert spreads[0] is None and spreads[1:3] == pytest.approx([0.0, 0.0])
     assert not FakeSide.open
 
 
-def test_a_machine_that_becomes_slower_favours_neither_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_slows_down_favours_neither_finalist(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = 0
 
     def train(self: FakeSide, steps: int, *_: Any, **__: Any) -> tuple[float, int]:
         nonlocal blocks
         blocks += 1
-        return steps * self.micro * 0.1 * 1.05**blocks, steps  # all as fast, by items
+        return steps * self.micro * 0.1 * 1.05**blocks, steps  # equal throughput
 
     monkeypatch.setattr(FakeSide, "train", train)
     found = race(proposals(100))
@@ -100,19 +100,19 @@ def test_a_machine_that_becomes_slower_favours_neither_of_the_best(monkeypatch: 
 
 
 @pytest.mark.parametrize(("memory", "most"), [(100, 4), (400, 2), (900, 1)])
-def test_those_that_wait_leave_room_for_the_next(memory: int, most: int) -> None:
+def test_waiting_processes_make_room_for_the_next(memory: int, most: int) -> None:
     found = race(proposals(memory))
     assert FakeSide.most == most
     assert all(one.measured is not None and one.measured.step_s is not None for one in found)
     assert not FakeSide.open
 
 
-def test_one_whose_memory_nobody_knows_is_measured_alone() -> None:
+def test_a_proposal_of_unknown_memory_is_measured_alone() -> None:
     race([replace(one, memory_bytes=None) for one in proposals(1)])
     assert FakeSide.most == 1
 
 
-def test_running_out_of_memory_is_a_result_and_the_others_go_on() -> None:
+def test_out_of_memory_is_a_result_and_the_others_continue() -> None:
     FakeSide.dies = 8
     found = {one.batch.micro: one.measured for one in race(proposals(100))}
     assert found[8] is not None and found[8].step_s is None
@@ -121,7 +121,7 @@ def test_running_out_of_memory_is_a_result_and_the_others_go_on() -> None:
     assert not FakeSide.open
 
 
-def test_one_that_ends_in_a_later_round_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_a_later_round_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = FakeSide.train
 
     def train(self: FakeSide, *given: Any, **named: Any) -> tuple[float, int]:
@@ -138,7 +138,7 @@ def test_one_that_ends_in_a_later_round_is_not_chosen(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("after", [0, 2, 5])
-def test_stopping_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_stopping_keeps_the_results(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     stop = threading.Event()
     plain, blocks = FakeSide.train, 0
 
@@ -152,14 +152,14 @@ def test_stopping_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, after: in
     monkeypatch.setattr(FakeSide, "train", train)
     found = race(proposals(100), stop=stop)
     known = [one.measured for one in found if one.measured]
-    # Each has two blocks in the first round: one that warms up, and one that counts.
+    # Each has two blocks in the first round: a warm-up and a measurement.
     assert [one.step_s is not None for one in known] == [index < after // 2 for index in range(4)]
     assert all(one.step_s is not None or one.verdict == "not measured" for one in known)
     assert not any(one.failed for one in found)
     assert not FakeSide.open
 
 
-def test_what_takes_more_than_may_be_used_comes_after_what_does_not() -> None:
+def test_proposals_over_the_limit_come_last() -> None:
     def seen(micro: int, step_s: float | None, memory: int | None) -> Proposal:
         verdict = "measured" if step_s else "out of memory: the step does not fit"
         return replace(
@@ -176,8 +176,8 @@ def test_what_takes_more_than_may_be_used_comes_after_what_does_not() -> None:
     assert failed.failed and not within.failed
 
 
-def test_on_a_card_the_context_counts_as_the_card_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_context_is_included(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeSide, "learn", lambda self, _tick: setattr(self.facts, "reserved_bytes", 70))
-    there = situation(card=None, opened=replace(OPENED, context_bytes=500))
+    there = situation(gpu=None, opened=replace(OPENED, context_bytes=500))
     found = verify(there, Answers(), proposals(100)[:1], 60.0, lambda *_: None, threading.Event())
     assert found[0].measured is not None and found[0].measured.memory_bytes == 570

@@ -1,4 +1,4 @@
-"""The written TOML: read back as it was meant, and a user's file keeps what the user wrote."""
+"""The written TOML is read back unchanged, and edits preserve the user's file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ name = "chartext"   # the novels
 size = "tiny"
 
 [batch]
-# 32 was too much for the old card
+# 32 was too much for the old GPU
 micro = 16 # fits
 
 [run]
@@ -30,7 +30,7 @@ epochs = 3
 """
 
 
-def test_a_fresh_file_reads_back_equal_and_gives_reasons(tmp_path: Path) -> None:
+def test_a_new_file_is_read_back_equal_and_has_reasons(tmp_path: Path) -> None:
     config = read(None, ["workload.size=tiny", "batch.micro=24"], "chartext").resolve()
     text = fresh(config, "Written by the wizard.", {"batch.micro": "predicted 1.2 GB of 3.4 free"})
     path = tmp_path / "new.toml"
@@ -49,46 +49,46 @@ def test_an_edited_file_keeps_its_comments_and_its_order() -> None:
     for line in (
         "# my run, do not touch",
         'name = "chartext"   # the novels',
-        "# 32 was too much for the old card",
+        "# 32 was too much for the old GPU",
     ):
         assert line in text
     assert "micro = 48 # fits | why" in text
     assert text.index("[workload]") < text.index("[batch]") < text.index("[run]")
 
 
-def test_what_is_as_wanted_is_not_touched() -> None:
+def test_equal_values_are_not_changed() -> None:
     assert into(THEIRS, {"batch.micro": 16, "run.epochs": 3}, {"batch.micro": "why"}) == THEIRS
     assert difference(THEIRS, THEIRS, "a.toml") == []
 
 
-def test_a_key_can_be_taken_out() -> None:
+def test_a_key_can_be_removed() -> None:
     assert "micro" not in tomli.loads(into(THEIRS, {"batch.micro": None}, {}))["batch"]
 
 
-def test_the_difference_is_shown_as_people_know_it() -> None:
+def test_the_difference_is_a_unified_diff() -> None:
     lines = difference(THEIRS, into(THEIRS, {"batch.micro": 48}, {}), "a.toml")
-    assert lines[0] == "--- a.toml (now)"
+    assert lines[0] == "--- a.toml (current)"
     assert "-micro = 16 # fits" in lines
     assert "+micro = 48 # fits" in lines
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[batch\nmicro", "not valid TOML"), ('batch = "x"\n', r"a value where the section \[batch\] belongs")],
+    [("[batch\nmicro", "not valid TOML"), ('batch = "x"\n', r"\[batch\] must be a section")],
 )
-def test_nonsense_is_refused(text: str, words: str) -> None:
+def test_invalid_files_are_rejected(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         into(text, {"batch.micro": 1}, {})
 
 
-def test_sections_within_sections_are_found() -> None:
+def test_nested_sections_are_found() -> None:
     mine = '[workload]\nname = "a:b"\n[workload.options]\ndepth = 2 # mine\n'
     text = into(mine, {"workload.options.depth": 4, "workload.options.width": 8}, {})
     assert tomli.loads(text)["workload"]["options"] == {"depth": 4, "width": 8}
     assert "depth = 4 # mine" in text
 
 
-# What the file says, and the sets of the proposal on top of it.
+# The file, and the proposal to write into it.
 @pytest.mark.parametrize(
     "mine",
     [
@@ -110,14 +110,12 @@ def test_sections_within_sections_are_found() -> None:
         (Model("medium", 64, "off"), Batch(16, 8)),
     ],
 )
-def test_what_is_written_into_a_file_is_what_was_proposed(
-    tmp_path: Path, mine: str, model: Model, batch: Batch
-) -> None:
+def test_the_changed_file_equals_the_proposal(tmp_path: Path, mine: str, model: Model, batch: Batch) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f'# mine\n[workload]\nname = "chartext"\n{mine}\n')
     answers = Answers(config=path)
     one = replace(BASE, model=model, batch=batch)
-    text = written_into(answers, situation(card=None), one, path)
+    text = written_into(answers, situation(gpu=None), one, path)
     assert text.startswith("# mine\n")
     again = tmp_path / "new.toml"
     again.write_text(text)
@@ -127,7 +125,7 @@ def test_what_is_written_into_a_file_is_what_was_proposed(
     assert (found.batch.micro, found.batch.items) == (batch.micro, batch.items)
 
 
-def test_saving_replaces_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_saving_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text("old")
     path.chmod(0o600)

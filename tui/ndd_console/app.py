@@ -1,4 +1,4 @@
-"""The console application: opens the screens, and says how it was left."""
+"""The console application: opens the screens and returns how it was closed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from textual.timer import Timer, TimerCallback
 from ndd_console.screens.base import Look, post_from_thread
 from ndd_console.screens.diagnosis import Diagnosis, Rules
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.interfaces import HomeSource, RunRow, RunSource, StartRow
+from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
 from ndd_console.screens.live import LiveScreen, Result
-from ndd_console.screens.tuning import TuningScreen, TuningSource
+from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen, WizardSource
+from ndd_console.view.entries import RunRow, StartRow
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import NddError
 
 Opener = Callable[[str], RunSource]
-# For the run that is on the screen, None for none.
+# Opens the wizard for the run on the screen; None if there is no run.
 WizardOpener = Callable[[RunSource | None], WizardSource]
 
 
 class CanvasApp(App[str], inherit_bindings=False):
-    """What every app of canvases shares: no colours but the terminal's own, and ways out from any thread."""
+    """Base of the apps: uses the colours of the terminal, and can be closed from any thread."""
 
     TITLE = "ndd-console"
     ENABLE_COMMAND_PALETTE = False
@@ -59,17 +60,17 @@ class CanvasApp(App[str], inherit_bindings=False):
         name: str | None = None,
         pause: bool = False,
     ) -> Timer:
-        """As Textual's, but one that is late still fires.
+        """Like Textual's, but a late timer still fires.
 
-        Textual 8.2 drops a timer whose thread was held up past its time, as by a training thread that has the
-        interpreter's lock. Its resize of 1/120 s was lost so, and with it every later one.
+        Textual 8.2 drops a timer that is late when its task starts, for example because a training thread holds the
+        GIL. That loses Textual's resize timer (1/120 s), and with it every later resize.
         """
         timer = super().set_timer(delay, callback, name=name, pause=pause)
-        timer._skip = False  # read when the timer's task first runs, which is after this
+        timer._skip = False  # read later, when the timer's task starts
         return timer
 
     def leave(self) -> None:
-        """Make `run()` return "quit". From a signal handler or any thread, at any time."""
+        """Make `run()` return "quit". Safe in a signal handler and in any thread."""
         self._leave_soon("quit")
 
     def _leave_soon(self, result: str) -> None:
@@ -82,7 +83,7 @@ class CanvasApp(App[str], inherit_bindings=False):
             try:
                 loop.call_soon_threadsafe(callback)
             except RuntimeError:
-                return  # the loop was closed in this moment: the app has ended
+                return  # the app has just ended
 
     def _finish(self, result: str) -> None:
         if not self._gone:
@@ -91,26 +92,26 @@ class CanvasApp(App[str], inherit_bindings=False):
 
 
 class TuningApp(CanvasApp):
-    """The ladder screen. `run()` returns "quit" once it is over and closed, or when the app was made to leave."""
+    """The tuning screen. `run()` returns "quit"."""
 
     def __init__(
         self,
-        climb: TuningSource,
+        source: TuningSource,
         *,
         ascii_only: bool = False,
         monochrome: bool = False,
         on_first_paint: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(ascii_only=ascii_only, monochrome=monochrome)
-        self._climb = climb
+        self._source = source
         self._on_first_paint = on_first_paint
 
     def get_default_screen(self) -> Screen[None]:
-        return TuningScreen(self._look, self._climb, lambda: self._finish("quit"), self._on_first_paint)
+        return TuningScreen(self._look, self._source, lambda: self._finish("quit"), self._on_first_paint)
 
 
 class WizardApp(CanvasApp):
-    """The wizard's screen. to_train: the file that is to be trained once it is closed, "" for none."""
+    """The wizard's screen. to_train: the file to train after the screen is closed, or ""."""
 
     def __init__(
         self,
@@ -133,23 +134,23 @@ class WizardApp(CanvasApp):
 
 
 class ConsoleApp(CanvasApp):
-    """With a source the live screen, without one the home screen.
+    """The live screen if there is a source, else the home screen.
 
-    `run()` returns "quit" (nothing is running here, or a viewer was closed), "stop" (it was asked to
-    stop and has ended), "detach" (leave the run going), "kill" (second Ctrl-C) or "hangup". `source` is the
-    run that was on the screen last, `wizard` one that is open; closing them is left to the caller.
+    `run()` returns "quit" (no run of this process, or a viewer was closed), "stop" (the run has stopped on request),
+    "detach" (the run continues), "kill" (second Ctrl-C) or "hangup". The caller closes `source`, the last run on the
+    screen, and `wizard`, if it is open.
 
-    start, attach, start_file: open a run by the name of its workload, by its own, by a configuration file.
+    start, attach, start_file: open a run by workload, by run name or by configuration file.
     """
 
-    class Opened(Message):
+    class RunOpened(Message):
         """A run was started or attached in a thread."""
 
         def __init__(self, source: RunSource) -> None:
             self.source = source
             super().__init__()
 
-    class Refused(Message):
+    class OpenFailed(Message):
         """A run could not be started or attached."""
 
         def __init__(self, text: str) -> None:
@@ -198,16 +199,16 @@ class ConsoleApp(CanvasApp):
         return HomeScreen(self.home, self._look, self._choose, self._quit, self._on_first_paint, wizard)
 
     def on_mount(self) -> None:
-        # The base class's handler runs as well.
+        # Textual calls the handler of the base class as well.
         if self._ending:
             self._end_live()
 
     def hang_up(self) -> None:
-        """Make `run()` return "hangup". From a signal handler or any thread, at any time."""
+        """Make `run()` return "hangup". Safe in a signal handler and in any thread."""
         self._leave_soon("hangup")
 
     def leave_when_final(self) -> None:
-        """Leave with "stop" once the run has ended. From a signal handler or any thread."""
+        """Make `run()` return "stop" when the run has ended. Safe in a signal handler and in any thread."""
         self._ending = True
         self._soon(self._end_live)
 
@@ -230,7 +231,7 @@ class ConsoleApp(CanvasApp):
         )
 
     def _leave_live(self, result: Result) -> None:
-        """Back to the list when a viewer that was opened from there is closed; else the app ends."""
+        """Return to the home screen if the run was opened from there for viewing; else end the app."""
         source = self.source
         if result == "quit" and source is not None and not source.owned and len(self.screen_stack) > 1:
             self.source = None
@@ -243,12 +244,12 @@ class ConsoleApp(CanvasApp):
             self._finish(result)
 
     def _quit(self) -> None:
-        # A run that is being opened must not be left behind without a screen; it takes a moment.
+        # A run that is being opened must not be left without a screen.
         if not self._opening:
             self._finish("quit")
 
     def _choose(self, entry: StartRow | RunRow) -> None:
-        """Start or attach in a thread: it may take seconds, and the screen stays alive meanwhile."""
+        """Start or attach in a thread, since that may take seconds."""
         if isinstance(entry, StartRow):
             self._begin(self._start_run, entry.name, "starting")
         else:
@@ -261,12 +262,12 @@ class ConsoleApp(CanvasApp):
         self._say(f"{word} {name}…")
         threading.Thread(target=self._open, args=(opener, name), name="ndd-open", daemon=True).start()
 
-    def _open_wizard(self, beside: RunSource | None) -> None:
-        """beside: the run on the screen; what is written is not trained in its place."""
+    def _open_wizard(self, run: RunSource | None) -> None:
+        """Open the wizard. If there is a run on the screen, the new file cannot be trained from here."""
         if self._new_wizard is None or self.wizard is not None or self._opening:
             return
-        self.wizard = self._new_wizard(beside)
-        can_train = beside is None and self._start_file is not None
+        self.wizard = self._new_wizard(run)
+        can_train = run is None and self._start_file is not None
         self.push_screen(WizardScreen(self._look, self.wizard, self._leave_wizard, can_train=can_train))
 
     def _leave_wizard(self, to_train: str) -> None:
@@ -282,21 +283,21 @@ class ConsoleApp(CanvasApp):
         try:
             source = opener(name)
         except (NddError, OSError) as error:
-            post_from_thread(self, self.Refused(str(error)))
+            post_from_thread(self, self.OpenFailed(str(error)))
             return
-        except Exception as error:  # noqa: BLE001  a defect must be told, or the screen would wait for ever
-            post_from_thread(self, self.Refused(f"{type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
+            post_from_thread(self, self.OpenFailed(f"{type(error).__name__}: {error}"))
             return
-        if self._gone or not post_from_thread(self, self.Opened(source)):
+        if self._gone or not post_from_thread(self, self.RunOpened(source)):
             source.close()
 
-    def on_console_app_opened(self, message: Opened) -> None:
+    def on_console_app_run_opened(self, message: RunOpened) -> None:
         self._opening = False
         self._say(None)
         self.source = message.source
         self.push_screen(self._live_screen(message.source))
 
-    def on_console_app_refused(self, message: Refused) -> None:
+    def on_console_app_open_failed(self, message: OpenFailed) -> None:
         self._opening = False
         self._say(message.text, bad=True)
 

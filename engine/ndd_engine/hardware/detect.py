@@ -29,16 +29,17 @@ def detect(
     environ: Mapping[str, str] | None = None,
     host: Host | None = None,
 ) -> Machine:
-    """Find the cards and choose the device of a run.
+    """Detect the GPUs and choose the device of a run.
 
-    choice: "auto" (the first card that is visible, else the processor), "cpu", "cuda", "cuda:N". use_torch:
-    ask torch which cards it sees, which starts CUDA in this process (a forked child can then not use it).
-    Without, only NVML is asked, nothing heavy is imported, and CUDA_VISIBLE_DEVICES is interpreted here.
-    Raises MachineError when a card is asked for that is not there, UsageError for another choice. Never
-    raises for want of a driver or for a broken one. nvml, torch, environ, host: for tests.
+    choice: "auto" (the first visible GPU, else the CPU), "cpu", "cuda", "cuda:N". use_torch: ask torch which GPUs it
+    sees, which initialises CUDA in this process (a forked child can then not use it). Otherwise only NVML is queried,
+    torch is not imported, and CUDA_VISIBLE_DEVICES is interpreted here. nvml, torch, environ, host: for tests.
+
+    Raises MachineError if the requested GPU does not exist, UsageError for any other choice. A missing or broken driver
+    raises nothing.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", choice):
-        raise UsageError(f'device "{choice}" is not known; allowed: auto, cpu, cuda, cuda:N')
+        raise UsageError(f'unknown device "{choice}"; allowed: auto, cpu, cuda, cuda:N')
     variables = os.environ if environ is None else environ
     reasons: dict[str, str] = {}
     own = nvml is None
@@ -54,14 +55,14 @@ def detect(
         reasons["torch"] = view.reason
     else:
         view = _without_torch(cards, variables)
-        reasons["torch"] = "not asked"
+        reasons["torch"] = "not queried"
     device, chosen, reasons["device"] = _choose(choice, view, reasons["nvml"])
     known = host if host is not None else detect_host()
     return Machine(view.cards, chosen, device, reasons, known, view.problems)
 
 
 def list_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
-    """NVML's cards in PCI bus order, MIG instances in place of the card they divide. Never raises."""
+    """NVML's GPUs in PCI bus order, with MIG instances in place of the GPU that they divide. Never raises."""
     if not nvml.open():
         return ()
     driver, cuda = nvml.driver_version(), nvml.cuda_version()
@@ -71,7 +72,7 @@ def list_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
         if handle is None:
             why = nvml.reasons.get("handle", "")
             cards.append(
-                Gpu(None, index, None, f"card {index}", None, None, driver, cuda, reasons={"card": why})
+                Gpu(None, index, None, f"GPU {index}", None, None, driver, cuda, reasons={"card": why})
             )
             continue
         instances = nvml.mig_instances(handle)
@@ -79,7 +80,7 @@ def list_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
         if instances is None:
             cards.append(whole)
         elif not instances:
-            why = "MIG is on, and no instance was made: CUDA cannot use this card"
+            why = "MIG is enabled but has no instance: CUDA cannot use this GPU"
             cards.append(replace(whole, reasons={**whole.reasons, "mig": why}))
         else:
             cards.extend(_instance(nvml, instance, whole) for instance in instances)
@@ -95,7 +96,7 @@ def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | N
         index=None,
         nvml_index=index,
         uuid=nvml.uuid(handle),
-        name=name if name is not None else f"card {index}",
+        name=name if name is not None else f"GPU {index}",
         memory_total_bytes=total,
         compute_capability=nvml.compute_capability(handle),
         driver=driver,
@@ -112,14 +113,14 @@ def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | N
     wanted = ("name", "uuid", "memory", "compute_capability", "processes", "driver_version")
     reasons = {key: nvml.reasons[key] for key in wanted if key in nvml.reasons}
     if profile is None:
-        reasons["profile"] = "no published figures are known for this card"
+        reasons["profile"] = "no published figures for this GPU"
     elif profile.note is not None:
         reasons["profile"] = profile.note
     return replace(card, reasons=reasons)
 
 
 def _instance(nvml: Nvml, handle: Any, whole: Gpu) -> Gpu:
-    """A MIG instance; what it does not tell itself is the whole card's."""
+    """A MIG instance; values that it does not report are those of the whole GPU."""
     card = _card(nvml, handle, whole.nvml_index or 0, whole.driver, whole.cuda_driver)
     name = card.name if "name" not in card.reasons else f"{whole.name} MIG"
     profile = card.profile or match(f"{whole.name} MIG unknown", None)
@@ -140,7 +141,7 @@ def _instance(nvml: Nvml, handle: Any, whole: Gpu) -> Gpu:
 
 
 def _process_name(pid: int) -> str | None:
-    """Name of a process here; None for one of another container or user."""
+    """The name of a process; None for one of another container or user."""
     try:
         return str(psutil.Process(pid).name())
     except (psutil.Error, OSError, ValueError):
@@ -154,11 +155,11 @@ def _nvml_reason(nvml: Nvml, cards: Sequence[Gpu]) -> str:
     if cards:
         return f"{driver} lists {names(cards)}"
     why = nvml.reasons.get("count")
-    return f"{driver} cannot list its cards: {why}" if why else f"{driver} is loaded but lists no card"
+    return f"{driver} cannot list its GPUs: {why}" if why else f"{driver} is loaded but lists no GPU"
 
 
 def _without_torch(cards: tuple[Gpu, ...], environ: Mapping[str, str]) -> VisibleGpus:
-    """What torch would see, by NVML and the environment alone."""
+    """What torch would see, judged by NVML and the environment alone."""
     usable = [
         place for place, card in enumerate(cards) if "mig" not in card.reasons and "card" not in card.reasons
     ]
@@ -174,34 +175,34 @@ def _without_torch(cards: tuple[Gpu, ...], environ: Mapping[str, str]) -> Visibl
             why = "hidden: " + seen.reason if place in usable else "CUDA cannot use it"
             marked[place] = replace(card, reasons={**card.reasons, "index": why})
         elif seen.certain:
-            why = f"by {seen.reason}; torch was not asked"
+            why = f"by {seen.reason}; torch was not queried"
             marked[place] = replace(card, index=order.index(place), reasons={**card.reasons, "index": why})
         else:
-            why = f"torch's number is not known before torch is asked: {seen.reason}"
+            why = f"torch's number is unknown until torch is queried: {seen.reason}"
             marked[place] = replace(card, reasons={**card.reasons, "index": why})
     return VisibleGpus(tuple(marked), order, seen.reason, certain=seen.certain)
 
 
 def _choose(choice: str, view: VisibleGpus, nvml_reason: str) -> tuple[str, Gpu | None, str]:
-    """(device, card, reason). Raises MachineError when the card that was asked for is not there."""
+    """(device, GPU, reason). Raises MachineError if the requested GPU does not exist."""
     if choice == "cpu":
-        return "cpu", None, "the processor was asked for"
+        return "cpu", None, "the CPU was requested"
     if not view.cards:
         missing = nvml_reason
     elif not view.order:
-        missing = view.reason if view.problems else f"{names(view.cards)} not usable: {view.reason}"
+        missing = view.reason if view.problems else f"{names(view.cards)} cannot be used: {view.reason}"
     else:
         missing = ""
     wanted = int(choice.partition(":")[2] or 0)
     if not missing and wanted < len(view.order):
         card = view.cards[view.order[wanted]]
-        why = f"{choice} was asked for" if choice != "auto" else "the first visible card"
+        why = f"{choice} was requested" if choice != "auto" else "the first visible GPU"
         if not view.certain:
-            why += f"; which one that is, torch will say: {view.reason}"
+            why += f"; torch decides which GPU that is: {view.reason}"
         return f"cuda:{wanted}", card, why
     if choice == "auto":
         return "cpu", None, missing
     there = ", ".join(f"cuda:{place} {view.cards[at].name}" for place, at in enumerate(view.order))
     raise MachineError(
-        f"{choice} is not here: {missing or 'this machine has ' + there}; use device auto or cpu"
+        f"{choice} is not available: {missing or 'this machine has ' + there}; use device auto or cpu"
     )

@@ -12,7 +12,7 @@ from .profiles import GpuProfile
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on a card. used_bytes and name are None where the system hides them."""
+    """A process on a GPU. used_bytes and name are None if the system hides them."""
 
     pid: int
     used_bytes: int | None
@@ -21,13 +21,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A card, or one MIG instance of it.
+    """A GPU, or one MIG instance of it.
 
-    index: torch's number ("cuda:0" is 0), None when torch does not see it or its order is not known.
-    nvml_index: NVML's number of the whole card (PCI bus order). uuid: with "GPU-" or "MIG-". mig_parent:
-    UUID of the whole card. cuda_driver: newest CUDA the driver runs; cuda_torch: the one torch was built
-    with. profile: published figures, None for a card that is not known. free_bytes, used_bytes: when it was
-    detected. reasons: why a value is what it is, or why it is missing.
+    index: torch's number ("cuda:0" is 0), None if torch does not see it or the order is unknown. nvml_index: NVML's
+    number of the whole GPU (PCI bus order). uuid: begins with "GPU-" or "MIG-". mig_parent: UUID of the whole GPU.
+    cuda_driver: newest CUDA version that the driver supports; cuda_torch: the version torch was built with. profile:
+    published figures, None for an unknown GPU. free_bytes, used_bytes: at detection. reasons: where each value comes
+    from, or why it is missing.
     """
 
     index: int | None
@@ -49,7 +49,7 @@ class Gpu:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it; this is `card` of the run event."""
+        """A JSON object; the `card` field of the run event."""
         body = asdict(replace(self, profile=None))
         body["profile"] = self.profile.to_dict() if self.profile is not None else None
         body["compute_capability"] = list(self.compute_capability) if self.compute_capability else None
@@ -59,11 +59,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a run can use here.
+    """The hardware that a run can use.
 
-    cards: all that were found, also those torch does not see. device: "cpu" or "cuda:N", for torch.
-    reasons: "device" says why this device; "nvml" and "torch" what they answered. problems: warnings for
-    people.
+    cards: all GPUs found, including those torch does not see. chosen: the GPU of the run. device: "cpu" or "cuda:N", as
+    for torch. reasons: "device" explains the choice; "nvml" and "torch" give their answers. problems: warnings.
     """
 
     cards: tuple[Gpu, ...]
@@ -75,11 +74,11 @@ class Machine:
 
     @property
     def free_bytes(self) -> int | None:
-        """Memory for a run: of the chosen card when it was looked at, else of the host now; None where not known."""
+        """Free memory for a run: of the chosen GPU at detection, else of the host now; None if unknown."""
         return self.chosen.free_bytes if self.chosen is not None else free_memory()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it. chosen: position in cards, or null."""
+        """A JSON object. chosen: position in cards, or null."""
         return {
             "device": self.device,
             "chosen": next((place for place, card in enumerate(self.cards) if card is self.chosen), None),
@@ -92,7 +91,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpus:
-    """The cards and which of them a program sees. order: positions in cards, in torch's order."""
+    """All GPUs and which of them are visible to torch. order: positions in cards, in torch's order."""
 
     cards: tuple[Gpu, ...]
     order: tuple[int, ...]
@@ -102,7 +101,7 @@ class VisibleGpus:
 
 
 def names(cards: Sequence[Gpu]) -> str:
-    """The cards' names in one line, equal ones counted."""
+    """The GPUs' names in one line, equal ones counted."""
     counts: dict[str, int] = {}
     for card in cards:
         counts[card.name] = counts.get(card.name, 0) + 1

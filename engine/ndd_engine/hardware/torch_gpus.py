@@ -1,4 +1,4 @@
-"""Which of NVML's cards torch sees, matched by UUID: NVML numbers in another order and hides none."""
+"""Matches torch's GPUs with NVML's by UUID: NVML has another order and hides none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .visible import VARIABLE
 
 
 def ask_torch(cards: tuple[Gpu, ...], environ: Mapping[str, str], torch: Any = None) -> VisibleGpus:
-    """Import torch, start CUDA and number the cards. Never raises; `reason` says why torch sees none.
+    """Import torch, initialise CUDA and number the GPUs. Never raises; `reason` explains why torch sees none.
 
-    A card that torch sees and NVML does not (no NVML on this system) is added with what torch knows of it.
+    A GPU that torch sees and NVML does not (no NVML on this system) is added with what torch knows about it.
     """
     if torch is None:
         try:
@@ -41,9 +41,9 @@ def ask_torch(cards: tuple[Gpu, ...], environ: Mapping[str, str], torch: Any = N
     if seen:
         return _numbered(cards, seen, built, environ, said)
     if not said and VARIABLE in environ:
-        reason = f"{VARIABLE}={environ[VARIABLE]} hides every card from torch"
+        reason = f"{VARIABLE}={environ[VARIABLE]} hides every GPU from torch"
         return VisibleGpus(_hidden(cards, reason), (), reason)
-    return _none(cards, f"torch {version} sees no card" + "".join(f": {text}" for text in said[:1]))
+    return _none(cards, f"torch {version} sees no GPU" + "".join(f": {text}" for text in said[:1]))
 
 
 def _numbered(
@@ -55,7 +55,7 @@ def _numbered(
 ) -> VisibleGpus:
     found = list(cards)
     order: list[int] = []
-    problems = [f"torch says: {text}" for text in said]
+    problems = [f"torch warns: {text}" for text in said]
     for index, properties in enumerate(seen):
         place, why = _place(found, properties, order, environ)
         if place is None:
@@ -73,14 +73,14 @@ def _numbered(
             reasons = {**card.reasons, "index": f"torch does not see it{shown}"}
             found[place] = replace(card, cuda_torch=built, reasons=reasons)
     return VisibleGpus(
-        tuple(found), tuple(order), f"torch sees {len(seen)} of {len(found)} cards", tuple(problems)
+        tuple(found), tuple(order), f"torch sees {len(seen)} of {len(found)} GPUs", tuple(problems)
     )
 
 
 def _place(
     cards: list[Gpu], properties: Any, taken: list[int], environ: Mapping[str, str]
 ) -> tuple[int | None, str]:
-    """(position in cards of the card with these torch properties, why it is that one)."""
+    """(position in cards of the GPU with these torch properties, the reason)."""
     uuid = str(getattr(properties, "uuid", "")).lower()
     bare = uuid.removeprefix("gpu-").removeprefix("mig-")
     if not bare:
@@ -89,14 +89,14 @@ def _place(
     for place in free:
         if _bare(cards[place].uuid) == bare:
             return place, "matched by UUID"
-    # On MIG, torch may name the whole card: then it is the instance that was made visible, or the first.
+    # With MIG, torch may name the whole GPU: it is the visible instance then, or the first one.
     instances = [place for place in free if cards[place].mig and _bare(cards[place].mig_parent) == bare]
     asked = environ.get(VARIABLE, "").split(",")[0].strip()
     for place in instances:
         if asked.startswith("MIG-") and (cards[place].uuid or "").startswith(asked):
             return place, f"the MIG instance that {VARIABLE} names"
     if instances:
-        return instances[0], "the first MIG instance of the card that torch names"
+        return instances[0], "the first MIG instance of the GPU that torch names"
     return None, ""
 
 
@@ -115,12 +115,12 @@ def _from_torch(properties: Any) -> Gpu:
         memory_total_bytes=total,
         compute_capability=(int(properties.major), int(properties.minor)),
         profile=match(name, total),
-        reasons={"nvml": "NVML does not list this card: its counters are not available"},
+        reasons={"nvml": "NVML does not list this GPU: its counters are not available"},
     )
 
 
 def _too_old(card: Gpu) -> str | None:
-    """A warning for cards that lack what this program offers; None for others."""
+    """A warning for GPUs that lack features this program offers, or None."""
     capability = card.compute_capability
     if capability is not None and capability < (7, 0):
         shown = f"{capability[0]}.{capability[1]}"
@@ -129,12 +129,12 @@ def _too_old(card: Gpu) -> str | None:
 
 
 def _plain(message: object) -> str:
-    """A warning of torch in one line, without the place in its source."""
+    """One of torch's warnings as one line, without the location in its source."""
     return " ".join(str(message).partition("(Triggered")[0].split())
 
 
 def _none(cards: tuple[Gpu, ...], reason: str) -> VisibleGpus:
-    """torch sees no card: a warning where NVML lists one, since the run would use the processor unnoticed."""
+    """torch sees no GPU: warn if NVML lists one, because the run would silently use the CPU."""
     return VisibleGpus(_hidden(cards, reason), (), reason, (reason,) if cards else ())
 
 

@@ -1,1 +1,1 @@
-"""What turns running code into measurements: clocks, profiler captures, stack samples, FLOP counts, reporting."""
+"""Measures running code: phase clocks, profiler captures, stack samples, FLOP counts, and their events."""

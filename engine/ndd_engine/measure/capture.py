@@ -1,7 +1,6 @@
-"""A short burst of the profiler over whole optimizer steps, while they train for real.
+"""Profiles a few whole optimizer steps with torch.profiler while they train.
 
-The step before the first measured one is recorded too and left out: it meets a profiler that is just waking up, and
-on a card a queue that is empty.
+One warm-up step is recorded first and left out: the profiler is still starting, and on a GPU the queue is empty.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from .clock import PhaseClock
 from .timeline import TraceEvent, timeline
 
 _ANCHOR = "ndd: anchor"
-_ANCHORS = 5  # at each end; the tightest one counts
+_ANCHORS = 5  # at each end; the one with the smallest delay is used
 
 
 class ProfilerCapture:
-    """The profiler at work, on the training thread. Its methods raise whatever the profiler raises.
+    """One capture, made on the training thread. Its methods raise whatever the profiler raises.
 
-    measured: whole steps since `begin`; the caller counts them. ranges: name the phases in the profiler's own record
-    as well, for a trace. graphs: CUDA graphs may be replayed.
+    measured: whole steps since `begin`, counted by the caller. ranges: also mark the phases in the trace.
+    graphs: CUDA graphs may be replayed.
     """
 
     def __init__(
         self, device: torch.device, clock: PhaseClock, ranges: bool = False, graphs: bool = False
     ) -> None:
-        self.card = device.type == "cuda"
+        self.on_gpu = device.type == "cuda"
         self.measured = 0
         self.begin_ns: int | None = None
         self._clock = clock
@@ -45,16 +44,16 @@ class ProfilerCapture:
         self._ranges = ranges
         self._range: Any = None
         self._running = False
-        # Its messages go to the terminal past everything that could capture them.
+        # Kineto writes its messages straight to the terminal, where nothing can capture them.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         if graphs:
-            # Tracing that was torn down once does not survive a replay when it begins again.
+            # A graph replay fails if CUPTI was torn down and started again.
             os.environ.setdefault("TEARDOWN_CUPTI", "0")
-        on = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if self.card else [ProfilerActivity.CPU]
+        on = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if self.on_gpu else [ProfilerActivity.CPU]
         self._profile = profile(activities=on)
 
     def start(self) -> None:
-        """From now on everything is recorded."""
+        """Start the profiler."""
         self._running = True
         self._profile.start()
         self._anchor()
@@ -62,32 +61,32 @@ class ProfilerCapture:
         self._clock.enter(phase.OTHER)
 
     def begin(self) -> None:
-        """From now on it is measured. At the boundary of two steps."""
+        """Start measuring; call it between two steps."""
         self._clock.enter(phase.OTHER)
         self.begin_ns = self._marks[-1][0]
 
     @property
     def measured_ns(self) -> int:
-        """Since `begin`, up to the last mark."""
+        """Nanoseconds from `begin` to the last phase change."""
         return self._marks[-1][0] - self.begin_ns if self.begin_ns is not None else 0
 
     def end(self, step: int) -> KernelsEvent:
-        """Stop, and say what happened since `begin`; `step` optimizer steps are done.
+        """Stop the profiler and return what it recorded since `begin`, after `step` optimizer steps.
 
-        Raises ValueError where the profiler saw nothing, RuntimeError where its clock cannot be told.
+        Raises ValueError if the profiler recorded nothing, RuntimeError if its clock cannot be aligned with ours.
         """
         assert self.begin_ns is not None
         self._clock.enter(phase.LOG)
         end_ns = self._marks[-1][0]
         self._anchor()
         self.stop()
-        seen = self._seen()
+        seen = self._trace_events()
         offset = self._offset(seen)
         names = self._clock.names
         marks = [(time + offset, names[index]) for time, index in self._marks]
-        found = timeline(seen, marks, self.begin_ns + offset, end_ns + offset, self.card)
+        found = timeline(seen, marks, self.begin_ns + offset, end_ns + offset, self.on_gpu)
         return KernelsEvent(
-            method="kernels" if self.card else "operators",
+            method="kernels" if self.on_gpu else "operators",
             step=step,
             steps=self.measured,
             wall_ns=found.wall_ns,
@@ -99,7 +98,7 @@ class ProfilerCapture:
         )
 
     def stop(self) -> None:
-        """Stop the profiler and listening to the clock; safe to call twice."""
+        """Stop the profiler and detach from the clock; safe to call twice."""
         self._clock.listener = None
         self._leave_range()
         if self._running:
@@ -107,7 +106,7 @@ class ProfilerCapture:
             self._profile.stop()
 
     def export(self, path: Path) -> None:
-        """Write the record as a Chrome trace, compressed where the name ends in .gz. Raises OSError."""
+        """Write the capture as a Chrome trace, gzipped if the name ends in .gz. Raises OSError."""
         with tempfile.TemporaryDirectory(prefix=".trace-", dir=path.parent) as folder:
             made = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(made))
@@ -121,7 +120,7 @@ class ProfilerCapture:
             made.replace(path)
 
     def _mark(self, now: int, index: int) -> None:
-        """From the clock: phase `index` begins."""
+        """Called by the clock when phase `index` begins."""
         self._marks.append((now, index))
         if self._ranges:
             try:
@@ -137,17 +136,17 @@ class ProfilerCapture:
             left.__exit__(None, None, None)
 
     def _anchor(self) -> None:
-        """Ranges that begin at known times of the clock, from which the profiler's own clock can be told."""
+        """Record ranges at known times of our clock, to align the profiler's clock with it."""
         for _ in range(_ANCHORS):
             anchor = record_function(_ANCHOR)
             self._anchors.append(self._clock.now())
             with anchor:
                 pass
 
-    def _seen(self) -> list[TraceEvent]:
+    def _trace_events(self) -> list[TraceEvent]:
         results = self._profile.profiler.kineto_results  # type: ignore[union-attr]
         if results is None:
-            raise RuntimeError("it kept no record")
+            raise RuntimeError("the profiler kept no events")
         out = []
         for event in results.events():
             begin = event.start_ns()
@@ -164,9 +163,11 @@ class ProfilerCapture:
         return out
 
     def _offset(self, seen: list[TraceEvent]) -> int:
-        """Nanoseconds that the profiler's clock is ahead of ours."""
+        """How far the profiler's clock is ahead of ours, in nanoseconds."""
         begins = sorted(item.begin for item in seen if item.name == _ANCHOR and not item.on_gpu)
         if len(begins) != len(self._anchors):
-            raise RuntimeError(f"it kept {len(begins)} of {len(self._anchors)} ranges that tell its clock")
-        # A range begins some time after the clock was read, never before.
+            raise RuntimeError(
+                f"only {len(begins)} of {len(self._anchors)} ranges for aligning the clocks were kept"
+            )
+        # A range always begins after its clock reading, so the smallest difference is the closest.
         return min(begin - time for begin, time in zip(begins, self._anchors, strict=True))

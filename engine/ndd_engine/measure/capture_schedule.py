@@ -1,4 +1,4 @@
-"""When profiler bursts are taken, and what becomes of them. Nothing here raises into the training."""
+"""Decides when profiler captures start and end, and records them. Nothing here raises into the training."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .clock import PhaseClock
 from .reporting import Reporter
 
 NEVER = sys.maxsize
-# With a trace to write and no period there is one burst, after so many steps or before the run ends.
+# With a trace file and no period there is one capture, after this many steps or before the run ends.
 FIRST_TRACE = 10
-# A burst of long steps ends after this much measured time.
+# A capture of long steps ends after this much measured time.
 LONG_NS = 10_000_000_000
 
 
@@ -40,9 +40,10 @@ class CapturePlan:
 
 
 class CaptureSchedule:
-    """Takes bursts every `log.kernels_every` steps and when asked. `put` records an event.
+    """Captures every `plan.every_steps` steps and on request; `put` records an event.
 
-    next: `look` is to be called after this step, so that the loop compares one number a step.
+    next: call `look` once this step is done. The loop compares one number a step and does nothing else.
+    settled: returns False while the way the steps run may still change (a CUDA graph is not captured yet).
     """
 
     def __init__(
@@ -65,19 +66,20 @@ class CaptureSchedule:
         self._recording: ProfilerCapture | None = None
 
     def begin(self, step: int, total_steps: int) -> None:
-        """Training begins after `step` optimizer steps."""
+        """Training begins at `step` optimizer steps."""
         self._schedule(step)
         if self.next == NEVER and self._trace is not None:
             self.next = max(min(step + FIRST_TRACE, total_steps - 1 - self._steps), step + 1)
 
     def ask(self, step: int) -> None:
-        """One as soon as it can be."""
+        """Request a capture as soon as possible."""
         self.next = min(self.next, step)
 
     def look(self, step: int, room: int) -> None:
-        """After a step. room: further steps before something else is due, which a burst keeps out of.
+        """Start, continue or end a capture after a step.
 
-        0: it is due now, and this is called again when it is done.
+        room: steps left before an evaluation or a checkpoint, which stay out of captures. At 0 it happens now, and
+        `look` is called again afterwards.
         """
         recording = self._recording
         if recording is None:
@@ -94,7 +96,7 @@ class CaptureSchedule:
             self.finish(step)
 
     def finish(self, step: int) -> None:
-        """End a burst that is being recorded, with the steps that it has."""
+        """End the current capture, if any, with the steps it has."""
         recording = self._recording
         if recording is None:
             return
@@ -103,7 +105,7 @@ class CaptureSchedule:
             if recording.measured:
                 self._tell(recording, recording.end(step))
             else:
-                self.next = step + 1  # it was cut off before its first step: another try
+                self.next = step + 1  # interrupted before its first step: try again
         except Exception as error:  # noqa: BLE001  a run goes on without its profiler
             self._give_up(step, error)
         self.close()
@@ -111,14 +113,14 @@ class CaptureSchedule:
         self._reporter.profiled = False
 
     def close(self) -> None:
-        """Leave a burst, if there is one: the loop may be left in the middle of it."""
+        """Drop the current capture, if any: an error may leave the loop in the middle of one."""
         recording, self._recording = self._recording, None
         if recording is not None:
             with contextlib.suppress(Exception):
                 recording.stop()
 
     def _start(self, step: int, warm: bool) -> None:
-        """warm: leave out the first step."""
+        """warm: record one step first that is left out."""
         self._reporter.window(step)
         self._reporter.profiled = True
         self._clock.enter(phase.LOG)
@@ -135,15 +137,15 @@ class CaptureSchedule:
             self._reporter.window(step)
             self._reporter.profiled = False
         else:
-            self.next = step  # from now on after every step
+            self.next = step  # look after every step while capturing
 
     def _schedule(self, step: int) -> None:
         self.next = (step // self._every + 1) * self._every if self._every else NEVER
 
     def _give_up(self, step: int, error: Exception) -> None:
-        """It would not be better the next time; but who asks may try."""
+        """Stop capturing periodically: it would fail again. A request still tries."""
         self._every, self.next = 0, NEVER
-        self._put(MarkEvent("warning", step, f"the profiler's burst failed: {_first_line(error)}"))
+        self._put(MarkEvent("warning", step, f"the profiler capture failed: {_first_line(error)}"))
 
     def _tell(self, recording: ProfilerCapture, event: KernelsEvent) -> None:
         if self._trace is not None:
@@ -151,16 +153,14 @@ class CaptureSchedule:
                 recording.export(self._trace)
                 event = replace(event, trace=str(self._trace))
             except (OSError, RuntimeError) as error:
-                text = (
-                    f"the trace could not be written to {printable(str(self._trace))}: {_first_line(error)}"
-                )
+                text = f"cannot write the trace to {printable(str(self._trace))}: {_first_line(error)}"
                 self._put(MarkEvent("warning", event.step, text))
         self._put(event)
         self._put(MarkEvent("note", event.step, capture_text(event)))
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says, printable."""
+    """The first line of an error message, printable."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable((str(error).splitlines() or [""])[0]) or type(error).__name__

@@ -1,6 +1,6 @@
-"""Where the time of a step goes, by two clocks: the host's and, on a card, the device's.
+"""Times the phases of a step with two clocks: the host's and, on a GPU, the device's.
 
-At every moment exactly one phase is current, so the phases of a window add up to its wall time by construction.
+Exactly one phase is current at any time, so the phases of a window add up to its wall time by construction.
 `enter` is called about ten times a step and must stay below a microsecond on the host clock.
 """
 
@@ -31,17 +31,17 @@ from ndd_engine.record.events import PHASES, Json
     OTHER,
 ) = range(len(PHASES))
 
-# At most this many steps a second carry device events: each event costs 2-4 microseconds of host time.
+# Only this many steps a second carry device events: each event costs 2-4 microseconds of host time.
 DEVICE_STEPS_PER_SECOND = 10
 _MAX_PENDING = 16
 
 
 @dataclass
 class Window:
-    """A stretch between two readings of the clock, all times in nanoseconds.
+    """The time between two readings of the clock, in nanoseconds.
 
-    rows: one list a finished step, indexed like `names`. rest: time that belongs to no finished step.
-    device: one list a step that carried device events, in nanoseconds; None for phases it did not enter.
+    rows: one list per finished step, indexed like `names`. rest: time outside finished steps.
+    device: one list per step that carried device events; None for phases it did not enter.
     """
 
     names: list[str]
@@ -51,7 +51,7 @@ class Window:
     device: list[list[float | None]] = field(default_factory=list)
 
     def phases(self) -> dict[str, Json]:
-        """The `phases` field of a window event. Sub-phases count for their parent too."""
+        """The `phases` field of a window event. Sub-phases also count towards their parent."""
         out: dict[str, Json] = {}
         width = len(self.names)
         # Steps recorded before a sub-phase was first entered are shorter.
@@ -100,11 +100,11 @@ def _quantile(ordered: list[int], share: float) -> int | None:
 
 
 class PhaseClock:
-    """The host clock. `now` returns nanoseconds of a monotonic clock; a test passes its own."""
+    """The host clock. `now` returns nanoseconds of a monotonic clock; tests pass their own."""
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.now = now
-        # Told of every mark while it is set: (clock, index of the phase that begins). Must not raise.
+        # If set, called at every phase change with (time, index of the phase that begins). Must not raise.
         self.listener: Callable[[int, int], None] | None = None
         self.names = list(PHASES)
         self._index = {name: index for index, name in enumerate(PHASES)}
@@ -114,7 +114,7 @@ class PhaseClock:
         self._start = self._last = now()
 
     def enter(self, phase: int) -> None:
-        """From now on time belongs to `phase`."""
+        """Switch to `phase`."""
         now = self.now()
         self._row[self._current] += now - self._last
         self._last = now
@@ -123,14 +123,14 @@ class PhaseClock:
             self.listener(now, phase)
 
     def end_step(self) -> int:
-        """A step ends here; time goes on under `other`. Returns the clock."""
+        """End the step and switch to `other`. Returns the current time in nanoseconds."""
         self.enter(OTHER)
         self._rows.append(self._row)
         self._row = [0] * len(self.names)
         return self._last
 
     def enter_part(self, name: str) -> int:
-        """From now on time belongs to the sub-phase `name` of the current phase; returns what was current."""
+        """Switch to the sub-phase `name` of the current phase; returns the phase to go back to."""
         outer = self._current
         key = f"{self.names[outer].partition('/')[0]}/{name}"
         index = self._index.get(key)
@@ -143,7 +143,7 @@ class PhaseClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time inside belongs to the sub-phase "<current phase>/<name>"."""
+        """Count the time inside towards the sub-phase "<current phase>/<name>"."""
         outer = self.enter_part(name)
         try:
             yield
@@ -152,16 +152,16 @@ class PhaseClock:
 
     @property
     def current(self) -> str:
-        """The phase that time belongs to now."""
+        """Name of the current phase."""
         return self.names[self._current]
 
     @property
     def window_ns(self) -> int:
-        """Length of the window so far, up to the last mark."""
+        """Length of the window up to the last phase change."""
         return self._last - self._start
 
     def take(self) -> Window:
-        """Close the window and begin the next one."""
+        """Return the window and begin the next one."""
         self.enter(self._current)
         window = Window(list(self.names), self._last - self._start, self._rows, self._row)
         self._rows = []
@@ -170,12 +170,12 @@ class PhaseClock:
         return window
 
     def skip(self) -> None:
-        """Time since the last mark belongs to nothing: the run was paused. Call with an empty window."""
+        """Drop the time since the last phase change (a pause). Call with an empty window."""
         self._start = self._last = self.now()
 
 
 class TimingEvent(Protocol):
-    """What is needed of torch.cuda.Event(enable_timing=True)."""
+    """The part of torch.cuda.Event(enable_timing=True) that the clock uses."""
 
     def record(self) -> Any: ...
     def query(self) -> bool: ...
@@ -183,10 +183,10 @@ class TimingEvent(Protocol):
 
 
 class DevicePhaseClock(PhaseClock):
-    """The host clock, and on some steps the device's as well.
+    """The host clock plus, on some steps, the device clock.
 
-    An event is recorded on the current stream at each mark. They are read steps later, and only after a
-    non-blocking query said that the last one of the step is done: nothing here ever synchronises.
+    Each phase change records an event on the current stream. Events are read some steps later, after a non-blocking
+    query shows that the step's last one is done: nothing here ever synchronises.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class DevicePhaseClock(PhaseClock):
             self.listener(now, phase)
         if self._marks is not None:
             if phase in (EVALUATE, CHECKPOINT):
-                # Not part of a step, and rare: in one of ten sampled steps they would pass for all of them.
+                # Not part of a step, and rare: in one of ten sampled steps they would count as if in every step.
                 self._pool.extend(event for _, event in self._marks)
                 self._marks = None
             else:

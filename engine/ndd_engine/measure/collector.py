@@ -1,6 +1,6 @@
-"""Python's garbage collection: how long it stops the training, and collecting at chosen steps instead.
+"""Times Python's garbage collections, and optionally runs them at chosen steps.
 
-A collection holds the interpreter lock, so one that another thread begins stops the training just the same.
+A collection holds the interpreter lock, so it stops the training whichever thread starts it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .clock import PhaseClock
 
 @dataclass
 class Pauses:
-    """Collections: how many, their time and the longest one, in nanoseconds."""
+    """Number of collections, their total time and the longest one, in nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -25,9 +25,9 @@ class Pauses:
 
 
 class Collector:
-    """Times every collection between `start` and `stop`; with every_steps > 0 it also decides when one is made.
+    """Times every collection between `start` and `stop`; with every_steps > 0 it also runs them.
 
-    every_steps: 0 leaves the moment to Python. `scheduled` says whether it is ours.
+    every_steps: 0 leaves collecting to Python. `scheduled`: whether Python's own collecting is switched off.
     """
 
     def __init__(self, every_steps: int = 0) -> None:
@@ -38,7 +38,7 @@ class Collector:
         self._was_enabled = True
 
     def start(self) -> None:
-        """Begin to watch, and take over where steps are given."""
+        """Start timing, and take over collecting if every_steps is set."""
         gc.callbacks.append(self._heard)
         if self.every_steps:
             self._was_enabled = gc.isenabled()
@@ -46,7 +46,7 @@ class Collector:
             self.scheduled = True
 
     def stop(self) -> None:
-        """Leave everything as it was; safe to call twice, or without a start."""
+        """Restore Python's own collecting; safe to call twice or without `start`."""
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._heard)
         if self.scheduled:
@@ -55,13 +55,13 @@ class Collector:
                 gc.enable()
 
     def after_step(self, step: int, clock: PhaseClock) -> None:
-        """Collect when it is due after optimizer step `step`; the time counts as "other"."""
+        """Collect if it is due after optimizer step `step`; the time counts as `other`."""
         if self.scheduled and step % self.every_steps == 0:
             clock.enter(phase.OTHER)
             gc.collect()
 
     def take(self) -> Pauses:
-        """The collections since the last call."""
+        """Return the collections since the last call."""
         taken, self._pauses = self._pauses, Pauses()
         return taken
 

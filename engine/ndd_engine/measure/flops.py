@@ -1,4 +1,4 @@
-"""Counts what one forward and backward pass computes and moves, and sets it against the card's published peak."""
+"""Counts FLOPs and bytes of one forward and backward pass, and compares them with the GPU's published peak."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ndd_engine.record.events import WorkEvent
 
 METHOD = (
     "one forward and backward pass, operation by operation: matrix products, convolutions, recurrent layers and "
-    "attention (causal attention in full), a multiply-add is 2; elementwise work counts as bytes only; "
-    "bytes: what each operation reads and writes, without fusion, and the update's"
+    "attention (causal attention in full); a multiply-add is 2 FLOPs; elementwise work counts as bytes only; "
+    "bytes: read and written by each operation without fusion, and by the optimizer update"
 )
-NO_PROCESSOR_PEAK = "no published peak for this processor"
+NO_CPU_PEAK = "no published peak for this CPU"
 
 aten = torch.ops.aten
 Formula = Callable[..., int]
-# Back ends of scaled-dot-product attention, by the operation that only they call.
+# Backends of scaled-dot-product attention, by the operation that only they call.
 _ATTENTION = {
     "_scaled_dot_product_flash_attention": "flash",
     "_scaled_dot_product_flash_attention_for_cpu": "flash (cpu)",
@@ -35,19 +35,19 @@ _ATTENTION = {
     "_scaled_dot_product_attention_math": "math",
     "_safe_softmax": "math",
 }
-# Make or name memory and move none of it.
+# Allocate or view memory without reading or writing it.
 _NO_TRAFFIC = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view",
                          "_reshape_alias", "lift_fresh"})  # fmt: skip
-# Read of their first argument about what they return, and not the whole table.
+# Read about as much of their first argument as they return, not the whole table.
 _LOOK_UP = frozenset({"embedding", "index_select", "gather", "index"})
-# May compute much, and no formula says how much. Other name spaces than torch's own are the user's kernels.
+# Potentially expensive operations without a formula. Namespaces other than torch's hold the user's kernels.
 _HEAVY = ("_fft_", "_cdist", "linalg_", "_linalg", "_ctc", "_trilinear", "cholesky", "triangular_solve", "_grouped_mm",
           "_scaled_grouped_mm", "_weight_int", "miopen_rnn", "_thnn_differentiable")  # fmt: skip
 _OWN_NAMES = frozenset({"aten", "prim", "prims", "c10d", "_c10d_functional", "profiler"})
 
 
 def _rows(shape: Iterable[int]) -> int:
-    """Rows of a tensor whose last dimension is the features."""
+    """Product of all dimensions but the last."""
     return prod(list(shape)[:-1])
 
 
@@ -72,14 +72,14 @@ def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, _bias: Any, _stride: Any, _padding: Any, _dilation: Any,
     transposed: bool, _output_padding: Any, _groups: int, wanted: list[bool], **_more: Any,
 ) -> int:  # fmt: skip
-    """Each gradient costs as much as the forward; torch's own formula forgets the groups."""
+    """Each gradient costs as much as the forward pass; torch's own formula ignores groups."""
     places = x if transposed else grad
     forward = 2 * places.shape[0] * prod(places.shape[2:]) * weight.numel()
     return forward * (int(wanted[0]) + int(wanted[1]))
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_args: Any, **_more: Any) -> int:
-    """Scores and their product with the values; (B, H, L, E) each."""
+    """Query-key scores and their product with the values; all (B, H, L, E)."""
     pairs = prod(query.shape[:-1]) * key.shape[-2]
     return 2 * pairs * (query.shape[-1] + value.shape[-1])
 
@@ -87,13 +87,13 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_args: Any, **_more: 
 def _attention_backward(
     _grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_args: Any, **_more: Any
 ) -> int:
-    """The scores again, and the gradients of values, scores, queries and keys."""
+    """Recomputed scores, and the gradients of values, scores, queries and keys."""
     pairs = prod(query.shape[:-1]) * key.shape[-2]
     return 2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
 def _mkldnn_rnn(x: Tensor, weight0: Tensor, weight1: Tensor, *_args: Any, **_more: Any) -> int:
-    """One direction of one layer: each position (T, B) meets the weights of its input and of its state."""
+    """One direction of one layer: input and state weights for each position (T, B)."""
     return 2 * _rows(x.shape) * (weight0.numel() + weight1.numel())
 
 
@@ -102,18 +102,18 @@ def _mkldnn_rnn_backward(*args: Any, **more: Any) -> int:
 
 
 def _cudnn_rnn(x: Tensor, weights: list[Tensor], *_args: Any, **_more: Any) -> int:
-    """All layers and directions: each position, or row of a packed batch, meets every matrix once."""
+    """All layers and directions: every weight matrix once per position or packed row."""
     return 2 * _rows(x.shape) * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
 def _cudnn_rnn_backward(x: Tensor, weights: list[Tensor], *args: Any, **_more: Any) -> int:
-    """The gradients of input and state always, those of the weights where `output_mask` asks for them."""
+    """Gradients of input and state, plus those of the weights if `output_mask` requests them."""
     mask = args[-1] if args and isinstance(args[-1], (list, tuple)) else [True] * 4
     return (2 if mask[3] else 1) * _cudnn_rnn(x, weights)
 
 
 def _formulas() -> dict[Any, Formula]:
-    """Operations and their FLOPs: torch's registry, what it lacks, and what it has wrong."""
+    """FLOP formulas: torch's registry with additions and corrections."""
     own: dict[str, Formula] = {
         "linear": _linear, "mv": _matrix_vector, "dot": _matrix_vector, "vdot": _matrix_vector,
         "addmv": _add_matrix_vector, "baddbmm": _add_product, "addbmm": _add_product, "_addmm_activation": _add_product,
@@ -144,26 +144,25 @@ def _with_result(formula: Any) -> Formula:
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """What is known of an operation before it is called."""
+    """Static facts about an operation."""
 
     name: str
     formula: Formula | None
     moves: bool  # reads and writes memory, unlike a view
     returns: bool
-    heavy: bool  # may compute much and has no formula
+    heavy: bool  # potentially expensive, without a formula
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is entered: `with WorkCounter() as counter:` one forward, loss and backward.
+    """Counts the operations inside `with WorkCounter() as counter:`, usually one forward, loss and backward.
 
-    flops, flops_backward: floating-point operations, and the part inside backward. bytes: read and written by
-    every operation that is no view, as if nothing were fused or kept in a cache: an upper bound of memory traffic
-    (a row that is looked up counts once, not its whole table). attention: back ends in the order they were seen.
-    dtypes: FLOPs by the type of the result ("bfloat16"), which shows whether mixed precision took effect.
-    uncounted: operations that may compute much and have no formula, and the user's own kernels.
+    flops, flops_backward: floating-point operations, and the part inside backward. bytes: read and written by every
+    operation that is not a view, assuming no fusion and no cache: an upper bound of the memory traffic. attention:
+    backends in the order in which they ran. dtypes: FLOPs by the dtype of the result ("bfloat16"), which shows whether
+    mixed precision took effect. uncounted: potentially expensive operations without a formula, and custom kernels.
 
-    What is computed stays the same: each operation is called as it is, and no random number is drawn. The model
-    must not be compiled: a compiled one calls kernels of its own.
+    The results do not change: every operation runs unmodified and no random numbers are drawn. The model must not be
+    compiled, because compiled code calls its own kernels.
     """
 
     supports_higher_order_operators = True
@@ -236,7 +235,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes behind a tensor; a dimension that is only expanded has none."""
+    """Bytes of a tensor's elements; expanded dimensions count once."""
     try:
         count = prod(
             length for length, step in zip(tensor.shape, tensor.stride(), strict=True) if step or length == 0
@@ -256,12 +255,12 @@ def _traffic(op: _Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
 
 def work_event(
     counter: WorkCounter, model: nn.Module, micro: int, accumulation: int, clips: bool, optimizer_bytes: int,
-    card: Gpu | None, precision: str,
+    gpu: Gpu | None, precision: str,
 ) -> WorkEvent:  # fmt: skip
-    """What one optimizer step computes and moves, from the count over one micro-batch.
+    """FLOPs and bytes of one optimizer step, from the count of one micro-batch.
 
-    optimizer_bytes: what the optimizer keeps beside the parameters. card: the chosen one, None on a processor.
-    precision: "bf16", "fp16", "tf32" or "fp32", as the run names it.
+    clips: gradients are clipped. optimizer_bytes: size of the optimizer state. gpu: the chosen GPU, None on a CPU.
+    precision: "bf16", "fp16", "tf32" or "fp32".
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     weights = sum(parameter.nbytes for parameter in trained)
@@ -269,7 +268,7 @@ def work_event(
     update = 3 * weights + 2 * optimizer_bytes + (3 * weights if clips else 0)
     adding = 3 * weights * (accumulation - 1)
     counted = counter.operations > 0
-    kind, peak, bandwidth, source, reason = published_peak(card, precision)
+    kind, peak, bandwidth, source, reason = published_peak(gpu, precision)
     return WorkEvent(
         flops_per_step=counter.flops * accumulation if counted else None,
         bytes_per_step=counter.bytes * accumulation + adding + update if counted else None,
@@ -291,18 +290,24 @@ def work_event(
 
 
 def published_peak(
-    card: Gpu | None, precision: str
+    gpu: Gpu | None, precision: str
 ) -> tuple[str | None, float | None, float | None, str | None, str]:
-    """(kind, dense peak TFLOP/s, bandwidth in GB/s, source, "") of a card, or Nones and the reason."""
-    if card is None:
-        return None, None, None, None, NO_PROCESSOR_PEAK
-    profile = card.profile
+    """(kind, dense peak TFLOP/s, bandwidth in GB/s, source, "") of a GPU, or Nones and the reason."""
+    if gpu is None:
+        return None, None, None, None, NO_CPU_PEAK
+    profile = gpu.profile
     if profile is None:
-        return None, None, None, None, card.reasons.get("profile", "no published figures for this card")
-    if card.mig:
-        return None, None, None, None, profile.note or "a MIG instance is a part of its card"
+        return None, None, None, None, gpu.reasons.get("profile", "no published figures for this GPU")
+    if gpu.mig:
+        return None, None, None, None, profile.note or "a MIG instance is only a part of its GPU"
     peak = profile.peak_tflops(precision)
     if peak is None:
-        return None, None, profile.bandwidth_gb_s, profile.source, f"{profile.name} has no {precision} peak"
+        return (
+            None,
+            None,
+            profile.bandwidth_gb_s,
+            profile.source,
+            f"no published {precision} peak for {profile.name}",
+        )
     source = f"{profile.source}; {profile.note}" if profile.note else profile.source
     return precision, peak, profile.bandwidth_gb_s, source, ""

@@ -1,6 +1,6 @@
-"""Arithmetic of stretches of time: unions, gaps, and what somebody was at in them. Pure, in whole nanoseconds.
+"""Interval arithmetic: unions, gaps, and their time by label. Pure functions, in whole nanoseconds.
 
-An interval is (begin, end). "Disjoint" intervals are sorted, not empty and do not overlap.
+An interval is (begin, end). "Disjoint" intervals are sorted, non-empty and do not overlap.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 Interval = tuple[int, int]
-# (begin, end, what): a stretch in which one thing was done.
+# (begin, end, label)
 Span = tuple[int, int, str]
 
 
 def union(intervals: Iterable[Interval], begin: int, end: int) -> list[Interval]:
-    """The time between `begin` and `end` that at least one of the intervals covers, disjoint."""
+    """The union of the intervals, clipped to begin..end, as disjoint intervals."""
     out: list[Interval] = []
     last: Interval | None = None
     for low, high in sorted(intervals):
@@ -32,7 +32,7 @@ def union(intervals: Iterable[Interval], begin: int, end: int) -> list[Interval]
 
 
 def gaps(covered: Sequence[Interval], begin: int, end: int) -> list[Interval]:
-    """The rest of the time between `begin` and `end`; `covered` is disjoint and lies in it."""
+    """The time in begin..end that `covered` leaves free; `covered` is disjoint and lies inside."""
     out: list[Interval] = []
     at = begin
     for low, high in covered:
@@ -45,7 +45,7 @@ def gaps(covered: Sequence[Interval], begin: int, end: int) -> list[Interval]:
 
 
 def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """The time that both cover; both are disjoint, and so is the result."""
+    """The intersection of two lists of disjoint intervals."""
     out: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
@@ -60,14 +60,14 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interv
 
 
 def total(intervals: Iterable[Interval]) -> int:
-    """Nanoseconds in disjoint intervals."""
+    """Total length of disjoint intervals."""
     return sum(end - begin for begin, end in intervals)
 
 
 def spans(marks: Sequence[tuple[int, str]], begin: int, end: int) -> list[Span]:
-    """What was done when, from marks (time, what is done from now on) in their order.
+    """Spans that cover begin..end, from marks (time, label that starts here) in order.
 
-    They cover the time between `begin` and `end` without a hole: before the first mark it is what that mark says.
+    The first mark's label also covers the time before it.
     """
     out: list[Span] = []
     for index, (time, what) in enumerate(marks):
@@ -79,10 +79,7 @@ def spans(marks: Sequence[tuple[int, str]], begin: int, end: int) -> list[Span]:
 
 
 def by_cause(idle: Sequence[Interval], done: Sequence[Span]) -> dict[str, int]:
-    """Nanoseconds of the disjoint `idle` by what was done in them.
-
-    Adds up to the whole of `idle` where `done` covers it.
-    """
+    """Nanoseconds of the disjoint `idle` intervals by label; adds up to all of `idle` if `done` covers it."""
     out: dict[str, int] = {}
     place = 0
     for begin, end in idle:
@@ -97,10 +94,10 @@ def by_cause(idle: Sequence[Interval], done: Sequence[Span]) -> dict[str, int]:
 
 
 def waited_in(idle: Sequence[Interval], waits: Sequence[Interval]) -> list[Interval]:
-    """The part of the disjoint `idle` that waits brought about; the disjoint `waits` are of the host for the card.
+    """The part of the disjoint `idle` intervals that is caused by `waits`, in which the host waits for the GPU.
 
-    A gap that begins during a wait counts to its end: the card ran dry because the host stood still, and could not
-    go on before the host had caught up. Of any other gap only the time inside waits counts.
+    A gap that begins during a wait counts to its end: the GPU ran out of work because the host was blocked. Of any
+    other gap only the time inside waits counts.
     """
     out: list[Interval] = []
     place = 0

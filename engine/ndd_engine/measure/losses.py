@@ -1,7 +1,7 @@
-"""Losses from the device to the host, without waiting for the device.
+"""Reads losses back from the device without waiting for it.
 
-The loss of every step is kept as a tensor; every N steps they cross in one copy. On a card the copy is
-asynchronous and read when its event is done; on the processor it is read at once.
+The loss of every step is kept as a tensor and every N steps all of them are copied to the host at once. On a GPU the
+copy is asynchronous and is read when its event is done.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass
 class LossReader:
-    """Collects (step, loss) and gives them back as floats some steps later, in order."""
+    """Collects (step, loss) and returns them as floats some steps later, in order."""
 
     device: torch.device
     every: int
@@ -28,9 +28,9 @@ class LossReader:
     _flying: deque[tuple[list[int], list[str], Tensor, Any]] = field(default_factory=deque)
 
     def add(self, step: int, loss: Tensor, beside: dict[str, Tensor]) -> list[tuple[int, float]]:
-        """The loss of optimizer step `step` (scalar, detached); returns what has arrived on the host.
+        """Add the loss of optimizer step `step` (a detached scalar); returns the losses that have reached the host.
 
-        beside: other scalars on the device, of which the newest are wanted; they arrive in `extras`.
+        beside: other scalars on the device; their newest values arrive in `extras`.
         """
         self._steps.append(step)
         self._losses.append(loss)
@@ -40,7 +40,7 @@ class LossReader:
         return self._arrived() if self._flying else []
 
     def drain(self) -> list[tuple[int, float]]:
-        """All that is outstanding; waits for the device. For checkpoints and the end."""
+        """Return all outstanding losses; waits for the device. Used before checkpoints and at the end."""
         self._send()
         return self._arrived(wait=True)
 

@@ -14,7 +14,7 @@ _CPU_OOM = re.compile(
 
 
 def memory_event(device: torch.device) -> MemoryEvent:
-    """The allocator's counters of a card, read without resetting any of them."""
+    """The allocator's counters of a GPU; none of them is reset."""
     stats = torch.cuda.memory_stats(device)
     free, total = torch.cuda.mem_get_info(device)
     allocated, peak = int(stats["allocated_bytes.all.current"]), int(stats["allocated_bytes.all.peak"])
@@ -33,7 +33,7 @@ def memory_event(device: torch.device) -> MemoryEvent:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """An allocation failed, on a card or on the host."""
+    """Whether the error means that an allocation failed, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(str(error)))

@@ -87,15 +87,15 @@ class Reporter:
         self.skip()
 
     def end(self) -> None:
-        """The loop was left, however that was."""
+        """Stop measuring; call it however the loop ended."""
         self.collector.stop()
         if self._stacks is not None:
             self._stacks.stop()
-            # It knows the loop: in a circle with it, the loader's workers would outlive the run.
+            # It refers to the loop: in a reference cycle with it, the loader's workers would outlive the run.
             self._stacks = None
 
     def skip(self) -> None:
-        """Time since the last mark belongs to nothing: the run was paused. Call with an empty window."""
+        """Drop the time since the last phase change (a pause). Call with an empty window."""
         self.clock.skip()
         self.collector.take()
 
@@ -142,7 +142,7 @@ class Reporter:
             self._put_memory(step)
 
     def _tell_changes(self, step: int) -> None:
-        """What the stepper has to report, and whether the compiler was at work again."""
+        """Record waiting reports and recompilations."""
         for event in self._stepping.reports:
             self.put(event)
         self._stepping.reports.clear()
@@ -157,5 +157,5 @@ class Reporter:
             self.put(memory_event(self.losses.device))
         except (RuntimeError, KeyError) as error:
             self._has_gpu = False
-            text = f"the memory counters cannot be read: {printable(str(error))}"
+            text = f"cannot read the memory counters: {printable(str(error))}"
             self.put(MarkEvent("warning", step, text))

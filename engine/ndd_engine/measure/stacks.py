@@ -1,7 +1,7 @@
-"""Where in the code the training thread is, by a look at its stack a few times a second.
+"""Samples the training thread's stack a few times a second, to show which lines take the time.
 
-A look costs the training a few microseconds of the interpreter lock and nothing else: no tracing, no hooks. What
-it sees is where time goes, line by line, down to the innermost frame that people can change.
+A sample holds the interpreter lock for a few microseconds; there is no tracing and no hook. It names the innermost
+frame in code that the user can change.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from ndd_engine.record.events import Event, StacksEvent
 from .clock import PhaseClock
 
 EVERY_S = 10.0
-# The first one comes sooner: a run that is slow should soon know where.
+# The first event comes sooner, so that a slow run is explained early.
 FIRST_S = 3.0
 TOP = 12
-# Fewer looks than this say nothing beside those that were told before.
+# Fewer samples than this add nothing to those already recorded.
 FEW = 20
 
 Place = tuple[str, str, int, str, int]  # phase, file, line, function, own
 
 
 class StackWatch:
-    """Looks at one thread `hz` times a second from a daemon thread, and puts a StacksEvent now and then.
+    """Samples one thread `hz` times a second from a daemon thread, and puts a StacksEvent every few seconds.
 
-    thread: its identity. step: optimizer steps done. resting: whether what it does now is of no interest (a pause).
+    thread: its identity. step: returns the optimizer steps done. paused: returns whether to skip samples now.
+    loop_file: source file of the training loop; frames outside it are not searched.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class StackWatch:
         self._looker: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look; does nothing at 0 looks a second."""
+        """Start sampling; does nothing if hz is 0."""
         if self._hz > 0:
             self._looker = threading.Thread(target=self._work, name="ndd-stacks", daemon=True)
             self._looker.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """End, and tell what was seen since the last event; safe to call twice."""
+        """Stop, and record the samples since the last event; safe to call twice."""
         self._stopping.set()
         looker, self._looker = self._looker, None
         if looker is not None:
@@ -79,7 +80,7 @@ class StackWatch:
                 self._tell()
 
     def look(self) -> None:
-        """One look. Never raises: a thread that has ended shows nothing."""
+        """Take one sample. Never raises; a thread that has ended yields nothing."""
         with suppress(Exception):
             frame = sys._current_frames().get(self._thread)
             if frame is not None and not self._paused():
@@ -110,7 +111,7 @@ class StackWatch:
     def _place(self, innermost: FrameType) -> Place:
         phase = self._clock.current
         frame: FrameType | None = innermost
-        # Below the loop is whoever started it, and that costs no time.
+        # Outside the loop are only its callers.
         while frame is not None and (code := frame.f_code).co_filename != self._loop_file:
             own = self._own.get(code)
             if own is None:
@@ -122,47 +123,47 @@ class StackWatch:
         return phase, code.co_filename, innermost.f_lineno, code.co_qualname, 0
 
     def _is_own(self, file: str) -> bool:
-        """Whether a file is the user's or a workload's, and not torch's, Python's or the engine's machinery."""
-        if file.startswith("<"):  # made by Python at run time
+        """Whether a file is the user's or a workload's, rather than torch's, Python's or the engine's."""
+        if file.startswith("<"):  # generated at run time
             return False
         if file.startswith(self._product):
             return file.startswith(self._workloads)
         return not file.startswith(self._foreign)
 
     def _short(self, file: str) -> str:
-        """Relative to where the run was started when inside, otherwise its last two parts."""
+        """The path relative to the working directory if inside it, otherwise its last two parts."""
         if file.startswith(self._here):
             return file[len(self._here) :]
         return "/".join(Path(file).parts[-2:])
 
 
 def _product_folders() -> tuple[str, ...]:
-    """The product's own packages."""
+    """Folders of this product's packages."""
     packages = (ndd_engine, sys.modules.get("ndd_console"))
     files = [package.__file__ for package in packages if package is not None]
     return tuple(_inside(Path(file).parent) for file in files if file is not None)
 
 
 def _foreign_folders() -> tuple[str, ...]:
-    """Where Python and what is installed lies."""
+    """Folders of Python and of installed packages."""
     paths = sysconfig.get_paths()
     names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
     folders = {Path(paths[name]) for name in names if name in paths}
     folders |= {Path(torch.__file__).parent, Path(os.__file__).parent}
-    # A frame may name the folder that a link leads to.
+    # A frame may name the target of a symbolic link.
     folders |= {folder.resolve() for folder in folders}
-    # What torch.compile writes is nobody's own: it lies in the folder that is named, or in a temporary one.
+    # Code generated by torch.compile lies in the named cache folder or in a temporary one.
     compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(Path(tempfile.gettempdir(), "torchinductor_"))
     return (*sorted(map(_inside, folders)), compiled)
 
 
 def _inside(folder: Path) -> str:
-    """What the name of every file in the folder begins with."""
+    """The prefix of every path in the folder."""
     return f"{folder}{os.sep}"
 
 
 def _cwd() -> str:
     try:
         return _inside(Path.cwd())
-    except OSError:  # it was deleted
+    except OSError:  # the folder was deleted
         return os.sep

@@ -1,8 +1,8 @@
-"""From what the profiler saw to when something was computed, and why nothing was in between.
+"""Computes busy time and idle time by cause from the events of a profiler capture.
 
-On a card the card computes or copies while a kernel, a copy or a memory fill runs on it. Without one, while an
-operator runs on the host in a phase that computes: what makes a batch is waiting for data, not the model's work.
-Everything else is idle, and its cause is what the host was doing at that moment.
+A GPU is busy while a kernel, a copy or a memory fill runs on it. Without a GPU, compute is busy while an operator runs
+in a phase that computes; operators that make a batch count as waiting for data. All other time is idle, and its cause
+is what the host was doing then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ndd_engine.text import printable
 
 from .intervals import Interval, Span, by_cause, common, gaps, spans, total, union, waited_in
 
-# Cause of a gap by the phase that the host is in.
+# Cause of a gap, by the phase of the host.
 CAUSE_OF = {
     "data_wait": WAITING_FOR_DATA,
     "to_device": COPYING,
@@ -39,26 +39,26 @@ CAUSE_OF = {
     "checkpoint": EVALUATION_OR_CHECKPOINT,
     "other": OTHER_CAUSE,
 }
-# In these a wait for the card is a cause of its own; the others say already what is waited for.
+# In these, a wait for the GPU is a cause of its own; the other causes already say what is waited for.
 _BLOCKED = frozenset({LAUNCH_GAPS, OTHER_CAUSE})
-# Phases whose operators on the host are not the model's.
+# Phases whose host operators do not belong to the model.
 _NOT_COMPUTING = frozenset({"data_wait", "to_device", "checkpoint"})
-# cudaFree waits for all of the card's work: what empty_cache() costs.
+# cudaFree waits until the GPU is idle: the cost of empty_cache().
 _WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaFree")
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
-# What newer profilers put on the card's line besides work.
+# Entries that newer profilers add to the GPU's line and that are not work.
 _NOT_WORK = frozenset({"Stream Sync", "Event Sync", "Context Sync", "Device Sync", "Stream Wait Event"})
-# Name spaces of the engine's own ranges.
+# Namespaces of ranges that are not operators.
 _ENGINE = frozenset({"autograd", "torch", "profiler"})
-# What the compiler made runs as one call and has no operators inside.
+# Compiled code runs as one call without operators inside.
 _COMPILED = "## Call CompiledFxGraph"
 _TOP = 8
-_NAME = 160  # characters of a kernel's name that are kept: templates make them kilobytes long
+_NAME = 160  # characters kept of a kernel's name: C++ templates make names kilobytes long
 
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One thing that the profiler saw. on_card: it ran there. annotation: a range that somebody named."""
+    """One event of the profiler. on_gpu: it ran on the GPU. annotation: a named range."""
 
     name: str
     begin: int
@@ -81,42 +81,44 @@ class CaptureTimeline:
 
 
 def timeline(
-    seen: Sequence[TraceEvent], marks: Sequence[tuple[int, str]], begin: int, end: int, card: bool
+    seen: Sequence[TraceEvent], marks: Sequence[tuple[int, str]], begin: int, end: int, gpu: bool
 ) -> CaptureTimeline:
-    """What happened between `begin` and `end`.
+    """Busy and idle time between `begin` and `end`.
 
-    marks: (time, phase that begins) in order, the first one at or before `begin`, on the profiler's clock. Raises
-    ValueError where nothing was seen that could have computed.
+    marks: (time, phase that begins) in order on the profiler's clock, the first one at or before `begin`. Raises
+    ValueError if there is no kernel, copy or operator.
     """
     phases = spans(marks, begin, end)
-    computing = [(low, high) for low, high, name in phases if card or _base(name) not in _NOT_COMPUTING]
-    work = on_gpu(seen) if card else _starting_in(computing, operators(seen))
+    computing = [(low, high) for low, high, name in phases if gpu or _base(name) not in _NOT_COMPUTING]
+    work = on_gpu(seen) if gpu else _starting_in(computing, operators(seen))
     work = [item for item in work if item.end > begin and item.begin < end]
     if not work:
-        raise ValueError("it saw no kernels on the card" if card else "it saw no operators")
+        raise ValueError(
+            "the profiler recorded no GPU kernels" if gpu else "the profiler recorded no operators"
+        )
     busy = common(union(((item.begin, item.end) for item in work), begin, end), computing)
     idle = gaps(busy, begin, end)
-    copies = [(item.begin, item.end) for item in work if card and _is_copy(item.name)]
-    launched = [item for item in work if not (card and _is_transfer(item.name))]
+    copies = [(item.begin, item.end) for item in work if gpu and _is_copy(item.name)]
+    launched = [item for item in work if not (gpu and _is_transfer(item.name))]
     return CaptureTimeline(
         wall_ns=end - begin,
         busy_ns=total(busy),
         copy_ns=total(union(copies, begin, end)),
-        idle_ns=_causes(idle, phases, _waits(seen, begin, end) if card else []),
+        idle_ns=_causes(idle, phases, _waits(seen, begin, end) if gpu else []),
         launches=len(launched),
         top=_longest(work, begin, end),
     )
 
 
 def on_gpu(seen: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """Kernels, copies and fills; named ranges are shown on the card's line too, and compute nothing."""
+    """Kernels, copies and fills; named ranges on the GPU's line compute nothing and are left out."""
     return [item for item in seen if item.on_gpu and not item.annotation and item.name not in _NOT_WORK]
 
 
 def operators(seen: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """Operators of the host that are not called by another one, in the order of their begin.
+    """Top-level host operators, ordered by their begin.
 
-    The autograd engine's own ranges are no operators: Python code may run in them.
+    Ranges of the autograd engine are not operators: Python code may run inside them.
     """
     known = [item for item in seen if not item.on_gpu and _is_operator(item)]
     known.sort(key=lambda item: (item.begin, -item.end))
@@ -158,7 +160,7 @@ def _is_copy(name: str) -> bool:
 
 
 def _waits(seen: Iterable[TraceEvent], begin: int, end: int) -> list[Interval]:
-    """When the host waited for the card."""
+    """When the host waited for the GPU."""
     found = (
         (item.begin, item.end)
         for item in seen
@@ -179,7 +181,7 @@ def _causes(idle: Sequence[Interval], phases: Sequence[Span], waits: Sequence[In
 
 
 def _longest(work: Iterable[TraceEvent], begin: int, end: int) -> list[list[str | int]]:
-    """[name, total nanoseconds, count] of what took longest, the longest first."""
+    """[name, total nanoseconds, count] of the longest-running kernels or operators, longest first."""
     spent: dict[str, list[int]] = {}
     for item in work:
         entry = spent.setdefault(item.name, [0, 0])

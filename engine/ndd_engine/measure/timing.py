@@ -13,9 +13,9 @@ def fastest(
     before: Callable[[], object] | None = None,
     slow_ns: float = 0.0,
 ) -> tuple[float, int]:
-    """(nanoseconds of the fastest run, runs): at least one, until the next would leave the budget.
+    """(nanoseconds of the fastest run, number of runs): at least one, as long as the next fits the budget.
 
-    before: what precedes each run and is not timed. slow_ns: a run no longer than this has a second one anyway.
+    before: called before each run, untimed. slow_ns: a run up to this long is repeated once in any case.
     """
     best, runs, spent = float("inf"), 0, 0
     while not runs or (runs < most and (spent + best <= budget_ns or (runs == 1 and best <= slow_ns))):

@@ -1,12 +1,12 @@
-"""What a run will need before it starts: memory and time.
+"""Predicts memory and time of a training run before it starts.
 
-allocator      a model of CUDA's caching allocator
-trace          what a step allocates and frees, and the family of traces behind two of them
-recording      such traces of real steps, on the host and on a card
-fakes          such traces of a card that is not here
-memory         the peak at any batch, replayed from a family
-steptime       the time of a step at any batch, from a few measured ones
-probing        measures one configuration: its traces and its times
-probe_process  the same in a process of its own, asked by the wizard
-outlook        all of it for one configuration, for `check`
+allocator      a simulation of CUDA's caching allocator
+trace          the allocations and frees of a step, and a fit through two traces for other batch sizes
+recording      records traces of real steps, on the CPU or a GPU
+fakes          traces for a GPU that is not in this machine, from fake tensors
+memory         peak memory at any batch size, from fitted traces
+steptime       step time at any batch size, from a few measured ones
+probing        measures one configuration: traces and step times
+probe_process  the same in a subprocess, for the wizard
+outlook        memory and time of one configuration, for `check`
 """

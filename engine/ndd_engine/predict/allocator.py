@@ -1,9 +1,8 @@
-"""A model of CUDA's caching allocator: what a sequence of requests reserves on a card, without a card.
+"""A simulation of CUDA's caching allocator: the memory that a sequence of requests reserves, computed without a GPU.
 
-It follows the native back end on one stream, as in c10/cuda/CUDACachingAllocator.cpp and
-c10/core/AllocatorConfig.h of torch 2.13. What it leaves out: CUDA graphs and compiled graphs, which keep pools of
-their own, and requests from several streams. `Rules` are the constants; they drift between versions, so that a
-prediction is trusted only after a recorded step was replayed and compared (see `Prober._self_check`).
+It models the native backend on one stream, as in c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of
+torch 2.13. CUDA graphs and compiled graphs (which have their own memory pools) and multiple streams are not modelled.
+The constants in `Rules` may change between versions, so `Prober._self_check` replays a recorded step and compares.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ UNLIMITED = 1 << 62
 
 
 class SimulatedOutOfMemoryError(Exception):
-    """A request that does not fit under the cap, even with all that is cached given back. Sizes in bytes."""
+    """A request exceeds the cap even after all cached segments are released. Sizes in bytes."""
 
     def __init__(self, requested: int, reserved: int, cap: int) -> None:
         super().__init__(f"{requested:,} bytes requested, {reserved:,} of {cap:,} reserved")
@@ -33,11 +32,11 @@ class SimulatedOutOfMemoryError(Exception):
 
 @dataclass(frozen=True)
 class Rules:
-    """What the allocator can be told by PYTORCH_CUDA_ALLOC_CONF. Bytes.
+    """Allocator settings from PYTORCH_CUDA_ALLOC_CONF, in bytes.
 
-    large_segment: of a new segment for requests below 10 MiB. max_split: blocks from this size on are not split.
-    expandable: one growing segment a pool. divisions: sizes are rounded up to so many parts of a power of two; 0 for
-    multiples of 512 bytes.
+    large_segment: size of a new segment for requests below 10 MiB. max_split: blocks of this size or more are not
+    split. expandable: one growing segment per pool. divisions: round sizes up to 1/divisions of a power of two; 0
+    rounds to multiples of 512 bytes.
     """
 
     large_segment: int = 20 * MIB
@@ -47,7 +46,7 @@ class Rules:
 
     @classmethod
     def of_environment(cls, text: str | None = None) -> Rules:
-        """As the environment has them. What it says of other matters, or wrongly, is left to torch to complain of."""
+        """Parse the environment variable, or `text`. Unknown and malformed options are ignored; torch reports them."""
         if text is None:
             text = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
         options = dict(re.findall(r"(\w+)\s*:\s*([^,\[\]]+)", text))
@@ -64,7 +63,7 @@ class Rules:
         )
 
     def rounded(self, size: int) -> int:
-        """Bytes that a request takes of a block."""
+        """Bytes that a request occupies in a block."""
         if size < MIN_BLOCK:
             return MIN_BLOCK
         if self.divisions > 1 and size > MIN_BLOCK * self.divisions:
@@ -74,7 +73,7 @@ class Rules:
         return -(-size // MIN_BLOCK) * MIN_BLOCK
 
     def segment(self, size: int) -> int:
-        """Bytes that are asked of the driver for a request of `size` (rounded) bytes."""
+        """Bytes requested from the driver for a request of `size` (rounded) bytes."""
         if size <= SMALL_SIZE:
             return SMALL_SEGMENT
         if size < MIN_LARGE_SEGMENT:
@@ -84,7 +83,7 @@ class Rules:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A stretch of a segment. address: orders blocks of the same size; before, after: its neighbours in the segment."""
+    """Part of a segment. address: orders blocks of equal size; before, after: neighbours in the segment."""
 
     size: int
     address: int
@@ -96,10 +95,10 @@ class Block:
 
 @dataclass
 class Allocator:
-    """Takes requests one after the other. cap: bytes that may be reserved, None for no limit.
+    """The allocator's state. cap: limit of reserved bytes, or None.
 
-    reserved, active, requested: bytes now, held of the driver, in blocks that are in use, and asked for. retries:
-    requests that were met only after cached segments had been given back.
+    reserved, active, requested: current bytes reserved from the driver, in used blocks, and requested by the program.
+    retries: requests that succeeded only after cached segments were released.
     """
 
     rules: Rules = field(default_factory=Rules)
@@ -112,15 +111,15 @@ class Allocator:
     segments: int = 0
 
     def __post_init__(self) -> None:
-        # Free blocks by pool (small or not), ordered by size and address.
+        # Free blocks by pool (small or large), sorted by size and address.
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
         self._live: dict[int, tuple[Block, int]] = {}
-        # Of expandable segments, the last block of each pool.
+        # Expandable segments: the last block of each pool.
         self._tail: dict[bool, Block | None] = {True: None, False: None}
         self._next_address = 1
 
     def allocate(self, key: int, size: int) -> None:
-        """A request of `size` bytes, known as `key` until it is freed; none for 0 bytes. Raises OutOfMemoryError."""
+        """Allocate `size` bytes under `key`; 0 bytes are ignored. Raises SimulatedOutOfMemoryError."""
         if size <= 0:
             return
         rounded = self.rules.rounded(size)
@@ -139,7 +138,7 @@ class Allocator:
         self.requested += size
 
     def free(self, key: int) -> None:
-        """What was requested as `key` is not needed any more; unknown keys are left alone."""
+        """Free the request `key`. Unknown keys are ignored."""
         known = self._live.pop(key, None)
         if known is None:
             return
@@ -151,7 +150,7 @@ class Allocator:
         self._put(block)
 
     def replay(self, events: Iterable[tuple[int, int]]) -> Allocator:
-        """(key, size) for a request, (key, -1) for its end, one after the other. Raises OutOfMemoryError."""
+        """Process events in order: (key, size) allocates, (key, -1) frees. Raises SimulatedOutOfMemoryError."""
         for key, size in events:
             if size < 0:
                 self.free(key)
@@ -159,16 +158,14 @@ class Allocator:
                 self.allocate(key, size)
         return self
 
-    # Blocks.
-
     def _found(self, small: bool, size: int) -> Block | None:
-        """The smallest free block that holds it, the lowest address first."""
+        """The smallest free block that is large enough; the lowest address on ties."""
         pool = self._free[small]
         place = bisect_left(pool, (size, 0))
         if place == len(pool):
             return None
         if self.rules.expandable and pool[place][2] is self._tail[small] and place + 1 < len(pool):
-            # The last block can grow: it counts as the largest of all.
+            # The last block can grow, so it is used last.
             place += 1
         block = pool[place][2]
         limit = self.rules.max_split
@@ -178,7 +175,7 @@ class Allocator:
         return block
 
     def _grown(self, small: bool, size: int) -> Block | None:
-        """A block of memory that was not reserved before; None where the cap is in the way."""
+        """A block in a new segment, or None if the cap does not allow one."""
         if self.rules.expandable:
             return self._expanded(small, size)
         segment = self.rules.segment(size)
@@ -216,7 +213,7 @@ class Allocator:
         return self.cap is not None and self.reserved + more > self.cap
 
     def _split(self, block: Block, size: int) -> Block:
-        """The block, or its first part where the rest is worth keeping."""
+        """Split off the first `size` bytes if the remainder is large enough; otherwise return the whole block."""
         rest = block.size - size
         if block.small or self.rules.expandable:
             worth = rest >= MIN_BLOCK
@@ -235,7 +232,7 @@ class Allocator:
         return first
 
     def _merge(self, block: Block) -> None:
-        """With free neighbours, which are no blocks of their own any more."""
+        """Merge a block with its free neighbours."""
         before, after = block.before, block.after
         if before is not None and before.free:
             self._take(before)
@@ -253,15 +250,14 @@ class Allocator:
                 self._tail[block.small] = block
 
     def _released(self) -> int:
-        """Give back whole segments that are free. Returns their bytes."""
+        """Release completely free segments. Returns the released bytes."""
         freed = 0
         for small, pool in self._free.items():
             kept = []
             for entry in pool:
                 block = entry[2]
                 if self.rules.expandable:
-                    # Whole pages at the end of the segment; pages in the middle are given back as well, but are of
-                    # use to nobody else before they are needed again.
+                    # Only pages at the end: pages in the middle are mapped again before they can help.
                     whole = block is self._tail[small]
                 else:
                     whole = block.before is None and block.after is None
@@ -278,14 +274,10 @@ class Allocator:
         return freed
 
     def _put(self, block: Block) -> None:
-        insort(self._free[block.small], (block.size, block.address, block), key=_order)
+        insort(self._free[block.small], (block.size, block.address, block))
 
     def _take(self, block: Block) -> None:
         pool = self._free[block.small]
-        place = bisect_left(pool, (block.size, block.address), key=_order)
+        place = bisect_left(pool, (block.size, block.address))
         assert pool[place][2] is block
         del pool[place]
-
-
-def _order(entry: tuple[int, int, Block]) -> tuple[int, int]:
-    return entry[0], entry[1]

@@ -1,16 +1,14 @@
-"""Traces of a step as a card would run it, on a machine without one: tensors without contents, no compiler needed.
+"""Traces of a training step as a GPU would run it, recorded without a GPU from fake tensors.
 
-Fake tensors run a step without computing or allocating anything; a dispatch mode follows their storages. They stand on
-the processor, since a build of torch without CUDA cannot differentiate on "cuda"; so what a card does in another way
-is put in its place (`AsOnCard`):
+Fake tensors run a step without computing or allocating; a dispatch mode records their storages. They are CPU tensors
+because autograd on "cuda" needs a CUDA build of torch, so `AsOnGpu` substitutes what a GPU does differently:
 
-- attention takes the flash or the memory-efficient kernel, not the mathematical one with its (B, H, T, T) scores;
-- autocast keeps more operations in fp32 than on a processor;
-- LSTMs are one call of cuDNN with a reserve, not thousands of small operations;
-- the optimizer's implementation is named, since `auto` falls back for tensors that are fake.
+- attention uses the flash or memory-efficient kernel, not the math kernel with its (B, H, T, T) scores;
+- autocast runs more operations in fp32 than on the CPU;
+- an LSTM is one cuDNN call with a reserve buffer, not thousands of small operations.
 
-Scratch memory inside kernels is not seen, but where its size is known (`SCRATCH`). What comes of it is a prediction
-that nobody has verified on the card.
+Scratch memory inside kernels is only included where its size is known (`SCRATCH`). The result is a prediction that has
+not been verified on the GPU.
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ from .trace import FREED, Trace
 
 aten = torch.ops.aten
 HALVES = (torch.float16, torch.bfloat16)
-# What cuDNN keeps of an LSTM for the backward pass: values for each step, direction and unit (four gates, the cell and
-# its tanh). Its own figure differs by a few per cent between versions.
+# cuDNN's LSTM reserve buffer: values per time step, direction and unit (four gates, the cell and its tanh). The exact
+# size differs by a few per cent between versions.
 RESERVED = 6.0
-# Names of what autocast runs in fp32 on a card and not on a processor.
+# Functions that autocast runs in fp32 on a GPU but not on the CPU.
 IN_FP32 = frozenset({
     "softmax", "log_softmax", "layer_norm", "group_norm", "rms_norm", "exp", "log", "log2", "log10", "log1p", "expm1",
     "pow", "rsqrt", "sum", "cumsum", "cumprod", "prod", "norm", "softplus", "cosine_similarity", "gelu_", "erfinv",
@@ -52,19 +50,19 @@ _ON = "cpu"
 
 
 def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int] = ()) -> tuple[Trace, int]:
-    """(trace of two steps of one micro-batch and one of two, operations of one), as a card would run them.
+    """Trace two steps with one micro-batch and one step with two. Returns the trace and the FLOPs of one micro-batch.
 
-    longest: items that the batch has, see `probing.extremes`. A multiply-add is two operations. Raises what a step
-    raises on fake tensors: a model that looks at the values of its tensors cannot be traced so.
+    longest: items to include in the batch, see `probing.extremes`. Raises what a step raises on fake tensors: a model
+    with data-dependent control flow cannot be traced.
     """
     batch = next(longest_first(workload, config, micro, longest))
     follow, counter = Follow(), WorkCounter()
-    # What a model keeps beside its parameters and buffers becomes fake when it is used.
+    # Tensors that are neither parameters nor buffers become fake when they are used.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
     model = _faked(workload.model, fake)
     with fake, AsOnGpu(), follow:
-        stepper = _Fake(workload, model, _told(config)).stepper()
+        stepper = _Fake(workload, model, _explicit(config)).stepper()
         for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
             follow.note(parameter, "parameter")
         with _autocast(config):
@@ -80,13 +78,13 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
 
 
 def _copies(batch: Any) -> Iterator[Any]:
-    """A batch as it arrives on the card, again and again: memory of its own each time."""
+    """Endless copies of a batch, each with its own memory, as if copied to the GPU."""
     while True:
         yield tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
 
 
 class _Fake:
-    """A workload whose model is another one."""
+    """A workload with its model replaced."""
 
     def __init__(self, workload: Workload, model: nn.Module, config: Config) -> None:
         self._workload, self.model, self._config = workload, model, config
@@ -98,15 +96,15 @@ class _Fake:
         return Stepper(self, self._config, torch.device(_ON), total_steps=1000)
 
 
-def _told(config: Config) -> Config:
-    """What is left to be found in a run is named: fake tensors would find something else."""
-    precision = config.precision.model_copy(update={"amp": "off"})  # autocast is set around all of it
+def _explicit(config: Config) -> Config:
+    """Replace `auto` settings that would be resolved differently for fake tensors."""
+    precision = config.precision.model_copy(update={"amp": "off"})  # set for all steps by _autocast
     speed = config.speed.model_copy(update={"compile": "off", "cuda_graph": False, "attention": "auto"})
     return config.model_copy(update={"precision": precision, "speed": speed})
 
 
 def _faked(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
-    """A copy with fake parameters and buffers; what is shared stays shared."""
+    """A copy with fake parameters and buffers; shared tensors stay shared."""
     known: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         replaced: Tensor = fake.from_tensor(tensor.detach())
@@ -114,14 +112,14 @@ def _faked(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
             replaced = nn.Parameter(replaced, tensor.requires_grad)
         known[id(tensor)] = replaced
     copied = copy.deepcopy(model, known)
-    # It is where it has to be, and torch cannot move fake parameters.
+    # torch cannot move fake parameters, and they need not be moved.
     copied.to = lambda *_, **__: copied  # type: ignore[method-assign]
     return copied
 
 
 @contextmanager
 def _autocast(config: Config) -> Iterator[None]:
-    """Autocast of the processor to the configured type: that of a card switches itself off where there is none."""
+    """CPU autocast to the configured dtype, because CUDA autocast disables itself without a GPU."""
     amp = config.precision.amp
     if amp == "off":
         yield
@@ -141,7 +139,7 @@ def _autocast(config: Config) -> Iterator[None]:
 
 
 class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every storage that an operation makes, and when it dies."""
+    """Records every storage that an operation creates, and when it is freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -163,7 +161,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def note(self, tensor: Tensor, label: str) -> None:
-        """A storage that is there now; one that is known already is left alone."""
+        """Record a tensor's storage unless it is already known."""
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
         if address in self._known or not size:
@@ -175,11 +173,11 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weakref.finalize(storage, self._died, key, address).atexit = False  # type: ignore[misc]
 
     def mark(self, name: str) -> None:
-        """From here on it is another part."""
+        """Set a mark at the current event."""
         self._marks[name] = len(self._events)
 
     def trace(self) -> Trace:
-        """All of it so far."""
+        """Everything recorded so far."""
         return Trace(tuple(self._events), tuple(self._labels), dict(self._marks))
 
     def _died(self, key: int, address: int) -> None:
@@ -193,7 +191,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _flash_backward(args: Any) -> tuple[int, ...]:
-    """fp32 sums of the softmax and of the gradient of the queries (FlashAttention-2, mha_bwd)."""
+    """Bytes of the fp32 softmax sums and query gradients (FlashAttention-2, mha_bwd)."""
     batch, heads, length, width = args[1].shape
     rows, columns = -(-length // 128) * 128, -(-width // 32) * 32
     return batch * heads * rows * 4, batch * heads * rows * columns * 4
@@ -205,7 +203,7 @@ SCRATCH: dict[str, Callable[[Any], tuple[int, ...]]] = {
 
 
 class AsOnGpu(TorchFunctionMode):
-    """Calls what a card would call, where a processor has another way."""
+    """Calls the functions that a GPU would run instead of the CPU's."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -226,7 +224,7 @@ def _widened(leaf: Any) -> Any:
 
 
 def _lowered(tensor: Tensor) -> Tensor:
-    """In the type of autocast, where it is on: attention and LSTMs are on its list."""
+    """Cast to the autocast dtype if autocast is enabled, as it does for attention and LSTMs."""
     if torch.is_autocast_enabled(_ON) and tensor.is_floating_point():
         return tensor.to(torch.get_autocast_dtype(_ON))
     return tensor
@@ -258,7 +256,7 @@ def _attention_of(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
     scale: float | None,
 ) -> Tensor:  # fmt: skip
-    """Attention of other than (B, H, T, D): a batch of one head, as the kernels take no other."""
+    """Attention for inputs that are not (B, H, T, D), reshaped to one head because the kernels require it."""
     before = query.shape[:-2]
 
     def four(tensor: Tensor) -> Tensor:
@@ -281,7 +279,7 @@ def _lstm(
 
 
 class _Lstm(torch.autograd.Function):
-    """What cuDNN's LSTM allocates: output, states, the reserve and the weights in one piece; nothing is computed."""
+    """Allocates what cuDNN's LSTM does (output, states, reserve, packed weights) without computing anything."""
 
     @staticmethod
     def forward(
@@ -302,13 +300,4 @@ class _Lstm(torch.autograd.Function):
         scratch = torch.empty_like(packed)
         gradients = [torch.empty_like(weight) for weight in weights]
         del scratch
-        return (
-            None,
-            None,
-            None,
-            None,
-            torch.empty_like(x),
-            torch.empty_like(h),
-            torch.empty_like(c),
-            *gradients,
-        )
+        return None, None, None, None, *map(torch.empty_like, (x, h, c)), *gradients

@@ -1,4 +1,4 @@
-"""A quantity at any micro-batch, from a few measured ones: lines between neighbours, and beyond the ends."""
+"""Piecewise linear interpolation over the micro-batch size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def at(micro: int, places: Sequence[int], values: Sequence[float]) -> float:
-    """On the line between the two points around a micro-batch, or through the two at the end that it lies beyond.
+    """The value at `micro`, interpolated between its neighbours or extrapolated from the last two points.
 
-    places: ascending, at least one; of one alone the quantity is in proportion. Never below what the smallest value
-    gives in proportion: a line that falls is noise.
+    places: measured sizes, ascending, at least one; a single point is scaled proportionally. The result is never below
+    the smallest value scaled down proportionally, since a falling line is noise.
     """
     if len(places) == 1:
         return float(values[0]) * micro / places[0]

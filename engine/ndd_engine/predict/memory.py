@@ -1,4 +1,4 @@
-"""The highest memory of a training run at any batch, replayed from the traces of two small ones."""
+"""Peak memory of a training run at any batch size, from traces at two small ones."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from .allocator import Rules
 from .trace import Family, Trace
 
 Json = dict[str, Any]
-# glibc hands out memory in multiples of this, with torch's alignment of 64 bytes.
+# glibc allocates in multiples of this, given torch's alignment of 64 bytes.
 HOST_GRANULE = 64
 ONE, MANY = "one", "many"
 
 
 @dataclass(frozen=True)
 class Items:
-    """All items of training and evaluation. kept_bytes: as tensors that are kept, None where they differ from epoch to
-    epoch and cannot be; gathers: they are such tensors already, in the memory of the process. joined: by a function of
-    the workload's, which works on the host: items of different lengths."""
+    """All training and evaluation items.
+
+    kept_bytes: size as cached tensors, None if the items change every epoch. gathers: the data already consists of
+    tensors in host memory. joined: batches are built by the workload's collate function, which runs on the host.
+    """
 
     kept_bytes: int | None
     gathers: bool
@@ -27,11 +29,11 @@ class Items:
 
     @property
     def places(self) -> bool:
-        """Whether `loader.placement` can put them on a card without further ado."""
+        """Whether `loader.placement` can put them on the GPU."""
         return self.gathers or (self.kept_bytes is not None and not self.joined)
 
-    def beside(self, on_gpu: bool, placement: str, cache: bool) -> int:
-        """Bytes that the loader's settings keep in the memory that is predicted, beside what a probe has seen."""
+    def loader_bytes(self, on_gpu: bool, placement: str, cache: bool) -> int:
+        """Bytes that these loader settings add to the memory that a probe measures."""
         if on_gpu:
             return (self.kept_bytes or 0) if placement == "device" else 0
         keeps = cache or placement == "device"
@@ -40,16 +42,16 @@ class Items:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a training run of one model takes, by its micro-batch.
+    """Memory of training one model, by micro-batch.
 
-    on: "card", then the allocator's rules apply, or "host". outside_bytes: beside what a step allocates: on a card
-    the context and other libraries, on the host the process with the program, the model and the data. source: where
-    the traces come from, in words. caveat: why the prediction is no promise although the traces line up; "" for none.
-    heap: on the host, what the process was seen to hold beyond all that, as (micro-batch, bytes): its heap has holes.
+    on: "gpu" (the allocator is simulated) or "host". outside_bytes: memory not allocated by a step: on a GPU the CUDA
+    context and libraries, on the host the process with the model and the data. source: where the traces come from, in
+    words. caveat: why the prediction has low confidence even if the traces match, or "". heap: on the host, measured
+    (micro-batch, bytes) that the process holds beyond all that, through heap fragmentation.
     """
 
     family: Family
-    on: Literal["card", "host"]
+    on: Literal["gpu", "host"]
     outside_bytes: int
     source: str
     rules: Rules = field(default_factory=Rules)
@@ -57,66 +59,48 @@ class Memory:
     heap: tuple[tuple[int, int], ...] = ()
 
     def peak(self, micro: int, accumulation: int = 1) -> int:
-        """Predicted bytes at the peak, as the card or the process shows them."""
+        """Predicted peak in bytes, as nvidia-smi or the process reports it."""
         trace = self._trace(micro, accumulation)
         inside = trace.peak(HOST_GRANULE) if self.on == "host" else trace.on_gpu(self.rules).peak_reserved
         return self.outside_bytes + inside + self.heap_bytes(micro)
 
     def heap_bytes(self, micro: int) -> int:
-        """What the heap of the process holds beyond what is in use at the peak; 0 on a card."""
+        """Bytes that the process holds beyond the peak in use; 0 on a GPU."""
         if not self.heap:
             return 0
         places, values = zip(*self.heap, strict=True)
         return round(lines.at(micro, places, values))
 
     @property
-    def promised(self) -> bool:
-        """Whether the prediction holds; else it is a guess, to be measured."""
+    def reliable(self) -> bool:
+        """Whether the prediction is reliable; otherwise it has low confidence and should be measured."""
         return self.family.aligned and not self.caveat
 
     @property
     def why_not(self) -> str:
-        """Why it is no promise; "" where it is."""
+        """Why the prediction is not reliable, or ""."""
         if self.caveat:
             return self.caveat
         if self.family.aligned:
             return ""
-        return f"the steps of the two probes differ: {self.family.loose} large requests have no partner"
+        return f"the two recorded steps differ: {self.family.loose} large allocations could not be matched"
 
     def _trace(self, micro: int, accumulation: int) -> Trace:
         return self.family.trace(micro).until(ONE if accumulation == 1 else MANY)
 
     def to_dict(self) -> Json:
-        """As JSON takes it."""
-        family = self.family
-        body = {
-            "at": family.at,
-            "events": family.first.events,
-            "labels": family.first.labels,
-            "marks": family.first.marks,
-            "lines": family.lines,
-            "aligned": family.aligned,
-            "loose": family.loose,
-        }
-        return {
-            "family": body,
-            "on": self.on,
-            "outside_bytes": self.outside_bytes,
-            "source": self.source,
-            "rules": asdict(self.rules),
-            "caveat": self.caveat,
-            "heap": self.heap,
-        }
+        """JSON-serialisable; the reverse of from_dict."""
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, body: Json) -> Memory:
         """The reverse of to_dict."""
-        known = body["family"]
-        events = tuple((key, size) for key, size in known["events"])
-        trace = Trace(events, tuple(known["labels"]), dict(known["marks"]))
-        lines = tuple((start, slope) for start, slope in known["lines"])
-        at = (known["at"][0], known["at"][1])
-        family = Family(at, trace, lines, known["aligned"], known["loose"])
+        family = body["family"]
+        first = family["first"]
+        events = tuple((key, size) for key, size in first["events"])
+        trace = Trace(events, tuple(first["labels"]), first["marks"])
+        small, large = family["at"]
+        lines = tuple((start, slope) for start, slope in family["lines"])
         heap = tuple((micro, size) for micro, size in body["heap"])
-        rules = Rules(**body["rules"])
-        return cls(family, body["on"], body["outside_bytes"], body["source"], rules, body["caveat"], heap)
+        family = Family(**{**family, "at": (small, large), "first": trace, "lines": lines})
+        return cls(**{**body, "family": family, "rules": Rules(**body["rules"]), "heap": heap})

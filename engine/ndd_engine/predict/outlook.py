@@ -1,4 +1,4 @@
-"""What one configuration will need: its memory, its time, and the nearest one that fits where it does not."""
+"""Predicted memory and time of one configuration, and the closest batch that fits if it does not."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .memory import Memory
 from .probing import SIZES, Prober, context_bytes, items_of
 from .steptime import StepTime, spread
 
-# A micro-batch that takes longer ends the timing; what is larger is predicted.
+# Timing stops after a micro-batch that takes longer; larger ones are extrapolated.
 LONGEST_S = 0.8
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Bytes and seconds. kept_bytes: of items that the loader keeps; available_bytes: None where it is not known."""
+    """Bytes and seconds. kept_bytes: items cached by the loader; available_bytes: None if unknown."""
 
     config: Config
     memory: Memory
@@ -37,12 +37,12 @@ class Outlook:
 
     @property
     def total_bytes(self) -> int:
-        """Predicted peak, as the card or the process shows it."""
+        """Predicted peak, as nvidia-smi or the process reports it."""
         return self._peak(self.config.batch.micro, self.config.batch.accumulation)
 
     @property
     def parts(self) -> dict[str, int]:
-        """What the peak is made of; the activations are what is left."""
+        """The peak by component; activations are the remainder."""
         outside = self.memory.outside_bytes - (self.parameter_bytes if self.memory.on == "host" else 0)
         known = {
             "parameters": self.parameter_bytes,
@@ -52,20 +52,17 @@ class Outlook:
             "kept items": self.kept_bytes,
             "heap": self.memory.heap_bytes(self.config.batch.micro),
         }
-        return {
-            **known,
-            "activations": max(self.total_bytes - sum(known.values()), 0),
-            "total": self.total_bytes,
-        }
+        total = self.total_bytes
+        return {**known, "activations": max(total - sum(known.values()), 0), "total": total}
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits into what is available, or None when that is not known."""
+        """Whether it fits into the available memory; None if that is unknown."""
         return None if self.available_bytes is None else self.total_bytes <= self.available_bytes
 
     @property
     def nearest(self) -> tuple[int, int] | None:
-        """(micro, accumulation) of the largest smaller micro-batch that fits and holds the items of a step."""
+        """(micro, accumulation) of the largest smaller micro-batch that fits at the same effective batch."""
         items = self.config.batch.items
         for micro in range(self.config.batch.micro - 1, 0, -1):
             if items % micro == 0 and self._peak(micro, items // micro) <= (self.available_bytes or 0):
@@ -83,17 +80,17 @@ class Outlook:
 
     @property
     def step_measured(self) -> bool:
-        """Whether micro-batches of that size were timed."""
+        """Whether this micro-batch was timed."""
         return self.time.measured(self.config.batch.micro)
 
     @property
     def epoch_s(self) -> float:
-        """Predicted seconds of training an epoch, without evaluation and checkpoints."""
+        """Predicted seconds per epoch, without evaluation and checkpoints."""
         return self.step_s * self.steps_per_epoch
 
     @property
     def total_s(self) -> float:
-        """Predicted seconds of the whole run, likewise."""
+        """Predicted seconds of the whole run, without evaluation and checkpoints."""
         return self.step_s * self.total_steps
 
 
@@ -104,24 +101,24 @@ def outlook(
     available_bytes: int | None,
     progress: Callable[[str], None],
 ) -> Outlook:
-    """Probe the configuration on the device, in this process. Raises what a step raises."""
+    """Probe a configuration on the device in this process. Raises what a step raises."""
     per_epoch = probe_batches(workload, config).per_epoch // config.batch.accumulation
     prober = Prober(config, workload, device, progress)
     resident = prober.warm()
     outside = context_bytes(device, available_bytes) if device.type == "cuda" else resident
-    # What this process holds already is not to be found free again: on a card nothing was held when it was looked at.
+    # On the host, `available_bytes` excludes what this process already holds, but the prediction includes it.
     held = 0 if device.type == "cuda" else outside
     available = None if available_bytes is None else available_bytes + held
     memory = prober.memory(outside)
     loader = config.loader
-    kept = items_of(workload).beside(device.type == "cuda", loader.placement, loader.cache)
+    kept = items_of(workload).loader_bytes(device.type == "cuda", loader.placement, loader.cache)
     micros = [micro for micro in spread(SIZES[0], config.batch.micro) if micro <= config.batch.micro]
-    recorded = memory.family.at[1]  # that it has done already
-    times = prober.time(
-        micros,
-        LONGEST_S,
-        lambda micro: micro <= recorded or available is None or memory.peak(micro) <= available,
-    )
+    recorded = memory.family.at[1]  # these sizes ran already
+
+    def may_run(micro: int) -> bool:
+        return micro <= recorded or available is None or memory.peak(micro) <= available
+
+    times = prober.time(micros, LONGEST_S, may_run)
     assert times is not None
     memory = prober.with_heap(memory)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)

@@ -1,48 +1,40 @@
-"""Probes in a process of their own: `python -m ndd_engine.predict.probe_process IN OUT FOLDER`, see `ndd_engine.child`.
+"""Probes in a subprocess: `python -m ndd_engine.predict.probe_process IN OUT FOLDER`, see `ndd_engine.child`.
 
-Memory that runs out there, a card's caches and settings for a whole process are gone with it. Commands:
+Running out of memory, GPU caches and process-wide settings stay within that process. Commands:
 
-    open    config, workload, sets: prepare all of the data once. Answers {"opened": what they are}
-    probe   sets on top, micros, longest_s, free_bytes: one model. Answers {"probed": …}
+    open    config, workload, sets: prepare all data once. Returns {"opened": see Opened}
+    probe   sets, micros, longest_s, free_bytes, gpu: probe one model. Returns {"probed": …}
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import time
-import traceback
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ndd_engine.child import Json, Pipe, first_to_go
+from ndd_engine.child import ChildServer, Json, Pipe
 from ndd_engine.config import Config, Draft, read
-from ndd_engine.errors import NddError
 
 from .memory import Items, Memory
 
-LEAVE_STATUS = 0
 # Seconds of looking at the lengths of items.
 LOOK_S = 1.0
-# A card's own part of the memory is not to be filled to the last byte by a probe.
+# Share of the free memory that a probe may use.
 GPU_SHARE = 0.95
-# Of a card that is not here: what the context of a process and its libraries take beside the allocator (seen: 287 to
-# 667 MB).
+# Memory of the CUDA context and libraries on a GPU that is not in this machine (measured elsewhere: 287 to 667 MB).
 ABSENT_CONTEXT = 667 << 20
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What a configuration trains on, and where. Bytes.
+    """The prepared configuration and its device.
 
-    device: as torch names it. chosen_threads: intra-op threads where their number was found by measuring, else None.
-    size, sequence: of the model; memory_gb: of the card, where the size was found for it. process_bytes: of this
-    process with torch, the device and all of the data after a step, without the model. context_bytes: on a card, what a
-    process takes beside its allocator. setup_s: seconds to prepare the data. lengths: tokens of items that were looked
-    at, where these vary, ascending.
+    device: torch device name. chosen_threads: intra-op threads if they were chosen by measurement, else None. size,
+    sequence: of the model. memory_gb: memory of the GPU if the size was chosen for it. process_bytes: resident bytes
+    after a step, without the model. context_bytes: GPU memory outside the allocator. setup_s: seconds to prepare the
+    data. lengths: tokens per sampled item, ascending, if they vary.
     """
 
     device: str
@@ -70,32 +62,18 @@ class Opened:
         return cls(**{**body, "items": Items(**body["items"])})
 
 
-class Probes:
-    """The process: what it was told to open, and the probes of it."""
+class Probes(ChildServer):
+    """The process: the opened workload and the probes of it."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self.pipe = pipe
+    def __init__(self, pipe: Pipe, folder: Path) -> None:
+        super().__init__(pipe, folder)
         self._spec: Json = {}
         self._opened: Opened | None = None
         self._context_bytes = 0
-
-    def serve(self) -> None:
-        """Do what is asked until the end; every error is told and ends a question, not the process."""
-        while True:
-            try:
-                command = self.pipe.receive()
-            except EOFError:
-                return
-            try:
-                answer = {"open": self.open, "probe": self.probe}[command["do"]](command)
-            except BaseException as error:  # noqa: BLE001  every way to fail is told, a dataset's sys.exit too
-                traceback.print_exc()
-                answer = _error(error)
-            with suppress(OSError):
-                self.pipe.send(answer)
+        self.commands = {"open": self.open, "probe": self.probe}
 
     def open(self, command: Json) -> Json:
-        """See Opened."""
+        """Prepare the workload. Returns {"opened": …}, see Opened."""
         self.pipe.tell("importing torch")
         import torch
 
@@ -112,7 +90,7 @@ class Probes:
         machine = detect(draft.resolve().run.device)
         device = torch.device(machine.device)
         config, choice = decide(draft, machine, self.pipe.tell)
-        product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # brings the libraries in
+        product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # loads the libraries
         del product
         if device.type == "cuda":
             self._context_bytes = context_bytes(device, machine.chosen.free_bytes if machine.chosen else None)
@@ -146,7 +124,7 @@ class Probes:
         return {"opened": asdict(self._opened)}
 
     def probe(self, command: Json) -> Json:
-        """One model, by its memory and its time. What cannot be found out is null, with the reason."""
+        """Probe one model. Returns {"probed": …}; time is null if no micro-batch fits."""
         import torch
 
         from ndd_engine.train.prepare import seed
@@ -161,7 +139,7 @@ class Probes:
         config = draft.resolve()
         seed(config.run.seed)
         workload = prepare(_few(draft, config), self.pipe.tell)
-        if command["card"] is not None:
+        if command["gpu"] is not None:
             return {"probed": _absent(config, workload, command)}
         device = torch.device(opened.device)
         weights = _weights(workload)
@@ -174,7 +152,7 @@ class Probes:
             outside = opened.process_bytes + weights
         prober = Prober(config, workload, device, self.pipe.tell)
         memory = prober.memory(outside)
-        few = len(cast(Any, workload.train_data))  # larger batches than that are predicted
+        few = len(cast(Any, workload.train_data))  # larger batches are extrapolated
         micros = sorted({min(micro, few) for micro in command["micros"]})
         times = prober.time(
             micros, command["longest_s"], lambda micro: memory.peak(micro) <= GPU_SHARE * free
@@ -195,7 +173,7 @@ class Probes:
 
 
 def _absent(config: Config, workload: Any, command: Json) -> Json:
-    """A model on a card that is not here: its memory from fake tensors, its time as the published peaks allow."""
+    """A model on a GPU that is not in this machine: memory from fake tensors, time from published peak FLOP/s."""
     from ndd_engine.hardware.profiles import load
     from ndd_engine.workloads.base import parameter_count
 
@@ -204,22 +182,22 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
     from .steptime import StepTime, TimedBatch
     from .trace import Trace
 
-    card = next(card for card in load() if card.slug == command["card"])
+    gpu = next(gpu for gpu in load() if gpu.slug == command["gpu"])
     flops: dict[int, float] = {}
     longest, _ = extremes(workload)
 
     def trace(micro: int) -> Trace:
         found, flops[micro] = traced(config, workload, micro, longest)
-        if longest:  # the memory of the longest batch, and the work of an ordinary one
+        if longest:  # memory of the longest batch, FLOPs of an ordinary one
             flops[micro] = traced(config, workload, micro)[1]
         return found
 
     family = alike(trace, sizes(workload))
-    source = f"fake tensors, as {card.name} would run them"
-    memory = Memory(family, "card", ABSENT_CONTEXT, source, caveat=caveat(config))
+    source = f"steps traced with fake tensors for {gpu.name}"
+    memory = Memory(family, "gpu", ABSENT_CONTEXT, source, caveat=caveat(config))
     amp = config.precision.amp
     kind = amp if amp in ("bf16", "fp16") else "tf32" if config.precision.tf32 else "fp32"
-    peak = card.peak_tflops(kind) or card.peak_tflops("fp32")
+    peak = gpu.peak_tflops(kind) or gpu.peak_tflops("fp32")
     times = None
     if peak:
         points = tuple(TimedBatch(micro, flops[micro] / (peak * 1e12), 0.0, 0.0) for micro in family.at)
@@ -234,18 +212,18 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
 
 
 def _weights(workload: Any) -> int:
-    """Bytes of the model."""
+    """Bytes of the parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*workload.model.parameters(), *workload.model.buffers()))
 
 
 def _few(draft: Draft, config: Config) -> Config:
-    """The same on little data: making or reading all of it for each model would take longer than the probe."""
+    """The configuration with little data: preparing all of it for each model would take longer than the probe."""
     few = config.workload.model_copy(update=draft.auto.get("probe", {}))
     return config.model_copy(update={"workload": few})
 
 
 def lengths(workload: Any, most: int = 256) -> list[int]:
-    """Tokens of some items spread over the data, where they vary; [] where all are as long."""
+    """Tokens of items sampled across the data, ascending; [] if all have the same length."""
     import torch
 
     if workload.collate is None:
@@ -255,7 +233,7 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
     end = time.monotonic() + LOOK_S
     for place in range(0, count, max(count // most, 1)):
         if time.monotonic() > end:
-            break  # each may have to be encoded
+            break  # reading an item may encode it
         item = data[place]
         first = item[0] if isinstance(item, (tuple, list)) else item
         if not isinstance(first, torch.Tensor) or not first.ndim:
@@ -264,27 +242,5 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
     return sorted(found) if len(set(found)) > 1 else []
 
 
-def _error(error: BaseException) -> Json:
-    from ndd_engine.train.failures import told
-
-    kind, text = told(error)
-    if isinstance(error, NddError):
-        return {"error": str(error), "kind": kind, "status": error.exit_status}
-    return {"error": text, "kind": kind}
-
-
-def main(arguments: list[str]) -> None:
-    """The process. arguments: the numbers of the pipes' ends, and the folder for what it writes."""
-    first_to_go()
-    pipe = Pipe(int(arguments[0]), int(arguments[1]))
-
-    def leave() -> None:
-        shutil.rmtree(arguments[2], ignore_errors=True)  # nobody else would, were the other end killed
-        os._exit(LEAVE_STATUS)
-
-    pipe.leave_when_closed(leave)
-    Probes(pipe).serve()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    Probes.main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Measures one configuration: the traces of its steps at two small micro-batches, and the time of a few spread ones."""
+"""Measures one configuration: step traces at two small micro-batches and step times at a few others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import cycle, islice, pairwise
+from itertools import count, cycle, islice, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, cast
@@ -38,38 +38,38 @@ from .steptime import StepTime, TimedBatch, merged
 from .trace import Family, Trace, fit
 
 Tell = Callable[[str], None]
-# Micro-batches that are recorded, until two neighbours allocate alike. Smaller ones take other ways: two items are no
-# matrix to some kernels, and batch normalisation needs more than one.
+# Micro-batches to record until the traces of two neighbours match. Libraries select other kernels for smaller ones, and
+# batch normalisation needs more than one item.
 SIZES = (4, 8, 16, 32)
-# A recording that took longer is the last one.
+# Seconds after which no larger micro-batch is recorded.
 RECORD_S = 3.0
-# Of what was reserved, how far a replay of the same steps may be off before the model is not believed.
+# Maximum relative error of a replay in the simulated allocator before the prediction has low confidence.
 TOLERANCE = 0.02
-# Items that are looked at for the longest ones at most, and seconds: each may have to be encoded.
+# Limits of the search for the longest items, as items and seconds: reading an item may encode it.
 LOOKED_AT = 4096
 LOOK_S = 1.5
-# Batches that are kept where the loader keeps items.
+# Batches that are cached for timing if the loader caches items.
 KEPT_BATCHES = 2
-# Seconds for one size of the micro-batch, of which at least two runs are made, unless the first takes far too long.
+# Seconds to time one micro-batch, at least twice; only once if the first run takes longer than HOPELESS_S.
 POINT_S = 0.5
 HOPELESS_S = 4.0
 
 
 class Prober:
-    """Probes of a configuration on its prepared workload; its loader settings and batch do not matter."""
+    """Probes a configuration on its prepared workload. Its loader settings and batch size are ignored."""
 
     def __init__(self, config: Config, workload: Workload, device: torch.device, tell: Tell) -> None:
         self.config, self.workload, self.device = config, workload, device
         self._tell = tell
-        # The newest recording on a card, and the bytes that its allocator had reserved at most.
+        # The latest recording on a GPU and its peak reserved bytes.
         self._seen: tuple[Trace, int] | None = None
         self._extremes, self._looked = extremes(workload)
-        # On the host: most bytes that the process grew by while a micro-batch was timed, by its size.
+        # On the host: by micro-batch, the most bytes that the process grew by while it was timed.
         self._grown: dict[int, int] = {}
 
     def warm(self) -> int:
-        """Bytes of this process in memory once it has done a step: torch brings in much of itself only then."""
-        self._tell("trying a step")
+        """Run one step, which loads the libraries that torch initialises lazily. Returns the resident bytes."""
+        self._tell("running a test step")
         stepper = self.stepper()
         stepper.eager_step(self._batches(sizes(self.workload)[0]), PhaseClock(), 0)
         del stepper
@@ -77,22 +77,22 @@ class Prober:
         return resident()
 
     def memory(self, outside_bytes: int) -> Memory:
-        """Recorded here, at small micro-batches. Raises what a step raises."""
-        card = self.device.type == "cuda"
-        source = "two steps recorded on this card" if card else "two steps recorded on this processor"
-        on: Literal["card", "host"] = "card" if card else "host"
+        """Predict memory from recordings at small micro-batches. Raises what a step raises."""
+        cuda = self.device.type == "cuda"
+        source = f"steps recorded on this {'GPU' if cuda else 'CPU'}"
+        on: Literal["gpu", "host"] = "gpu" if cuda else "host"
         rules = Rules.of_environment()
         family = self.family()
-        doubt = caveat(self.config) or self._unseen() or (self._self_check(rules) if card else "")
+        doubt = caveat(self.config) or self._unseen() or (self._self_check(rules) if cuda else "")
         return Memory(family, on, outside_bytes, source, rules, doubt)
 
     def family(self) -> Family:
-        """Of its steps' traces. Raises what a step raises."""
+        """The traces of its steps for any batch size. Raises what a step raises."""
         return alike(self.trace, sizes(self.workload))
 
     def trace(self, micro: int) -> Trace:
-        """Of steps with that micro-batch."""
-        self._tell(f"recording what a step of {micro} allocates")
+        """The trace of steps with this micro-batch."""
+        self._tell(f"recording allocations with micro-batch {micro}")
         seed(self.config.run.seed)
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
@@ -106,24 +106,24 @@ class Prober:
 
     def _unseen(self) -> str:
         if self.workload.collate is not None and self.workload.epochs_differ:
-            return "the items of later epochs may be longer"
+            return "later epochs may contain longer items"
         items = len(cast(Any, self.workload.train_data))
         if not self._extremes or self._looked == items:
             return ""
-        return f"the longest items make the peak, and {self._looked:,} of {items:,} were looked at"
+        return f"the longest items determine the peak, but only {self._looked:,} of {items:,} were checked"
 
     def _self_check(self, rules: Rules) -> str:
-        """Whether the allocator of this card does what the model of it does; "" where it does."""
+        """How the simulated allocator disagrees with the real one, or ""."""
         if self._seen is None:
             return ""
         trace, reserved = self._seen
         return disagreement(trace.on_gpu(rules).peak_reserved, reserved)
 
-    def time(self, micros: Sequence[int], longest_s: float, most: Callable[[int], bool]) -> StepTime | None:
-        """At those micro-batches, ascending, up to the first that takes longer than `longest_s`.
+    def time(self, micros: Sequence[int], longest_s: float, fits: Callable[[int], bool]) -> StepTime | None:
+        """Time micro-batches in ascending order, up to the first that takes longer than `longest_s`.
 
-        most: whether memory holds a micro-batch; the first that it does not ends them. None where it holds none.
-        Raises what a step raises.
+        fits: whether a micro-batch fits into memory; timing ends at the first that does not. Returns None if none
+        fits. Raises what a step raises.
         """
         stepper = self.stepper()
         on_gpu = self.device.type == "cuda"
@@ -133,9 +133,9 @@ class Prober:
         before = resident()
         self._grown = {}
         for micro in sorted(micros):
-            if not most(micro):
+            if not fits(micro):
                 break
-            self._tell(f"timing micro-batches of {micro}")
+            self._tell(f"timing micro-batch {micro}")
             watched = not on_gpu and _forget_peak()
             try:
                 point, update_s = self._point(stepper, micro)
@@ -152,7 +152,7 @@ class Prober:
         if not points:
             return None
         found = StepTime(merged(points), update_s, on_gpu)
-        # Where the host's pace gives way to the card's, the two lines are furthest from the truth.
+        # Interpolation is least accurate where the bottleneck moves from the host to the GPU.
         knee = found.knee()
         if knee is not None and points[0].micro < knee < points[-1].micro and not found.measured(knee):
             point, _ = self._point(stepper, knee)
@@ -160,43 +160,37 @@ class Prober:
         return found
 
     def with_heap(self, memory: Memory) -> Memory:
-        """The prediction with what the process was seen to hold beyond it, while micro-batches were timed."""
-        if memory.on == "card":
+        """Add the memory that the process held beyond the prediction while micro-batches were timed."""
+        if memory.on == "gpu":
             return memory
         peaks = {micro: memory.peak(micro) - memory.outside_bytes for micro in self._grown}
         heap = ((micro, max(grown - peaks[micro], 0)) for micro, grown in sorted(self._grown.items()))
         return replace(memory, heap=tuple(heap))
 
     def _point(self, stepper: Stepper, micro: int) -> tuple[TimedBatch, float]:
-        """One size of the micro-batch, and the seconds of the optimizer's step."""
+        """Time one micro-batch. Returns it with the seconds of the optimizer's update."""
         batches = endless(self.workload, self.config, micro, as_kept=True)
-        data: list[float] = []
-        compute: list[float] = []
-        host: list[float] = []
-        updates: list[float] = []
+        samples: list[tuple[float, ...]] = []
         begin = time.perf_counter()
-        while len(compute) < 2 or time.perf_counter() - begin < POINT_S:
+        while len(samples) < 2 or time.perf_counter() - begin < POINT_S:
             at = time.perf_counter()
             batch = next(batches)
-            data.append(time.perf_counter() - at)
-            issued, done = self._timed(stepper, batch)
-            host.append(issued)
-            compute.append(done)
+            data = time.perf_counter() - at
+            host, compute = self._timed(stepper, batch)
             at = time.perf_counter()
             stepper.set_rate(0)
             stepper.update(_nowhere)
             stepper.optimizer.zero_grad(set_to_none=stepper.config.optimizer.set_to_none)
             self._wait()
-            updates.append(time.perf_counter() - at)
-            if done > HOPELESS_S:
+            samples.append((compute, host, data, time.perf_counter() - at))
+            if compute > HOPELESS_S:
                 break
-        # Libraries choose their ways at the first run of a shape. Means, as a run has its slow steps as well.
-        skip = 1 if len(compute) > 1 else 0
-        point = TimedBatch(micro, fmean(compute[skip:]), fmean(host[skip:]), fmean(data[skip:]))
-        return point, fmean(updates[skip:])
+        # The first run of a shape includes kernel selection. Means, because a real run has slow steps as well.
+        *means, update = map(fmean, zip(*(samples[1:] or samples), strict=True))
+        return TimedBatch(micro, *means), update
 
     def _timed(self, stepper: Stepper, batch: Batch) -> tuple[float, float]:
-        """(seconds until everything was issued, until it was done) of moving a micro-batch and computing it."""
+        """(seconds until launched, seconds until done) of copying a micro-batch, forward and backward."""
         if self.device.type != "cuda":
             begin = time.perf_counter()
             stepper.forward_backward(batch, _nowhere)
@@ -217,9 +211,9 @@ class Prober:
             torch.cuda.synchronize(self.device)
 
     def stepper(self) -> Stepper:
-        """A fresh one, which steps through one micro-batch, operation by operation."""
+        """A new eager stepper with one micro-batch per step."""
         single = self.config.batch.model_copy(update={"accumulation": 1})
-        # A compiler would compile anew for every size.
+        # Compiling would recompile for every batch size.
         plain = self.config.speed.model_copy(update={"compile": "off", "cuda_graph": False})
         config = self.config.model_copy(update={"batch": single, "speed": plain})
         return Stepper(self.workload, config, self.device, total_steps=1000)
@@ -229,18 +223,20 @@ class Prober:
 
 
 def sizes(workload: Workload) -> tuple[int, ...]:
-    """The micro-batches to record: SIZES, as far as there are so many items, or the two largest that there are."""
+    """The micro-batches to record: those in SIZES up to the number of items, or the two largest possible."""
     items = len(cast(Any, workload.train_data))
     found = tuple(micro for micro in SIZES if micro <= items)
     if len(found) > 1:
         return found
-    # Not one item beside others: batch normalisation cannot train on it.
+    # Avoid a single item: batch normalisation cannot train on it.
     return (items - 1, items) if items > 2 else (items,)
 
 
 def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
-    """The family of the first two neighbours whose traces line up, or of the last two: libraries take other ways for
-    batches that are too small. Of one size alone it is the same for all. Raises what the first two recordings raise."""
+    """Fit the first two neighbouring sizes whose traces match, or the last two. A single size is used for all sizes.
+
+    Libraries may select other kernels for very small batches. Raises what the first two recordings raise.
+    """
     small, found = trace(at[0]), None
     if len(at) == 1:
         return fit(small, small, (at[0], at[0] + 1))
@@ -256,12 +252,12 @@ def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
         if found.aligned or time.perf_counter() - begin > RECORD_S:
             break
         small = large
-    assert found is not None  # `at` has two sizes or more
+    assert found is not None  # `at` has at least two sizes
     return found
 
 
 def items_of(workload: Workload) -> Items:
-    """What keeping all of the data would take."""
+    """Memory that caching all data would take."""
     parts = (workload.train_data, workload.eval_data)
     keeps = all(can_keep(part, workload.epochs_differ) for part in parts)
     kept = sum(map(kept_bytes, parts)) if keeps else None
@@ -269,26 +265,28 @@ def items_of(workload: Workload) -> Items:
 
 
 def disagreement(replayed: int, reserved: int) -> str:
-    """What there is to say when a replay of recorded steps does not come to what they reserved; "" where it does."""
+    """A message if the replayed peak differs from the reserved bytes by more than TOLERANCE, else ""."""
     if abs(replayed - reserved) <= TOLERANCE * reserved:
         return ""
-    return f"the allocator here reserved {size(reserved)} for steps that its model gives {size(replayed)}"
+    return (
+        f"the allocator reserved {size(reserved)} for the recorded steps, but {size(replayed)} was predicted"
+    )
 
 
 def caveat(config: Config) -> str:
-    """Why the probes of a configuration do not tell what a run of it takes; "" where they do."""
+    """Why probes of a configuration do not represent its run, or ""."""
     speed = config.speed
     if speed.cuda_graph:
-        return "a CUDA graph keeps a pool of its own"
+        return "CUDA graphs use their own memory pool"
     if speed.compile != "off":
-        return "compiled steps fuse operations and keep pools of their own"
+        return "compiled steps fuse operations and use their own memory pools"
     return ""
 
 
 def endless(workload: Workload, config: Config, micro: int, as_kept: bool = False) -> Iterator[Any]:
-    """Micro-batches of a size, made in this process, one epoch after the other.
+    """Micro-batches created in this process, for endless epochs. Raises ValueError if the data is too small.
 
-    as_kept: where the loader keeps items, a few are kept and come again and again, as that is what they cost then.
+    as_kept: if the loader caches items, repeat a few cached ones to measure the cost of cached data.
     """
     batch = config.batch.model_copy(update={"micro": micro, "accumulation": 1})
     config = config.model_copy(update={"batch": batch})
@@ -301,17 +299,15 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
         batches = probe_batches(workload, config)
     if not batches.per_epoch:
         raise ValueError(f"the data has fewer than {micro} items")
-    epoch = 0
-    while True:
+    for epoch in count():
         yield from batches.epoch(epoch)
-        epoch += 1
 
 
 def extremes(workload: Workload) -> tuple[list[int], int]:
-    """(the items that make a batch as large as it can be: for each tensor of an item the longest one; how many were
-    looked at). None of them where no collate function joins items of different lengths.
+    """Find the items that make a batch as large as possible, by a random sample.
 
-    The run's peak is that of the batch with them in it. Looks at items all over the data.
+    Returns (for each tensor of an item, the item where it is longest; the number of items checked), or ([], 0) if the
+    workload has no collate function. The batch that contains these items determines the run's peak.
     """
     if workload.collate is None or workload.epochs_differ:
         return [], 0
@@ -329,24 +325,20 @@ def extremes(workload: Workload) -> tuple[list[int], int]:
 
 
 def longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
-    """Micro-batches of a size that all have the items `first` in them, as far as there is room, and others."""
+    """Endless micro-batches that start with the items `first`, filled up with others."""
     if not first:
         yield from endless(workload, config, micro)
     source = probe_batches(workload, config).source
-    count = len(cast(Any, workload.train_data))
-    taken = set(first)
-    others = (
-        (place for place in cycle(range(count)) if place not in taken) if len(taken) < count else iter(())
-    )
+    others = cycle([place for place in range(len(cast(Any, workload.train_data))) if place not in set(first)])
     while True:
         indices = [*first, *islice(others, max(micro - len(first), 0))][:micro]
         yield from gathered(source, iter([torch.tensor(indices)]), False)
 
 
 def context_bytes(device: torch.device, free_before: int | None) -> int:
-    """On a card: what this process holds beside the allocator, for the context and the libraries' own memory.
+    """GPU memory of this process outside the allocator: the CUDA context and libraries. 0 on the CPU.
 
-    By what was free before and is now: other processes that come or go meanwhile are in it.
+    Computed from the free memory before and now, so it includes changes by other processes.
     """
     if device.type != "cuda" or free_before is None:
         return 0
@@ -355,19 +347,19 @@ def context_bytes(device: torch.device, free_before: int | None) -> int:
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Resident bytes of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
 def _tidy() -> None:
-    """Let glibc give back what is free: the size of the model may have been chosen here, by trying larger ones."""
+    """Return free heap memory to the system, for example after larger model sizes were tried."""
     gc.collect()
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _forget_peak() -> bool:
-    """Let the kernel find the peak of this process anew; whether it does."""
+    """Reset the peak resident size of this process. Returns whether the kernel supports it."""
     _tidy()
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -377,11 +369,9 @@ def _forget_peak() -> bool:
 
 
 def _forget(device: torch.device) -> None:
-    """Give back what the allocator has cached, workspaces of libraries too, so that a recording begins at nothing."""
+    """Release all cached GPU memory, including cuBLAS workspaces, so that a recording starts at zero."""
     torch.cuda.synchronize(device)
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", bool)()  # not in every build
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
 

@@ -1,8 +1,8 @@
-"""Records what real training steps allocate: on the host by torch's profiler, on a card by its memory history.
+"""Records the allocations of real training steps: with torch.profiler on the CPU, with the memory history on a GPU.
 
-A recording holds two whole steps of one micro-batch (the first one makes the optimizer's state), then one of two
-micro-batches, whose gradients live on from the first to the second. What accumulates needs the same memory however
-many micro-batches it has, so that the two marks "one" and "many" answer for all of them.
+A recording contains two steps with one micro-batch (the first creates the optimizer state) and one step with two.
+Gradient accumulation needs the same memory for any number of micro-batches above one, so the marks "one" and "many"
+cover all of them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .trace import DATA, DATA_END, FREED, Trace
 
 STEPS_OF_ONE = 2
 _MARK = "ndd/mark/"
-# Entries of the card's history; a step has thousands.
+# Maximum entries of the GPU's memory history; a step has thousands.
 _HISTORY = 4_000_000
 
 Mark = Callable[[str], None]
 
 
 def record(make: Callable[[], Stepper], batches: Iterator[Batch], device: torch.device) -> Trace:
-    """The trace of making a stepper and of its steps. Raises what they raise, out of memory among it.
+    """The trace of creating a stepper and running its steps. Raises what they raise, including out of memory.
 
-    make: called once. batches: as many as are asked for, of the size that is meant. On the host the parameters are
-    there before and not part of the trace, on a card they are moved there and are.
+    make: called once. batches: endless, of the size to record. The parameters are part of the trace only on a GPU, as
+    they are moved there; on the CPU they exist already.
     """
     gc.collect()
     enabled = gc.isenabled()
-    gc.disable()  # what dies with a cycle would be freed at another place each time
+    gc.disable()  # it would free reference cycles at unpredictable points
     try:
         run = _Steps(make, batches)
         return _of_gpu(run, device) if device.type == "cuda" else _of_host(run)
@@ -48,7 +48,7 @@ def record(make: Callable[[], Stepper], batches: Iterator[Batch], device: torch.
 
 
 class _Steps:
-    """The steps of a recording; called with what sets a mark."""
+    """The steps of a recording. Call it with a function that sets a mark."""
 
     def __init__(self, make: Callable[[], Stepper], batches: Iterator[Batch]) -> None:
         self._make, self._batches = make, batches
@@ -71,7 +71,7 @@ class _Steps:
         mark(MANY)
 
     def _marked(self, mark: Mark) -> Iterator[Batch]:
-        """The batches, their making between two marks."""
+        """The batches, with marks before and after each is created."""
         while True:
             self._made += 1
             mark(f"{DATA}{self._made}")
@@ -81,7 +81,7 @@ class _Steps:
 
 
 def _of_host(run: Callable[[Mark], None]) -> Trace:
-    # Its messages go to the terminal past everything that could capture them.
+    # Kineto writes to the terminal directly, where its messages cannot be captured.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
 
@@ -95,7 +95,7 @@ def _of_host(run: Callable[[Mark], None]) -> Trace:
 
 
 def _nodes(roots: list[Any]) -> list[tuple[int, str, int, int]]:
-    """(nanoseconds, label, address, bytes) of each request (bytes above 0), end (below) and mark (0), by time."""
+    """(nanoseconds, label, address, bytes) by time. bytes > 0: allocation, < 0: free, 0: mark."""
     found = []
     stack = [(node, "") for node in reversed(roots)]
     while stack:
@@ -149,15 +149,10 @@ def _of_gpu(run: Callable[[Mark], None], device: torch.device) -> Trace:
         history = entries()
     finally:
         memory._record_memory_history(None)
-    nodes = []
-    at = {count: name for name, count in marks.items()}
+    # Marks come before the entry at their place.
+    nodes = [(place, name, 0, 0) for name, place in marks.items()]
     for place, entry in enumerate(history):
-        if place in at:
-            nodes.append((place, at[place], 0, 0))
-        if entry["action"] == "alloc":
-            nodes.append((place, "", int(entry["addr"]), int(entry["size"])))
-        elif entry["action"] == "free_completed":
-            nodes.append((place, "", int(entry["addr"]), -1))
-    if len(history) in at:
-        nodes.append((len(history), at[len(history)], 0, 0))
-    return _in_order(nodes)
+        if entry["action"] in ("alloc", "free_completed"):
+            size = int(entry["size"]) if entry["action"] == "alloc" else -1
+            nodes.append((place, "", int(entry["addr"]), size))
+    return _in_order(sorted(nodes, key=lambda node: node[0]))

@@ -1,4 +1,4 @@
-"""How long a step takes at any batch: a few measured micro-batches, spread far apart, and lines between them."""
+"""Step time at any batch size, interpolated between a few measured micro-batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """One micro-batch, measured. Seconds.
+    """Measured seconds of one micro-batch.
 
-    compute_s: forward and backward until they are done; host_s: until the host had issued all of it (on the host the
-    same). data_s: to make it in the training process.
+    compute_s: forward and backward. host_s: until the host has launched all of it; equal to compute_s on the CPU.
+    data_s: creating the batch in the training process.
     """
 
     micro: int
@@ -27,9 +27,9 @@ class TimedBatch:
 
 @dataclass(frozen=True)
 class StepTime:
-    """points: by micro, ascending, at least one. update_s: the optimizer's step with clipping, once an optimizer step.
+    """points: ascending by micro, at least one. update_s: clipping and the optimizer's update, once per step.
 
-    on_card: the host issues the next operations while the card computes, so that the slower of them decides.
+    on_gpu: the host launches asynchronously, so the slower of host and GPU determines the time.
     """
 
     points: tuple[TimedBatch, ...]
@@ -37,9 +37,10 @@ class StepTime:
     on_gpu: bool
 
     def micro_s(self, micro: int, workers: int = 0, placed: bool = False) -> float:
-        """Predicted seconds of a micro-batch, with its data made by so many loader processes on cores of their own.
+        """Predicted seconds of a micro-batch.
 
-        placed: all of the data lies on the card, which gathers it in no time to speak of.
+        workers: loader processes, each assumed to have its own core. placed: the data is on the GPU, where indexing
+        takes negligible time.
         """
         compute, host, data = (self._at(micro, name) for name in ("compute_s", "host_s", "data_s"))
         data = 0.0 if placed else data
@@ -48,15 +49,15 @@ class StepTime:
         return max(compute, host + data) if not workers else max(compute, host, data / workers)
 
     def step_s(self, micro: int, accumulation: int = 1, workers: int = 0, placed: bool = False) -> float:
-        """Predicted seconds of an optimizer step of that many micro-batches."""
+        """Predicted seconds of an optimizer step."""
         return accumulation * self.micro_s(micro, workers, placed) + self.update_s
 
     def measured(self, micro: int) -> bool:
-        """Whether that micro-batch itself was measured."""
+        """Whether this micro-batch was measured."""
         return any(point.micro == micro for point in self.points)
 
     def knee(self) -> int | None:
-        """The micro-batch from which on the card decides instead of the host; None where the host never does."""
+        """The micro-batch above which the GPU, not the host, is the bottleneck; None if the host never is."""
         if not self.on_gpu or len(self.points) < 2:
             return None
         first, last = self.points[0], self.points[-1]
@@ -72,7 +73,7 @@ class StepTime:
         )
 
     def to_dict(self) -> Json:
-        """As JSON takes it."""
+        """JSON-serialisable; the reverse of from_dict."""
         return asdict(self)
 
     @classmethod
@@ -83,7 +84,7 @@ class StepTime:
 
 
 def spread(least: int, most: int, count: int = 3) -> list[int]:
-    """That many micro-batches from `least` to `most`, each as many times the one before: fewer where they coincide."""
+    """Up to `count` micro-batches from `least` to `most`, geometrically spaced."""
     if most <= least:
         return [most]
     ratio = (most / least) ** (1 / (count - 1))
@@ -91,7 +92,7 @@ def spread(least: int, most: int, count: int = 3) -> list[int]:
 
 
 def merged(points: Iterable[TimedBatch]) -> tuple[TimedBatch, ...]:
-    """By micro; of two for the same one the faster counts, as nothing makes a step faster than it is."""
+    """Sorted by micro; of repeated measurements the fastest, as noise only makes a step slower."""
     best: dict[int, TimedBatch] = {}
     for point in points:
         known = best.get(point.micro)

@@ -1,4 +1,4 @@
-"""What a training step allocates and frees, in order: recorded at small batches, rebuilt for any other one."""
+"""The allocations and frees of a training step, recorded at small batch sizes and extrapolated to others."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from difflib import SequenceMatcher
 from .allocator import MIN_BLOCK, Allocator, Rules
 
 FREED = -1
-# Marks around the making of a batch, with a number behind them.
+# Marks before and after the creation of a batch, followed by its number.
 DATA, DATA_END = "data ", "data end "
-# Collapsed requests are rounded up to this each, as the host's allocator does.
+# Collapsed requests are rounded up to a multiple of this, like the host's allocator does.
 _GRANULE = 64
-# Bytes that are left out when they live within one operator: whether there are any differs with the way that it takes.
+# Temporaries of an operator up to this size are ignored: which of them exist depends on the kernel it selects.
 TRIFLE = 1024
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests and their ends: (key, bytes) and (key, FREED); keys count up from 0 in the order of the requests.
+    """Allocations (key, bytes) and frees (key, FREED); keys count up from 0 in order of allocation.
 
-    labels: of each request, by key: what asked for it, as far as that is known; it tells which requests of two traces
-    belong together. marks: by name, how many of the events came before a moment (see `recording`). Ends of what was
-    requested before the trace began are not in it.
+    labels: by key, the operator that allocated, if known; used to match the allocations of two traces. marks: by name,
+    the number of events before it (see `recording`). Frees of memory allocated before the trace are not included.
     """
 
     events: tuple[tuple[int, int], ...]
@@ -31,18 +30,20 @@ class Trace:
     marks: dict[str, int] = field(default_factory=dict)
 
     def until(self, mark: str) -> Trace:
-        """The part before a mark; all of it where there is no such mark."""
+        """The part before a mark; the whole trace if the mark does not exist."""
         return Trace(self.events[: self.marks.get(mark, len(self.events))], self.labels, self.marks)
 
     def sizes(self) -> list[int]:
-        """Bytes of each request, by key."""
+        """Bytes of each allocation, by key."""
         return [size for _, size in self.events if size >= 0]
 
-    def ordered(self) -> Trace:
-        """With ends that follow each other in the order of their keys.
+    def all_labels(self) -> Sequence[str]:
+        """A label for each allocation, by key; empty ones if they are not known."""
+        count = len(self.sizes())
+        return self.labels if len(self.labels) == count else [""] * count
 
-        They commute for the allocator, and caches are cleared in the order of hashes.
-        """
+    def ordered(self) -> Trace:
+        """The same trace with consecutive frees sorted by key, since their order may vary and does not matter."""
         places = sorted(self.marks.values())
         events: list[tuple[int, int]] = []
         ends: list[tuple[int, int]] = []
@@ -56,11 +57,10 @@ class Trace:
         return Trace((*events, *sorted(ends)), self.labels, self.marks)
 
     def collapsed(self) -> Trace:
-        """With all that lives and dies within one operator, or within the making of a batch, as one request.
+        """The trace with the temporaries of each operator, and of each batch creation, merged into one allocation.
 
-        Its size is what the stretch takes at its peak beyond what it leaves behind, so that the peaks of the whole
-        stay. Operators that loop over the items of a batch, and batches that are made item by item, have as many
-        requests as items; collapsed they line up whatever the batch.
+        Its size is the peak of the section minus what it leaves allocated, so the overall peak is unchanged. Operators
+        and batch creation that loop over items allocate once per item; collapsed, traces of any batch size match.
         """
         out = _Rewritten(self)
         begin = 0
@@ -70,7 +70,7 @@ class Trace:
         return out.trace()
 
     def _stretches(self) -> Iterator[tuple[int, bool]]:
-        """(end, whether it is the making of a batch) of each stretch: one operator's events, or a batch's."""
+        """(end, whether it creates a batch) of each section: the events of one operator or one batch creation."""
         marks = sorted((place, name) for name, place in self.marks.items())
         edges = {place for place, _ in marks}
         data = {place for place, name in marks if name.startswith(DATA)}
@@ -89,34 +89,34 @@ class Trace:
         yield len(self.events), inside
 
     def peak(self, granule: int = 1) -> int:
-        """The most bytes that are in use at a time, each request rounded up to multiples of `granule`."""
+        """Peak bytes in use, with each allocation rounded up to a multiple of `granule`."""
         held: dict[int, int] = {}
         now = most = 0
         for key, size in self.events:
             if size < 0:
                 now -= held.pop(key, 0)
                 continue
-            held[key] = -(-size // granule) * granule
+            held[key] = _rounded(size, granule)
             now += held[key]
             most = max(most, now)
         return most
 
     def left(self) -> int:
-        """Bytes in use at the end."""
+        """Bytes still allocated at the end."""
         held = dict.fromkeys((key for key, size in self.events if size < 0), 0)
         return sum(size for key, size in self.events if size >= 0 and key not in held)
 
     def on_gpu(self, rules: Rules, cap: int | None = None) -> Allocator:
-        """Replayed through the model of a card's allocator. Raises allocator.OutOfMemoryError."""
+        """Replay the trace in the simulated CUDA allocator. Raises SimulatedOutOfMemoryError."""
         return Allocator(rules, cap).replay(self.events)
 
 
 @dataclass(frozen=True)
 class Family:
-    """The trace of one training step for every size of its batch: each request's bytes as a line of that size.
+    """The trace of a training step at any batch size: the bytes of each allocation are linear in the batch size.
 
-    at: the sizes that were recorded. aligned: their traces are the same sequence, request by request; where they are
-    not, `loose` requests were matched by nothing, and what is said is a guess that has to be measured.
+    at: the two recorded sizes. aligned: their traces match allocation by allocation; if not, `loose` allocations have
+    no counterpart and predictions have low confidence.
     """
 
     at: tuple[int, int]
@@ -126,7 +126,7 @@ class Family:
     loose: int = 0
 
     def trace(self, size: int) -> Trace:
-        """Rebuilt for a batch of that size."""
+        """The trace at a batch size."""
         return Trace(tuple(self._events(size)), self.first.labels, self.first.marks)
 
     def _events(self, size: int) -> Iterator[tuple[int, int]]:
@@ -139,22 +139,20 @@ class Family:
 
 
 class _Rewritten:
-    """A trace under construction, from stretches of another one."""
+    """Builds a collapsed trace from sections of another one."""
 
     def __init__(self, of: Trace) -> None:
         self._of = of
         self._sizes = of.sizes()
-        self._labels = of.labels if len(of.labels) == len(self._sizes) else ("",) * len(self._sizes)
-        self._marks = sorted(
-            (place, name) for name, place in of.marks.items() if not name.startswith("data ")
-        )
+        self._labels = of.all_labels()
+        self._marks = sorted((place, name) for name, place in of.marks.items() if not name.startswith(DATA))
         self._keys: dict[int, int] = {}
         self.events: list[tuple[int, int]] = []
         self.labels: list[str] = []
         self.marks: dict[str, int] = {}
 
     def take(self, begin: int, end: int, data: bool) -> None:
-        """Add the stretch begin..end. data: it is the making of a batch."""
+        """Add the section begin..end. data: it creates a batch."""
         self._mark(begin)
         stretch = self._of.events[begin:end]
         born = {key for key, size in stretch if size >= 0}
@@ -169,8 +167,8 @@ class _Rewritten:
                 self._request(key, size, self._labels[key])
                 left += _rounded(size)
         if born & gone and most - left > TRIFLE:
-            label = "a batch" if data else self._labels[stretch[0][0]]
-            self._request(-1, most - left, f"{label}, for a while")
+            label = "batch" if data else self._labels[stretch[0][0]]
+            self._request(-1, most - left, f"{label} (temporary)")
             self.events.append((len(self.labels) - 1, FREED))
         self.events += [(self._keys[key], FREED) for key, size in stretch if size < 0 and key not in born]
 
@@ -188,21 +186,21 @@ class _Rewritten:
             self.marks[self._marks.pop(0)[1]] = len(self.events)
 
 
-def _rounded(size: int) -> int:
-    return -(-size // _GRANULE) * _GRANULE
+def _rounded(size: int, granule: int = _GRANULE) -> int:
+    return -(-size // granule) * granule
 
 
 def fit(small: Trace, large: Trace, at: tuple[int, int]) -> Family:
-    """The family behind two traces, recorded with batches of the sizes `at`, the smaller one first.
+    """Fit a line through two traces, recorded at the batch sizes `at` (smaller first).
 
-    Where they are different sequences, they are collapsed. Where that does not make them alike, the larger one is
-    taken, requests are matched by their labels and order, and what has no partner grows in proportion to the batch: too
-    much rather than too little.
+    Traces that do not match are collapsed. If they still differ, allocations are matched by label and order, and those
+    without a counterpart are assumed proportional to the batch size, which overestimates rather than underestimates.
+    Raises ValueError unless the sizes increase.
     """
     small, large = small.ordered(), large.ordered()
     apart = at[1] - at[0]
     if apart <= 0:
-        raise ValueError(f"a line through batches of {at[0]} and {at[1]} is none")
+        raise ValueError(f"cannot fit batch sizes {at[0]} and {at[1]}: they must increase")
     if _shape(small) != _shape(large):
         small, large = small.collapsed().ordered(), large.collapsed().ordered()
     if _shape(small) == _shape(large):
@@ -232,9 +230,9 @@ def _shape(trace: Trace) -> list[tuple[int, bool]]:
 
 
 def _partners(small: Trace, large: Trace) -> dict[int, int]:
-    """Requests of the larger trace with those of the smaller one that they are, by key."""
-    first, second = (_signs(trace) for trace in (small, large))
-    # Most of them are alike at both ends; what lies between is matched with patience.
+    """Maps keys of the larger trace to the matching keys of the smaller one."""
+    first, second = small.all_labels(), large.all_labels()
+    # Most match at both ends; only the middle needs the slower matcher.
     head = _alike(first, second)
     tail = _alike(first[head:][::-1], second[head:][::-1])
     found = {place: place for place in range(head)}
@@ -246,11 +244,6 @@ def _partners(small: Trace, large: Trace) -> dict[int, int]:
 
 
 def _alike(first: Sequence[str], second: Sequence[str]) -> int:
-    """Of how many elements both begin with the same."""
+    """Length of the common prefix."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def _signs(trace: Trace) -> Sequence[str]:
-    count = len(trace.sizes())
-    return trace.labels if len(trace.labels) == count else [""] * count

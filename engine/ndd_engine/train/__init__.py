@@ -1,1 +1,1 @@
-"""Training: the loop, its clock, loaders, precision, evaluation, checkpoints, control."""
+"""Training: a run from its configuration to its end, with evaluation, checkpoints and control."""

@@ -1,7 +1,7 @@
-"""Checkpoints: everything a run needs to go on bit for bit, written so that a crash never costs the last good one.
+"""Checkpoints: everything a run needs to resume bit for bit, written so that a crash never destroys a good one.
 
-A checkpoint is two files: `step-00001200.pt`, and `step-00001200.json` that names its size and SHA-256. Each is
-written to a temporary file, synced and renamed, the description last: without it a checkpoint does not count.
+A checkpoint is two files: `step-00001200.pt`, and `step-00001200.json` with its size and SHA-256. Each is written to a
+temporary file, synced and renamed, the JSON file last: a checkpoint without it is ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint on disk, as its description says. metric: the headline figure of the evaluation before it."""
+    """One checkpoint on disk, from its JSON file. metric: the headline metric of the evaluation at its step."""
 
     path: Path
     step: int
@@ -49,9 +49,9 @@ class CheckpointStore:
         self.keep = keep
 
     def all(self) -> list[Saved]:
-        """Every complete checkpoint, the one written first first. Files without a readable description do not count.
+        """All complete checkpoints, oldest first. Files without a readable JSON file are ignored.
 
-        The order is that of writing, not of steps: a run that went back to an earlier step goes on from there.
+        The order is that of writing, not of steps: a run that returned to an earlier step continues from there.
         """
         found = []
         for description in self.folder.glob("step-*.json"):
@@ -71,14 +71,14 @@ class CheckpointStore:
         return sorted(found, key=lambda saved: (saved.t, saved.step))
 
     def save(self, step: int, state: dict[str, Any], metric: float | None, best_is_lower: bool) -> Saved:
-        """Write a checkpoint and remove the ones no longer kept. Raises OSError; then nothing changed on disk."""
+        """Write a checkpoint and delete those no longer kept. Raises OSError and then leaves the disk unchanged."""
         if metric is not None and not math.isfinite(metric):
-            metric = None  # nothing compares with it
+            metric = None  # NaN compares with nothing
         self.folder.mkdir(parents=True, exist_ok=True)
         every = self.all()
         description = self.folder / f"step-{step:08d}.json"
         earlier = next((saved.path for saved in every if saved.description == description), None)
-        # One written before at this step stays whole until the new description takes the place of its own.
+        # An earlier checkpoint of this step stays valid until the new JSON file replaces its own.
         path = description.with_suffix(".pt")
         if path == earlier:
             path = description.with_suffix(".again.pt")
@@ -87,9 +87,9 @@ class CheckpointStore:
             try:
                 torch.save(state, digest)  # type: ignore[arg-type]
             except RuntimeError as error:
-                # torch puts an error of its own in front of what happened to the file, or to us.
+                # torch raises its own error on top of the one from the file or from a stop.
                 raise (digest.failed or _interruption(error) or error) from None
-        # Clocks step back and differ between hosts; the order of writing must not.
+        # Clocks can go backwards and differ between hosts; the order of writing must not.
         t = max([time.time(), *(saved.t + 1e-3 for saved in every)])
         saved = Saved(path, step, digest.count, digest.hash.hexdigest(), t, metric, description)
         body = {
@@ -105,7 +105,7 @@ class CheckpointStore:
             with _replacing(description) as file:
                 file.write(json.dumps(body).encode())
         except BaseException:
-            path.unlink(missing_ok=True)  # without its description it would only take up space
+            path.unlink(missing_ok=True)  # without its JSON file it only takes up space
             raise
         if earlier is not None:
             earlier.unlink(missing_ok=True)
@@ -113,24 +113,26 @@ class CheckpointStore:
         return saved
 
     def load(self, saved: Saved) -> dict[str, Any]:
-        """The state of a checkpoint. Raises CheckpointError that names the file and what is wrong with it."""
+        """Load a checkpoint. Raises CheckpointError with the file and what is wrong with it."""
         shown = printable(str(saved.path))
         try:
             actual = saved.path.stat().st_size
             if actual != saved.bytes:
-                raise CheckpointError(f"{shown} is damaged: {size(actual)} instead of {size(saved.bytes)}")
+                raise CheckpointError(
+                    f"{shown} is damaged: its size is {size(actual)} instead of {size(saved.bytes)}"
+                )
             with saved.path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != saved.sha256:
-                raise CheckpointError(f"{shown} is damaged: its contents do not match their checksum")
+                raise CheckpointError(f"{shown} is damaged: its contents do not match the checksum")
             state = torch.load(saved.path, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             raise CheckpointError(f"{shown} is missing") from None
         except OSError as error:
-            raise CheckpointError(f"{shown} cannot be read: {error.strerror}") from None
+            raise CheckpointError(f"cannot read {shown}: {error.strerror}") from None
         except pickle.UnpicklingError:
             raise CheckpointError(
-                f"{shown} holds more than tensors and plain values; it is not opened"
+                f"{shown} contains more than tensors and plain values, so it is not loaded"
             ) from None
         except (RuntimeError, EOFError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{shown} is damaged: {printable(str(error).splitlines()[0])}") from None
@@ -146,7 +148,7 @@ class CheckpointStore:
             best = (min if best_is_lower else max)(judged, key=lambda saved: saved.metric or 0.0)
         for saved in every[: -self.keep]:
             if saved != best:
-                # The description first: a crash in between must not leave one that promises a missing file.
+                # The JSON file first: a crash in between must not leave one that refers to a missing file.
                 saved.description.unlink(missing_ok=True)
                 saved.path.unlink(missing_ok=True)
         for stale in self.folder.glob("*.tmp"):
@@ -154,9 +156,9 @@ class CheckpointStore:
 
 
 def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved, dict[str, Any]]:
-    """The newest checkpoint (or the one of `step`) with its state.
+    """The newest checkpoint, or the one of `step`, with its state.
 
-    Raises CheckpointError when there is none, or when it is damaged: then the message offers the previous good one.
+    Raises CheckpointError if there is none or if it is damaged; the message then names the previous good one.
     """
     every = store.all()
     known = {saved.path for saved in every}
@@ -165,12 +167,12 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
         chosen = [saved for saved in every if saved.step == step]
         if not chosen:
             there = ", ".join(str(saved.step) for saved in every) or "none"
-            raise CheckpointError(f"there is no checkpoint of step {step}; there are: {there}")
+            raise CheckpointError(f"there is no checkpoint of step {step}; available: {there}")
         return chosen[0], store.load(chosen[0])
     if not every:
         extra = f" ({', '.join(orphans)} is incomplete)" if orphans else ""
         raise CheckpointError(
-            f"{printable(str(store.folder))} holds no checkpoint{extra}; the run has to start anew"
+            f"{printable(str(store.folder))} contains no checkpoint{extra}; start a new run"
         )
     try:
         return every[-1], store.load(every[-1])
@@ -181,13 +183,13 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
             except CheckpointError:
                 continue
             raise CheckpointError(
-                f"{error}; the previous one is good: add --from-step {earlier.step}"
+                f"{error}; the previous checkpoint is good: add --from-step {earlier.step}"
             ) from None
-        raise CheckpointError(f"{error}; no other checkpoint is good") from None
+        raise CheckpointError(f"{error}; there is no other good checkpoint") from None
 
 
 def finite(model: nn.Module) -> str | None:
-    """The name of the first parameter or buffer that holds a NaN or an infinity, or None."""
+    """The name of the first parameter or buffer that contains NaN or infinity, or None."""
     for name, value in model.state_dict().items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             return str(name)
@@ -195,7 +197,7 @@ def finite(model: nn.Module) -> str | None:
 
 
 class _Digest:
-    """A file that counts and hashes what passes through."""
+    """A file wrapper that counts and hashes what is written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -220,7 +222,7 @@ class _Digest:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes `path`'s place whole, or not at all. Raises OSError."""
+    """A file that replaces `path` completely or not at all. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
@@ -240,7 +242,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _interruption(error: BaseException) -> BaseException | None:
-    """A stop at once that the error hides: it arrives at any point, also between two writes."""
+    """The immediate stop behind an error, if there is one: it can arrive between any two writes."""
     seen: BaseException | None = error
     while seen is not None:
         if not isinstance(seen, Exception):
@@ -250,7 +252,7 @@ def _interruption(error: BaseException) -> BaseException | None:
 
 
 def free_space(folder: Path) -> int | None:
-    """Bytes free for this user where the folder is, or None."""
+    """Free bytes for this user on the folder's disk, or None if unknown."""
     with contextlib.suppress(OSError):
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize

@@ -1,4 +1,4 @@
-"""What a running loop is asked to do, from any thread; the loop looks once a step."""
+"""Requests to a running loop, from any thread; the loop checks them once a step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ndd_engine.errors import UsageError
 
 
 class StopNow(BaseException):
-    """Leave the loop at once, without a checkpoint. Not an Exception: nothing may swallow it on the way."""
+    """Stops the loop immediately, without a checkpoint. Not an Exception, so that nothing swallows it."""
 
 
 class Control:
-    """Requests to the loop. `pending` is a plain attribute so that looking costs nothing."""
+    """Requests to the loop. `pending` is a plain attribute, so that checking it costs nothing."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -27,13 +27,13 @@ class Control:
         self.kill = False
 
     def request(
-        self, action: str, reason: str = "asked to", status: str = "stopped", holder: int | None = None
+        self, action: str, reason: str = "on request", status: str = "stopped", holder: int | None = None
     ) -> None:
-        """One of pause, resume, checkpoint, evaluate, kernels, stop, kill.
+        """Request one of pause, resume, checkpoint, evaluate, kernels, stop, kill.
 
-        status: how the run ends after a stop. holder: the process that a pause is for, which ends when that process
-        takes it back with a resume of its own, or ends; a resume without a holder ends every pause. Raises UsageError
-        for a holder that is no process here.
+        status: the run's status after a stop. holder: process id that holds a pause; the pause ends when that process
+        sends resume or exits. A resume without a holder ends every pause. Raises UsageError if the holder is not a
+        running process on this host.
         """
         process = _process(holder) if holder is not None and action == "pause" else None
         with self._changed:
@@ -51,7 +51,7 @@ class Control:
             elif action in ("checkpoint", "evaluate", "kernels"):
                 self._once.add(action)
             elif action in ("stop", "kill"):
-                # The first reason holds; a second request only makes it faster.
+                # The first reason is kept; a second request only stops faster.
                 if self.stop_status is None:
                     self.stop_status, self.stop_reason = status, reason
                 self.kill = self.kill or action == "kill"
@@ -61,7 +61,7 @@ class Control:
             self._changed.notify_all()
 
     def take_once(self) -> set[str]:
-        """The one-time requests since the last look; clears `pending` unless a state remains to be acted on."""
+        """Return the one-time requests since the last call; clears `pending` unless the run is paused or stopping."""
         with self._changed:
             once, self._once = self._once, set()
             self.pending = self.paused or self.stop_status is not None
@@ -73,7 +73,7 @@ class Control:
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """Numbers of the processes that this is paused for."""
+        """Ids of the processes that hold a pause."""
         return tuple(self._holders)
 
     @property
@@ -81,12 +81,12 @@ class Control:
         return self.stop_status is not None
 
     def check_kill(self) -> None:
-        """Raise StopNow when a stop at once was asked for."""
+        """Raise StopNow if an immediate stop was requested."""
         if self.kill:
             raise StopNow
 
     def wait(self, timeout_s: float) -> None:
-        """While paused: sleep until something is asked or the time is over, and look whether the holders live."""
+        """While paused: sleep until a request or the timeout, and drop holders that have exited."""
         with self._changed:
             if self.paused and not self._once and self.stop_status is None:
                 self._changed.wait(timeout_s)
@@ -98,11 +98,11 @@ def _process(pid: int) -> psutil.Process:
     try:
         return psutil.Process(pid)
     except (psutil.Error, ValueError, OverflowError):
-        raise UsageError(f"there is no process {pid} here that it could be paused for") from None
+        raise UsageError(f"cannot pause for process {pid}: there is no such process on this host") from None
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether it is still the same process; one that nobody has waited for yet does nothing any more."""
+    """Whether it is still the same running process; a zombie does not count."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -16,7 +16,7 @@ from ndd_engine.workloads.base import Workload
 
 @dataclass(frozen=True)
 class Result:
-    """Metrics by name, the headline first; batches that were looked at; seconds; whether in inference mode."""
+    """Metrics by name, headline first; number of batches; seconds; whether inference mode was used."""
 
     metrics: dict[str, float]
     batches: int
@@ -38,10 +38,10 @@ def evaluate(
     inference_mode: bool,
     between: Callable[[], None],
 ) -> Result:
-    """Evaluate without touching the training's state: no graph, no dropout, its own random numbers.
+    """Evaluate without changing the training state: no gradients, no dropout, separate random numbers.
 
-    inference_mode: torch.inference_mode, else no_grad. between: called after every batch, so that a long
-    evaluation is seen and can be left (it may raise).
+    inference_mode: use torch.inference_mode instead of no_grad. between: called after every batch, to report progress
+    and to stop (it may raise).
     """
     model = workload.model
     begin = time.perf_counter()
@@ -50,7 +50,7 @@ def evaluate(
     model.eval()
     cards = [device] if device.type == "cuda" else []
     try:
-        # An objective may draw noise: the same noise at each evaluation, and none of the training's.
+        # A loss may draw noise: use the same noise at each evaluation, without advancing the training's generator.
         quiet = torch.inference_mode() if inference_mode else torch.no_grad()
         with torch.random.fork_rng(devices=cards), quiet:
             torch.manual_seed(seed)

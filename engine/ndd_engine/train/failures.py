@@ -1,4 +1,4 @@
-"""What went wrong in training, in one message: the step, the cause, what filled the memory, what to change."""
+"""Explains a training failure in one message: the step, the cause, what filled the memory, what to change."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _WORKER = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure for people. kind: oom, worker, killed (a worker, as the kernel does when memory runs out) or error.
-    where: of an error, the place in the code of a user's own workload, if it is in there.
+    """A failure with its message.
+
+    kind: oom, worker, killed (a worker, probably by the kernel's out-of-memory killer) or error. where: of an error in
+    the code of a user's own workload, its file and line.
     """
 
     kind: str
@@ -33,15 +35,15 @@ class Failure:
 
     @property
     def of_memory(self) -> bool:
-        """Memory ran out, as far as can be told."""
+        """Whether memory ran out, as far as is known."""
         return self.kind in ("oom", "killed")
 
 
 def explain(
     error: BaseException, step: int, phase: str, config: Config, device: torch.device, stepper: Stepper | None
 ) -> Failure:
-    """The failure at optimizer step `step` (the one that was being done, counted from 1)."""
-    between = phase in ("evaluate", "checkpoint")  # they come after a step
+    """Explain an error in optimizer step `step` (counted from 1)."""
+    between = phase in ("evaluate", "checkpoint")  # these follow a step
     place = f"at step {step - 1 if between else step} in {phase}"
     if is_out_of_memory(error):
         return Failure("oom", out_of_memory(error, place, config, device, stepper))
@@ -52,8 +54,8 @@ def explain(
     if "DataLoader timed out" in text:
         return Failure(
             "worker",
-            f"the loader's workers delivered no batch within {duration(config.loader.timeout_s)} {place}; "
-            "look for a stuck read or raise loader.timeout_s",
+            f"the loader workers returned no batch within {duration(config.loader.timeout_s)} {place}; "
+            "look for a blocked read, or raise loader.timeout_s",
         )
     first = printable(text.strip().splitlines()[0]) if text.strip() else "no message"
     if isinstance(error, OSError) and error.filename:
@@ -62,10 +64,10 @@ def explain(
 
 
 def told(error: BaseException) -> tuple[str, str]:
-    """(kind, text) of whatever ended the work of a helper process. kind: "oom" or "failed"."""
+    """(kind, text) of the error that ended a helper process. kind: "oom" or "failed"."""
     text = (str(error).splitlines() or ["no message"])[0]
     if isinstance(error, NddError):
-        cause = error.__cause__  # of the user's own code
+        cause = error.__cause__  # raised by the user's own code
         of_memory = isinstance(error, (OutOfMemoryError, DoesNotFitError)) or (
             cause is not None and is_out_of_memory(cause)
         )
@@ -79,7 +81,7 @@ def told(error: BaseException) -> tuple[str, str]:
 def out_of_memory(
     error: BaseException, place: str, config: Config, device: torch.device, stepper: Stepper | None
 ) -> str:
-    """Named, with what filled it and the next smaller micro-batch that keeps the effective batch."""
+    """The message: what filled the memory, and the next smaller micro-batch with the same effective batch."""
     found = _ASKED.search(str(error))
     asked = found[1].replace("bytes", "B").replace("iB", "B") if found else None
     if asked and asked.endswith(" B"):
@@ -93,15 +95,15 @@ def out_of_memory(
 
 
 def smaller_batch(config: Config) -> str:
-    """The next smaller micro-batch whose multiple is the same effective batch, as options to type."""
+    """The next smaller micro-batch with the same effective batch, as command-line options."""
     batch = config.batch
     smaller = next((micro for micro in range(batch.micro - 1, 0, -1) if batch.items % micro == 0), None)
     if smaller is None:
         return (
-            f"the micro-batch is 1 already: shorten batch.sequence ({batch.sequence}) or take a smaller model"
+            f"the micro-batch is already 1: reduce batch.sequence ({batch.sequence}) or use a smaller model"
         )
     return (
-        f"next smaller micro-batch with the same effective batch of {batch.items}: "
+        f"the next smaller micro-batch with the same effective batch of {batch.items}: "
         f"--set batch.micro={smaller} --set batch.accumulation={batch.items // smaller}"
     )
 
@@ -126,21 +128,21 @@ def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> li
         others = total - free - torch.cuda.memory_reserved(device)
         filled.append(f"context and other processes {size(max(others, 0))} of {size(total)}")
     else:
-        filled.append(f"activations of {shape} the rest")
+        filled.append(f"the rest is activations of {shape}")
     return filled
 
 
 def _worker(found: re.Match[str]) -> tuple[str, str]:
-    """(kind of failure, what became of it)."""
+    """(kind of failure, message)."""
     pids = found[1].strip()
     if not found[2]:
         return (
             "worker",
-            f"loader worker {pids} died without a message (often the kernel's out-of-memory killer)",
+            f"loader worker {pids} died without a message (often killed by the kernel because memory ran out)",
         )
     name = found[2]
     if name in ("Killed", "SIGKILL"):
-        hint = "(often the kernel's out-of-memory killer)"
+        hint = "(often sent by the kernel because memory ran out)"
         return "killed", f"loader worker {pids} was killed by SIGKILL {hint}"
     name = next((known.name for known in signal.Signals if signal.strsignal(known) == name), name)
     return "worker", f"loader worker {pids} was killed by {name}"

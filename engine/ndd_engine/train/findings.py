@@ -1,7 +1,7 @@
-"""Watches what the diagnosis says of a run that trains, and tells when a finding comes, changes or goes.
+"""Runs the diagnosis on a live run, and reports when a finding appears, changes or disappears.
 
-The rules look at recent windows, so a finding at the edge of its threshold comes and goes with the noise: what is
-told has held in two looks in a row.
+The rules see recent windows, so a finding near its threshold flickers with the noise: only findings that two
+consecutive checks agree on are reported.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import FindingEvent
 from ndd_engine.record.snapshot import Snapshot
 
-# A ceiling that moved by less than this is the same finding.
+# A finding whose ceiling moved by less than this is unchanged.
 MATERIAL = 0.2
-# Says that there is nothing to say yet.
+# The finding for "not enough data yet".
 UNTOLD = "too-short"
 HEALTHY = "healthy"
 
 
 class FindingWatch:
-    """Called with Snapshots now and then, returns the events to record. Not for several threads at once."""
+    """Call it with a Snapshot every few seconds; it returns the events to record. Not thread-safe."""
 
     def __init__(self, look: Callable[[Snapshot], Sequence[Finding]] = diagnose) -> None:
         self._look = look
@@ -28,12 +28,12 @@ class FindingWatch:
         self._told: dict[str, Finding] = {}
 
     def __call__(self, snapshot: Snapshot, last: bool = False) -> list[FindingEvent]:
-        """What is new. last: no look follows, so what is found now need not be seen twice.
+        """Return what changed. last: no check follows, so findings count without a second one.
 
-        Raises what a rule raises.
+        Raises whatever a rule raises.
         """
         found = self._look(snapshot)
-        # "healthy" is a verdict: behind anything else it says nothing.
+        # "healthy" is only reported if there is nothing else.
         now = {
             finding.cause: finding
             for place, finding in enumerate(found)
@@ -51,7 +51,7 @@ class FindingWatch:
             events.append(FindingEvent(step, cause, finding.title, False, finding.to_dict()))
         for cause in [cause for cause in self._told if cause not in now and cause not in before]:
             gone = self._told.pop(cause)
-            if cause != HEALTHY:  # what comes instead says so
+            if cause != HEALTHY:  # the finding that replaces it says so
                 events.append(FindingEvent(step, cause, gone.title, True, gone.to_dict()))
         return events
 

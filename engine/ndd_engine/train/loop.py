@@ -1,4 +1,4 @@
-"""The training loop, read from top to bottom: steps, windows, requests, evaluation and checkpoints inside it."""
+"""The training loop: steps, windows, requests, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .settings import VerifiedSettings
 
 
 class Loop:
-    """Trains from `step` to the end, or until asked to stop.
+    """Trains from `step` to the end, or until a stop is requested; `put` records an event.
 
-    `put` records an event. After `run`, `step` is the number of optimizer steps done and `saved` the newest
-    checkpoint. `boundary` is true whenever the state between two steps is whole, so that a checkpoint may be taken.
+    step: optimizer steps done. saved: the newest checkpoint. boundary: true between two steps, when the state is
+    complete and a checkpoint can be written.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Loop:
             lambda: stepper.graph is None or stepper.graph.settled,
         )
         self._epochs_begun = 0  # by this process
-        self._resting = "training"  # the status to return to after an evaluation or a checkpoint
+        self._resting = "training"  # the status to restore after an evaluation or a checkpoint
 
     def run(self) -> str | None:
-        """Returns None at the end of training, or the status that a stop asked for.
+        """Return None at the end of training, or the status that a stop requested.
 
-        Raises TrainingError (a loss that is not finite), StopNow, and whatever the model and the loader raise.
+        Raises TrainingError (a loss that is not finite), StopNow, and whatever the model or the loader raises.
         """
         try:
             self.reporter.begin(lambda: self.step, lambda: self._resting == "paused")
@@ -109,7 +109,7 @@ class Loop:
         while self.step < self.total_steps:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
             clock.enter(phase.DATA_WAIT)
-            # The first epoch begins with what is made once, such as worker processes that go on living.
+            # The first epoch includes one-time work, such as starting persistent workers.
             with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
                 iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
             self._loader_settings()
@@ -120,7 +120,7 @@ class Loop:
                 loss = stepper.step(iterator, clock, self.step)
                 if loss is None:
                     raise TrainingError(
-                        f"the loader ended early, at step {self.step} of an epoch that should reach {end}"
+                        f"the loader ended early, at step {self.step}; the epoch has steps up to {end}"
                     )
                 self.step += 1
                 self.boundary = True
@@ -135,7 +135,7 @@ class Loop:
                     self._save_if_long_ago()
                 if self.step >= captures.next:
                     captures.look(self.step, action - self.step)
-                # What is due is done before a stop is obeyed: at the last step nothing could make up for it.
+                # Act before stopping: after the last step there would be no other chance.
                 if self.step >= action:
                     self._act()
                     action = self._next_action()
@@ -151,10 +151,10 @@ class Loop:
         self._finish()
         return None
 
-    # What happens besides steps.
+    # Between steps.
 
     def _next_action(self) -> int:
-        """The next step after which something is due, so that the loop compares one number a step."""
+        """The next step after which an evaluation or a checkpoint is due; the loop compares only this number."""
         step, per_epoch = self.step, self.steps_per_epoch
         candidates = [self.total_steps]
         for section in (self.config.evaluate, self.config.checkpoint):
@@ -169,24 +169,24 @@ class Loop:
 
     def _act(self) -> None:
         evaluation, checkpoint = self.config.evaluate, self.config.checkpoint
-        # The evaluation at the end comes before a checkpoint that is due there, which then carries its metric.
+        # Evaluate before a checkpoint at the same step, so that the checkpoint carries the metric.
         last = self.step >= self.total_steps and evaluation.at_end
         if last or self._due(evaluation.every_steps, evaluation.every_epochs):
             self.evaluate()
         if self._due(checkpoint.every_steps, checkpoint.every_epochs):
             self.save()
-        # An evaluation ends a window: where they come quickly, no window gets long enough to ask this.
+        # Evaluations end windows: if they are frequent, no window gets long enough to check this elsewhere.
         self._save_if_long_ago()
 
     def _obey(self) -> bool:
-        """Do what was asked; true when the loop has to be left."""
+        """Handle the requests; returns True if the loop has to end."""
         control = self.control
         paused_at: float | None = None
         while True:
             control.check_kill()
             once = control.take_once()
             if once != {"kernels"} or control.paused or control.stopping:
-                self.captures.finish(self.step)  # what is asked for is no part of a step
+                self.captures.finish(self.step)  # requested work does not belong to a step
             if "kernels" in once:
                 self.captures.ask(self.step)
             if "evaluate" in once:
@@ -194,7 +194,7 @@ class Loop:
             if "checkpoint" in once:
                 self.save(again=True)
                 if paused_at is not None:
-                    self._window()  # the pause that follows belongs to no window, this does
+                    self._window()  # the pause that follows belongs to no window, the checkpoint does
             if control.stopping or not control.paused:
                 break
             if paused_at is None:
@@ -212,7 +212,7 @@ class Loop:
             self._resting = "training"
             self._status("training")
             self.put(
-                MarkEvent("resume", self.step, f"went on after {duration(seconds)}", {"seconds": seconds})
+                MarkEvent("resume", self.step, f"resumed after {duration(seconds)}", {"seconds": seconds})
             )
         return control.stopping
 
@@ -232,11 +232,11 @@ class Loop:
             self.evaluate()
         if self.config.checkpoint.at_end and not self.save():
             self._window()
-            raise TrainingError(f"all {self.step} steps are done, but {self.save_error}")
+            raise TrainingError(f"finished all {self.step} steps, but {self.save_error}")
         self._window()
 
     def evaluate(self, again: bool = False) -> None:
-        """Evaluate now; nothing to do when this step was evaluated already, unless `again`."""
+        """Evaluate now. Does nothing if this step was already evaluated, unless `again`."""
         if self._last_result is not None and self._last_result[0] == self.step and not again:
             return
         self._status("evaluating")
@@ -260,10 +260,10 @@ class Loop:
         self._window()
 
     def save(self, again: bool = False) -> bool:
-        """Write a checkpoint of this step; false when it could not be written, with the reason in `save_error`."""
+        """Write a checkpoint of this step. Returns False on failure, with the reason in `save_error`."""
         judged = self._last_result is not None and self._last_result[0] == self.step
         written = self.saved is not None and self.saved.step == self.step
-        # One that was written before this step's evaluation is written again, with its metric.
+        # A checkpoint written before this step's evaluation is written again with the metric.
         complete = written and not (judged and self.saved is not None and self.saved.metric is None)
         if complete and not again:
             return True
@@ -278,10 +278,14 @@ class Loop:
         try:
             self.saved = self.store.save(self.step, self.state(), headline, workload.better == "lower")
         except OSError as error:
-            kept = f"the last good one is step {self.saved.step}" if self.saved else "there is none yet"
+            kept = (
+                f"the last good checkpoint is step {self.saved.step}"
+                if self.saved
+                else "there is no earlier checkpoint"
+            )
             free = free_space(self.store.folder)
             self.save_error = (
-                f"the checkpoint of step {self.step} could not be written to {printable(str(self.store.folder))}: "
+                f"cannot write the checkpoint of step {self.step} to {printable(str(self.store.folder))}: "
                 f"{error.strerror or error} ({size(free)} free); {kept}"
             )
             self.put(MarkEvent("warning", self.step, self.save_error))
@@ -306,7 +310,7 @@ class Loop:
             self.save()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds. The position in the data follows from the step, the rate from the schedule."""
+        """The contents of a checkpoint. The position in the data and the learning rate follow from the step."""
         device = self.stepper.device
         return {
             "format": 1,
@@ -323,14 +327,14 @@ class Loop:
         }
 
     def slept(self, seconds: float) -> None:
-        """Whoever calls the steps slept so long inside one: it belongs to no window and brings no checkpoint nearer."""
+        """Exclude time in which the caller suspended the loop from windows and from checkpoint.every_minutes."""
         self.reporter.skip()
         self._last_save += seconds
 
-    # What is recorded.
+    # Recording.
 
     def _loader_settings(self) -> None:
-        """After the first batch of an epoch: persistent workers only show in the second one."""
+        """Verify loader settings after an epoch's first batch; persistent workers show in the second epoch."""
         self._epochs_begun += 1
         if self.settings is not None and self._epochs_begun <= 2:
             self.clock.enter(phase.LOG)
@@ -338,12 +342,12 @@ class Loop:
                 self.put(event)
 
     def record_rest(self) -> None:
-        """The time since the last window, when the loop was left by an error."""
+        """Record the time since the last window after an error ended the loop."""
         with contextlib.suppress(Exception):
             self._window()
 
     def _between(self) -> None:
-        """Inside a long evaluation: windows go on, and a stop at once is heard."""
+        """During a long evaluation: keep recording windows, and obey an immediate stop."""
         self.control.check_kill()
         self.clock.enter(phase.EVALUATE)
         if self.clock.window_ns >= max(self._window_ns, 200_000_000):
@@ -358,7 +362,7 @@ class Loop:
     def _check(self, arrived: list[tuple[int, float]]) -> None:
         self.reporter.arrived += arrived
         if (bad := first_bad(arrived)) is not None:
-            self.boundary = False  # what is in memory is not worth keeping
+            self.boundary = False  # the state in memory is not worth saving
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
@@ -367,10 +371,10 @@ class Loop:
             if self.saved
             else "there is no checkpoint"
         )
-        advice = "try a lower optimizer.lr, clip.max_norm = 1.0"
+        advice = "try a lower optimizer.lr, or clip.max_norm = 1.0"
         if self.stepper.precision.scaler is not None:
             advice += ' or precision.amp = "bf16"'
-        return f"{what} at step {step}; training stopped; {good}; {advice}"
+        return f"{what} at step {step}, so training stopped; {good}; {advice}"
 
     def _epochs(self) -> int:
         return -(-self.total_steps // self.steps_per_epoch)
@@ -380,7 +384,7 @@ class Loop:
 
 
 def _pause_mark(step: int, holders: tuple[int, ...]) -> MarkEvent:
-    """holders: the processes that it is paused for."""
+    """holders: ids of the processes that hold the pause."""
     if not holders:
         return MarkEvent("pause", step, f"paused at step {step}")
     who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"

@@ -1,4 +1,4 @@
-"""What can be refused before anything is written: the configuration, its data, a resume that is none."""
+"""Checks before anything is written: the configuration, its data, and whether a run can be resumed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ndd_engine.workloads.facts import problems
 
 from . import scalars
 
-# What a resume may change of a workload without becoming another model or other data.
+# Workload keys that a resume may change: they change neither the model nor the data.
 MAY_CHANGE = frozenset({"size", "data", "dropout", "path"})
 
 
 def preflight(draft: Draft, use_torch: bool = True) -> Config:
-    """Every mistake that shows before anything is prepared, at once. Raises ConfigError.
+    """Report every mistake that can be found before preparation. Raises ConfigError with all of them.
 
-    use_torch: may import torch when a CUDA card is named. Not before a fork: CUDA does not survive one.
+    use_torch: allow importing torch if a CUDA GPU is requested. Not before a fork: CUDA does not survive it.
     """
     found: list[Problem] = []
     config: Config | None
@@ -32,7 +32,7 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         found += error.problems
         config = draft.salvage()
     if config is not None:
-        wrong = {problem.key for problem in found}  # which fell back to their defaults for this look
+        wrong = {problem.key for problem in found}  # they were replaced by their defaults for this check
         for problem in problems(config, ""):
             if problem.key in wrong:
                 continue
@@ -53,12 +53,12 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
 
 
 def trace_problem(path: str) -> str | None:
-    """Why a trace cannot be written to this path; None when it can. Leaves nothing behind."""
+    """Why a trace cannot be written to this path, or None. Leaves nothing behind."""
     target = Path(path).expanduser()
     if target.is_dir():
-        return "is a folder; name a file in it"
+        return "is a folder; give the name of a file in it"
     if not target.parent.is_dir():
-        return f"cannot be written: there is no folder {printable(str(target.parent))}"
+        return f"cannot be written: the folder {printable(str(target.parent))} does not exist"
     try:
         with tempfile.TemporaryFile(dir=target.parent):
             return None
@@ -67,10 +67,10 @@ def trace_problem(path: str) -> str | None:
 
 
 def check_resume(name: str, state: RunState, config: Config, from_step: int | None) -> None:
-    """Refuse what cannot be a continuation of the recorded run, before its record is touched. Raises UsageError."""
+    """Refuse to resume with another workload, model or data, before the record changes. Raises UsageError."""
     run = state.run
     if run is None:
-        return  # it never got as far; the checkpoint, if any, is checked when it is loaded
+        return  # the run ended during preparation; a checkpoint, if any, is checked when it is loaded
     changed = []
     if run.workload != config.workload.name:
         changed.append(f"workload.name was {run.workload}, now {config.workload.name}")
@@ -89,12 +89,10 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
         if run.config[section][key] != value:
             changed.append(f"{section}.{key} was {run.config[section][key]}, now {value}")
     if changed:
-        raise UsageError(
-            f"run {name} cannot go on so: {'; '.join(changed)}; start a new run for a change of these"
-        )
+        raise UsageError(f"cannot resume {name}: {'; '.join(changed)}; start a new run to change these")
     limits = [
         limit for limit in (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch) if limit
     ]
     if from_step is None and state.status == "done" and state.step >= min(limits):
         grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
-        raise UsageError(f"run {name} has done all {state.step} steps; to go further, raise {grown}")
+        raise UsageError(f"run {name} has finished all {state.step} steps; to train longer, raise {grown}")

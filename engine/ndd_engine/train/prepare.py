@@ -1,4 +1,4 @@
-"""From a checked configuration to a loop that is ready: device, size, workload, loaders, checkpoint, sampler."""
+"""Prepares a run from a checked configuration: device, size, workload, loaders, checkpoint, hardware sampler."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .settings import VerifiedSettings
 
 @dataclass
 class Prepared:
-    """Everything a run needs to train, and what to stop afterwards."""
+    """A run that is ready to train, and what to stop afterwards."""
 
     config: Config
     device: torch.device
@@ -54,14 +54,14 @@ class Prepared:
     sampler: Sampler
 
     def close(self) -> None:
-        """Stop the sampler; the loader's workers end with the loop."""
+        """Stop the hardware sampler; loader workers end with the loop."""
         self.sampler.stop()
 
 
 def prepare_run(run: OpenRun) -> Prepared:
-    """Prepare in the order in which a user can be told about it. Raises NddError."""
+    """Prepare the run and report each stage. Raises NddError."""
     draft = run.request.draft
-    run.stage("looking at the hardware")
+    run.stage("detecting the hardware")
     machine = detect(draft.resolve().run.device)
     device = torch.device(machine.device)
     if device.type == "cuda":
@@ -94,9 +94,9 @@ def prepare_run(run: OpenRun) -> Prepared:
         saved = _resume(run, loop, device)
         if loop.step >= total:
             raise UsageError(
-                f"run {run.directory.name} has done all {total} steps; to go further, raise run.epochs"
+                f"run {run.directory.name} has finished all {total} steps; to train longer, raise run.epochs"
             )
-    run.stage("trying a step")
+    run.stage("running a trial step")
     cores = usable_threads(machine.host) if run.request.probes else None
     rehearsal, loader_cost = _rehearse(stepper, batches, config, cores)
     try:
@@ -104,9 +104,7 @@ def prepare_run(run: OpenRun) -> Prepared:
             run.directory.config, config, f"Run {run.directory.name}, as resolved for {machine.device}."
         )
     except OSError as error:
-        raise NddError(
-            f"{printable(str(run.directory.config))} cannot be written: {error.strerror}"
-        ) from None
+        raise NddError(f"cannot write {printable(str(run.directory.config))}: {error.strerror}") from None
     run.put(_run_event(run, config, machine, workload, stepper, loop, saved))
     if choice is not None:
         run.put(MarkEvent("choice", loop.step, choice.reason))
@@ -138,9 +136,9 @@ def prepare_run(run: OpenRun) -> Prepared:
     sampler = Sampler(machine.chosen, run.put, run_dir=run.directory.path)
     sampler.start()
     if device.type == "cuda":
-        # The peak to come is that of the steps, not of loading and moving things.
+        # Measure the peak of training steps only, without loading and moving the model.
         torch.cuda.reset_peak_memory_stats(device)
-    # What lives now lives until the end: the collector need not look at it again and again.
+    # Objects that exist now live until the end: keep the garbage collector from scanning them.
     gc.collect()
     gc.freeze()
     return Prepared(config, device, clock, loop, sampler)
@@ -149,9 +147,9 @@ def prepare_run(run: OpenRun) -> Prepared:
 def _rehearse(
     stepper: Stepper, batches: Batches, config: Config, cores: int | None
 ) -> tuple[Rehearsal, LoaderEvent | None]:
-    """The trial step, with what it showed of the sub-phases acted upon, and what its batch costs to make.
+    """Run the trial step and the loader probe, and stop timing sub-phases that are too expensive to time.
 
-    cores: of the probes; None leaves them out. Raises OutOfMemoryError.
+    cores: CPU cores for the probes, None to skip them. Raises OutOfMemoryError.
     """
     try:
         begin = time.perf_counter_ns()
@@ -168,20 +166,20 @@ def _rehearse(
         raise
     if dropped := stepper.parts.keep_cheap(found.part_calls, found.micro_ns):
         found.notes.append(
-            f"Not timed by itself: {', '.join(dropped)} of forward, since that would slow down a micro-batch of "
+            f"Not timed separately: {', '.join(dropped)} in forward, because timing would slow down a micro-batch of "
             f"{found.micro_ns / 1e6:.2g} ms."
         )
     return found, cost
 
 
 def seed(value: int) -> None:
-    """Seed the generators that models and datasets draw from: torch's and Python's."""
+    """Seed torch's and Python's random generators."""
     torch.manual_seed(value)
     random.seed(value)
 
 
 def total_steps(config: Config, steps_per_epoch: int) -> int:
-    """Optimizer steps of the whole run: epochs or max_steps, whichever ends first."""
+    """Optimizer steps of the whole run: run.epochs or run.max_steps, whichever ends first."""
     limits = [config.run.max_steps] if config.run.max_steps is not None else []
     if config.run.epochs is not None:
         limits.append(config.run.epochs * steps_per_epoch)
@@ -221,7 +219,7 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> Saved:
             MarkEvent(
                 "warning",
                 loop.step,
-                f"saved with {state['threads']} threads, now {torch.get_num_threads()}: "
+                f"the checkpoint was saved with {state['threads']} threads, this run uses {torch.get_num_threads()}: "
                 "losses may differ in the last digits",
             )
         )
@@ -229,11 +227,11 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> Saved:
 
 
 def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
-    """The position in the data only means the same when the data and its order are the same."""
+    """Refuse to resume on other data or another order, where the saved position has no meaning."""
     now = loop.state()
     words = {
         "items": "training items",
-        "effective_batch": "items in a step",
+        "effective_batch": "items in a step (effective batch)",
         "seed": "run.seed",
         "data_crc": "the contents of the data (checksum)",
     }
@@ -243,7 +241,7 @@ def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> N
         if state.get(key) != now[key]
     ]
     if changed:
-        raise UsageError(f"run {name} cannot go on from {saved.path.name}: {'; '.join(changed)}")
+        raise UsageError(f"cannot resume {name} from {saved.path.name}: {'; '.join(changed)}")
 
 
 def _run_event(
@@ -287,7 +285,7 @@ def _run_event(
 
 
 def versions() -> dict[str, str]:
-    """What a later reader needs to know to repeat the run."""
+    """Versions needed to reproduce the run."""
     found = {
         "ndd": __version__,
         "python": platform.python_version(),
@@ -300,7 +298,7 @@ def versions() -> dict[str, str]:
 
 
 def write_config(path: Path, config: Config, heading: str) -> None:
-    """The resolved configuration into the run's directory, whole or not at all. Raises OSError."""
+    """Write the resolved configuration to the run's folder, completely or not at all. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(to_toml(config, heading), encoding="utf-8")
     temporary.replace(path)

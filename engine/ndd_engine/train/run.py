@@ -1,8 +1,7 @@
-"""A run from its configuration to its end: opened, executed on the calling thread, closed.
+"""A run from its configuration to its end: open it, execute it on the calling thread, close it.
 
-`Run.open` checks everything that can be known without torch and only then creates the directory; `execute`
-prepares, trains and turns every way to end into one `end` event. The console calls `execute` in a thread, the
-headless command on the main thread: the same code.
+`Run.open` checks everything that needs no torch before it creates the folder. `execute` prepares and trains, and
+records one `end` event however the run ends. The console calls it in a thread, a headless run on the main thread.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ EXIT_OF = {
 
 
 class Run:
-    """An open run: directory, lock, record and control. Use `Run.open`."""
+    """An open run: folder, lock, record and control. Use `Run.open`."""
 
     def __init__(self, request: RunRequest, directory: RunDir, lock: RunLock, recorder: Recorder) -> None:
         self.request = request
@@ -67,7 +66,10 @@ class Run:
 
     @classmethod
     def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
-        """Check, then take the directory. Raises UsageError (ConfigError with every problem) before writing."""
+        """Check the request, then create and lock the folder.
+
+        Raises UsageError (ConfigError with every problem) before anything is written.
+        """
         config = preflight(request.draft)
         if request.resume is not None:
             directory = request.resume
@@ -80,7 +82,7 @@ class Run:
             if request.resume is not None:
                 state = load_state(directory)
                 check_resume(directory.name, state, config, request.from_step)
-                # Whoever looks before the engine starts must not see the old end.
+                # Viewers that look before the engine starts must not see the old end.
                 state.fold(time.time(), StageEvent("resume", "starting"))
             watch = FindingWatch() if request.probes else None
             scalars = None
@@ -93,16 +95,14 @@ class Run:
             raise
         except OSError as error:
             lock.release()
-            raise UsageError(
-                f"{printable(str(directory.path))} cannot be written: {error.strerror}"
-            ) from None
+            raise UsageError(f"cannot write to {printable(str(directory.path))}: {error.strerror}") from None
         run = cls(request, directory, lock, recorder)
         run._scalars = scalars
         run._listen()
         return run
 
     def execute(self) -> EndEvent:
-        """Prepare and train on this thread until the end, which is recorded and returned. Never raises an Exception."""
+        """Prepare and train on this thread; records and returns the end. Never raises an Exception."""
         try:
             try:
                 end = self._execute()
@@ -111,10 +111,12 @@ class Run:
             except BaseException as error:  # noqa: BLE001  every way to end is told, a dataset's sys.exit too
                 end = self._failed(error)
         except StopNow:
-            end = self._ended(self.control.stop_status or "stopped", f"{self.control.stop_reason}, at once")
+            end = self._ended(
+                self.control.stop_status or "stopped", f"{self.control.stop_reason}, immediately"
+            )
         except NddError as error:
             reason = str(error)
-            if error.__cause__ is not None:  # of the user's own code
+            if error.__cause__ is not None:  # raised by the user's own code
                 append(self.directory.console_log, "".join(traceback.format_exception(error.__cause__)))
                 reason += _traced(None)
             end = self._ended("failed", reason, error.exit_status)
@@ -125,7 +127,7 @@ class Run:
         return end
 
     def close(self) -> None:
-        """Write the record to its end, stop listening and free the run; safe to call twice."""
+        """Write the record to its end, close the control socket and unlock the run; safe to call twice."""
         self._server.close()
         self.recorder.close()
         self._lock.release()
@@ -135,7 +137,7 @@ class Run:
         self.recorder.put(event)
 
     def stage(self, text: str, name: str = "prepare") -> None:
-        """Say what is being prepared; also where a stop at once is heard while nothing trains yet."""
+        """Report what is being prepared. Raises StopNow if a stop was requested."""
         self.put(StageEvent(name, text))
         if self.control.stopping:
             raise StopNow
@@ -161,11 +163,11 @@ class Run:
             prepared.close()
         loop = prepared.loop
         if status is None:
-            return self._ended("done", f"all {loop.step} steps are done")
+            return self._ended("done", f"finished all {loop.step} steps")
         return self._ended(status, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
 
     def _failed(self, error: BaseException) -> EndEvent:
-        """An error inside training: told in one message, with a checkpoint first if the state is whole."""
+        """Explain an error in one message, after saving a checkpoint if the state is complete."""
         append(self.directory.console_log, "".join(traceback.format_exception(error)))
         prepared = self._prepared
         from ndd_engine.measure.memory import is_out_of_memory
@@ -176,7 +178,7 @@ class Run:
         if prepared is None:
             what = "out of memory" if is_out_of_memory(error) else type(error).__name__
             first = printable((str(error).splitlines() or ["no message"])[0])
-            self.recorder.flush()  # the stage that it failed in has to be in the snapshot
+            self.recorder.flush()  # the snapshot has to contain the stage that failed
             stage = self.recorder.snapshot().stage or "preparing"
             return self._ended("failed", f"{what} while {stage}: {first}{_traced(place(error))}")
 
@@ -184,13 +186,13 @@ class Run:
         phase = prepared.clock.current
         failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
         text = failure.text + (_traced(failure.where) if failure.kind == "error" else "")
-        # Between two steps, and in the wait for a step's first batch, the state is whole and may be kept.
+        # Between steps, and while waiting for a step's first batch, the state is complete.
         whole = loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)
         if loop.step and whole:
             try:
                 loop.save()
             except Exception as second:  # noqa: BLE001  the first failure is the one to tell
-                text += f"; no checkpoint of this moment: {printable(str(second))}"
+                text += f"; cannot save a checkpoint of this step: {printable(str(second))}"
         stopped = self.control.stop_status
         if (
             stopped is not None
@@ -198,19 +200,19 @@ class Run:
             and loop.saved
             and loop.saved.step == loop.step
         ):
-            # A signal to the whole process group ends the workers too; what was asked for has been done.
+            # A signal to the process group also kills the workers: this is the requested stop, not a failure.
             return self._ended(stopped, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
         text += (
             f"; the last checkpoint is step {loop.saved.step}" if loop.saved else "; there is no checkpoint"
         )
         if loop.saved:
-            text += f"; go on with: ndd-console train --resume {self.directory.name}"
+            text += f"; resume with: ndd-console train --resume {self.directory.name}"
         return self._ended("failed", text)
 
     def _ended(self, status: str, reason: str, exit_status: int | None = None) -> EndEvent:
         loop = self._prepared.loop if self._prepared else None
         saved = loop.saved if loop else None
-        self.recorder.flush()  # the figures are of everything that was measured
+        self.recorder.flush()  # the figures include everything that was measured
         return EndEvent(
             status=status,
             reason=reason,
@@ -225,7 +227,7 @@ class Run:
         )
 
     def _asked(self, action: str, holder: int | None) -> None:
-        """From the control socket."""
+        """Handle a request from the control socket."""
         self.control.request(action, "stopped from another terminal", holder=holder)
 
     def _listen(self) -> None:
@@ -236,17 +238,17 @@ class Run:
                 MarkEvent(
                     "warning",
                     0,
-                    f"control.sock cannot be made ({error.strerror}): attach can watch but not steer",
+                    f"cannot create control.sock ({error.strerror}): attach can watch this run but not control it",
                 )
             )
 
 
 def append(path: Path, text: str) -> None:
-    """Add text to a log; a full disk must not hide the failure that is being told."""
+    """Append to a log. Errors are ignored: a full disk must not hide the failure being reported."""
     with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write(text)
 
 
 def _traced(where: str | None) -> str:
-    """What follows an error whose traceback was written down. where: in the code of a user's own workload."""
-    return f" ({f'{where}; ' if where else ''}the whole traceback is in console.log)"
+    """Where to find the traceback. where: file and line in a user's own workload."""
+    return f" ({f'{where}; ' if where else ''}full traceback in console.log)"

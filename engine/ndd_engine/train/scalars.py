@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, written from the recorder's thread: a view of the record, never in training's way."""
+"""Writes scalars for TensorBoard from the recorder's thread, so that training never waits for it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ndd_engine.text import printable
 
 FOLDER = "tensorboard"
 MISSING = "needs the package tensorboard: pip install 'ndd-console[tensorboard]', or set it to false"
-# Seconds that a scalar waits at most before it is in the file.
+# Seconds until a scalar is flushed to the file.
 FLUSH_S = 15
 
 
 class Writer(Protocol):
-    """What is used of torch.utils.tensorboard.SummaryWriter."""
+    """The part of torch.utils.tensorboard.SummaryWriter that is used."""
 
     def add_scalar(
         self, tag: str, scalar_value: float, global_step: int | None = None, walltime: float | None = None
@@ -41,27 +41,26 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-# Makes a writer: (folder, steps from this one on are done again or None).
+# Creates a writer from (folder, first step that is repeated, or None).
 Open = Callable[[Path, int | None], Writer]
 
 
 def available() -> bool:
-    """Whether the package is installed; asks without importing it."""
+    """Whether the package is installed; does not import it."""
     return importlib.util.find_spec("tensorboard") is not None
 
 
 def summary_writer(folder: Path, purge_step: int | None) -> Writer:
-    """torch's writer. Raises whatever a broken installation or a full disk raises."""
+    """Create torch's writer. Raises whatever a broken installation or a full disk raises."""
     module: Any = importlib.import_module("torch.utils.tensorboard")
     writer: Writer = module.SummaryWriter(str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
     return writer
 
 
 class Scalars:
-    """A listener of the recorder. What fails is told once through `put`, and nothing is written after it.
+    """A listener of the recorder. The first failure is reported through `put` and ends writing.
 
-    `prepare` belongs to the thread that prepares the run: the packages behind it take seconds to import, which must
-    not fall between the first steps. Before it nothing is written.
+    Call `prepare` before training: importing the packages takes seconds. Nothing is written before it.
     """
 
     def __init__(self, folder: Path, put: Callable[[Event], None], opener: Open = summary_writer) -> None:
@@ -76,7 +75,7 @@ class Scalars:
         self._step = 0
 
     def prepare(self) -> None:
-        """Import what is needed; call it once torch is imported. Never raises an Exception."""
+        """Import the packages; call it after torch is imported. Never raises an Exception."""
         try:
             if self._open is summary_writer:
                 importlib.import_module("torch.utils.tensorboard")
@@ -85,7 +84,7 @@ class Scalars:
             self._fail(error)
 
     def __call__(self, t: float, event: Event) -> None:
-        """One recorded event, in the recorder's thread."""
+        """Handle one recorded event, in the recorder's thread."""
         if not self._ready or self._failed:
             return
         try:
@@ -97,7 +96,7 @@ class Scalars:
         if isinstance(event, RunEvent):
             self._run = event
             self._step = event.resumed_step or 0
-            # What an earlier process wrote after the checkpoint is done again: viewers leave it out.
+            # Steps after the checkpoint are repeated: viewers drop what an earlier process wrote for them.
             again = None if event.resumed_step is None else event.resumed_step + 1
             self._writer = self._open(self._folder, again)
         elif isinstance(event, SampleEvent):
@@ -116,7 +115,7 @@ class Scalars:
             self.close()
 
     def close(self) -> None:
-        """Write what is held back; safe to call twice."""
+        """Flush and close; safe to call twice."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.flush()
@@ -134,7 +133,7 @@ class Scalars:
         with contextlib.suppress(Exception):
             self.close()
         first = printable((str(error).splitlines() or [""])[0])
-        text = f"no scalars for TensorBoard from here on: {type(error).__name__}: {first}; training goes on"
+        text = f"writing TensorBoard scalars failed and stops: {type(error).__name__}: {first}; training continues"
         self._put(MarkEvent("warning", self._step, text))
 
 
@@ -159,9 +158,9 @@ def _window(
 def _sampled(run: RunEvent | None, event: SampleEvent) -> Iterator[tuple[str, float | None]]:
     used = memory_bytes(run, event)
     yield "memory/resident_bytes", used
-    card = event.card or {}
+    gpu = event.card or {}
     for key in ("util_percent", "memory_free_bytes", "temperature_c", "power_w"):
-        yield f"card/{key}", card.get(key)
+        yield f"card/{key}", gpu.get(key)
 
 
 def _allocator(event: MemoryEvent) -> Iterator[tuple[str, float | None]]:
@@ -172,7 +171,7 @@ def _allocator(event: MemoryEvent) -> Iterator[tuple[str, float | None]]:
 
 
 def both(first: Listener | None, second: Listener | None) -> Listener | None:
-    """Two listeners as one; the second hears of an event even where the first fails."""
+    """Combine two listeners; the second receives every event even if the first fails."""
     if first is None or second is None:
         return first or second
     one, other = first, second

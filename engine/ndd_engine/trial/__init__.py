@@ -1,1 +1,1 @@
-"""Measures a change against the present: paired blocks in processes of their own, the ladder, the claims."""
+"""Measures candidate vs. baseline on this machine: trials in ABBA blocks, tuning, claims, comparison of runs."""

@@ -1,4 +1,4 @@
-"""How long blocks are: equal items on both sides, what happens now and then in its true proportion, enough quads."""
+"""Plans the runs of ABBA blocks: equal items on both sides, periodic events in proportion, enough blocks."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ndd_engine.text import duration
 
 from .paired import FEWEST_ABBA
 
-# Seconds of a block: long enough for the noise of a scheduler to average out, short enough for what drifts.
+# Seconds of a run: long enough to average out scheduler noise, short enough for slow drifts to cancel.
 SHORT_S = 0.5
 LONG_S = 2.0
-# Quads that are planned for, where blocks of a good length allow it; and that whole epochs have to leave room for.
+# Number of ABBA blocks to plan for if runs of a good length allow it, and the minimum for runs of whole epochs.
 GOOD_ABBA = 12
 ENOUGH_ABBA = 4
-BLOCKS = 4  # in a quad
-# What recurs so often in a block need not be in it a whole number of times.
+BLOCKS = 4  # runs in an ABBA block
+# Periodic events with at least so many occurrences in a run need not fit a whole number of times.
 OFTEN = 20
-# What a quad takes beside its blocks: the steps before them, and asking.
-BESIDE = 1.1
+# Overhead factor of an ABBA block: untimed lead steps, and commands.
+OVERHEAD = 1.1
 
-# Steps before a block's timed ones, while caches fill again that the other side has emptied.
+# Untimed steps at the start of a run, while caches evicted by the other side fill again.
 LEAD_S = 0.02
 LEAD_MOST = 10
 
 
 @dataclass(frozen=True)
 class SidePace:
-    """A side's speed: items of a step, steps of an epoch, seconds of a step, and after how many steps things recur."""
+    """A side's speed. items: per step. per_epoch: steps. step_s: seconds. period: of what is changed, in steps."""
 
     items: int
     per_epoch: int
@@ -40,9 +40,9 @@ class SidePace:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """A block: timed steps of the present and of the change, and seconds of a step of each.
+    """The runs of an ABBA block. steps, step_s: timed steps and seconds of a step, of (baseline, candidate).
 
-    within: blocks lie inside an epoch, so what its beginning costs is in none. Otherwise whole epochs or periods.
+    within: runs lie within an epoch and exclude the cost of its start; otherwise they cover whole epochs or periods.
     """
 
     steps: tuple[int, int]
@@ -51,17 +51,17 @@ class BlockPlan:
 
     @property
     def block_s(self) -> float:
-        """Seconds of a block of the slower side."""
+        """Seconds of a run of the slower side."""
         return max(steps * step_s for steps, step_s in zip(self.steps, self.step_s, strict=True))
 
     @property
     def abba_s(self) -> float:
-        """Seconds of a quad, as planned."""
-        return BLOCKS * self.block_s * BESIDE
+        """Planned seconds of an ABBA block."""
+        return BLOCKS * self.block_s * OVERHEAD
 
 
 class BlocksDoNotFitError(Exception):
-    """Three quads do not fit; the message says why. needed_s: what would have to be left for them."""
+    """The minimum number of ABBA blocks does not fit into the time left. needed_s: seconds that they need."""
 
     def __init__(self, text: str, needed_s: float) -> None:
         super().__init__(text)
@@ -69,7 +69,7 @@ class BlocksDoNotFitError(Exception):
 
 
 def switched_off(changed: Iterable[str]) -> dict[str, dict[str, object]]:
-    """What sides leave out, as overrides of the configuration: what happens now and then, unless it is the change."""
+    """Overrides that switch off periodic work on both sides, except what the changed keys are about."""
     keys = set(changed)
     off: dict[str, dict[str, object]] = {
         "run": {"name": None},
@@ -88,20 +88,20 @@ def switched_off(changed: Iterable[str]) -> dict[str, dict[str, object]]:
 
 
 def evaluates(changed: Iterable[str]) -> bool:
-    """Whether a change is about the evaluation."""
+    """Whether a change affects the evaluation."""
     return any(key.startswith(("evaluate.", "loader.eval_")) for key in changed)
 
 
 def saves(changed: Iterable[str]) -> bool:
-    """Whether a change is about checkpoints."""
+    """Whether a change affects checkpoints."""
     return any(key.startswith("checkpoint.") for key in changed)
 
 
 def period(config: Config, changed: Iterable[str], per_epoch: int, step_s: float, budget_s: float) -> int:
-    """After how many steps what the change is about recurs; 1 where it happens in every step.
+    """The period, in steps, of what the change affects; 1 if it affects every step.
 
-    step_s: of a step, roughly, for what recurs by the clock. What recurs less often than the budget is long does not
-    happen in a trial, and costs next to nothing.
+    step_s: approximate, for events that recur by the clock. Events with a period longer than the budget are ignored:
+    they do not occur in a trial, and cost almost nothing.
     """
     keys = set(changed)
     found = []
@@ -109,7 +109,7 @@ def period(config: Config, changed: Iterable[str], per_epoch: int, step_s: float
         found += [config.evaluate.every_steps, config.evaluate.every_epochs * per_epoch]
     if saves(keys):
         found += [config.checkpoint.every_steps, config.checkpoint.every_epochs * per_epoch]
-        # Whether it is time is looked at when a window of the record is closed.
+        # Checked at the end of each window of the record.
         seconds = max(config.checkpoint.every_minutes * 60, config.log.window_s)
         if config.checkpoint.every_minutes and "checkpoint.every_minutes" in keys and seconds <= budget_s:
             found.append(math.ceil(seconds / step_s))
@@ -123,7 +123,7 @@ def period(config: Config, changed: Iterable[str], per_epoch: int, step_s: float
 
 
 def common(periods: Iterable[int]) -> int:
-    """Steps that hold each period a whole number of times, or so often that a part of one does not matter."""
+    """A common multiple of the periods; a period that fits at least OFTEN times need not fit exactly."""
     result = 1
     for steps in sorted(periods):
         result = steps if steps >= OFTEN * result else math.lcm(result, steps)
@@ -131,17 +131,17 @@ def common(periods: Iterable[int]) -> int:
 
 
 def needs_epochs(base: Config, change: Config, changed: Iterable[str]) -> bool:
-    """Whether what is changed only acts where an epoch begins, so that blocks have to hold whole ones."""
+    """Whether the change acts only at the start of epochs, so that runs have to cover whole epochs."""
     return "loader.persistent" in changed and base.loader.workers > 0 and change.loader.workers > 0
 
 
 def never_happens(base: Config, change: Config, changed: Iterable[str]) -> str:
-    """Why a change cannot be measured at all, as what it is about happens on neither side; "" where it does."""
+    """Why a change cannot be measured because what it affects never happens on either side; "" if it does."""
     keys = set(changed)
     if evaluates(keys) and not any(
         config.evaluate.every_steps or config.evaluate.every_epochs for config in (base, change)
     ):
-        return "this run is evaluated at its end alone: set evaluate.every_epochs to measure them"
+        return "the run is only evaluated at its end: set evaluate.every_epochs to measure evaluations"
     minutes = "checkpoint.every_minutes" in keys
     if saves(keys) and not any(
         config.checkpoint.every_steps
@@ -149,18 +149,20 @@ def never_happens(base: Config, change: Config, changed: Iterable[str]) -> str:
         or (minutes and config.checkpoint.every_minutes)
         for config in (base, change)
     ):
-        return "checkpoints are written at the end of this run alone: set checkpoint.every_epochs to measure them"
+        return (
+            "the run only writes a checkpoint at its end: set checkpoint.every_epochs to measure checkpoints"
+        )
     return ""
 
 
 def plan_blocks(
     base: SidePace, change: SidePace, left_s: float, by_epochs: bool, whole: bool = True
 ) -> BlockPlan:
-    """Blocks for the seconds that are left. Raises DoesNotFitError.
+    """Plan for the seconds left. Raises BlocksDoNotFitError.
 
-    by_epochs: only whole epochs will do. whole: whole epochs may do; False when one was seen to be too long.
+    by_epochs: runs have to cover whole epochs. whole: they may; False after an epoch took too long.
     """
-    room_s = left_s / (BLOCKS * BESIDE)  # for one block of each quad
+    room_s = left_s / (BLOCKS * OVERHEAD)  # for one run of each ABBA block
     wanted_s = min(LONG_S, max(room_s / GOOD_ABBA, min(SHORT_S, room_s / ENOUGH_ABBA)))
     sides = (base, change)
     epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch)) for side in sides], False)
@@ -169,25 +171,25 @@ def plan_blocks(
     recurs = max(base.period, change.period) > 1
     found = epochs if by_epochs else _blocks(sides, wanted_s, [side.period for side in sides], not recurs)
     if (by_epochs or recurs) and not whole:
-        room_s = 0.0  # it was tried
+        room_s = 0.0  # tried before
     if found.block_s * FEWEST_ABBA <= room_s:
         return found
-    what = "a whole epoch" if by_epochs else "what recurs" if recurs else "a step"
-    blocks = FEWEST_ABBA * BLOCKS
-    text = f"{what} takes {duration(found.block_s)}, and {blocks} blocks of it do not fit into what is left"
+    what = "a whole epoch" if by_epochs else "a period of the changed setting" if recurs else "a step"
+    units = FEWEST_ABBA * BLOCKS
+    text = f"{what} takes {duration(found.block_s)}, and the budget is too small for {units} of them"
     raise BlocksDoNotFitError(text, FEWEST_ABBA * found.abba_s)
 
 
 def _blocks(
     sides: tuple[SidePace, SidePace], wanted_s: float, units: Sequence[int], within: bool
 ) -> BlockPlan:
-    """As many items as the slower side trains in wanted_s, in whole units of each side, and one at least."""
+    """As many items as the slower side trains in wanted_s, in whole units of each side, at least one."""
     items = wanted_s / max(side.step_s / side.items for side in sides)
     items = max(items, *(unit * side.items for unit, side in zip(units, sides, strict=True)))
 
     def steps(unit: int, side: SidePace) -> int:
         count = unit * max(round(items / (unit * side.items)), 1)
-        # Inside an epoch there have to be the steps before the timed ones too, and the one that ends them.
+        # The untimed lead steps and the step that ends the timed ones have to fit into the epoch too.
         return max(min(count, side.per_epoch - lead(side.step_s) - 1), 1) if within else count
 
     base, change = (steps(unit, side) for unit, side in zip(units, sides, strict=True))
@@ -195,5 +197,5 @@ def _blocks(
 
 
 def lead(step_s: float) -> int:
-    """Steps of this length before a block's timed ones."""
+    """The number of untimed lead steps of a run, for this step time."""
     return min(max(math.ceil(LEAD_S / max(step_s, 1e-9)), 1), LEAD_MOST)

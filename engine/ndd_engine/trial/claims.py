@@ -1,4 +1,4 @@
-"""The guides' claims, measured on this machine: the ratio with its interval, and what became of the claim."""
+"""Measures the guides' claims on this machine: the ratio with its interval, and a verdict."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 
 from .candidates import Place
-from .claims_measure import Found, Measure, Measurer, NotMeasuredError, Watch
+from .claims_measure import Found, Measurer, NotMeasuredError, Watch
 from .claims_table import OBSERVED, TRIALS, Claim, Part, Variant
-from .request import Progress
+from .paired import CONFIDENCE
+from .request import Measure, Progress
+from .short_run import observe
+from .trial import run_trial
 
-Verdict = Literal["holds", "does not hold", "depends", "not measurable here"]
-Outcome = Literal["holds", "does not hold", "unclear", "not measured"]
+Verdict = Literal["confirmed", "not confirmed", "depends", "not measurable on this machine"]
+Outcome = Literal["confirmed", "not confirmed", "inconclusive", "not measured"]
 
-# An interval that reaches into the claimed range is only taken for the claim when it is not wider than this.
+# Maximum width (high over low) of an interval that overlaps the claimed range without lying in it.
 NARROW = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """What was measured of one part. variant: how; None where it was not. reason: why it is not measured or unclear.
+    """The result of one part. variant: how it was measured, or None. reason: why not measured or inconclusive.
 
-    where: how the measurement differs from the guide's condition, with what that would need; "" where it does not.
+    where: how the measurement differs from the guide's conditions, and what those require; "" if it does not.
     """
 
     part: Part
@@ -64,7 +67,7 @@ class ClaimResult:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsState:
-    """How far the measuring is. claim: the one that is being measured, index of `count`."""
+    """How far the measurement is. claim: the current one, number `index` of `count`."""
 
     results: tuple[ClaimResult, ...]
     claim: Claim | None
@@ -75,7 +78,7 @@ class ClaimsState:
 
 
 def measurements(claim: Claim, place: Place) -> int:
-    """How many trials and watched runs a claim takes here, each at most as long as the budget."""
+    """How many trials and observed runs a claim takes on this machine, each up to the budget."""
     found = set()
     for part in claim.parts:
         variant, _ = part.choose(place)
@@ -93,7 +96,7 @@ def run_claims(
     watch: Watch | None = None,
     machine: Machine | None = None,
 ) -> tuple[ClaimResult, ...]:
-    """Measure them one after the other. budget_s: of each measurement. Stopped, it returns what was measured so far."""
+    """Measure them in order. budget_s: of each measurement. stop: set it to return what was measured so far."""
     stop = stop or threading.Event()
     machine = machine or detect(use_torch=False)
     place = Place.of(machine)
@@ -107,7 +110,7 @@ def run_claims(
             tell(ClaimsState(tuple(results), claim, index, len(wanted), stage, progress))
 
         say("", None)
-        measurer = Measurer(measure or _run_trial(), watch or _observe(), budget_s, stop, say)
+        measurer = Measurer(measure or run_trial, watch or observe, budget_s, stop, say)
         begin = time.monotonic()
         parts = tuple(_measure(claim, part, place, measurer) for part in claim.parts)
         if stop.is_set():
@@ -124,12 +127,12 @@ def _measure(claim: Claim, part: Part, place: Place, measurer: Measurer) -> Part
         return PartResult(part, "not measured", reason=missing)
     where = variant.where
     if missing:
-        where += f" (the guide's condition {missing})"
+        where += f" (the guide's configuration {missing})"
     if measurer.stop.is_set():
         return PartResult(part, "not measured", variant, where=where, reason="stopped before it was measured")
     try:
         found = measurer.part(claim, part, variant)
-        while judge(part, found)[0] == "unclear":
+        while judge(part, found)[0] == "inconclusive":
             if (more := measurer.again(claim, part, variant)) is None:
                 break
             found = more
@@ -140,35 +143,35 @@ def _measure(claim: Claim, part: Part, place: Place, measurer: Measurer) -> Part
 
 
 def judge(part: Part, found: Found) -> tuple[Outcome, str]:
-    """Whether a measured figure is in the claimed range; and why that is unclear."""
+    """Whether a measured value is in the claimed range, and why that is inconclusive."""
     value = found.value
     if value.low is None or value.high is None:
-        return "unclear", "too little was measured for an interval"
+        return "inconclusive", "too few measurements for an interval"
     if value.high < part.low or value.low > part.high:
-        return "does not hold", ""
+        return "not confirmed", ""
     inside = value.low >= part.low and value.high <= part.high
     if inside or value.high <= value.low * NARROW:
-        return "holds", ""
-    return "unclear", "the interval is too wide to tell; a larger budget may do"
+        return "confirmed", ""
+    return "inconclusive", "the interval is too wide; raise --budget"
 
 
 def verdict(parts: Sequence[PartResult]) -> Verdict:
-    """Of the whole claim: it holds when all of it does, and falls with any of it."""
-    measured = [item for item in parts if item.outcome in ("holds", "does not hold")]
+    """The verdict on a claim: confirmed if all parts are, not confirmed if any part is not."""
+    measured = [item for item in parts if item.outcome in ("confirmed", "not confirmed")]
     if not measured:
-        return "not measurable here"
+        return "not measurable on this machine"
     if any(item.where for item in measured):
         return "depends"
-    if any(item.outcome == "does not hold" for item in measured):
-        return "does not hold"
+    if any(item.outcome == "not confirmed" for item in measured):
+        return "not confirmed"
     elsewhere = any(item.found is not None and item.found.depends for item in measured)
     if len(measured) < len(parts) or elsewhere:
         return "depends"
-    return "holds"
+    return "confirmed"
 
 
 def conditions(result: ClaimResult) -> Iterator[str]:
-    """What a result is of and what it says, one line a part."""
+    """One line per part: what was measured, and the outcome."""
     for item in result.parts:
         name = f"{item.part.name}: " if item.part.name else ""
         if item.found is None:
@@ -177,13 +180,13 @@ def conditions(result: ClaimResult) -> Iterator[str]:
         line = f"{name}{shown(item.part, item.found)}, claimed {item.part.claimed}: {item.outcome}"
         if item.reason:
             line += f" ({item.reason})"
-        for text in (f"here: {item.where}" if item.where else "", item.found.note):
+        for text in (f"measured with: {item.where}" if item.where else "", item.found.note):
             line += f"; {text}" if text else ""
         yield line
 
 
 def shown(part: Part, found: Found) -> str:
-    """A figure with its interval: "1.42x (1.35 to 1.49)", "21.4 % (20.9 % to 21.9 %)"."""
+    """A value with its interval: "1.42x (95 % CI 1.35 to 1.49)", "21.4 % (95 % CI 20.9 % to 21.9 %)"."""
     value = found.value
     figures = [value.ratio, value.low, value.high]
     texts = [
@@ -191,7 +194,9 @@ def shown(part: Part, found: Found) -> str:
         for item in figures
     ]
     head = texts[0] if part.kind == "share" else f"{texts[0]}x"
-    return head if not texts[1] or value.low == value.high else f"{head} ({texts[1]} to {texts[2]})"
+    if not texts[1] or value.low == value.high:
+        return head
+    return f"{head} ({CONFIDENCE * 100:.0f} % CI {texts[1]} to {texts[2]})"
 
 
 def _part_dict(item: PartResult) -> dict[str, Any]:
@@ -212,15 +217,3 @@ def _part_dict(item: PartResult) -> dict[str, Any]:
         "base": list(item.variant.base) if item.variant else [],
         "change": list(item.variant.change) if item.variant else [],
     }
-
-
-def _run_trial() -> Measure:
-    from .trial import run_trial
-
-    return run_trial
-
-
-def _observe() -> Watch:
-    from .short_run import observe
-
-    return observe

@@ -1,4 +1,4 @@
-"""One figure of a claim, measured: a trial, or runs that are watched, and what is read off them."""
+"""Measures one value of a claim, in a trial or in observed runs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ndd_engine.record.events import TrialEvent, WindowEvent
 from ndd_engine.text import duration, number
 
 from .claims_table import Claim, Part, Variant
-from .paired import student_quantile
-from .recorded import BESIDE, Recorded
-from .request import Base, Progress, TrialRequest
+from .outcome import startup_s
+from .paired import interval, student_quantile
+from .recorded import OUTSIDE_STEPS, Recorded, host_ns_of
+from .request import Base, Measure, Progress, TrialRequest
 from .series import Interval, Stretch, rate, ratio, spread
 
-Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]
 Watch = Callable[[str, Sequence[str], float, threading.Event], Recorded | None]
 
-# Trials of one change, at most.
+# Maximum number of trials of one change.
 MOST_TRIALS = 3
 
 
 class NotMeasuredError(Exception):
-    """Nothing came of a measurement; the message says why."""
+    """There is no measurement; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """value: with low and high where there is an interval. note: what else a reader has to know.
+    """A measured value, with an interval if there is one. note: further information for the reader.
 
-    depends: the note says under which other condition the answer is another one.
+    depends: whether the answer changes under a condition that the note names.
     """
 
     value: Interval
@@ -43,7 +43,7 @@ class Found:
 
 @dataclass
 class Measurer:
-    """Measures parts; what two parts of a claim share is measured once. budget_s: of each measurement."""
+    """Measures parts; a measurement shared by two parts of a claim is made once. budget_s: of each measurement."""
 
     measure: Measure
     watch: Watch
@@ -54,7 +54,7 @@ class Measurer:
     _runs: dict[tuple[Any, ...], Recorded] = field(default_factory=dict)
 
     def part(self, claim: Claim, part: Part, variant: Variant) -> Found:
-        """Raises NotMeasuredError."""
+        """Measure a part. Raises NotMeasuredError."""
         kinds: dict[str, Callable[[Claim, Part, Variant], Found]] = {
             "speed": self._speed, "epoch": self._epoch, "start": self._start, "memory": self._memory,
             "phase": self._phase, "evaluation": self._evaluation, "frequency": self._frequency, "share": self._share,
@@ -65,9 +65,9 @@ class Measurer:
             raise NotMeasuredError(" ".join(str(error).split())) from None
 
     def again(self, claim: Claim, part: Part, variant: Variant) -> Found | None:
-        """The figure after one more trial, where the last ones left enough of the budget; else None.
+        """The value after one more trial, if the previous ones left enough of the budget; else None.
 
-        A trial ends when a gain or a loss is clear, which may be before it is clear how large that is.
+        A trial ends as soon as a gain or a loss is clear, which may be before its size is.
         """
         done = self._trials.get((claim.workload, variant.base, variant.change), [])
         left = self.budget_s - sum(trial.seconds for trial in done)
@@ -87,11 +87,11 @@ class Measurer:
             if trial.verdict in ("failed", "out of memory", "stopped"):
                 raise NotMeasuredError(trial.text)
             if trial.in_effect is False:
-                raise NotMeasuredError(f"the change is not in effect: {trial.not_in_effect}")
+                raise NotMeasuredError(f"not in effect: {trial.not_in_effect}")
         return joined(done)
 
     def _one_more(self, claim: Claim, variant: Variant, budget_s: float) -> None:
-        base = Base(f"{claim.id} before", None, claim.workload, variant.base)
+        base = Base(f"{claim.id} baseline", None, claim.workload, variant.base)
         request = TrialRequest(base, variant.change, budget_s)
         trial = self.measure(request, lambda progress: self.tell("", progress), self.stop)
         self._trials.setdefault((claim.workload, variant.base, variant.change), []).append(trial)
@@ -107,44 +107,42 @@ class Measurer:
             for side in (trial.base, trial.change)
         )
         if not before or not after:
-            raise NotMeasuredError("the items of an epoch are not known")
-        return Found(_times(found, before / after), f"{number(before)} and {number(after)} items an epoch")
+            raise NotMeasuredError("the number of items per epoch is unknown")
+        return Found(found.times(before / after), f"{number(before)} and {number(after)} items per epoch")
 
     def _start(self, claim: Claim, part: Part, variant: Variant) -> Found:
-        """The first steps with what comes before them, put together from the trial's measured figures."""
+        """The first steps including the startup, computed from the trial's measurements."""
         trial = self._trial(claim, variant)
         found = _interval(trial)
         base, change = trial.base, trial.change
         if any(side.get(key) is None for side in (base, change) for key in ("prepare_s", "step_s")):
-            raise NotMeasuredError("how long preparing took is not known")
-        extra = max(_before(change) - _before(base), 0.0)
+            raise NotMeasuredError("the startup time is unknown")
+        extra = max(startup_s(change) - startup_s(base), 0.0)
         steps_s = part.steps * base["step_s"]
 
         def over(speed: float) -> float:
             return float(steps_s / (extra + steps_s / speed))
 
         low, high = (None if edge is None else over(edge) for edge in (found.low, found.high))
-        note = (
-            f"over {part.steps} steps, {duration(extra)} spent before them; step for step {found.ratio:.3g}x"
-        )
+        note = f"over {part.steps} steps plus {duration(extra)} of additional startup; {found.ratio:.3g}x per step"
         if trial.break_even_steps:
-            note += f", repaid after {number(trial.break_even_steps)} steps"
+            note += f", breaks even after {number(trial.break_even_steps)} steps"
         return Found(Interval(over(found.ratio), low, high), note, depends=bool(trial.break_even_steps))
 
     def _memory(self, claim: Claim, part: Part, variant: Variant) -> Found:
         trial = self._trial(claim, variant)
         before, after = trial.base.get("peak_bytes"), trial.change.get("peak_bytes")
         if not before or after is None:
-            raise NotMeasuredError("the peak of memory is not known")
+            raise NotMeasuredError("the peak memory is unknown")
         return Found(Interval(after / before, after / before, after / before))
 
-    # Watched runs.
+    # Observed runs.
 
     def _run(self, claim: Claim, sets: tuple[str, ...], share: float, turn: int = 0) -> Recorded:
-        """A run of so much of the budget. turn: tells runs of the same settings apart."""
+        """A run over `share` of the budget. turn: distinguishes runs of the same settings."""
         key = (claim.workload, sets, turn)
         if key not in self._runs:
-            self.tell("watching a run", None)
+            self.tell("observing a run", None)
             run = self.watch(claim.workload, sets, self.budget_s * share, self.stop)
             if run is None:
                 raise NotMeasuredError("stopped before it was measured")
@@ -154,13 +152,13 @@ class Measurer:
     def _sides(
         self, claim: Claim, variant: Variant, read: Callable[[Recorded], list[Stretch]], what: str
     ) -> Found:
-        """Change over base, of runs in the order A B B A."""
+        """Candidate over baseline, from runs in the order A B B A."""
         stretches: tuple[list[Stretch], list[Stretch]] = ([], [])
         for turn, side in enumerate((0, 1, 1, 0)):
             sets = variant.base if side == 0 else (*variant.base, *variant.change)
             stretches[side].extend(read(self._run(claim, sets, 0.25, turn)))
         if not all(stretches):
-            raise NotMeasuredError(f"there was no {what} in {duration(self.budget_s / 4)}")
+            raise NotMeasuredError(f"no {what} within {duration(self.budget_s / 4)}")
         return Found(ratio(rate(stretches[1]), rate(stretches[0])))
 
     def _phase(self, claim: Claim, part: Part, variant: Variant) -> Found:
@@ -171,7 +169,7 @@ class Measurer:
 
     def _evaluation(self, claim: Claim, part: Part, variant: Variant) -> Found:
         def read(run: Recorded) -> list[Stretch]:
-            # The first one warms up.
+            # The first one is a warm-up.
             done = [item.seconds for item in run.snapshot.evaluations if item.seconds]
             return [Stretch(1, seconds * 1e9) for seconds in done[1:]]
 
@@ -181,11 +179,11 @@ class Measurer:
         run = self._run(claim, variant.base, 1.0)
         done = [item.seconds for item in run.snapshot.evaluations if item.seconds]
         if not done:
-            raise NotMeasuredError(f"there was no evaluation in {duration(self.budget_s)}")
+            raise NotMeasuredError(f"no evaluation within {duration(self.budget_s)}")
         step_s = run.run.items_per_step / run.rate.value
         evaluation_s = sum(done) / len(done)
         steps_s = part.steps * step_s
-        note = f"computed from a step of {duration(step_s)} and an evaluation of {duration(evaluation_s)}"
+        note = f"computed from {duration(step_s)} per step and {duration(evaluation_s)} per evaluation"
         value = (steps_s + evaluation_s) / (steps_s + evaluation_s / 2)
         return Found(Interval(value, value, value), note)
 
@@ -194,20 +192,19 @@ class Measurer:
         if part.phase == "idle":
             idle = run.snapshot.idle
             if idle.share is None:
-                raise NotMeasuredError(f"the idle share is not known: {idle.reason}")
-            return Found(Interval(idle.share, idle.share, idle.share), f"by method {idle.method}")
+                raise NotMeasuredError(f"the idle share is unknown: {idle.reason}")
+            return Found(Interval(idle.share, idle.share, idle.share), f"method: {idle.method}")
         on_gpu = any(_device_ns(window, part.phase) is not None for window in run.windows)
         shares = [
             found for window in run.windows if (found := _share_of(window, part.phase, on_gpu)) is not None
         ]
         if not shares or not any(part.items for part in shares):
-            raise NotMeasuredError(f"the phase {part.phase} was not seen")
-        clock = "the card's clock" if on_gpu else "the host's clock"
-        return Found(_times(spread(rate(shares)), 1e-9), f"by {clock}")
+            raise NotMeasuredError(f"the phase {part.phase} did not occur")
+        return Found(spread(rate(shares)).times(1e-9), f"by {'GPU' if on_gpu else 'host'} clock")
 
 
 def joined(trials: Sequence[TrialEvent]) -> TrialEvent:
-    """Trials of the same change as one: their log-ratios weighted by their quads."""
+    """Trials of the same change as one: their log-ratios weighted by their ABBA blocks."""
     first, *others = trials
     if not others or any(trial.ratio is None or trial.quads < 2 for trial in trials):
         return first
@@ -219,28 +216,16 @@ def joined(trials: Sequence[TrialEvent]) -> TrialEvent:
         reach = math.log(trial.high / trial.low) / 2
         mean += share * math.log(trial.ratio)
         variance += (share * reach / student_quantile((1 + trial.confidence) / 2, trial.quads - 1)) ** 2
-    reach = student_quantile((1 + first.confidence) / 2, quads - len(trials)) * math.sqrt(variance)
-    return replace(
-        first, ratio=math.exp(mean), low=math.exp(mean - reach), high=math.exp(mean + reach), quads=quads,
-        seconds=sum(trial.seconds for trial in trials),
-    )  # fmt: skip
+    value = math.exp(mean)
+    low, high = interval(value, math.sqrt(variance), quads - len(trials), first.confidence)
+    seconds = sum(trial.seconds for trial in trials)
+    return replace(first, ratio=value, low=low, high=high, quads=quads, seconds=seconds)
 
 
 def _interval(trial: TrialEvent) -> Interval:
     if trial.ratio is None:
-        raise NotMeasuredError(trial.text or "no ratio came of it")
+        raise NotMeasuredError(trial.text or "the trial has no ratio")
     return Interval(trial.ratio, trial.low, trial.high)
-
-
-def _times(value: Interval, factor: float) -> Interval:
-    low, high = (None if edge is None else edge * factor for edge in (value.low, value.high))
-    return Interval(value.ratio * factor, low, high)
-
-
-def _before(side: dict[str, Any]) -> float:
-    """Seconds before training, and what the first steps took beyond their usual time."""
-    slow = (side.get("warmup_s") or 0.0) - side.get("warmup_steps", 0) * side["step_s"]
-    return float(side["prepare_s"] + max(slow, 0.0))
 
 
 def _device_ns(window: WindowEvent, phase: str) -> float | None:
@@ -249,20 +234,22 @@ def _device_ns(window: WindowEvent, phase: str) -> float | None:
 
 
 def _of_phase(window: WindowEvent, phase: str) -> Stretch | None:
-    """Steps, and what they spent in a phase: on the card where that was timed."""
+    """Steps and their time in a phase, by the GPU clock if available."""
     device = _device_ns(window, phase)
     if device and window.device_steps:
         return Stretch(window.device_steps, device * window.device_steps)
-    host = window.phases.get(phase, {}).get("host_ns")
+    host = host_ns_of(window, phase)
     return Stretch(window.steps, host) if host and window.steps else None
 
 
 def _share_of(window: WindowEvent, phase: str, on_gpu: bool) -> Stretch | None:
-    """A phase's time as `items` of the step's time, evaluations and checkpoints left out."""
-    whole = {name: body for name, body in window.phases.items() if "/" not in name and name not in BESIDE}
+    """A phase's time as `items` of the step time, without evaluations and checkpoints."""
+    whole = {
+        name: body for name, body in window.phases.items() if "/" not in name and name not in OUTSIDE_STEPS
+    }
     if on_gpu:
         times = [body["device_ns"] for body in whole.values() if body.get("device_ns") is not None]
         part = _device_ns(window, phase)
         return None if part is None or not sum(times) else Stretch(part, sum(times))
     total = sum(body["host_ns"] for body in whole.values())
-    return Stretch(window.phases.get(phase, {}).get("host_ns", 0), total) if total and window.steps else None
+    return Stretch(host_ns_of(window, phase), total) if total and window.steps else None

@@ -1,4 +1,4 @@
-"""The guides' claims as they are written down: what is compared, what it should come to, what it needs."""
+"""The guides' claims: what is compared, the claimed range, and the hardware that the measurement requires."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from ndd_engine.text import printable
 
 from .candidates import Place
 
-# Kinds that train twice or more beside each other (a trial), and those that watch runs of their own.
+# Kinds that are measured in a trial, and in observed runs.
 TRIALS = frozenset({"speed", "epoch", "start", "memory"})
 OBSERVED = frozenset({"phase", "evaluation", "frequency", "share"})
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to measure. where: how it differs from the guide's condition, "" where it does not."""
+    """A way to measure. where: how it differs from the guide's conditions, "" if it does not."""
 
     base: tuple[str, ...]
     change: tuple[str, ...]
-    card: bool = False
+    gpu: bool = False
     cores: int = 1
     where: str = ""
 
     def missing(self, place: Place) -> str:
-        """What this machine lacks for it, "" where nothing."""
-        wanted = []
-        if self.card and not place.card:
-            wanted.append("a CUDA card")
+        """What this machine lacks for it, "" if nothing."""
+        lacking = []
+        if self.gpu and not place.gpu:
+            lacking.append("a CUDA GPU")
         if self.cores > place.cores:
-            wanted.append(f"{self.cores} cores")
-        return f"needs {' and '.join(wanted)}" if wanted else ""
+            lacking.append(f"{self.cores} cores")
+        return f"requires {' and '.join(lacking)}" if lacking else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One figure of a claim. See profiles/ndd_profiles/claims/guides.toml for kind, low, high, steps, phase, why."""
+    """One value of a claim. See profiles/ndd_profiles/claims/guides.toml for kind, low, high, steps, phase, why."""
 
     name: str
     kind: str
@@ -52,7 +52,7 @@ class Part:
     why: str = ""
 
     def choose(self, place: Place) -> tuple[Variant | None, str]:
-        """(the first variant that this machine can measure, what the guide's own condition lacks here)."""
+        """(the first variant that this machine can measure, what the guide's own conditions require and it lacks)."""
         if not self.variants:
             return None, self.why
         found = next((variant for variant in self.variants if not variant.missing(place)), None)
@@ -60,7 +60,7 @@ class Part:
 
     @property
     def claimed(self) -> str:
-        """The range in words."""
+        """The claimed range in words."""
         if self.kind == "whole":
             return ""
         low, high = (
@@ -74,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a guide says."""
+    """A claim of a guide."""
 
     id: str
     guide: str
@@ -84,12 +84,12 @@ class Claim:
 
 
 def claims() -> tuple[Claim, ...]:
-    """All of them, in the order of the table."""
+    """All claims, in the order of the table."""
     return tuple(_claim(entry) for entry in ndd_profiles.read("claims", "guides")["claim"])
 
 
 def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
-    """Those that are named, by id ("N1") or by guide ("eeg"); all without a name. Raises UsageError."""
+    """The claims selected by id ("N1") or by guide ("eeg"); all of them if `ids` is empty. Raises UsageError."""
     known = claims()
     if not ids:
         return known
@@ -100,7 +100,7 @@ def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
             guides = ", ".join(dict.fromkeys(claim.guide for claim in known))
             allowed = ", ".join(claim.id for claim in known)
             raise UsageError(
-                f"there is no claim {printable(name)}; allowed: {allowed}, or all of a guide: {guides}"
+                f"unknown claim {printable(name)}; allowed: {allowed}, or all of a guide: {guides}"
             )
         wanted |= found
     return tuple(claim for claim in known if claim.id in wanted)
@@ -112,11 +112,11 @@ def _claim(entry: Mapping[str, Any]) -> Claim:
 
 
 def _part(entry: Mapping[str, Any]) -> Part:
-    """A part has what its claim has, where it does not say otherwise."""
+    """A part inherits the keys of its claim."""
     common = tuple(entry.get("sets", ()))
     variants = tuple(
         Variant(
-            (*common, *variant.get("base", ())), tuple(variant.get("change", ())), variant.get("card", False),
+            (*common, *variant.get("base", ())), tuple(variant.get("change", ())), variant.get("gpu", False),
             variant.get("cores", 1), variant.get("where", ""),
         )
         for variant in entry.get("variant", ())

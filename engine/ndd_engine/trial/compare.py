@@ -1,4 +1,4 @@
-"""Two recorded runs side by side: what was changed between them, and what that did, with its interval."""
+"""Compares two recorded runs: what differs between them, and the ratio of their speeds with its interval."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from ndd_engine.errors import UsageError
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.rundir import RunDir
 
+from .outcome import changed_items, flatten
 from .paired import CONFIDENCE, FLOOR
 from .recorded import Recorded, read_recorded
 from .series import Interval, ratio
 
-# Points of the common way at which losses are compared.
+# Shares of the common number of items at which losses are compared.
 LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)
-# Keys that say nothing about what was computed.
-_UNTOLD = frozenset({"run.name", "workload.path"})
+# Keys without influence on what is computed.
+_IGNORED = frozenset({"run.name", "workload.path"})
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that is not the same. kind: "config", "version", "machine", "data" or "model"."""
+    """One difference. kind: "config", "version", "machine", "data" or "model"."""
 
     kind: str
     key: str
@@ -32,7 +33,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """Mean losses shortly before the same number of items was trained."""
+    """Mean losses shortly before the same number of trained items."""
 
     items: int
     a: float | None
@@ -41,7 +42,7 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """B against A. speed: items a second of B over A. verdict: "faster", "slower", "same" or "undecided"."""
+    """B vs. A. speed: ratio of items per second, B over A. verdict: "faster", "slower", "same" or "inconclusive"."""
 
     a: Recorded
     b: Recorded
@@ -52,11 +53,11 @@ class Comparison:
     losses: tuple[LossPoint, ...]
 
     def slower_than(self, share: float) -> str:
-        """Whether B is slower by more than this share (0.05): "slower", "not slower" or "undecided"."""
+        """Whether B is slower by more than this share (0.05): "slower", "not slower" or "inconclusive"."""
         low, high = self.speed.low, self.speed.high
         if low is None or high is None:
-            return "undecided"
-        return "slower" if high < 1 - share else "not slower" if low >= 1 - share else "undecided"
+            return "inconclusive"
+        return "slower" if high < 1 - share else "not slower" if low >= 1 - share else "inconclusive"
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -75,9 +76,9 @@ class Comparison:
 
 
 def compare(a: RunDir, b: RunDir) -> Comparison:
-    """Read both and compare them. Raises UsageError for a run that has nothing to compare, or for one and the same."""
+    """Read and compare both. Raises UsageError for a run without steps, and if both are the same run."""
     if a.path.resolve() == b.path.resolve():
-        raise UsageError(f"{a.name} and {b.name} are the same run: name two")
+        raise UsageError(f"{a.name} and {b.name} are the same run")
     first, second = read_recorded(a), read_recorded(b)
     speed = ratio(second.rate, first.rate)
     return Comparison(
@@ -92,7 +93,7 @@ def compare(a: RunDir, b: RunDir) -> Comparison:
 
 
 def phase_names(comparison: Comparison) -> list[str]:
-    """The phases of both, in the order of the screen, sub-phases behind their phase."""
+    """The phases of both, in the order of the screen, sub-phases after their phase."""
     rank = {name: index for index, name in enumerate(PHASES)}
     names = {*comparison.a.phases, *comparison.b.phases}
     return sorted(names, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
@@ -100,16 +101,15 @@ def phase_names(comparison: Comparison) -> list[str]:
 
 def _verdict(speed: Interval) -> str:
     if speed.low is None or speed.high is None:
-        return "undecided"
-    # Two equal runs differ by almost FLOOR.
+        return "inconclusive"
+    # Two identical runs differ by almost FLOOR.
     if speed.low > 1 - FLOOR and speed.high < 1 + FLOOR:
         return "same"
-    return "faster" if speed.low > 1 else "slower" if speed.high < 1 else "undecided"
+    return "faster" if speed.low > 1 else "slower" if speed.high < 1 else "inconclusive"
 
 
 def _differences(a: Recorded, b: Recorded) -> Iterator[Difference]:
-    left, right = _flat(a.run.config), _flat(b.run.config)
-    yield from _changed("config", left, right)
+    yield from _changed("config", flatten(a.run.config), flatten(b.run.config))
     yield from _changed("version", a.run.versions, b.run.versions)
     yield from _changed("machine", _machine(a), _machine(b))
     for kind in ("data", "model"):
@@ -118,47 +118,34 @@ def _differences(a: Recorded, b: Recorded) -> Iterator[Difference]:
 
 
 def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
-    for key in dict.fromkeys((*a, *b)):
-        if key not in _UNTOLD and a.get(key) != b.get(key):
-            yield Difference(kind, key, _text(a.get(key)), _text(b.get(key)))
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
+    for key, (one, other) in changed_items(a, b).items():
+        if key not in _IGNORED:
+            yield Difference(kind, key, _text(one), _text(other))
 
 
 def _machine(side: Recorded) -> dict[str, Any]:
     run = side.run
-    card = run.card or {}
+    gpu = run.card or {}
     return {
-        "host": run.host, "device": run.device_name, "driver": card.get("driver"), "threads": run.threads,
+        "host": run.host, "device": run.device_name, "driver": gpu.get("driver"), "threads": run.threads,
         "usable cores": run.usable_cores,
     }  # fmt: skip
 
 
 def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
-    """Why a ratio of the two says less than it seems to."""
+    """Why the ratio of the two runs may be misleading."""
     left, right = a.run, b.run
     if left.workload != right.workload:
-        yield f"the workloads differ ({left.workload}, {right.workload}): their items are not the same thing"
+        yield f"the workloads differ ({left.workload}, {right.workload}), so their items are not comparable"
     if (left.host, left.device_name) != (right.host, right.device_name):
-        yield (
-            f"they ran on different machines ({left.device_name} of {left.host}, {right.device_name} of "
-            f"{right.host})"
-        )
+        machines = f"{left.device_name} on {left.host}, {right.device_name} on {right.host}"
+        yield f"the runs used different machines ({machines})"
     elif left.usable_cores != right.usable_cores:
-        yield f"they had different numbers of cores ({_text(left.usable_cores)}, {_text(right.usable_cores)})"
+        yield f"the runs had different numbers of cores ({_text(left.usable_cores)}, {_text(right.usable_cores)})"
     if left.items_per_step != right.items_per_step:
         yield (
-            f"the effective batch differs ({left.items_per_step}, {right.items_per_step} items a step): that is "
-            "another training"
+            f"the effective batch differs ({left.items_per_step}, {right.items_per_step} items per step), which "
+            "changes what is trained"
         )
     if left.parameters != right.parameters or left.model != right.model:
         yield "the models differ"
@@ -166,11 +153,11 @@ def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
         yield "the data differ"
     for side in (a, b):
         if not side.snapshot.final:
-            yield f"{side.name} has not ended yet"
+            yield f"{side.name} is still running"
 
 
 def _losses(a: Recorded, b: Recorded) -> tuple[LossPoint, ...]:
-    """Where both were recorded; the same number of items, not of steps, where their batches differ."""
+    """Losses at the same number of items, as batches may differ, where both runs recorded them."""
     if not a.losses or not b.losses:
         return ()
     common = min(a.losses[-1][0], b.losses[-1][0])
@@ -182,7 +169,7 @@ def _losses(a: Recorded, b: Recorded) -> tuple[LossPoint, ...]:
 
 
 def _text(value: object) -> str:
-    """As it is written in TOML."""
+    """As written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "not set" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""The two configurations that a request for a trial comes to."""
+"""The two configurations of a trial."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from .request import TrialRequest
 
 
 def drafts(request: TrialRequest) -> tuple[Draft, Draft]:
-    """The present and the change. Raises UsageError for what cannot be tried, ConfigError for mistakes in either."""
+    """(baseline, candidate). Raises UsageError if the request cannot be tried, ConfigError for mistakes in either."""
     if not request.sets:
-        raise UsageError("nothing is changed: say what to try with --set KEY=VALUE")
+        raise UsageError("no settings to try: add --set KEY=VALUE")
     if not request.budget_s > 0:
-        raise UsageError(f"the budget of a trial is {request.budget_s:g} s; allowed: more than 0")
+        raise UsageError(f"--budget {request.budget_s:g}: allowed: more than 0 seconds")
     of = request.base
     base = read(of.config, of.sets, of.workload)
     change = read(of.config, (*of.sets, *request.sets), of.workload)
     configs = [preflight(draft, use_torch=False) for draft in (base, change)]
     if base.size == change.size and configs[0] == configs[1]:
-        raise UsageError(
-            f"{', '.join(request.sets)}: this is what {of.name} has already; there is nothing to compare"
-        )
+        raise UsageError(f"{', '.join(request.sets)}: already set in {of.name}; there is nothing to compare")
     return base, change
 
 
 def check(request: TrialRequest) -> dict[str, tuple[object, object]]:
-    """The keys that the change changes, with both values. Raises UsageError for what cannot be tried."""
+    """The keys that differ, with both values. Raises UsageError if the request cannot be tried."""
     base, change = drafts(request)
     return differences(base.resolve(), change.resolve())

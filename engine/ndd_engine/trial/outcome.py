@@ -1,102 +1,94 @@
-"""What came out of a trial, in figures and in one sentence: effect, memory, losses, break-even."""
+"""The result of a trial in figures and in one sentence: effect, memory, losses, break-even."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ndd_engine.config import Config
-from ndd_engine.record.events import Json, TrialEvent
+from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration, number, size
 
 from .paired import CONFIDENCE, FLOOR, Estimate
 from .request import TrialRequest
-from .side import SideFacts
+from .side import SideFacts, not_in_effect
 
-# Losses that differ by no more than this share count as close.
+# Maximum relative difference of losses that count as close.
 CLOSE = 0.01
-# A change of these keys makes another training of it, so that losses say nothing about each other.
+# A change of these keys changes what is trained, so that losses are not comparable.
 _OTHER_TRAINING = ("workload.", "optimizer.", "schedule.", "clip.", "run.seed", "batch.sequence")
 _SAME_RESULT = frozenset({"optimizer.implementation", "optimizer.set_to_none", "workload.decoder"})
 
 
 def differences(base: Config, change: Config) -> dict[str, tuple[Any, Any]]:
     """Dotted keys that differ, with both values."""
-    found: dict[str, tuple[Any, Any]] = {}
-    _compare("", base.model_dump(mode="json"), change.model_dump(mode="json"), found)
+    return changed_items(flatten(base.model_dump(mode="json")), flatten(change.model_dump(mode="json")))
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, by dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return found
 
 
-def _compare(prefix: str, base: Json, change: Json, found: dict[str, tuple[Any, Any]]) -> None:
-    for key in dict.fromkeys((*base, *change)):
-        a, b = base.get(key), change.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            _compare(f"{prefix}{key}.", a, b, found)
-        elif a != b:
-            found[prefix + key] = (a, b)
+def changed_items(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ, with both values; None where a key is missing."""
+    pairs = ((key, (a.get(key), b.get(key))) for key in dict.fromkeys((*a, *b)))
+    return {key: (one, other) for key, (one, other) in pairs if one != other}
 
 
 def effect(facts: SideFacts, changed: Iterable[str]) -> tuple[bool | None, str]:
-    """(whether the changed settings took effect, why not), by what the run itself verified."""
+    """(whether the changed settings are in effect, why not), as verified by the run itself."""
     verified = {key: facts.settings[key] for key in changed if key in facts.settings}
-    without = [
-        f"{key} = {requested} is {applied} ({why})"
-        for key, (requested, applied, in_effect, why) in verified.items()
-        if in_effect is False
-    ]
-    if without:
-        return False, "; ".join(without)
-    # One that is left at its default has nothing to verify, but may be read back.
-    told = [in_effect or requested == applied for requested, applied, in_effect, _ in verified.values()]
-    return (True if told and all(told) else None), ""
+    if missing := not_in_effect(verified):
+        return False, "; ".join(missing)
+    # A setting at its default has nothing to verify, but may be read back.
+    known = [in_effect or requested == applied for requested, applied, in_effect, _ in verified.values()]
+    return (True if known and all(known) else None), ""
 
 
 def compare_losses(
     base: Sequence[float], change: Sequence[float], changed: Iterable[str], items: tuple[int, int]
 ) -> tuple[str, str]:
-    """(same, close, differs or not comparable; how that was found) of the first losses of both sides."""
+    """(same, close, differs or not comparable; why) of the first losses of both sides."""
     other = [key for key in changed if key.startswith(_OTHER_TRAINING) and key not in _SAME_RESULT]
     if other:
-        return "not comparable", f"with another {', '.join(other)} the losses are those of another training"
+        return "not comparable", f"a different {', '.join(other)} changes what is trained"
     if items[0] != items[1]:
-        return "not comparable", f"a step has {items[1]:,} items instead of {items[0]:,}"
+        return "not comparable", f"{items[1]:,} items per step instead of {items[0]:,}"
     count = min(len(base), len(change))
     if not count:
-        return "not comparable", "no loss was seen"
+        return "not comparable", "no loss was recorded"
     steps = f"the first {count} losses" if count > 1 else "the first loss"
     pairs = list(zip(base[:count], change[:count], strict=True))
     if all(a == b for a, b in pairs):
-        return (
-            "same",
-            f"{steps} are equal to the last digit" if count > 1 else f"{steps} is equal to the last digit",
-        )
+        return "same", f"{steps} {'are' if count > 1 else 'is'} bitwise identical"
     if not all(math.isfinite(a) and math.isfinite(b) for a, b in pairs):
-        return "differs", f"among {steps} are some that are not finite"
+        return "differs", f"{steps} {'include' if count > 1 else 'is'} NaN or infinity"
     apart = max(abs(a - b) / max(abs(a), abs(b)) for a, b in pairs)
     verdict = "close" if apart <= CLOSE else "differs"
-    return verdict, f"{steps} differ by up to {apart * 100:.2g} % (close: up to {CLOSE * 100:.0f} %)"
+    differ = "differ" if count > 1 else "differs"
+    return verdict, f"{steps} {differ} by up to {apart * 100:.2g} % (close: up to {CLOSE * 100:.0f} %)"
+
+
+def startup_s(side: Mapping[str, Any]) -> float:
+    """Seconds before training, plus the excess time of the slower first steps. side: the fields of SideFacts."""
+    slow = (side.get("warmup_s") or 0.0) - side.get("warmup_steps", 0) * (side.get("step_s") or 0.0)
+    return float(side["prepare_s"] + max(slow, 0.0))
 
 
 def break_even(base: SideFacts, change: SideFacts) -> int | None:
-    """Optimizer steps of the change after which what it costs before training is repaid; None without a gain."""
-    if (
-        base.items_per_s is None
-        or change.items_per_s is None
-        or base.prepare_s is None
-        or change.prepare_s is None
-    ):
+    """Optimizer steps after which a candidate with a longer startup breaks even; None without a gain."""
+    if not base.items_per_s or not change.items_per_s or base.prepare_s is None or change.prepare_s is None:
         return None
     saved_s = change.items_per_step * (1 / base.items_per_s - 1 / change.items_per_s)
     if saved_s <= 0:
         return None
-    before = [
-        side.prepare_s + max((side.warmup_s or 0) - side.warmup_steps * (side.step_s or 0), 0)
-        for side in (base, change)
-        if side.prepare_s is not None
-    ]
-    return math.ceil(max(before[1] - before[0], 0) / saved_s)
+    return math.ceil(max(startup_s(vars(change)) - startup_s(vars(base)), 0) / saved_s)
 
 
 def result(
@@ -107,11 +99,11 @@ def result(
     sides: tuple[SideFacts, SideFacts],
     changed: Sequence[str],
     seconds: float,
-    quads: int,
+    blocks: int,
 ) -> TrialEvent:
-    """The event. reason: why there is no clear answer, or what failed. sides: base, change. quads: measured."""
+    """The event. reason: why it is inconclusive or failed. sides: baseline, candidate. blocks: of ABBA."""
     base, change = sides
-    in_effect, not_in_effect = effect(change, changed)
+    in_effect, why_not = effect(change, changed)
     loss, loss_text = "not comparable", ""
     if base.losses and change.losses:
         items = (base.items_per_step, change.items_per_step)
@@ -125,12 +117,12 @@ def result(
         low=found.low if found else None,
         high=found.high if found else None,
         confidence=CONFIDENCE,
-        quads=quads,
+        quads=blocks,
         seconds=round(seconds, 3),
         budget_s=request.budget_s,
         device=change.device_name or base.device_name,
         in_effect=in_effect,
-        not_in_effect=not_in_effect,
+        not_in_effect=why_not,
         loss=loss,
         loss_text=loss_text,
         break_even_steps=break_even(base, change) if verdict == "gain" else None,
@@ -143,31 +135,31 @@ def result(
 
 def sentence(event: TrialEvent, reason: str = "") -> str:
     """The result in one sentence."""
-    head = event.verdict
+    head = "no significant gain" if event.verdict == "no gain" else event.verdict
     if event.ratio is not None:
         assert event.low is not None and event.high is not None
         head += f"{'' if event.verdict in ('gain', 'loss') else ':'} {times(event.ratio)}x"
-        head += f" ({times(event.low)} to {times(event.high)}, {event.confidence * 100:.0f} %)"
-        head += f", {event.quads} quads in {duration(event.seconds)}"
-    # "out of memory on cuda:0 in forward" says it already.
+        head += f" ({event.confidence * 100:.0f} % CI {times(event.low)} to {times(event.high)})"
+        head += f", {event.quads} ABBA blocks in {duration(event.seconds)}"
+    # "out of memory on cuda:0 in forward" repeats the verdict.
     parts = [reason if reason.startswith(head) else head + (f": {reason}" if reason else "")]
     if event.in_effect is not None:
-        parts.append("takes effect" if event.in_effect else f"does not take effect: {event.not_in_effect}")
+        parts.append("in effect" if event.in_effect else f"not in effect: {event.not_in_effect}")
     before, after = event.base.get("peak_bytes"), event.change.get("peak_bytes")
     if before is not None and after is not None:
         same = abs(after - before) < FLOOR * before
         parts.append(
-            f"peak memory {size(after)} as before" if same else f"peak memory {size(before)} → {size(after)}"
+            f"peak memory {size(after)}, unchanged" if same else f"peak memory {size(before)} → {size(after)}"
         )
     if event.loss in ("same", "close"):
-        parts.append(f"losses {event.loss}")
+        parts.append("losses identical" if event.loss == "same" else "losses close")
     elif event.loss == "differs":
-        parts.append(f"losses differ: {event.loss_text}")
+        parts.append(event.loss_text or "losses differ")
     if event.break_even_steps:
-        parts.append(f"repaid after {number(event.break_even_steps)} steps")
+        parts.append(f"breaks even after {number(event.break_even_steps)} steps")
     return "; ".join(parts)
 
 
 def times(ratio: float) -> str:
-    """A ratio with as many digits as it is good for: 1.42, 12.3."""
+    """A ratio with three significant digits: 1.42, 12.3."""
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"

@@ -1,14 +1,14 @@
-"""Statistics of paired blocks: what the log-ratios of quads A B B A say about a change. No input, no output.
+"""Statistics of ABBA blocks: estimates the effect of a change from log-ratios. No input, no output.
 
-A quad is four blocks, the present, the change, the change, the present. Its value is the mean of the log-ratios of
-its two pairs, in which a drift that is linear over the quad cancels. Quads are taken as independent, and their mean
-gets Student's interval.
+An ABBA block has four runs: baseline, candidate, candidate, baseline. Its value is the mean of the log-ratios of its
+two pairs, in which a drift that is linear over the block cancels. Blocks are treated as independent; their mean gets a
+Student's t interval.
 
-The quads cannot show what differs between the two processes as long as they live: where the loader put them in memory
-alone makes two equal processes differ by up to about 1 %. So a gain or a loss has to be larger than FLOOR as well.
-Looking after every quad gives chance many tries, so before the end only what is far from doubtful is called. With these
-levels an A against A calls a gain or a loss in less than 5 % of trials, in the simulation of the tests: normal and
-heavy-tailed noise, noise that wanders, and processes that differ.
+The blocks do not show constant differences between the two processes: memory layout alone makes two identical
+processes differ by up to about 1 %. A gain or a loss therefore has to exceed FLOOR as well. Testing after every block
+multiplies the chances of a false positive, so before the end only clear results are called. With these levels, A/A
+trials call a gain or a loss in less than 5 % of cases in the simulation of the tests: normal and heavy-tailed noise,
+autocorrelated noise, and processes with different speeds.
 """
 
 from __future__ import annotations
@@ -20,47 +20,53 @@ from functools import cache
 from statistics import fmean, stdev
 from typing import Literal
 
-# A ratio this near to 1 counts as none: two equal processes differ by almost as much.
+# Smaller differences do not count: two identical processes differ by almost as much.
 FLOOR = 0.02
-# And the interval has to keep this distance from 1, for the same reason.
+# Minimum distance of the interval from 1, for the same reason.
 MARGIN = 0.01
-# Level of the interval that is reported.
+# Level of the reported interval.
 CONFIDENCE = 0.95
-# Level at which a gain or a loss is called before the budget is spent.
+# Level required to call a gain or a loss before the budget is spent.
 EARLY = 0.995
 FEWEST_ABBA = 3
 
-Call = Literal["gain", "no gain", "loss", "undecided"]
+Call = Literal["gain", "no gain", "loss", "inconclusive"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio with its interval, from the log-ratios of `quads` quads."""
+    """A ratio with its interval, from `blocks` ABBA blocks."""
 
     ratio: float
     low: float
     high: float
-    quads: int
+    blocks: int
 
 
 def abba_log_ratio(a1: float, b1: float, b2: float, a2: float) -> float:
-    """Log-ratio B over A of four rates in the order in which they were measured."""
+    """The log-ratio B over A of four rates, in the order in which they were measured."""
     return (math.log(b1 / a1) + math.log(b2 / a2)) / 2
 
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
-    """The mean of log-ratios with Student's interval, as ratios; None below 2 values."""
-    if len(values) < 2:
+    """The mean of log-ratios with Student's t interval, as ratios; None below 2 values."""
+    count = len(values)
+    if count < 2:
         return None
-    mean = fmean(values)
-    reach = student_quantile((1 + confidence) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    # A few quads that differ wildly have an interval without bounds that a float could hold.
-    low, high = (math.exp(min(max(edge, -50.0), 50.0)) for edge in (mean - reach, mean + reach))
-    return Estimate(math.exp(mean), low, high, len(values))
+    ratio = math.exp(fmean(values))
+    low, high = interval(ratio, stdev(values) / math.sqrt(count), count - 1, confidence)
+    return Estimate(ratio, low, high, count)
+
+
+def interval(ratio: float, error: float, df: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """(low, high) of a ratio. error, df: standard error of its logarithm, and the degrees of freedom of that error."""
+    # exp(100) is as good as unbounded and does not overflow.
+    reach = math.exp(min(student_quantile((1 + confidence) / 2, df) * error, 100.0))
+    return ratio / reach, ratio * reach
 
 
 def early(values: Sequence[float]) -> Call | None:
-    """What is clear already, so that measuring on is a waste; None while it is not."""
+    """The verdict if it is already clear, else None."""
     strict, usual = estimate(values, EARLY), estimate(values)
     if len(values) < FEWEST_ABBA or strict is None or usual is None:
         return None
@@ -74,19 +80,19 @@ def early(values: Sequence[float]) -> Call | None:
 
 
 def last(values: Sequence[float]) -> Call:
-    """What all quads together say when no more can be had."""
+    """The verdict from all blocks once the budget is spent."""
     found = estimate(values)
     if len(values) < FEWEST_ABBA or found is None:
-        return "undecided"
+        return "inconclusive"
     if found.low > 1 + MARGIN and found.ratio > 1 + FLOOR:
         return "gain"
     if found.high < 1 / (1 + MARGIN) and found.ratio < 1 / (1 + FLOOR):
         return "loss"
-    # Either no gain worth having is possible, or what there is lies within what two equal processes differ by.
+    # Either a significant gain is ruled out, or the effect is within the difference of two identical processes.
     near = 1 / (1 + FLOOR) <= found.ratio <= 1 + FLOOR
     if found.high < 1 + FLOOR or (near and not found.low <= 1 <= found.high):
         return "no gain"
-    return "undecided"
+    return "inconclusive"
 
 
 # Student's distribution.
@@ -94,7 +100,7 @@ def last(values: Sequence[float]) -> Call:
 
 @cache
 def student_quantile(p: float, freedom: float) -> float:
-    """The value that Student's t with `freedom` degrees of freedom stays below with probability p (0 < p < 1)."""
+    """The p-quantile (0 < p < 1) of Student's t distribution with `freedom` degrees of freedom."""
     if p < 0.5:
         return -student_quantile(1 - p, freedom)
     low, high = 0.0, 1.0
@@ -110,16 +116,16 @@ def student_quantile(p: float, freedom: float) -> float:
 
 
 def student_cdf(t: float, freedom: float) -> float:
-    """Probability that Student's t is at most t."""
+    """The cumulative distribution function of Student's t distribution."""
     tail = 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
     return 1 - tail if t >= 0 else tail
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22)."""
+    """The regularised incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22)."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
-    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side
+    if x > (a + 1) / (a + b + 2):  # the fraction converges faster on the other side
         return 1 - _incomplete_beta(b, a, 1 - x)
     front = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)

@@ -1,7 +1,6 @@
-"""Live runs stand still while a trial measures, and always go on afterwards.
+"""Pauses live runs while a trial measures, and always resumes them afterwards.
 
-A pause carries the number of this process: the run that is paused watches it, and goes on by itself should this
-process die before it can say so.
+A pause carries the id of this process: the paused run watches it and resumes by itself if this process dies.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from ndd_engine.text import duration, printable
 
 from .request import Base
 
-# A run pauses after its step, or after the evaluation that it is in.
+# A run pauses after the current step or evaluation.
 PATIENCE_S = 60.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def to_pause(base: Base, root: Path, others: bool) -> tuple[RunDir, ...]:
-    """The live runs that have to stand still while `base` is measured: its own, and those on the same device.
+    """The live runs to pause while `base` is measured: its own, and those on the same device.
 
-    others: runs other than its own may be paused. Raises UsageError that names them where they may not.
+    others: whether runs other than its own may be paused; if not, raises a UsageError that names them.
     """
     own = base.run
     device = detect(read(base.config, base.sets, base.workload).resolve().run.device, use_torch=False).device
     found = [own] if own is not None and own.live_owner() is not None else []
-    beside = [run for run in all_runs(root) if not _same(run, own) and _trains_on(run, device)]
-    if beside and not others:
-        names = ", ".join(printable(run.name) for run in beside)
-        verb = "trains" if len(beside) == 1 else "train"
+    alongside = [run for run in all_runs(root) if not _same(run, own) and _trains_on(run, device)]
+    if alongside and not others:
+        names = ", ".join(printable(run.name) for run in alongside)
+        verb = "is" if len(alongside) == 1 else "are"
         raise UsageError(
-            f"{names} {verb} on {device} and would disturb the measurement: pause with --pause, or wait for the end"
+            f"{names} {verb} training on {device} and would disturb the measurement: add --pause, or wait for the end"
         )
-    return (*found, *beside)
+    return (*found, *alongside)
 
 
 @contextmanager
@@ -54,9 +53,9 @@ def held(
     stop: threading.Event | None = None,
     patience_s: float = PATIENCE_S,
 ) -> Iterator[None]:
-    """These runs are paused inside, and go on afterwards; one that a person paused before stays so.
+    """Pauses these runs inside the context, and resumes them afterwards; runs paused by a person stay paused.
 
-    tell: what is waited for, for people. stop: set it to wait no longer. Raises UsageError when a run does not pause.
+    tell: receives messages for people. stop: set it to stop waiting. Raises UsageError if a run does not pause.
     """
     asked: list[RunDir] = []
     try:
@@ -65,17 +64,17 @@ def held(
                 send(run.control_socket, "pause", holder=os.getpid())
                 asked.append(run)
             except UsageError as error:
-                if run.live_owner() is not None:  # else it has ended in this moment
+                if run.live_owner() is not None:  # else it has just ended
                     raise UsageError(
-                        f"run {printable(run.name)} cannot be paused, and would disturb the measurement: {error}"
+                        f"run {printable(run.name)} cannot be paused and would disturb the measurement: {error}"
                     ) from None
         for run in asked:
             _wait(run, tell, stop, patience_s)
         yield
         for run in asked:
-            if tell is not None and _went_on(run):
+            if tell is not None and _resumed(run):
                 tell(
-                    f"run {printable(run.name)} went on before the trial was over and disturbed it: measure again"
+                    f"run {printable(run.name)} was resumed during the measurement and disturbed it: measure again"
                 )
     finally:
         _release(asked)
@@ -83,15 +82,19 @@ def held(
 
 def _release(runs: Sequence[RunDir]) -> None:
     for run in runs:
-        with suppress(UsageError):  # it has ended meanwhile
+        with suppress(UsageError):  # it has ended
             send(run.control_socket, "resume", holder=os.getpid())
 
 
-def _went_on(run: RunDir) -> bool:
-    """Whether somebody resumed it meanwhile."""
+def _snapshot(run: RunDir) -> Snapshot:
     reader = RunReader(run)
     reader.poll()
-    snapshot = reader.snapshot()
+    return reader.snapshot()
+
+
+def _resumed(run: RunDir) -> bool:
+    """Whether somebody resumed it."""
+    snapshot = _snapshot(run)
     return not snapshot.final and snapshot.status != "paused"
 
 
@@ -100,7 +103,7 @@ def _wait(
 ) -> None:
     reader = RunReader(run)
     deadline = time.monotonic() + patience_s
-    told = False
+    announced = False
     while True:
         reader.poll()
         snapshot = reader.snapshot()
@@ -110,10 +113,10 @@ def _wait(
             raise UsageError(
                 f"run {printable(run.name)} did not pause within {duration(patience_s)}: it is {snapshot.status}"
             )
-        if tell is not None and not told:
+        if tell is not None and not announced:
             tell(f"waiting for run {printable(run.name)} to pause")
-            told = True
-        time.sleep(_LOOK_S)
+            announced = True
+        time.sleep(_POLL_S)
 
 
 def _same(run: RunDir, other: RunDir | None) -> bool:
@@ -121,10 +124,8 @@ def _same(run: RunDir, other: RunDir | None) -> bool:
 
 
 def _trains_on(run: RunDir, device: str) -> bool:
-    """Whether it is live on this device, as far as it says already, and not standing still anyway."""
+    """Whether it is live, not paused, and on this device or not yet on a known one."""
     if run.live_owner() is None:
         return False
-    reader = RunReader(run)
-    reader.poll()
-    snapshot: Snapshot = reader.snapshot()
+    snapshot = _snapshot(run)
     return snapshot.status != "paused" and (snapshot.run is None or snapshot.run.device == device)

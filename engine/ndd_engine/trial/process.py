@@ -1,4 +1,4 @@
-"""A side of a trial, seen from the trial: its process started, asked and ended. No torch here."""
+"""One side of a trial, seen from the trial. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from ndd_engine.child import ChildProcess, Tick
 
 from .side import SideFacts
 
-# Alike for both sides, so that nothing differs but the change: the order of sets of text, and how glibc's allocator
-# treats freed memory: it otherwise gives it back and takes it again, more or less of it as the heap happens to lie.
-ALIKE = {
+# The same for both sides, so that only the tried settings differ: the iteration order of sets of strings, and glibc's
+# handling of freed memory, which otherwise depends on the heap layout.
+SHARED_ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 
 
-class SideProcess:
-    """One side. Made, its process imports what it needs; `prepare` it, `train` blocks, `close` it.
+class SideProcess(ChildProcess):
+    """The process of one side: `prepare` it, `train` blocks, `close` it. Its methods raise ChildError.
 
-    spec: which configuration, see Side. place: the folder that gets a temporary one for everything it writes; None:
-    the system's. environment: for its process, alike for both sides of a trial. Every question raises ChildError where
-    the side cannot go on.
+    spec: the configuration, see Side. place: where its temporary folder is created; None: the system's.
     """
 
     def __init__(
-        self, spec: Mapping[str, Any], place: Path | None = None, environment: Mapping[str, str] = ALIKE
+        self,
+        spec: Mapping[str, Any],
+        place: Path | None = None,
+        environment: Mapping[str, str] = SHARED_ENVIRONMENT,
     ) -> None:
+        super().__init__("ndd_engine.trial.side", place, environment)
         self.spec = spec
         self.facts = SideFacts()
-        self._child = ChildProcess("ndd_engine.trial.side", place, environment)
 
     def choose(self, tick: Tick) -> str:
-        """The configuration with its size chosen, as TOML, as it holds in any folder."""
-        return str(self._child.ask({"do": "choose", **self.spec}, None, tick)["config"])
+        """The configuration as TOML with its size chosen and its paths made absolute."""
+        return str(self.ask({"do": "choose", **self.spec}, None, tick)["config"])
 
     def prepare(self, limit_s: float, tick: Tick) -> None:
-        """Up to the first step."""
-        self.facts = SideFacts(**self._child.ask({"do": "prepare", **self.spec}, limit_s, tick)["ready"])
+        """Prepare the run up to its first step."""
+        self.facts = SideFacts(**self.ask({"do": "prepare", **self.spec}, limit_s, tick)["ready"])
 
     def train(
         self,
@@ -53,15 +54,11 @@ class SideProcess:
         least: int = 1,
         within: bool = False,
     ) -> tuple[float, int]:
-        """(seconds, steps) of a block; with until_s it may end before `steps`, and not before `least`."""
+        """(seconds, steps) of a block; with until_s it may end before `steps`, but not before `least`."""
         command = {"do": "train", "steps": steps, "lead": lead, "until_s": until_s, "least": least}
-        answer = self._child.ask({**command, "within": within}, limit_s, tick)
+        answer = self.ask({**command, "within": within}, limit_s, tick)
         return float(answer["seconds"]), int(answer["steps"])
 
     def learn(self, tick: Tick) -> None:
-        """Bring `facts` up to date."""
-        self.facts = SideFacts(**self._child.ask({"do": "facts"}, 60.0, tick))
-
-    def close(self) -> None:
-        """End the process and remove what it wrote; safe to call twice."""
-        self._child.close()
+        """Update `facts`."""
+        self.facts = SideFacts(**self.ask({"do": "facts"}, 60.0, tick))

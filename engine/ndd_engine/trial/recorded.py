@@ -1,4 +1,4 @@
-"""What a comparison needs of one recorded run, read from its events from the first to the last."""
+"""What a comparison needs of one recorded run, read from all of its events."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ndd_engine.text import printable
 
 from .series import Rate, Stretch, rate, warm_up
 
-# Phases that are no part of a step: how often they come is a choice, so they are told apart from the speed.
-BESIDE = ("evaluate", "checkpoint")
-# The loss at a point of the training is the mean over this share of it before that point.
+# Phases outside of steps: how often they run is a setting, so they do not count towards the speed.
+OUTSIDE_STEPS = ("evaluate", "checkpoint")
+# The loss at a point of training is the mean over this share of training before that point.
 LOSS_SPAN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One side of a comparison. Times are nanoseconds by the host clock, of the windows that were used.
+    """One side of a comparison. Times are nanoseconds by the host clock, over the used windows.
 
-    rate: items a second without evaluations and checkpoints. used, warm_up, profiled: windows with steps.
-    phases: per optimizer step. step_p50_ns, step_p95_ns: the middle one of the windows' own quantiles, weighted by
-    their steps. peak_bytes: most that was reserved on the card, or resident in the run's processes without one.
-    losses: (items trained so far, mean loss of a window), in order. windows: those that were used.
+    rate: items per second without evaluations and checkpoints. used, warm_up, profiled: number of windows with steps.
+    phases: per optimizer step. step_p50_ns, step_p95_ns: weighted median of the windows' own quantiles. peak_bytes:
+    reserved on the GPU; on the CPU, resident in the run's processes. losses: (items trained so far, mean loss of a
+    window), in order. windows: the used ones.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Recorded:
     windows: tuple[WindowEvent, ...]
 
     def loss_at(self, items: float) -> float | None:
-        """The mean loss over the last LOSS_SPAN of the way to so many items; None where none was recorded."""
+        """The mean loss over the last LOSS_SPAN before so many items; None if none was recorded."""
         weighted = covered = begin = 0.0
         for end, loss in self.losses:
-            # A window's loss stands for everything since the window before it that had one.
+            # A window's loss covers everything since the previous window with a loss.
             overlap = min(end, items) - max(begin, items * (1 - LOSS_SPAN))
             if overlap > 0:
                 weighted, covered = weighted + overlap * loss, covered + overlap
@@ -66,7 +66,7 @@ class Recorded:
 
 @dataclass(slots=True)
 class _Reading:
-    """What is gathered on the way through the events. segments: the windows of each process of the run."""
+    """Collects figures from the events. segments: the windows of each process of the run."""
 
     run: RunEvent | None = None
     segments: list[list[WindowEvent]] = field(default_factory=lambda: [[]])
@@ -79,7 +79,7 @@ class _Reading:
             self.run = event
             self.segments.append([])
             if event.resumed_step is not None:
-                # What was trained beyond the checkpoint was trained again.
+                # Steps after the checkpoint are repeated.
                 trained = event.resumed_step * event.items_per_step
                 self.losses = [(items, loss) for items, loss in self.losses if items <= trained]
         elif isinstance(event, WindowEvent):
@@ -104,7 +104,7 @@ class _Reading:
 
 
 def read_recorded(directory: RunDir) -> Recorded:
-    """Raises UsageError when the run has no windows with steps."""
+    """Read a run. Raises UsageError if it has no windows with steps."""
     reading = _Reading()
     for event in _events(directory):
         reading.take(event)
@@ -114,7 +114,7 @@ def read_recorded(directory: RunDir) -> Recorded:
         trained = [window for window in segment if _stretch(window) is not None]
         left_out = warm_up([part for part in map(_stretch, trained) if part is not None])
         cut += left_out
-        # Windows without steps count for the phases: an evaluation may be longer than a window.
+        # Windows without steps count towards the phases: an evaluation may be longer than a window.
         used += segment[segment.index(trained[left_out]) :] if trained else []
     stretches = [part for part in map(_stretch, used) if part is not None]
     if reading.run is None or not stretches:
@@ -153,26 +153,27 @@ def _events(directory: RunDir) -> Iterator[Event]:
 
 
 def _stretch(window: WindowEvent) -> Stretch | None:
-    """The training in a window, None where there is none."""
-    beside = sum(_host_ns(window, name) for name in BESIDE)
-    trained = window.steps > 0 and window.items > 0 and window.wall_ns > beside
-    return Stretch(window.items, window.wall_ns - beside) if trained else None
+    """The training in a window, None without steps."""
+    outside = sum(host_ns_of(window, name) for name in OUTSIDE_STEPS)
+    trained = window.steps > 0 and window.items > 0 and window.wall_ns > outside
+    return Stretch(window.items, window.wall_ns - outside) if trained else None
 
 
 def _phases(windows: list[WindowEvent], steps: int) -> dict[str, float]:
     totals: dict[str, int] = {}
     for window in windows:
         for name in window.phases:
-            totals[name] = totals.get(name, 0) + _host_ns(window, name)
+            totals[name] = totals.get(name, 0) + host_ns_of(window, name)
     return {name: total / steps for name, total in totals.items()}
 
 
-def _host_ns(window: WindowEvent, phase: str) -> int:
+def host_ns_of(window: WindowEvent, phase: str) -> int:
+    """Nanoseconds of a phase by the host clock."""
     return int(window.phases.get(phase, {}).get("host_ns", 0))
 
 
 def _middle(values: list[tuple[int | None, int]]) -> int | None:
-    """The median of values with weights; missing ones are left out."""
+    """The weighted median; missing values are left out."""
     known = sorted((value, weight) for value, weight in values if value is not None and weight)
     half = sum(weight for _, weight in known) / 2
     for value, weight in known:

@@ -1,18 +1,21 @@
-"""What a trial is asked: which configuration is the present, what is changed, how long it may take."""
+"""The request for a trial: baseline configuration, changed settings, time budget; and its progress."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import RunDir
 
 
 @dataclass(frozen=True)
 class Base:
-    """The present: a configuration file or a workload, with values set on top; `run` where it is a run's own.
+    """The baseline: a configuration file or a workload, with overrides; `run` if it is a run's own configuration.
 
-    name: for people, "run chartext-001" or "chartext.toml".
+    name: shown to people, "run chartext-001" or "chartext.toml".
     """
 
     name: str
@@ -23,13 +26,13 @@ class Base:
 
     @classmethod
     def of_run(cls, run: RunDir, sets: tuple[str, ...] = ()) -> Base:
-        """The configuration that a run was resolved to."""
+        """The resolved configuration of a run."""
         return cls(f"run {run.name}", run.config, None, sets, run)
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """One change, as "key=value" each, against the present. cause: the finding it came from, if any."""
+    """The candidate: "key=value" settings on top of the baseline. cause: the finding they come from, if any."""
 
     base: Base
     sets: tuple[str, ...]
@@ -39,7 +42,7 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a trial is. stage: what is being done, for people. ratio, low, high: so far, None before there is any."""
+    """How far a trial is. stage: shown to people. quads: ABBA blocks measured. ratio, low, high: so far, or None."""
 
     stage: str
     elapsed_s: float
@@ -48,3 +51,7 @@ class Progress:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
+
+
+# Runs a trial, as trial.run_trial does.
+Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]

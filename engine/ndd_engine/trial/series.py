@@ -1,7 +1,7 @@
-"""Statistics of a recorded series of rates: what of it is warm-up, its mean, and how sure that is.
+"""Statistics of a recorded series of rates: warm-up, mean and confidence interval.
 
-Neighbouring windows of a run are alike (a slow minute is sixty slow windows), so they are not so many independent
-measurements: they are joined into batches, and what resemblance is left between those widens the interval.
+Neighbouring windows of a run are correlated (a slow minute is sixty slow windows). They are joined into batches, and
+the remaining correlation of neighbouring batches widens the interval.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from .paired import CONFIDENCE, student_quantile
+from .paired import interval
 
-# Batches of a series: enough to know how much they differ, few enough to be long.
+# Batches of a series: enough to estimate their variance, few enough to be long.
 BATCHES = 30
-# Below this many windows, how much they differ is not known.
+# Minimum number of windows for an interval.
 FEWEST = 4
-# Warm-up ends within this share of a series, and within so many windows of its beginning.
+# Limits of the warm-up: share of a series, and number of windows.
 WARM_UP_SHARE = 0.25
 WARM_UP_MOST = 120
-_STRONGEST = 0.9  # resemblance that is corrected for; beyond it the correction itself is a guess
+_STRONGEST = 0.9  # maximum correlation; above it the correction is unreliable
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Some work and the time it took: items, and nanoseconds."""
+    """Items, and the nanoseconds they took."""
 
     items: float
     ns: float
@@ -34,7 +34,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Items a second of a series. error: standard error of its logarithm, None below FEWEST; df: of that error."""
+    """Items per second of a series. error: standard error of its logarithm, None below FEWEST; df: of that error."""
 
     value: float
     error: float | None
@@ -44,23 +44,28 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A ratio; low and high at CONFIDENCE, None where they are not known."""
+    """A ratio; low and high at CONFIDENCE, None if unknown."""
 
     ratio: float
     low: float | None = None
     high: float | None = None
 
+    def times(self, factor: float) -> Interval:
+        """All of it multiplied."""
+        low, high = (None if edge is None else edge * factor for edge in (self.low, self.high))
+        return Interval(self.ratio * factor, low, high)
+
 
 def warm_up(stretches: Sequence[Stretch]) -> int:
-    """How many stretches at the beginning of a process are warm-up: the first one, and more where they are slower.
+    """How many stretches at the start of a process are warm-up: the first one, and further slower ones.
 
-    The cut is where the standard error of the rest's mean is least (the MSER rule of simulation output analysis).
+    The cut minimises the standard error of the mean of the rest (MSER rule of simulation output analysis).
     """
     if len(stretches) < FEWEST:
         return 0
     logs = [math.log(part.items / part.ns) for part in stretches]
     most = max(min(int(len(logs) * WARM_UP_SHARE), WARM_UP_MOST), 1)
-    # Sums of all that follows, from the end on.
+    # Running sums from the end.
     total = square = 0.0
     best, least = 1, math.inf
     centre = fmean(logs)
@@ -75,7 +80,7 @@ def warm_up(stretches: Sequence[Stretch]) -> int:
 
 
 def rate(stretches: Sequence[Stretch]) -> Rate:
-    """All items over all time, and its error by batch means. Raises ValueError without stretches."""
+    """Total items over total time, with its error by batch means. Raises ValueError without stretches."""
     if not stretches:
         raise ValueError("nothing was measured")
     items, ns = sum(part.items for part in stretches), sum(part.ns for part in stretches)
@@ -84,24 +89,23 @@ def rate(stretches: Sequence[Stretch]) -> Rate:
         return Rate(value, None, 0, len(stretches))
     batches = _batches(stretches, min(len(stretches), BATCHES))
     count = len(batches)
-    # How far each batch is above or below the mean rate, as a share (the error of a ratio of two sums).
+    # Relative deviation of each batch from the mean rate (linearised error of a ratio of two sums).
     off = [part.items * count / items - part.ns * count / ns for part in batches]
     variance = sum(value * value for value in off) / (count * (count - 1))
-    alike = _resemblance(off)
-    widened = (1 + alike) / (1 - alike)
+    correlation = _correlation(off)
+    widened = (1 + correlation) / (1 - correlation)
     return Rate(value, math.sqrt(variance * widened), max(count / widened - 1, 2), len(stretches))
 
 
 def spread(found: Rate) -> Interval:
-    """A rate itself with its interval."""
+    """A rate with its interval."""
     if found.error is None:
         return Interval(found.value)
-    reach = math.exp(student_quantile((1 + CONFIDENCE) / 2, found.df) * found.error)
-    return Interval(found.value, found.value / reach, found.value * reach)
+    return Interval(found.value, *interval(found.value, found.error, found.df))
 
 
 def ratio(b: Rate, a: Rate) -> Interval:
-    """B over A, of two independent series."""
+    """B over A of two independent series."""
     value = b.value / a.value
     if a.error is None or b.error is None:
         return Interval(value)
@@ -110,8 +114,7 @@ def ratio(b: Rate, a: Rate) -> Interval:
     if variance == 0:
         return Interval(value, value, value)
     df = variance**2 / sum(part**2 / df for part, df in parts)
-    half = student_quantile((1 + CONFIDENCE) / 2, df) * math.sqrt(variance)
-    return Interval(value, value * math.exp(-half), value * math.exp(half))
+    return Interval(value, *interval(value, math.sqrt(variance), df))
 
 
 def _batches(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
@@ -122,8 +125,8 @@ def _batches(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
     ]
 
 
-def _resemblance(off: Sequence[float]) -> float:
-    """Correlation of neighbours, 0.._STRONGEST, with its bias in short series taken out."""
+def _correlation(off: Sequence[float]) -> float:
+    """Lag-1 autocorrelation, 0.._STRONGEST, corrected for its bias in short series."""
     square = sum(value * value for value in off)
     if not square:
         return 0.0

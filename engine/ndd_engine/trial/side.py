@@ -1,12 +1,9 @@
-"""One side of a trial: a real run of the engine in a process of its own, which trains block by block when told to.
+"""One side of a trial: a real run of the engine in a child process, which trains block by block on command.
 
-`python -m ndd_engine.trial.side IN OUT FOLDER` reads commands from one pipe and answers on the other, a JSON object a
-line.
-The training loop runs once and never ends; in the place of the step is `Blocks`, which sleeps in a read of its pipe
-where a block ends. The loader's workers are stopped meanwhile (SIGSTOP): they neither disturb the other side nor load
-ahead, and a block begins with as many batches waiting as the last one ended with.
-
-When the pipe closes, however the other end died, the process and everything it wrote are gone.
+`python -m ndd_engine.trial.side IN OUT FOLDER`, see `ndd_engine.child`. The training loop runs once and never returns:
+`Blocks` replaces the step and blocks on the pipe at the end of each block. Loader workers are stopped meanwhile
+(SIGSTOP), so they neither disturb the other side nor prefetch: a block starts with as many batches ready as the
+previous one ended with.
 """
 
 from __future__ import annotations
@@ -18,13 +15,12 @@ import shutil
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ndd_engine.child import Pipe, first_to_go
+from ndd_engine.child import ChildError, ChildServer, Pipe
 from ndd_engine.config import anywhere, read, to_toml
 from ndd_engine.errors import NddError
 from ndd_engine.hardware.host import resident_peak
@@ -37,18 +33,27 @@ if TYPE_CHECKING:
     from ndd_engine.train.prepare import Prepared
     from ndd_engine.train.run import Run
 
-# Of the first steps, for the comparison of the two sides.
+# Number of first losses that are compared between the two sides.
 LOSSES = 10
+
+
+def not_in_effect(settings: Mapping[str, list[Any]]) -> list[str]:
+    """The requested settings that are not in effect, with the reason. settings: as in SideFacts."""
+    return [
+        f"{name} is {applied} instead of {requested} ({why})"
+        for name, (requested, applied, in_effect, why) in settings.items()
+        if in_effect is False
+    ]
 
 
 @dataclass
 class SideFacts:
-    """What one side is like; `to_dict` of it is in the trial's event. Seconds and bytes.
+    """What was measured of one side. Seconds and bytes.
 
-    prepare_s: from the imported program to the first step, compile_s of it in the compiler; warmup_s: of the first
-    steps, which are slower, and warmup_steps how many they are. step_s, items_per_s: of the measured blocks.
-    peak_bytes: allocated at most on the card; without one resident in the process, with its share of the loader's
-    workers. settings: by name [requested, applied, in effect, how that was verified]. losses: of the first steps.
+    prepare_s: from the imports to the first step, compile_s of it compiling; warmup_s, warmup_steps: of the slower
+    first steps. step_s, items_per_s: of the measured blocks. peak_bytes: allocated on the GPU; on the CPU, resident
+    in the process and its loader workers. settings: by name [requested, applied, in effect, how that was verified].
+    losses: of the first steps.
     """
 
     device: str = ""
@@ -67,58 +72,43 @@ class SideFacts:
     losses: list[float] = field(default_factory=list)
     settings: dict[str, list[Any]] = field(default_factory=dict)
 
-    @property
-    def not_in_effect(self) -> list[str]:
-        """Settings that were asked for and are not in effect, with the reason."""
-        return [
-            f"{name} = {requested} is {applied}: {why}"
-            for name, (requested, applied, in_effect, why) in self.settings.items()
-            if in_effect is False
-        ]
-
     def to_dict(self) -> Json:
+        """For the trial event."""
         body = asdict(self)
-        del body["settings"]
-        return {**body, "not_in_effect": self.not_in_effect}
+        body["not_in_effect"] = not_in_effect(body.pop("settings"))
+        return body
 
 
-class Side:
-    """The process: what it was told to prepare, and what is known of it."""
+class Side(ChildServer):
+    """The process of one side."""
+
+    # A failed run holds memory that the other side may need.
+    keeps_serving = False
+    one_line = True
 
     def __init__(self, pipe: Pipe, folder: Path) -> None:
-        self.pipe = pipe
-        self.folder = folder
-        # Of the loader's processes, which use it too when it is there before them.
+        super().__init__(pipe, folder)
+        # With stopped workers in the group, the kernel sends SIGHUP when the trial dies; clean up first.
+        signal.signal(signal.SIGHUP, lambda *_: None)
+        # For the sockets of loader processes, which reuse it if it exists before they start.
         self._sockets = multiprocessing.util.get_temp_dir()
         self.facts = SideFacts()
         self.workers: tuple[int, ...] = ()
-
-    def leave(self) -> NoReturn:
-        """End the process at once; its workers end with it, as they watch for that."""
-        with contextlib.suppress(Exception):
-            self.wake_workers()
-            for folder in (self.folder, self._sockets):
-                shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)
+        self.commands = {
+            "choose": lambda command: {"config": chosen(command, self.pipe.tell)},
+            "prepare": self._train,
+        }
 
     def serve(self) -> None:
-        """Do what is asked until the end; every error is told."""
-        try:
-            # Takes seconds: done while the other side prepares.
-            import ndd_engine.train.prepare  # noqa: F401
+        # Takes seconds: import while the other side prepares.
+        import ndd_engine.train.prepare  # noqa: F401
 
-            while (command := self.pipe.receive())["do"] != "end":
-                if command["do"] == "choose":
-                    self.pipe.send({"config": chosen(command, self.pipe.tell)})
-                elif command["do"] == "prepare":
-                    self._train(command)
-        except (EOFError, BrokenPipeError):
-            return
-        except BaseException as error:  # noqa: BLE001  every way to end is told, a dataset's sys.exit too
-            traceback.print_exc()
-            kind, text = _told(error)
-            with contextlib.suppress(OSError):
-                self.pipe.send({"error": text, "kind": kind})
+        super().serve()
+
+    def clean_up(self) -> None:
+        """Loader workers end by themselves once their parent is gone, unless they are stopped."""
+        self.wake_workers()
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _train(self, command: Json) -> None:
         from ndd_engine.train.prepare import prepare_run
@@ -145,10 +135,10 @@ class Side:
                 error, loop.step + 1, prepared.clock.current, prepared.config, prepared.device, loop.stepper
             )
             text = failure.text + (f" ({failure.where})" if failure.where else "")
-            raise _ExplainedError(failure.of_memory, text) from error
+            raise ChildError("oom" if failure.of_memory else "failed", printable(text)) from error
 
     def _hear(self, _t: float, event: Event) -> None:
-        """In the recorder's thread: what the run says of itself."""
+        """Collect facts from the run's events, on the recorder's thread."""
         facts = self.facts
         if isinstance(event, StageEvent):
             self.pipe.tell(event.text)
@@ -161,12 +151,12 @@ class Side:
             facts.items_per_step, facts.steps_per_epoch = event.items_per_step, event.steps_per_epoch
 
     def stop_workers(self, workers: tuple[int, ...]) -> None:
-        """Let the loader's processes stand still, so that they do not load ahead."""
+        """Stop the loader workers, so that they do not prefetch."""
         self.workers = workers
         self._signal(signal.SIGSTOP)
 
     def wake_workers(self) -> None:
-        """Let them go on."""
+        """Resume them."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -176,10 +166,10 @@ class Side:
 
 
 class Blocks:
-    """In the place of Stepper.step: trains as many steps as it is told, then sleeps until the next command.
+    """Replaces Stepper.step: trains the steps of a block, then waits for the next command.
 
-    A block's time is from the beginning of its first step to the beginning of the step after its last one, so that
-    everything between steps is in it: the wait for data, records, evaluations, checkpoints, the start of an epoch.
+    A block is timed from the start of its first step to the start of the step after its last one. It includes
+    everything between steps: waiting for data, recording, evaluations, checkpoints, the start of an epoch.
     """
 
     def __init__(self, side: Side, run: Run, prepared: Prepared, begin: float) -> None:
@@ -218,22 +208,20 @@ class Blocks:
         else:
             side.pipe.send({"seconds": end - self._begin, "steps": self._calls - self._first})
         while (command := side.pipe.receive())["do"] != "train":
-            if command["do"] == "end":
-                side.leave()
             side.pipe.send(self._facts())
         self._begin_block(command)
         side.wake_workers()
         self._loop.slept(time.perf_counter() - end)
 
     def _begin_block(self, command: Json) -> None:
-        """lead: steps before the timed ones. until_s: end after so many seconds, and no less than `least` steps.
-        within: the timed steps lie within one epoch."""
+        """lead: untimed steps first. until_s: end after so many seconds, but not before `least` steps. within: keep the
+        timed steps within one epoch."""
         lead, steps = int(command["lead"]), int(command["steps"])
         loop = self._loop
         if command["within"]:
             done = loop.step % loop.steps_per_epoch
             if done + lead + steps >= loop.steps_per_epoch:
-                loop.step += loop.steps_per_epoch - done - 1  # this step is the epoch's last one
+                loop.step += loop.steps_per_epoch - done - 1  # makes this step the last one of the epoch
                 lead += 1
         self._calls, self._first, self._last = 0, lead, lead + steps
         seconds = command["until_s"]
@@ -255,24 +243,8 @@ class Blocks:
         return time.perf_counter()
 
 
-class _ExplainedError(Exception):
-    """A failure in training in words. of_memory: memory ran out."""
-
-    def __init__(self, of_memory: bool, text: str) -> None:
-        super().__init__(text)
-        self.of_memory = of_memory
-
-
-def _told(error: BaseException) -> tuple[str, str]:
-    if isinstance(error, _ExplainedError):
-        return ("oom" if error.of_memory else "failed"), printable(str(error))
-    from ndd_engine.train.failures import told
-
-    return told(error)
-
-
 def chosen(command: Json, tell: Callable[[str], None]) -> str:
-    """The present's configuration as TOML, as it holds in any folder, with the size that is best here."""
+    """The configuration as TOML, with absolute paths and the size that is best on this machine."""
     from ndd_engine.hardware.detect import detect
     from ndd_engine.train.probes.autosize import decide
 
@@ -283,7 +255,7 @@ def chosen(command: Json, tell: Callable[[str], None]) -> str:
 
 
 def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
-    """(bytes allocated at most, bytes reserved at most) on a card; on the host (resident at most, None)."""
+    """(peak allocated, peak reserved) bytes on the GPU; (peak resident, None) on the CPU."""
     if device.type == "cuda":
         import torch
 
@@ -294,23 +266,11 @@ def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
     workers = 0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            # Pages that processes share are counted once in all of them.
+            # PSS counts pages shared between processes once in total.
             found = child.memory_full_info()
             workers += int(getattr(found, "pss", found.rss))
     return (None if own is None else own + workers), None
 
 
-def main(arguments: list[str]) -> None:
-    """The process. arguments: the numbers of the pipes' ends, and the folder for everything it writes."""
-    first_to_go()
-    # With stopped workers in the group, the kernel sends it when the trial dies; there is something to remove first.
-    signal.signal(signal.SIGHUP, lambda *_: None)
-    side = Side(Pipe(int(arguments[0]), int(arguments[1])), Path(arguments[2]))
-
-    side.pipe.leave_when_closed(side.leave)
-    side.serve()
-    side.leave()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    Side.main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The configuration that a ladder begins with: everything decided, so that each of its trials begins from the same."""
+"""The fully resolved configuration that all trials of a tuning start from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_engine.child import ChildError
+from ndd_engine.child import ChildError, StoppedError, ticker
 from ndd_engine.config import Config, Draft, anywhere, read
 from ndd_engine.errors import NddError
 
@@ -14,34 +14,23 @@ from .process import SideProcess
 from .request import Base
 
 
-class TuningStoppedError(NddError):
-    """Asked to stop before anything was decided."""
-
-
 def start_config(
     base: Base, draft: Draft, folder: Path, tell: Callable[[str], None], stop: threading.Event
 ) -> Config:
-    """The draft with its size chosen by measuring where it is "auto", and its data's path made absolute.
+    """Resolve the draft: choose size "auto" by measurement and make the data path absolute.
 
-    folder: for a file in between. Raises NddError when no size can be chosen, or when asked to stop.
+    folder: for an intermediate file. Raises NddError if no size can be chosen, or when stopped.
     """
     if draft.size != "auto":
         return anywhere(draft.resolve())
-
-    def tick(stage: str | None) -> None:
-        if stop.is_set():
-            raise TuningStoppedError("stopped before anything was measured")
-        if stage is not None:
-            tell(stage)
-
     path = None if base.config is None else str(base.config.absolute())
-    side = SideProcess({"config": path, "workload": base.workload, "sets": list(base.sets)})
     try:
-        text = side.choose(tick)
+        with SideProcess({"config": path, "workload": base.workload, "sets": list(base.sets)}) as side:
+            text = side.choose(ticker("choosing the model size", tell, stop))
+    except StoppedError:
+        raise StoppedError("stopped before anything was measured") from None
     except ChildError as error:
-        raise NddError(f"the size of the model cannot be chosen: {error}") from None
-    finally:
-        side.close()
+        raise NddError(f"the model size cannot be chosen: {error}") from None
     chosen = folder / "chosen.toml"
     chosen.write_text(text, encoding="utf-8")
     return read(chosen).resolve()

@@ -1,4 +1,4 @@
-"""The result of a trial into the record of its run: through the run while it lives, else straight into its log."""
+"""Writes the result of a trial to the record of its run: through the run if it is live, else directly to its log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ndd_engine.text import printable
 
 
 def record_trial(run: RunDir, event: TrialEvent) -> None:
-    """So that whoever looks at the run sees the trial. Raises UsageError when it cannot be written."""
+    """Add the trial to the run's record. Raises UsageError if it cannot be written."""
     line = event.to_json(time.time())
     if run.live_owner() is not None:
         try:
@@ -40,7 +40,7 @@ def record_trial(run: RunDir, event: TrialEvent) -> None:
 
 
 def _append(run: RunDir, data: bytes) -> None:
-    """A whole line or none. Raises OSError."""
+    """Append a whole line or nothing. Raises OSError."""
     handle = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         end = os.lseek(handle, 0, os.SEEK_END)

@@ -1,21 +1,22 @@
-"""A trial: a change measured against the present on this machine, in paired blocks of two processes.
+"""A trial: candidate vs. baseline on this machine, in ABBA blocks of two processes.
 
-The change's side is prepared first and alone, so that running out of memory is its own doing. The base's process only
-imports meanwhile. Where both do not fit beside each other, one process at a time is open, and each block opens its own.
+The candidate is prepared first and alone, so that an out-of-memory error is its own; the baseline's process only
+imports meanwhile. If both do not fit into memory at once, only one process is open at a time.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ndd_engine.child import ChildError, Tick
+from ndd_engine.child import ChildError, StoppedError, Tick, ticker
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
@@ -43,38 +44,34 @@ from .side import LOSSES, SideFacts
 Tell = Callable[[Progress], None]
 T = TypeVar("T")
 
-# Seconds for the first steps of a side, and for the look at how long a step is.
+# Seconds for the first steps of a side, and for a first estimate of its step time.
 WARMUP_S = 4.0
-LOOK_S = 0.4
-# How often progress is told while a block goes on.
+ESTIMATE_S = 0.4
+# Interval of progress reports.
 TELL_S = 0.5
-# A side that does not answer for so long after its budget is given up.
+# Seconds beyond the budget after which a side that does not answer has failed.
 PATIENCE_S = 120.0
 # By index.
-SIDES = ("the present", "the change")
-
-
-class _StoppedError(Exception):
-    """Asked to stop."""
+SIDES = ("the baseline", "the candidate")
 
 
 class _SideFailedError(Exception):
-    """A side could not go on. index into SIDES; kind as in ChildError."""
+    """A side failed. index: into SIDES. kind: as in ChildError."""
 
     def __init__(self, index: int, kind: str, text: str) -> None:
         super().__init__(text)
         self.index, self.kind = index, kind
 
 
-class _ClearError(Exception):
-    """Nothing can be measured, and why."""
+class _NotMeasurableError(Exception):
+    """Nothing can be measured; the message says why."""
 
 
 def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = None) -> TrialEvent:
-    """Measure the change. Whatever becomes of it is a result; a mistake in the request is a UsageError.
+    """Measure candidate vs. baseline. Failures of either are results; mistakes in the request raise UsageError.
 
-    tell: called on this thread, a few times a second. stop: set it to end early, with what is known. Nothing is
-    paused and nothing recorded here, see `pausing` and `keeping`. Leaves no process and no file behind.
+    tell: called on this thread, a few times per second. stop: set it to end early with what is known. Does not pause or
+    record anything, see `pausing` and `store`. Leaves no process and no file behind.
     """
     base, change = drafts(request)
     with _Trial(request, base, change, tell, stop) as trial:
@@ -82,7 +79,7 @@ def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = 
 
 
 class _Trial:
-    """One trial under way. sides: the open ones, by index into SIDES."""
+    """A trial in progress. _sides: the open ones, by index into SIDES."""
 
     def __init__(
         self, request: TrialRequest, base: Draft, change: Draft, tell: Tell, stop: threading.Event | None
@@ -113,16 +110,16 @@ class _Trial:
             self._chosen.cleanup()
 
     def run(self) -> TrialEvent:
-        """To the end, whatever it is."""
+        """Measure and return the result."""
         try:
             verdict, reason = self._measure()
-        except _StoppedError:
-            verdict, reason = "stopped", "stopped before it was clear"
-        except _ClearError as error:
-            verdict, reason = "undecided", str(error)
+        except StoppedError:
+            verdict, reason = "stopped", "stopped before there was a result"
+        except _NotMeasurableError as error:
+            verdict, reason = "inconclusive", str(error)
         except BlocksDoNotFitError as error:
             needed_s = (self._elapsed_s + error.needed_s) * 1.2
-            verdict, reason = "undecided", f"{error}; a budget of about {duration(needed_s)} would do"
+            verdict, reason = "inconclusive", f"{error}; raise --budget to about {math.ceil(needed_s)}"
         except _SideFailedError as error:
             verdict, reason = self._failed(error)
         for rates, facts in zip(self._rates, self._facts, strict=True):
@@ -152,7 +149,7 @@ class _Trial:
         except _SideFailedError as error:
             if error.kind != "oom" or len(self._sides) < 2:
                 raise
-            # Not both at once: from here on each block opens the side that it needs.
+            # Both do not fit at once: from here on each run opens its side.
             self._exclusive = True
             self._values.clear()
             for index, rates in enumerate(self._rates):
@@ -161,8 +158,8 @@ class _Trial:
             self._open(0)
             verdict, reason = self._compare(self._prepare(0), changes)
         for index, side in self._sides.items():
-            with suppress(ChildError):  # what is known already will do
-                side.learn(self._tick(None))
+            with suppress(ChildError):  # keep what is known
+                side.learn(self._tick())
                 first, now = self._facts[index], side.facts
                 first.settings = now.settings
                 first.peak_bytes = most(first.peak_bytes, now.peak_bytes)
@@ -170,14 +167,14 @@ class _Trial:
         return verdict, reason
 
     def _compare(self, base_s: float, change_s: float) -> tuple[str, str]:
-        """The seconds of a step of both sides, roughly, to a verdict and the reason for it."""
+        """(verdict, reason), given the approximate seconds of a step of both sides."""
         return self._measure_blocks(self._plan(self._pace(0, base_s), self._pace(1, change_s)))
 
     def _failed(self, error: _SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
-            return "undecided", f"{error}: try a budget larger than {duration(self.request.budget_s)}"
+            return "inconclusive", f"{error}; raise --budget above {self.request.budget_s:g}"
         if error.index == 0:
-            return "failed", f"the present itself cannot be trained: {error}"
+            return "failed", f"the baseline itself fails: {error}"
         return ("out of memory" if error.kind == "oom" else "failed"), str(error)
 
     # Configurations.
@@ -188,10 +185,10 @@ class _Trial:
         self._changed = list(differences(base, change))
 
     def _choose(self) -> None:
-        """Where the size of the present is to be found, find it once: both sides have to have the same."""
+        """Choose the size "auto" once, so that both sides have the same."""
         if self._drafts[0].size != "auto":
             return
-        self._stage = "choosing the size of the model"
+        self._stage = "choosing the model size"
         self._open(0)
         found = self._asked(0, lambda side, tick: side.choose(tick))
         self._close(0)
@@ -203,7 +200,7 @@ class _Trial:
         self._learn_difference()
         if not self._changed:
             raise UsageError(
-                f"{', '.join(self.request.sets)}: this is what {self.request.base.name} comes to here; "
+                f"{', '.join(self.request.sets)}: {self.request.base.name} already resolves to this on this machine; "
                 "there is nothing to compare"
             )
 
@@ -217,31 +214,27 @@ class _Trial:
             "overrides": switched_off(self._changed),
         }
         run = self.request.base.run
-        # Beside the run where the speed of writing is the question, else in the temporary folder.
+        # On the run's own disk if write speed matters, else in the temporary folder.
         place = run.path.parent if run is not None and saves(self._changed) else None
-        try:
+        with _failures_of(index):
             self._sides[index] = SideProcess(spec, place)
-        except OSError as error:
-            raise _SideFailedError(
-                index, "failed", f"its process cannot be started: {error.strerror}"
-            ) from None
 
     def _close(self, index: int) -> None:
         if (side := self._sides.pop(index, None)) is not None:
             side.close()
 
     def _prepare(self, index: int) -> float:
-        """Up to steps as they go on. Returns seconds of a step, roughly."""
+        """Prepare and warm up. Returns the approximate seconds of a step."""
         self._stage = f"preparing {SIDES[index]}"
         self._asked(index, lambda side, tick: side.prepare(max(self._left_s, 0.1), tick))
         self._stage = f"warming up {SIDES[index]}"
         limit_s = min(WARMUP_S, self.request.budget_s / 12)
         warmup = self._train(index, LOSSES, first=True, until_s=limit_s, least=2)
-        seconds, steps = self._train(index, 1 << 40, until_s=min(LOOK_S, self.request.budget_s / 60))
+        seconds, steps = self._train(index, 1 << 40, until_s=min(ESTIMATE_S, self.request.budget_s / 60))
         side = self._sides[index]
         self._asked(index, lambda side, tick: side.learn(tick))
         side.facts.warmup_s, side.facts.warmup_steps = warmup
-        if self._facts[index].prepare_s is None:  # a side that is opened again has met a warmer machine
+        if self._facts[index].prepare_s is None:  # a reopened side profits from warm caches
             self._facts[index] = side.facts
         return seconds / steps
 
@@ -255,7 +248,7 @@ class _Trial:
         until_s: float | None = None,
         least: int = 1,
     ) -> tuple[float, int]:
-        """(seconds, steps) of a block. first: without steps before the timed ones."""
+        """(seconds, steps) of a run. first: without untimed lead steps."""
         before = 0 if first else lead(plan.step_s[index]) if plan is not None else 1
         limit_s = max(self._left_s, 0.0) + PATIENCE_S
         within = plan.within if plan is not None else False
@@ -267,24 +260,16 @@ class _Trial:
         )
 
     def _asked(self, index: int, ask: Callable[[SideProcess, Tick], T]) -> T:
-        try:
-            return ask(self._sides[index], self._tick(index))
-        except ChildError as error:
-            raise _SideFailedError(index, error.kind, str(error)) from None
+        with _failures_of(index):
+            return ask(self._sides[index], self._tick())
 
-    def _tick(self, index: int | None) -> Tick:
-        stage = self._stage
+    def _tick(self) -> Tick:
+        def tell(stage: str) -> None:
+            if stage != self._stage or self._elapsed_s - self._told_s >= TELL_S:
+                self._progress(stage)
 
-        def tick(text: str | None) -> None:
-            if self._stop is not None and self._stop.is_set():
-                raise _StoppedError
-            if text is not None and index is not None:
-                self._progress(f"{stage}: {text}")
-            elif self._elapsed_s - self._told_s >= TELL_S:
-                self._progress()
-
-        self._progress(stage)
-        return tick
+        self._progress()
+        return ticker(self._stage, tell, self._stop)
 
     def _progress(self, stage: str | None = None) -> None:
         self._stage = stage if stage is not None else self._stage
@@ -313,20 +298,20 @@ class _Trial:
 
     def _plan(self, base: SidePace, change: SidePace) -> BlockPlan:
         if missing := never_happens(*self._configs, self._changed):
-            raise _ClearError(missing)
+            raise _NotMeasurableError(missing)
         if self._left_s < self.request.budget_s / 10:
-            enough_s = FEWEST_ABBA * 4 * max(base.step_s, change.step_s, LOOK_S)
+            enough_s = FEWEST_ABBA * 4 * max(base.step_s, change.step_s, ESTIMATE_S)
             raise BlocksDoNotFitError(f"preparing both sides took {duration(self._elapsed_s)}", enough_s)
         by_epochs = needs_epochs(*self._configs, self._changed)
         if by_epochs:
-            # The look at a few steps may have seen the beginning of an epoch, or none of it.
-            self._stage = "looking at a whole epoch"
+            # The first estimate does not show the cost of the start of an epoch.
+            self._stage = "timing a whole epoch"
             base, change = self._over_epoch(0, base), self._over_epoch(1, change)
         plan = plan_blocks(base, change, self._left_s, by_epochs)
         if plan.within or self._exclusive or by_epochs:
             return plan
-        # What happens now and then takes a time that the look at a few steps has not seen.
-        self._stage = "looking at a whole block"
+        # The first estimate does not show the cost of periodic events.
+        self._stage = "timing a whole segment"
         paces = []
         whole = True
         for index, pace in enumerate((base, change)):
@@ -339,7 +324,7 @@ class _Trial:
         return plan_blocks(paces[0], paces[1], self._left_s, by_epochs, whole)
 
     def _over_epoch(self, index: int, pace: SidePace) -> SidePace:
-        """The pace of a whole epoch, its beginning in it; as before where an epoch would take too long."""
+        """The pace over a whole epoch, its start included; unchanged if an epoch takes too long."""
         seconds, steps = self._train(index, pace.per_epoch, until_s=self._left_s / (FEWEST_ABBA * 2))
         return replace(pace, step_s=seconds / steps) if steps == pace.per_epoch else pace
 
@@ -356,17 +341,15 @@ class _Trial:
                 return clear, ""
         if (count := len(self._values)) < FEWEST_ABBA:
             raise BlocksDoNotFitError(
-                f"{count} of at least {FEWEST_ABBA} quads fit into the budget",
+                f"the budget is enough for {count} of at least {FEWEST_ABBA} ABBA blocks",
                 (FEWEST_ABBA + 1 - count) * abba_s,
             )
         verdict = last(self._values)
-        return (
-            verdict,
-            f"too noisy to tell {FLOOR * 100:.0f} % from nothing" if verdict == "undecided" else "",
-        )
+        noisy = f"too noisy to resolve a difference of {FLOOR * 100:.0f} %; raise --budget"
+        return verdict, noisy if verdict == "inconclusive" else ""
 
     def _block(self, index: int, plan: BlockPlan) -> float:
-        """Items a second."""
+        """Items per second of one run."""
         if self._exclusive and index not in self._sides:
             self._close(1 - index)
             self._open(index)
@@ -378,6 +361,14 @@ class _Trial:
         return rate
 
 
+@contextmanager
+def _failures_of(index: int) -> Iterator[None]:
+    try:
+        yield
+    except ChildError as error:
+        raise _SideFailedError(index, error.kind, str(error)) from None
+
+
 def most(first: int | None, second: int | None) -> int | None:
-    """The larger one of those that are known."""
+    """The larger of the known values."""
     return max((value for value in (first, second) if value is not None), default=None)

@@ -1,7 +1,7 @@
-"""The ladder: the settings one on top of the other, each measured against the best so far, kept only if it helps.
+"""Tuning: measures each candidate setting on top of the best so far, and keeps it only if it helps.
 
-Ratios are never multiplied. What was kept is measured once more against the start, each time in trials of its own:
-the trials that chose a setting would flatter it.
+Ratios are never multiplied. The kept settings are measured against the start in separate trials, because the trials
+that selected a setting overestimate its gain.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
 
 from .candidates import SET, Candidate, Place, candidates, matching
-from .request import Base, Progress, TrialRequest
+from .request import Base, Measure, Progress, TrialRequest
 from .start import start_config
+from .trial import run_trial
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
-Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]
 
-NOT_ASKED = "not among those asked for"
+NOT_ASKED = "not selected with --only"
 
-# Rungs of one group that did not help, after which the rest of the group is not tried.
+# Number of candidates of a group without a gain, after which the rest of the group is skipped.
 PATIENCE = {"workers": 2, "micro": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class TuningRow:
-    """A rung and what became of it.
+    """A candidate and its result.
 
-    trial: against the best so far. to_start: all that was kept up to and with it, against the start. reason: why it
+    trial: vs. the best so far. to_start: all settings kept so far, including this one, vs. the start. reason: why it
     was kept, dropped or skipped.
     """
 
@@ -52,9 +52,9 @@ class TuningRow:
 
 @dataclass(frozen=True, slots=True)
 class TuningState:
-    """How far the ladder is. toml: the resulting configuration, "" until done. text: the result in one sentence.
+    """How far tuning is. toml: the resulting configuration, "" until done. text: the result in one sentence.
 
-    stopped: it was interrupted, or could not go on (text says why); what was measured is in the rows.
+    stopped: interrupted, or failed (text says why); the rows hold what was measured.
     """
 
     rows: tuple[TuningRow, ...]
@@ -73,7 +73,7 @@ class TuningState:
 
     @property
     def final(self) -> TrialEvent | None:
-        """The result against the start; None where nothing was kept, or it was not measured."""
+        """The result vs. the start; None if nothing was kept, or it was not measured."""
         return self.kept[-1].to_start if self.kept else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,19 +107,18 @@ def run_tuning(
     measure: Measure | None = None,
     machine: Machine | None = None,
 ) -> TuningState:
-    """Climb. budget_s: of each trial; there are at most two a rung. only: names or groups of rungs, () for all.
+    """Tune. budget_s: of each trial, up to two per candidate. only: names or groups of candidates, () for all.
 
-    stop: once set, the trial that runs is given up and what was measured so far is the result. Raises UsageError for
-    mistakes, before anything is measured, and what the first trial raises.
+    stop: once set, the current trial is cancelled, and the result is what was measured so far. Raises UsageError for
+    mistakes before anything is measured, and what the first trial raises.
     """
-    with tempfile.TemporaryDirectory(prefix="ndd-ladder-") as folder:
-        return _Tuning(base, budget_s, only, tell, stop or threading.Event(), measure, machine).climb(
-            Path(folder)
-        )
+    with tempfile.TemporaryDirectory(prefix="ndd-tune-") as folder:
+        tuning = _Tuning(base, budget_s, only, tell, stop or threading.Event(), measure, machine)
+        return tuning.run(Path(folder))
 
 
 class _Tuning:
-    """One climb."""
+    """One run of tuning."""
 
     def __init__(
         self,
@@ -133,19 +132,19 @@ class _Tuning:
     ) -> None:
         self._base, self._budget_s, self._only = base, budget_s, only
         self._tell, self._stop = tell, stop
-        self._measure = measure if measure is not None else _run_trial()
+        self._measure = measure or run_trial
         self._machine = machine
         self._begun = time.monotonic()
         self._state = TuningState((), "starting")
         self._kept: list[str] = []
 
-    def climb(self, folder: Path) -> TuningState:
+    def run(self, folder: Path) -> TuningState:
         draft = read(self._base.config, self._base.sets, self._base.workload)
         rough = preflight(draft, use_torch=False)
         machine = self._machine or detect(rough.run.device, use_torch=False)
         self._say("preparing")
         config = start_config(self._base, draft, folder, self._say, self._stop)
-        # Everything is written down, so that each trial begins from exactly the same.
+        # Write everything out, so that all trials start from the same configuration.
         path = folder / "start.toml"
         path.write_text(to_toml(config), encoding="utf-8")
         self._start = replace(self._base, config=path, workload=None, sets=())
@@ -170,7 +169,7 @@ class _Tuning:
         except KeyError as error:
             names = ", ".join(dict.fromkeys(candidate.name for candidate in found))
             raise UsageError(
-                f"--only {printable(str(error.args[0]))}: there is no such rung here; allowed: {names}"
+                f"--only {printable(str(error.args[0]))}: no such candidate; allowed: {names}"
             ) from None
         rows = []
         for candidate in found:
@@ -196,7 +195,9 @@ class _Tuning:
         )
         trial = self._run(request)
         if trial.verdict == "stopped":
-            self._put(index, TuningRow(row.candidate, "skipped", trial, reason="stopped before its end"))
+            self._put(
+                index, TuningRow(row.candidate, "skipped", trial, reason="stopped before it was measured")
+            )
             return
         kept, why = _judged(trial, self._config())
         if not kept:
@@ -204,7 +205,7 @@ class _Tuning:
             return
         self._kept += row.candidate.sets
         self._put(index, TuningRow(row.candidate, "kept", trial, reason=why))
-        self._say(f"measuring {row.candidate.title} against the start")
+        self._say(f"measuring {row.candidate.title} vs. the start")
         request = TrialRequest(replace(self._start, name="the start"), tuple(self._kept), self._budget_s)
         if not self._stop.is_set():
             self._put(index, replace(self._state.rows[index], to_start=self._run(request)))
@@ -216,7 +217,7 @@ class _Tuning:
         return self._measure(request, tell, self._stop)
 
     def _not_now(self, candidate: Candidate) -> str:
-        """Why a rung is not measured on what was kept so far; "" where it is."""
+        """Why a candidate is not measured on top of the kept settings; "" if it is."""
         tried = [
             row
             for row in self._state.rows
@@ -225,18 +226,17 @@ class _Tuning:
         failed = len([row for row in tried if row.state == "dropped"])
         if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(candidate.group, len(tried) + 1):
             return f"{tried[-1].candidate.title} did not help"
-        # Where bf16 helps, fp16 with its loss scaling has nothing to add.
+        # If bf16 helps, fp16 with its loss scaling gains nothing more.
         if candidate.group == "amp" and any(row.state == "kept" for row in tried):
             return f"{tried[0].candidate.title} was kept"
-        present = self._config()
         try:
             changed = read(self._start.config, (*self._kept, *candidate.sets)).resolve()
         except ConfigError as error:
             return "; ".join(problem.message for problem in error.problems)
-        return SET if changed == present else ""
+        return SET if changed == self._config() else ""
 
     def _config(self) -> Config:
-        """What was kept so far."""
+        """The configuration with the kept settings."""
         return read(self._start.config, self._kept).resolve()
 
     def _finish(self, machine: Machine, trouble: str) -> TuningState:
@@ -251,7 +251,7 @@ class _Tuning:
         self._state = replace(self._state, rows=rows, stopped=stopped)
         text = _summary(self._state) + (f"; stopped: {trouble}" if trouble else "")
         device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
-        heading = f"Written by the ladder from {self._base.name}, on {device}.\n{text}"
+        heading = f"Written by tune from {self._base.name}, on {device}.\n{text}"
         toml = to_toml(self._config(), _printable_lines(heading), _reasons(rows))
         self._say("done", done=True, toml=toml, text=text)
         return self._state
@@ -268,43 +268,46 @@ class _Tuning:
 
 
 def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
-    """Whether a rung is kept, and why (not)."""
+    """Whether a candidate is kept, and why (not)."""
     if trial.verdict != "gain":
-        said = {"no gain": "no gain worth having", "undecided": "undecided: a larger budget may tell"}
-        # Without a ratio the sentence says what happened.
-        return False, trial.text if trial.ratio is None else said.get(trial.verdict, trial.verdict)
+        words = {"no gain": "no significant gain", "inconclusive": "inconclusive; raise --budget"}
+        # Without a ratio the trial's own sentence says what happened.
+        return False, trial.text if trial.ratio is None else words.get(trial.verdict, trial.verdict)
     if trial.in_effect is False:
-        return False, f"a gain, but the setting is not in effect: {trial.not_in_effect}"
+        return False, f"gain, but not in effect: {trial.not_in_effect}"
     if trial.loss == "differs":
-        return False, f"a gain, but the loss path differs: {trial.loss_text}"
-    pays = trial.break_even_steps
-    if pays is not None and config.run.max_steps is not None and pays > config.run.max_steps:
-        return False, f"pays back after {number(pays)} steps, and the run has {number(config.run.max_steps)}"
-    words = ["a gain"]
-    if pays:
-        words.append(f"pays back after {number(pays)} steps")
+        return False, f"gain, but the losses differ: {trial.loss_text}"
+    even = trial.break_even_steps
+    if even is not None and config.run.max_steps is not None and even > config.run.max_steps:
+        return (
+            False,
+            f"breaks even after {number(even)} steps, and the run has {number(config.run.max_steps)}",
+        )
+    parts = ["gain"]
+    if even:
+        parts.append(f"breaks even after {number(even)} steps")
     if trial.loss == "close":
-        words.append("losses close, not the same")
+        parts.append("losses close, not identical")
     elif trial.loss == "not comparable":
-        words.append(f"losses not comparable{f' ({trial.loss_text})' if trial.loss_text else ''}")
-    return True, "; ".join(words)
+        parts.append(f"losses not comparable{f' ({trial.loss_text})' if trial.loss_text else ''}")
+    return True, "; ".join(parts)
 
 
 def _summary(state: TuningState) -> str:
     tried = [row for row in state.rows if row.state in ("kept", "dropped")]
-    count = f"{len(state.kept)} of {len(tried)} settings that were measured help"
-    if unclear := len([row for row in tried if row.trial and row.trial.verdict == "undecided"]):
-        count += f", {unclear} undecided"
+    count = f"{len(state.kept)} of {len(tried)} measured settings help"
+    if unclear := len([row for row in tried if row.trial and row.trial.verdict == "inconclusive"]):
+        count += f", {unclear} inconclusive"
     if not state.kept:
-        return f"{count}: the configuration stays as it is"
+        return f"{count}: the configuration is unchanged"
     final = state.final
     if final is None or final.ratio is None:
-        return f"{count}; all together were not measured against the start"
-    return f"{count}; all together {_figures(final)} the speed of the start, measured directly"
+        return f"{count}; their total was not measured vs. the start"
+    return f"{count}; total {_figures(final)} vs. the start, measured directly"
 
 
 def _reasons(rows: Sequence[TuningRow]) -> dict[str, str]:
-    """By key, what the ladder found about its value."""
+    """By key, what tuning found about its value."""
     reasons: dict[str, str] = {}
     for row in rows:
         if row.trial is None or row.state not in ("kept", "dropped"):
@@ -312,29 +315,24 @@ def _reasons(rows: Sequence[TuningRow]) -> dict[str, str]:
         for item in row.candidate.sets:
             key, _, value = item.partition("=")
             if row.state == "kept":
-                reasons[key] = f"kept by the ladder: {_figures(row.trial)} over the step before"
+                reasons[key] = f"kept by tune: {_figures(row.trial)} vs. the previous step"
             else:
-                told = f"{value} was tried: {_figures(row.trial)}, {row.reason}".replace(": ,", ":")
-                reasons[key] = printable("; ".join(filter(None, (reasons.get(key), told))))
+                found = ", ".join(filter(None, (_figures(row.trial), row.reason)))
+                reasons[key] = printable(
+                    "; ".join(filter(None, (reasons.get(key), f"tried {value}: {found}")))
+                )
     return reasons
 
 
 def _figures(trial: TrialEvent) -> str:
-    """ "1.42x (1.38 to 1.47)", "" without a ratio."""
+    """ "1.42x (95 % CI 1.38 to 1.47)", "" without a ratio."""
     if trial.ratio is None:
         return ""
     if trial.low is None or trial.high is None:
         return f"{trial.ratio:.3g}x"
-    return f"{trial.ratio:.3g}x ({trial.low:.3g} to {trial.high:.3g})"
+    return f"{trial.ratio:.3g}x ({trial.confidence * 100:.0f} % CI {trial.low:.3g} to {trial.high:.3g})"
 
 
 def _printable_lines(text: str) -> str:
-    """Foreign text of several lines, made safe line by line."""
+    """Several lines of untrusted text, made printable."""
     return "\n".join(printable(line) for line in text.splitlines())
-
-
-def _run_trial() -> Measure:
-    # Here, since it brings torch, which a test with a measure of its own does not need.
-    from .trial import run_trial
-
-    return run_trial

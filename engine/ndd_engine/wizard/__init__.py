@@ -1,10 +1,10 @@
-"""From "this card, this model" to a configuration that can be trusted: proposals, their verification, the TOML.
+"""From a GPU and a model to a configuration: proposals, their verification, and the TOML.
 
-answers     what the user wants: goal and limits
-space       which combinations of batch, sequence, size, precision and placement are worth predicting
-proposals   each of them with predicted memory and time, and what it costs; which of them nothing beats
-plan        probes one model after the other and turns what they find into proposals
-session     all of it in order, for the screen and the command line
-verify      the best ones measured, beside what was predicted
-writing     the chosen one as commented TOML, new or into a file that exists
+answers     the user's goal and limits
+space       the combinations of batch, sequence, model size and precision to predict
+proposals   combinations with predicted memory, time and cost, and the Pareto front
+planner     probes each model and turns the results into proposals
+session     the whole sequence, for the screen and the command line
+verify      trains the best proposals for a few seconds and measures them
+writing     the chosen proposal as commented TOML, new or edited into an existing file
 """

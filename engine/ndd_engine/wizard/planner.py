@@ -1,6 +1,6 @@
-"""Probes one model after the other in a process of its own, and turns what it finds into proposals. No torch here.
+"""Probes models in a subprocess and turns the results into proposals. Does not import torch.
 
-A run that is in progress is not touched: the probes use memory that is free, and stop at a share of it.
+Live runs are not affected: probes only use a share of the free memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ndd_engine.child import ChildError, ChildProcess, Json
+from ndd_engine.child import ChildError, ChildProcess, Json, StoppedError, ticker
 from ndd_engine.config import Config, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
@@ -22,41 +22,45 @@ from ndd_engine.predict.steptime import StepTime, spread
 from ndd_engine.text import size
 from ndd_engine.train.preflight import preflight
 
-from .answers import LEFT_FREE, Answers, gpu_named, longest_sequence, usable_bytes
+from .answers import RESERVED_SHARE, Answers, gpu_named, longest_sequence, usable_bytes
 from .proposals import Proposal, cost_in_words
 from .space import Model, batches, models, worth_a_row
 
-# Micro-batches that are timed, and how long the slowest of them may take.
+# Number of micro-batches to time, and the maximum seconds of the slowest.
 TIMED = 4
 LONGEST_S = 1.0
-# Seconds for one question to the process with the probes.
+# Maximum seconds for one command to the probe process.
 PATIENCE_S = 300.0
 
 
-# Errors of the process with the probes, by the exit status that they stand for.
+# Errors of the probe process, by exit status.
 _KINDS: dict[int, type[NddError]] = {EXIT_USAGE: UsageError, EXIT_MACHINE: MachineError}
 
 
-class WizardStoppedError(NddError):
-    """Asked to stop."""
+WizardStoppedError = StoppedError
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What there is before anything is probed. free_bytes: that may be used; card: one that is not here, else None."""
+    """What is known before probing. gpu: a GPU that is not in this machine, else None. free_bytes: usable memory."""
 
     config: Config
     opened: Opened
-    card: GpuProfile | None
+    gpu: GpuProfile | None
     free_bytes: int
     sizes: tuple[str, ...]
     amps: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def device_name(self) -> str:
+        """Name of the GPU or CPU that the proposals are for."""
+        return self.opened.device_name if self.gpu is None else self.gpu.name
+
 
 @dataclass(frozen=True)
 class ProbedModel:
-    """What a probe found of a model; memory and time None where it failed, with the reason in `why`."""
+    """Result of a probe. If it failed, memory and time are None and `why` is the reason."""
 
     model: Model
     parameters: int
@@ -71,9 +75,9 @@ Tell = Callable[[str, float], None]
 
 
 class Planner:
-    """Use it as a context: it holds the process with the probes.
+    """Context manager that owns the probe process.
 
-    tell: called on the caller's thread with what is done and the part of it that is, 0..1. stop: set it to end early.
+    tell: called on the caller's thread with the current work and its progress, 0..1. stop: set it to stop early.
     """
 
     def __init__(self, answers: Answers, tell: Tell, stop: threading.Event) -> None:
@@ -82,7 +86,7 @@ class Planner:
         self._done = 0.0
         self._stage = "starting"
         self._child: ChildProcess | None = None
-        # What the process was told to open.
+        # Arguments of the open command.
         self._spec: Json = {}
 
     def __enter__(self) -> Planner:
@@ -96,16 +100,16 @@ class Planner:
     def open(self) -> Situation:
         """Prepare the workload. Raises NddError."""
         answers = self.answers
-        card = None if answers.card is None else gpu_named(answers.card)
-        # A card that is not here cannot be asked for here.
-        sets = answers.all_sets if card is None else (*answers.all_sets, "run.device=auto")
+        gpu = None if answers.gpu is None else gpu_named(answers.gpu)
+        # run.device may name the missing GPU.
+        sets = answers.all_sets if gpu is None else (*answers.all_sets, "run.device=auto")
         draft = read(answers.config, sets, answers.workload)
         device = preflight(draft, use_torch=False).run.device
         answers.checked(longest_sequence(draft), draft.sizes)
-        if card is not None and draft.size == "auto":
+        if gpu is not None and draft.size == "auto":
             sets = (*sets, f"workload.size={draft.auto['card_size']}")
         machine = detect(device, use_torch=False)
-        # Before the process with the probes takes its part.
+        # Read before the probe process takes its share.
         free, free_on_host = machine.free_bytes, free_memory()
         self._spec = {
             "config": None if answers.config is None else str(answers.config.absolute()),
@@ -113,39 +117,39 @@ class Planner:
             "workload": answers.workload,
         }
         opened = Opened.from_dict(self._ask({"do": "open", **self._spec})["opened"])
-        if draft.size == "auto":  # and then the batch is the one for such a card
-            config = draft.resolve(opened.size, opened.memory_gb if card is None else card.memory_gb)
+        if draft.size == "auto":  # the batch depends on the GPU as well
+            config = draft.resolve(opened.size, opened.memory_gb if gpu is None else gpu.memory_gb)
         else:
             config = draft.resolve()
-        if opened.size is not None:  # found once; the process may have to be started again
+        if opened.size is not None:  # chosen once, because the process may be restarted
             self._spec["sets"] = [*sets, f"workload.size={opened.size}"]
         answers.checked(config.batch.sequence, draft.sizes)
         hold = answers.step_items(config)
         if hold is not None and hold > opened.train_items:
             raise UsageError(
-                f"a step takes {hold} {opened.item}s, and the data has {opened.train_items} to train on; "
-                "--effective N holds fewer"
+                f"the effective batch is {hold} {opened.item}s, but the training data has only "
+                f"{opened.train_items}; set a smaller one with --effective-batch N"
             )
         sizes = answers.sizes or ((opened.size,) if opened.size is not None else ())
-        amps, notes = self._amps(card, machine, config)
-        if card is not None:
-            free = usable_bytes(card)
+        amps, notes = self._amps(gpu, machine, config)
+        if gpu is not None:
+            free = usable_bytes(gpu)
         elif opened.device == "cpu":
             free = free_on_host
-        return Situation(config, opened, card, self._may_be_used(free), tuple(sizes), amps, tuple(notes))
+        return Situation(config, opened, gpu, self._usable(free), tuple(sizes), amps, tuple(notes))
 
-    def _may_be_used(self, free: int | None) -> int:
-        """Of the bytes that are free, those that need not stay so. Raises NddError."""
+    def _usable(self, free: int | None) -> int:
+        """The free bytes minus those to reserve. Raises NddError."""
         if free is None:
-            raise MachineError("how much memory of the card is free cannot be found out; name it with --card")
-        asked = self.answers.leave_bytes
-        leave = asked if asked is not None else int(free * LEFT_FREE)
-        if leave >= free:
-            raise UsageError(f"--leave: {size(leave)} are to stay free, and only {size(free)} are free")
-        return free - leave
+            raise MachineError("the free GPU memory is unknown; name the GPU with --gpu")
+        asked = self.answers.reserve_bytes
+        reserve = asked if asked is not None else int(free * RESERVED_SHARE)
+        if reserve >= free:
+            raise UsageError(f"--reserve-memory: cannot reserve {size(reserve)}, only {size(free)} are free")
+        return free - reserve
 
     def probe(self, situation: Situation) -> Iterator[ProbedModel]:
-        """Every model of the space, the configured one first, as soon as it is known. Raises NddError."""
+        """Probe all models, the configured one first. Raises NddError."""
         wanted = models(situation.config, self.answers, situation.sizes, situation.amps)
         for place, model in enumerate(wanted):
             self._done = place / len(wanted)
@@ -154,7 +158,7 @@ class Planner:
         self._done = 1.0
 
     def probe_one(self, situation: Situation, model: Model) -> ProbedModel:
-        """One model. Raises StoppedError."""
+        """Probe one model. Raises WizardStoppedError; other errors are returned as `why`."""
         grid = batches(
             situation.config, self.answers.step_items(situation.config), situation.opened.train_items
         )
@@ -164,10 +168,10 @@ class Planner:
             "micros": spread(grid[0].micro, grid[-1].micro, TIMED),
             "longest_s": LONGEST_S,
             "free_bytes": situation.free_bytes,
-            "card": None if situation.card is None else situation.card.slug,
+            "gpu": None if situation.gpu is None else situation.gpu.slug,
         }
         try:
-            if self._child is not None and self._child.ended:  # memory ran out with the model before
+            if self._child is not None and self._child.ended:  # the previous model ran out of memory
                 self._child.close()
                 self._start()
                 self._ask({"do": "open", **self._spec})
@@ -189,22 +193,12 @@ class Planner:
     def _start(self) -> None:
         try:
             self._child = ChildProcess("ndd_engine.predict.probe_process")
-        except OSError as error:
-            raise MachineError(f"the process for the probes cannot be started: {error.strerror}") from None
+        except ChildError as error:
+            raise MachineError(f"the probes cannot run: {error}") from None
 
     def _ask(self, command: Json) -> Json:
         assert self._child is not None
-
-        words = self._stage
-
-        def tick(text: str | None) -> None:
-            nonlocal words
-            if self._stop.is_set():
-                raise WizardStoppedError("stopped")
-            if text is not None:
-                words = f"{self._stage}: {text}"
-            self._tell(words, self._done)
-
+        tick = ticker(self._stage, lambda words: self._tell(words, self._done), self._stop)
         try:
             return self._child.ask(command, PATIENCE_S, tick)
         except ChildError as error:
@@ -213,29 +207,27 @@ class Planner:
             raise
 
     def _amps(
-        self, card: GpuProfile | None, machine: Machine, config: Config
+        self, gpu: GpuProfile | None, machine: Machine, config: Config
     ) -> tuple[tuple[str, ...], list[str]]:
-        """Precisions worth a probe, the usual one first, and what there is to tell of them."""
+        """The precisions to probe, the default first, and notes about them."""
         if self.answers.goal == "reproducible":
-            return ("off",), ["reproducible: fp32 throughout, deterministic algorithms"]
+            return ("off",), ["reproducible: fp32 and deterministic algorithms"]
         if config.precision.amp != "auto":
             return (config.precision.amp,), []
-        if card is None and machine.chosen is None:
+        if gpu is None and machine.chosen is None:
             units = machine.host.bf16_units
             if not units:
-                return ("off",), ["bf16 is left out: this processor has no instructions for it"]
-            return ("off", "bf16"), [
-                f"bf16 is looked at: this processor has instructions for it ({units[0]})"
-            ]
-        profile = card or (machine.chosen.profile if machine.chosen else None)
+                return ("off",), ["bf16 is not probed: this CPU has no bf16 instructions"]
+            return ("off", "bf16"), [f"bf16 is probed: this CPU has bf16 instructions ({units[0]})"]
+        profile = gpu or (machine.chosen.profile if machine.chosen else None)
         if profile is None or profile.peak_tflops("bf16"):
             return ("off", "bf16"), []
         half = ("fp16",) if profile.peak_tflops("fp16") else ()
-        return ("off", *half), [f"bf16 is left out: {profile.name} has no units for it"]
+        return ("off", *half), [f"bf16 is not probed: {profile.name} does not support it"]
 
 
 def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> list[Proposal]:
-    """Every batch of a model with its predictions. A model whose probe failed has none."""
+    """The proposals of a probed model; none if its probe failed."""
     if found.memory is None and found.time is None:
         return []
     config, opened = situation.config, situation.opened
@@ -243,13 +235,13 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
     items = answers.items or run_items(config, opened.train_items)
     now = (opened.size, opened.sequence)
     loader, kept = config.loader, opened.items
-    card = on_gpu(situation)
+    cuda = on_gpu(situation)
     peaks = found.memory
-    beside_least = min(kept.beside(card, placement, loader.cache) for placement in placements(situation))
+    loader_bytes = {place: kept.loader_bytes(cuda, place, loader.cache) for place in placements(situation)}
 
     def fits(micro: int) -> bool:
         times = 1 if hold is None else max(hold // micro, 1)
-        return peaks is None or peaks.peak(micro, times) + beside_least <= situation.free_bytes
+        return peaks is None or peaks.peak(micro, times) + min(loader_bytes.values()) <= situation.free_bytes
 
     grid = batches(config, hold, opened.train_items)
     rows = []
@@ -258,13 +250,11 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         cost = cost_in_words(
             config, opened.token, now, found.model, batch, (opened.parameters, found.parameters)
         )
-        for placement in placements(situation):
-            placed = placement == "device" and card
-            beside = kept.beside(card, placement, loader.cache)
+        for placement, added in loader_bytes.items():
+            placed = placement == "device" and cuda
+            time = found.time
             step = (
-                None
-                if found.time is None
-                else found.time.step_s(batch.micro, batch.accumulation, loader.workers, placed)
+                None if time is None else time.step_s(batch.micro, batch.accumulation, loader.workers, placed)
             )
             rows.append(
                 Proposal(
@@ -272,15 +262,15 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     batch=batch,
                     placement=placement,
                     workers=loader.workers,
-                    threads=None if situation.card is not None else opened.chosen_threads,
+                    threads=opened.chosen_threads if situation.gpu is None else None,
                     parameters=found.parameters,
-                    memory_bytes=None if memory is None else memory + beside,
+                    memory_bytes=None if memory is None else memory + added,
                     free_bytes=situation.free_bytes,
                     step_s=step,
                     items=items,
                     tokens_per_item=found.tokens_per_item,
-                    setup_s=0.0 if situation.card is not None else opened.setup_s,
-                    doubt="" if found.memory is None else found.memory.why_not,
+                    setup_s=opened.setup_s if situation.gpu is None else 0.0,
+                    doubt="" if peaks is None else peaks.why_not,
                     lower_bound=found.lower_bound,
                     cost=cost,
                 )
@@ -289,12 +279,12 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
 
 
 def on_gpu(situation: Situation) -> bool:
-    """Whether the proposals are for a card, here or not."""
-    return situation.card is not None or situation.opened.device.startswith("cuda")
+    """Whether the proposals are for a GPU, in this machine or not."""
+    return situation.gpu is not None or situation.opened.device.startswith("cuda")
 
 
 def placements(situation: Situation) -> list[str]:
-    """Where the data may lie, the configured place first. On a card its memory is worth a row of its own."""
+    """Possible data placements, the configured one first. On a GPU each is a separate row."""
     loader = situation.config.loader
     if not on_gpu(situation) or not situation.opened.items.places or loader.workers:
         return [loader.placement]
@@ -302,7 +292,7 @@ def placements(situation: Situation) -> list[str]:
 
 
 def run_items(config: Config, train_items: int) -> int:
-    """Items of the whole run."""
+    """Number of items that the run trains on."""
     step = config.batch.items
     limits = [] if config.run.max_steps is None else [config.run.max_steps * step]
     if config.run.epochs is not None:
@@ -311,6 +301,6 @@ def run_items(config: Config, train_items: int) -> int:
 
 
 def model_name(model: Model) -> str:
-    """For people: "small, sequence 128, bf16"."""
-    parts = [model.size or "the model", f"sequence {model.sequence}", "" if model.amp == "off" else model.amp]
+    """Display name, such as "small, sequence 128, bf16"."""
+    parts = [model.size or "model", f"sequence {model.sequence}", "" if model.amp == "off" else model.amp]
     return ", ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Proposals: combinations with predicted memory and time, what each costs, and which of them nothing beats."""
+"""Proposals: combinations with predicted memory, time and cost, their Pareto front and their order by goal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .space import Batch, Model
 
 Json = dict[str, Any]
 NOT_MEASURED = "not measured"
-# Of the fastest that fits, what "fits beside others" may give up for less memory.
-BESIDE = 0.8
-# Of what is free, what it may take on a card of which only the peaks are known.
-HALF = 0.5
+# Goal "low-memory": minimum throughput relative to the fastest proposal that fits.
+FAST_ENOUGH = 0.8
+# Goal "low-memory" on a GPU that is known only by its peak FLOP/s: maximum share of the free memory.
+LOW_MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a verification found. Seconds and bytes; verdict: "measured", or why there is no figure.
+    """Result of a verification. verdict: "measured", or why there is no value.
 
-    rounds_s: of a step in each round, the longest round last: how much the machine's own pace differs.
+    rounds_s: seconds per step in each round; their spread shows how much the machine's speed varies.
     """
 
     step_s: float | None
@@ -34,19 +34,18 @@ class Measured:
 
     @property
     def spread(self) -> float | None:
-        """From the fastest round to the slowest, as a part of the fastest; None with fewer than two rounds."""
+        """Slowest over fastest round, minus 1; None with fewer than two rounds."""
         return max(self.rounds_s) / min(self.rounds_s) - 1 if len(self.rounds_s) > 1 else None
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """One row of the trade-offs.
+    """One row of the trade-off table.
 
-    memory_bytes: predicted peak, None where it cannot be predicted; free_bytes: what may be used. step_s: predicted,
-    None where unknown; total_s: of `items` items (the run, or those of the goal), preparing the data included.
-    doubt: why the memory is a guess, "" where it is none. lower_bound: the time is what the card's published
-    peaks allow at best. cost: what it costs beside time and memory, in plain words; "" for nothing. threads: intra-op
-    threads, None for the usual number.
+    memory_bytes: predicted peak, None if unknown. free_bytes: usable memory. step_s: predicted, None if unknown.
+    total_s: time for `items` items (of the run or the goal), including data preparation. doubt: why the memory has low
+    confidence, or "". lower_bound: the time is a lower bound from published peak FLOP/s. cost: disadvantages other
+    than time and memory, or "". threads: intra-op threads, None for the default.
     """
 
     model: Model
@@ -68,12 +67,12 @@ class Proposal:
 
     @property
     def key(self) -> tuple[Model, Batch, str, int]:
-        """What tells it from others of the same table, whatever is known of it."""
+        """Identifies the row, independent of predictions and measurements."""
         return self.model, self.batch, self.placement, self.workers
 
     @property
     def missing_bytes(self) -> int:
-        """What there is too little of; 0 where it fits, or where that is not known."""
+        """Bytes over the limit; 0 if it fits or the memory is unknown."""
         return max((self.memory_bytes or 0) - self.free_bytes, 0)
 
     @property
@@ -82,13 +81,13 @@ class Proposal:
 
     @property
     def failed(self) -> str:
-        """Why it could not be trained when that was tried; "" where it could, or was not tried."""
+        """Why training failed during verification; "" if it succeeded or was not tried."""
         known = self.measured
         return known.verdict if known and known.step_s is None and known.verdict != NOT_MEASURED else ""
 
     @property
     def over_bytes(self) -> int:
-        """By how much it was measured to take more than may be used; 0 where it does not."""
+        """Measured bytes over the limit; 0 if within it."""
         known = self.measured
         return max((known.memory_bytes or 0) - self.free_bytes, 0) if known else 0
 
@@ -107,7 +106,7 @@ class Proposal:
         return None if rate is None else self.setup_s + self.items / rate
 
     def sets(self) -> tuple[str, ...]:
-        """The edits that make it, on top of the configuration to begin with."""
+        """The overrides of the initial configuration that select it."""
         threads = () if self.threads is None else (f"run.threads={self.threads}",)
         return (
             *self.model.sets(),
@@ -119,7 +118,7 @@ class Proposal:
         )
 
     def to_dict(self) -> Json:
-        """As JSON takes it."""
+        """JSON-serialisable."""
         measured = self.measured
         return {
             "size": self.model.size,
@@ -148,10 +147,10 @@ class Proposal:
 
 
 def pareto(proposals: Iterable[Proposal]) -> list[Proposal]:
-    """Those that fit and that no other one beats or equals in memory, speed, sequence and size of the model at once."""
+    """The Pareto front of those that fit, by memory, speed, sequence and model size."""
     rows = [(_merits(one), place, one) for place, one in enumerate(proposals) if one.fits]
     kept: list[tuple[tuple[float, ...], int, Proposal]] = []
-    # In this order none is beaten by one that comes later.
+    # In descending order none is dominated by a later one.
     for row in sorted(rows, key=lambda row: row[0], reverse=True):
         if not any(_beats(other[0], row[0]) for other in kept):
             kept.append(row)
@@ -163,32 +162,34 @@ def _beats(mine: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
 
 
 def _merits(proposal: Proposal) -> tuple[float, ...]:
-    """The more the better."""
+    """Criteria; higher is better."""
     return (
         -(proposal.memory_bytes or 0),
         _rate(proposal),
         proposal.model.sequence,
         proposal.parameters,
-        # Peaks do not tell micro-batches apart; in truth the larger one comes nearer to them.
+        # Peak FLOP/s do not depend on the micro-batch, but larger ones get closer to them.
         proposal.batch.micro if proposal.lower_bound else 0,
     )
 
 
 def _rate(proposal: Proposal) -> float:
-    """Items per second; where they are what the peaks allow, only as far as these can be believed to differ."""
+    """Items per second; rounded if derived from peak FLOP/s, so that irrelevant differences do not count."""
     rate = proposal.items_per_s or 0.0
     return float(f"{rate:.2g}") if proposal.lower_bound else rate
 
 
 def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
-    """The ones that fit, the best for the goal first."""
+    """Those that fit, best for the goal first."""
     fitting = [proposal for proposal in proposals if proposal.fits]
     known = [proposal for proposal in fitting if proposal.items_per_s is not None]
-    if answers.goal == "beside" and known:
+    if answers.goal == "low-memory" and known:
         if any(proposal.lower_bound for proposal in known):
-            lean = [one for one in by_speed(known) if (one.memory_bytes or 0) <= HALF * one.free_bytes]
+            lean = [
+                one for one in by_speed(known) if (one.memory_bytes or 0) <= LOW_MEMORY_SHARE * one.free_bytes
+            ]
         else:
-            enough = BESIDE * max(_rate(proposal) for proposal in known)
+            enough = FAST_ENOUGH * max(_rate(proposal) for proposal in known)
             lean = [proposal for proposal in known if _rate(proposal) >= enough]
             lean.sort(key=lambda one: one.memory_bytes or 0)
         taken = set(map(id, lean))
@@ -199,13 +200,12 @@ def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
 
 
 def by_speed(proposals: Iterable[Proposal]) -> list[Proposal]:
-    """The fastest first; of equally fast ones that with the least memory, or, where only a card's peaks are known, that
-    with the largest micro-batch."""
+    """Fastest first; ties by least memory, or by largest micro-batch if only peak FLOP/s are known."""
     return sorted(proposals, key=slowness)
 
 
 def slowness(proposal: Proposal) -> tuple[bool, float, int]:
-    """What `by_speed` goes by."""
+    """The sort key of `by_speed`."""
     order = -proposal.batch.micro if proposal.lower_bound else proposal.memory_bytes or 0
     return proposal.items_per_s is None, -_rate(proposal), order
 
@@ -218,23 +218,21 @@ def cost_in_words(
     batch: Batch,
     parameters: tuple[int, int],
 ) -> str:
-    """What a combination costs beside time and memory.
+    """Disadvantages of a combination other than time and memory, or "".
 
-    now: size and sequence that are configured. parameters: of the configured model, and of this one.
+    now: the configured size and sequence. parameters: of the configured model, and of this one.
     """
     words = []
     if model.sequence < now[1]:
         unit = f"{token}s" if token else "steps"
-        words.append(f"sees {model.sequence} of {now[1]} {unit} at a time, and an item is that much less")
+        words.append(f"context of {model.sequence} instead of {now[1]} {unit}, so items are smaller")
     if model.size != now[0] and parameters[1] != parameters[0]:
         kind = "smaller" if parameters[1] < parameters[0] else "larger"
-        words.append(f"a {kind} model: {number(parameters[1])} of {number(parameters[0])} parameters")
+        words.append(f"{kind} model: {number(parameters[1])} instead of {number(parameters[0])} parameters")
     if batch.items != config.batch.items:
-        words.append(
-            f"{batch.items} items a step instead of {config.batch.items}: another training, tune optimizer.lr"
-        )
+        words.append(f"effective batch {batch.items} instead of {config.batch.items}: retune optimizer.lr")
     if model.amp == "fp16":
-        words.append("fp16 has a narrow range: losses are scaled")
-    if model.amp in ("bf16", "fp16"):
-        words.append(f"{model.amp} rounds to {'8' if model.amp == 'bf16' else '11'} bits")
+        words.append("fp16 has 11 bits of precision and a narrow range, so the loss is scaled")
+    if model.amp == "bf16":
+        words.append("bf16 has 8 bits of precision")
     return "; ".join(words)

@@ -1,4 +1,4 @@
-"""The wizard from the answers to the written configuration, for a screen and the command line alike. No torch here."""
+"""The wizard from the answers to the written configuration. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .planner import Planner, ProbedModel, Situation, Tell, WizardStoppedError, 
 from .proposals import Proposal, pareto, ranked
 from .writing import fresh, into
 
-# How many proposals are verified.
+# Number of proposals to verify.
 VERIFIED = 6
-# A size stands for other values, which a file may then have to say otherwise.
+# Changing the model size changes other defaults, which the file may then have to override.
 _PASSES = 4
 
 
 @dataclass(frozen=True)
 class ProposalSet:
-    """Everything that was proposed so far. found: by model, in the order of the probes; rows: of all of them."""
+    """All proposals so far. found: probed models, in order; rows: the proposals of all of them."""
 
     situation: Situation
     found: tuple[ProbedModel, ...] = ()
@@ -36,15 +36,15 @@ class ProposalSet:
 
     @cached_property
     def best(self) -> tuple[Proposal, ...]:
-        """Those that nothing beats."""
+        """The Pareto front."""
         return tuple(pareto(self.rows))
 
     def ranked(self, answers: Answers) -> list[Proposal]:
-        """The ones that fit, the best for the goal first."""
+        """Those that fit, best for the goal first."""
         return ranked(self.rows, answers)
 
     def verified(self, measured: Sequence[Proposal]) -> ProposalSet:
-        """With rows replaced by what they became once measured."""
+        """With the measured proposals replacing their rows."""
         known = {one.key: one for one in measured}
         rows = tuple(known.get(one.key, one) for one in self.rows)
         return replace(self, rows=rows)
@@ -56,9 +56,10 @@ def propose(
     stop: threading.Event,
     look: Callable[[ProposalSet], None] = lambda _: None,
 ) -> ProposalSet:
-    """Probe every model that the answers allow. look: called after each with what is known.
+    """Probe every allowed model. look: called after each with all proposals so far.
 
-    Stopped after the first of them, it returns what is known; before, it raises StoppedError. Raises NddError.
+    If stopped after the first model, returns the proposals so far. Raises WizardStoppedError if stopped earlier, and
+    NddError.
     """
     with Planner(answers, tell, stop) as planner:
         proposed = ProposalSet(planner.open())
@@ -75,15 +76,12 @@ def propose(
 
 
 def to_verify(proposed: ProposalSet, answers: Answers, count: int = VERIFIED) -> list[Proposal]:
-    """The best for the goal, of which no two are nearly the same: neighbours in the batch measure alike."""
+    """The best proposals for the goal, without near-duplicates: similar micro-batches measure alike."""
     chosen: list[Proposal] = []
     for one in proposed.ranked(answers):
-        alike = [other for other in chosen if other.model == one.model and _near(other, one)]
-        if not alike:
+        if not any(other.model == one.model and _near(other, one) for other in chosen):
             chosen.append(one)
-        if len(chosen) == count:
-            break
-    return chosen
+    return chosen[:count]
 
 
 def _near(one: Proposal, other: Proposal) -> bool:
@@ -92,15 +90,13 @@ def _near(one: Proposal, other: Proposal) -> bool:
 
 
 def best_measured(verified: Sequence[Proposal], answers: Answers) -> Proposal | None:
-    """The best for the goal by what was measured, within the memory that may be used if any of them is; None where
-    nothing was measured."""
+    """The best for the goal by measurement, preferably within the memory limit; None if nothing was measured."""
     first = by_measured(verified, answers)[:1]
     return next((one for one in first if one.measured is not None and one.measured.step_s is not None), None)
 
 
 def by_measured(verified: Sequence[Proposal], answers: Answers) -> list[Proposal]:
-    """The best for the goal by what was measured first; behind those within the memory that may be used the ones that
-    take more, then those without a figure."""
+    """Best for the goal by measurement first, then those over the memory limit, then those without a measurement."""
     known = [one for one in verified if one.measured is not None and one.measured.step_s is not None]
     within = [one for one in known if not one.over_bytes]
     over = [one for one in known if one.over_bytes]
@@ -112,7 +108,7 @@ def by_measured(verified: Sequence[Proposal], answers: Answers) -> list[Proposal
 
 
 def _as_measured(one: Proposal) -> Proposal:
-    """With what was measured in the place of what was predicted; it did fit."""
+    """With measured instead of predicted values; it fits, because it ran."""
     assert one.measured is not None
     memory = one.measured.memory_bytes or one.memory_bytes
     return replace(
@@ -126,19 +122,19 @@ def configuration(answers: Answers, proposal: Proposal) -> Config:
 
 
 def written(answers: Answers, situation: Situation, proposal: Proposal) -> str:
-    """The TOML of a proposal, every value that was chosen with its reason and its figures."""
+    """The TOML of a proposal; every chosen value is commented with its reason."""
     return fresh(
         configuration(answers, proposal), heading(answers, situation, proposal), reasons(situation, proposal)
     )
 
 
 def written_into(answers: Answers, situation: Situation, proposal: Proposal, path: Path) -> str:
-    """A file's text with what the proposal changes in it; its comments stay. Raises NddError."""
+    """The text of a file, changed to the proposal; comments are preserved. Raises NddError."""
     wanted = configuration(answers, proposal)
     why = reasons(situation, proposal)
     text = text_of(path)
     size_ = proposal.model.size
-    # A size that is to be found when the run starts may be another one then.
+    # With size "auto" the run might choose another size.
     values: dict[str, Any] = {} if size_ is None or read(path).size == size_ else {"workload.size": size_}
     for _ in range(_PASSES):
         text = into(text, values, why)
@@ -146,65 +142,66 @@ def written_into(answers: Answers, situation: Situation, proposal: Proposal, pat
         values = {key: new for key, (_, new) in left.items() if key != "workload.path"}
         if not values:
             return text
-    raise UsageError(f"{printable(str(path))} cannot be made to say {', '.join(values)}; write a new file")
+    raise UsageError(f"{printable(str(path))}: cannot set {', '.join(values)}; write a new file")
 
 
 def heading(answers: Answers, situation: Situation, proposal: Proposal) -> str:
-    """What stands on top of the file."""
-    where = situation.card.name if situation.card is not None else situation.opened.device_name
-    lines = [f"Proposed for {where}: {GOALS[answers.goal]}."]
+    """The comment at the top of the file."""
+    lines = [f"Proposed for {situation.device_name}: {GOALS[answers.goal]}."]
     memory, step = proposal.memory_bytes, proposal.step_s
     figures = []
     if memory is not None:
-        figures.append(f"peak memory {size(memory)} of {size(proposal.free_bytes)} that may be used")
+        figures.append(f"peak memory {size(memory)} of {size(proposal.free_bytes)} usable")
     if step is not None:
         bound = "at least " if proposal.lower_bound else ""
-        figures.append(f"{bound}{duration(step)} a step")
+        figures.append(f"{bound}{duration(step)} per step")
     if figures:
         lines.append(f"Predicted: {', '.join(figures)}.")
     measured = proposal.measured
     if measured is not None and measured.step_s is not None:
-        seen = "" if measured.memory_bytes is None else f"peak memory {size(measured.memory_bytes)}, "
-        lines.append(f"Measured here: {seen}{duration(measured.step_s)} a step.")
+        peak = "" if measured.memory_bytes is None else f"peak memory {size(measured.memory_bytes)}, "
+        lines.append(f"Measured: {peak}{duration(measured.step_s)} per step.")
         if proposal.over_bytes:
-            lines.append(f"That is {size(proposal.over_bytes)} more than may be used.")
+            lines.append(f"Memory is over the limit by {size(proposal.over_bytes)}.")
     else:
         lines.append("Not verified by a measurement.")
     if proposal.cost:
-        lines.append(f"What it costs: {proposal.cost}.")
+        lines.append(f"Disadvantages: {proposal.cost}.")
     return "\n".join(lines)
 
 
 def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
-    """By dotted key, why a value was chosen."""
+    """By dotted key, the reason for a value."""
     opened, batch, measured = situation.opened, proposal.batch, proposal.measured
     found = {
-        "batch.accumulation": f"{batch.micro} x {batch.accumulation} is {batch.items} {opened.item}s a step",
+        "batch.accumulation": f"{batch.micro} x {batch.accumulation} = {batch.items} {opened.item}s per step",
         "batch.sequence": "as configured"
         if proposal.model.sequence == opened.sequence
         else f"instead of {opened.sequence}",
         "workload.size": f"{number(proposal.parameters)} parameters",
     }
     if proposal.memory_bytes is not None:
-        text = f"predicted {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
-        if proposal.doubt:
-            text += f", a guess, as {proposal.doubt}"
+        text = f"predicted peak {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
         if measured is not None and measured.memory_bytes is not None:
             text += f", measured {size(measured.memory_bytes)}"
+        if proposal.doubt:
+            text += f" (low confidence: {proposal.doubt})"
         found["batch.micro"] = text
     if (rate := proposal.items_per_s) is not None:
         text = f"predicted {'at most ' if proposal.lower_bound else ''}{number(rate)} {opened.item}s/s"
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"
-        found["batch.accumulation"] += f": {text}"
+        found["batch.accumulation"] += f", {text}"
     if proposal.threads is not None:
-        found["run.threads"] = "fewer than the cores, as others used them while this was measured"
+        found["run.threads"] = (
+            "fewer than the cores, because other processes used them during the measurement"
+        )
     if on_gpu(situation):
         found["loader.placement"] = (
-            f"all of the data takes {size(opened.items.kept_bytes)}"
+            f"the whole dataset takes {size(opened.items.kept_bytes)}"
             if opened.items.places
-            else "this data has to stay on the host"
+            else "this dataset must stay on the host"
         )
-    if opened.device_name and situation.card is None:
+    if opened.device_name and situation.gpu is None:
         found["precision.amp"] = f"{proposal.model.precision} on {opened.device_name}"
     return found

@@ -1,4 +1,4 @@
-"""Which combinations are worth predicting: few enough to be read, spread enough to hold the best one. No torch here."""
+"""The combinations of model and batch to predict. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ndd_engine.config import Config
 
 from .answers import Answers
 
-# Sequences are halved so often at most.
+# Maximum number of times that a sequence is halved.
 HALVINGS = 3
-# Micro-batches of one model in the table; more of them differ by less than a prediction is good for.
+# Maximum micro-batches per model in the table; more would differ by less than the prediction error.
 MOST_MICROS = 12
 LARGEST_MICRO = 4096
-# Of those that do not fit, the smallest are shown, with what is missing.
+# Number of micro-batches to show that do not fit, smallest first.
 TOO_LARGE = 2
-# The largest micro-batch that fits is found to so many items.
+# Resolution of the search for the largest micro-batch that fits.
 GRAIN = 8
 
 
 @dataclass(frozen=True)
 class Model:
-    """What has to be probed by itself: its steps are other ones. amp: as in precision.amp, resolved."""
+    """A model variant that needs its own probe. amp: as in precision.amp, but never "auto"."""
 
     size: str | None
     sequence: int
@@ -31,18 +31,18 @@ class Model:
 
     @property
     def precision(self) -> str:
-        """As people call it."""
+        """Name of the dtype: fp32, bf16 or fp16."""
         return "fp32" if self.amp == "off" else self.amp
 
     def sets(self) -> tuple[str, ...]:
-        """The edits that make it."""
+        """The overrides that select it."""
         size = () if self.size is None else (f"workload.size={self.size}",)
         return (*size, f"batch.sequence={self.sequence}", f"precision.amp={self.amp}")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Micro-batch and how many of them an optimizer step has."""
+    """A micro-batch and the number of them per optimizer step."""
 
     micro: int
     accumulation: int
@@ -54,35 +54,35 @@ class Batch:
 
 
 def models(config: Config, answers: Answers, sizes: Sequence[str], amps: Sequence[str]) -> list[Model]:
-    """Every size, sequence and precision that the answers allow, the configured ones first.
+    """All allowed combinations of size, sequence and precision, the configured one first.
 
-    sizes: () where the workload has none, or only the configured one counts.
+    sizes: () for the configured size only.
     """
     chosen: Sequence[str | None] = list(sizes) or [getattr(config.workload, "size", None)]
     found = [
         Model(size, sequence, amp)
         for size in chosen
-        for sequence in sequences(config.batch.sequence, answers.shortest)
+        for sequence in sequences(config.batch.sequence, answers.min_sequence)
         for amp in amps
     ]
     now = (getattr(config.workload, "size", None), config.batch.sequence)
     return sorted(found, key=lambda model: (model.size, model.sequence) != now)
 
 
-def sequences(now: int, shortest: int | None) -> list[int]:
-    """The sequence and its halves down to the shortest one, that one included."""
-    if shortest is None or shortest >= now:
-        return [now]
+def sequences(now: int, minimum: int | None) -> list[int]:
+    """The configured sequence, its halves above `minimum`, and `minimum` itself."""
     found = [now]
-    while found[-1] // 2 > shortest and len(found) <= HALVINGS:
+    if minimum is None or minimum >= now:
+        return found
+    while found[-1] // 2 > minimum and len(found) <= HALVINGS:
         found.append(found[-1] // 2)
-    return [*found, shortest]
+    return [*found, minimum]
 
 
 def batches(config: Config, hold: int | None, most: int) -> list[Batch]:
-    """Micro-batches up to `most`, each with the accumulation that holds `hold` items a step; () where none divides.
+    """Micro-batches up to `most`, each with the accumulation that keeps the effective batch `hold`.
 
-    hold None: the batch is free, and nothing is accumulated.
+    hold None: any effective batch, without accumulation.
     """
     if hold is None:
         grid = sorted({*_steps(min(most, LARGEST_MICRO)), min(config.batch.micro, most)})
@@ -92,11 +92,10 @@ def batches(config: Config, hold: int | None, most: int) -> list[Batch]:
 
 
 def worth_a_row(found: Sequence[Batch], now: int, fits: Callable[[int], bool], free: bool) -> list[Batch]:
-    """Few enough to be read: spread evenly over those that fit, the largest and the configured one (`now`) among them,
-    and the smallest ones that do not.
+    """Select evenly spaced batches that fit, with the largest and the configured one (`now`), and the smallest others.
 
-    found: ascending. fits: whether memory holds a micro-batch; one that it does not, it holds no larger one. free: any
-    micro-batch may be taken, so that the largest one lies between two of `found`.
+    found: ascending. fits: whether a micro-batch fits into memory; must be monotonic. free: any micro-batch is allowed,
+    so the largest that fits may lie between two of `found`.
     """
     count = bisect_left(found, True, key=lambda batch: not fits(batch.micro))
     fitting, rest = list(found[:count]), list(found[count : count + TOO_LARGE])
@@ -114,7 +113,7 @@ def worth_a_row(found: Sequence[Batch], now: int, fits: Callable[[int], bool], f
 
 
 def _more_than_one(config: Config, micros: list[int]) -> list[int]:
-    """Without a single item, which batch normalisation cannot train on, unless that is what is configured."""
+    """Remove micro-batch 1, which batch normalisation cannot train on, unless it is configured."""
     return micros if config.batch.micro == 1 else [micro for micro in micros if micro > 1] or micros
 
 

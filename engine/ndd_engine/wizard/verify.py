@@ -1,7 +1,7 @@
-"""The best proposals measured: each trained for a while in a process of its own, beside what was predicted for it.
+"""Verifies proposals by training each of them for a few seconds in a subprocess. Does not import torch.
 
-Successive halving: all of them for a few steps, the better half for three times as many, the two best for more and then
-once more in the other order, so that a machine that becomes slower meanwhile favours neither. No torch here.
+Uses successive halving: all proposals for a few steps, the better half for three times as many, and the two best for
+two longer rounds in opposite order, so that a machine that slows down favours neither.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ndd_engine.child import ChildError
+from ndd_engine.child import ChildError, ticker
 from ndd_engine.trial.blocks import switched_off
 from ndd_engine.trial.process import SideProcess
 
@@ -19,12 +19,12 @@ from .answers import Answers
 from .planner import Situation, WizardStoppedError
 from .proposals import NOT_MEASURED, Measured, Proposal
 
-# Most steps of each round for one proposal, and seconds: at least two steps, whatever they take.
+# Maximum (steps, seconds) of one proposal in each round; always at least two steps.
 ROUNDS = ((5, 2.0), (15, 4.0), (45, 4.0), (45, 4.0))
 WARM_UP, WARM_UP_S = 5, 2.0
-# Those that go on to the end.
+# Number of proposals in the last rounds.
 FINALISTS = 2
-# Of the last rounds, how many count.
+# Number of final rounds that count.
 COUNTED = 2
 PATIENCE_S = 120.0
 
@@ -33,7 +33,7 @@ Tell = Callable[[str, float], None]
 
 @dataclass
 class _Candidate:
-    """A proposal under measurement. rounds: (steps, seconds) of each."""
+    """A proposal being measured. rounds: (steps, seconds) of each round."""
 
     proposal: Proposal
     side: SideProcess | None = None
@@ -43,14 +43,14 @@ class _Candidate:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step, in the rounds that count: the first ones are short."""
+        """Seconds per step in the rounds that count; the first rounds are short."""
         counted = self.rounds[-COUNTED:]
         steps = sum(steps for steps, _ in counted)
         return sum(seconds for _, seconds in counted) / steps if steps else None
 
     @property
     def rate(self) -> float:
-        """Items a second; 0 where nothing was measured."""
+        """Items per second; 0 if nothing was measured."""
         return self.proposal.batch.items / self.step_s if self.step_s else 0.0
 
 
@@ -62,9 +62,9 @@ def verify(
     tell: Tell,
     stop: threading.Event,
 ) -> list[Proposal]:
-    """The same proposals with what was measured, in their order. One that fails says why; none is left out.
+    """Measure proposals. Returns all of them in the same order with `measured` set; failures carry their reason.
 
-    budget_s: no new round of a proposal begins after so many seconds. stop: set it to end early, with what is known.
+    budget_s: seconds after which no new round starts. stop: set it to stop early and keep the results so far.
     """
     candidates = [_Candidate(proposal) for proposal in chosen]
     race = _Race(situation, answers, budget_s, tell, stop)
@@ -75,14 +75,14 @@ def verify(
             alive = sorted(alive, key=lambda one: -one.rate)[: max((len(alive) + 1) // 2, FINALISTS)]
             race.close([one for one in candidates if one not in alive])
     except WizardStoppedError:
-        pass  # what was measured so far holds
+        pass  # keep the results so far
     finally:
         race.close(candidates)
     return [replace(one.proposal, measured=_measured(one)) for one in candidates]
 
 
 def _measured(candidate: _Candidate) -> Measured:
-    # One that ended in a later round would end in the run as well.
+    # A failure in a later round would also end the run.
     if not candidate.rounds or candidate.verdict:
         return Measured(None, candidate.memory_bytes, candidate.verdict or NOT_MEASURED)
     rounds_s = tuple(seconds / steps for steps, seconds in candidate.rounds)
@@ -94,7 +94,7 @@ def _held(candidates: Sequence[_Candidate]) -> int:
 
 
 class _Race:
-    """Rounds of several candidates, one after the other: two at a time would take each other's cores."""
+    """Runs the candidates of each round one at a time, since they would compete for cores."""
 
     def __init__(
         self, situation: Situation, answers: Answers, budget_s: float, tell: Tell, stop: threading.Event
@@ -102,11 +102,11 @@ class _Race:
         self._situation, self._answers = situation, answers
         self._budget_s, self._tell, self._stop = budget_s, tell, stop
         self._begin = time.monotonic()
-        # Candidates whose processes stay open between rounds, the oldest first.
+        # Candidates whose processes stay alive between rounds, oldest first.
         self._holding: list[_Candidate] = []
 
     def round(self, candidates: Sequence[_Candidate], number: int) -> list[_Candidate]:
-        """Those that could be measured."""
+        """Measure one round. Returns the candidates that succeeded."""
         done: list[_Candidate] = []
         for place, one in enumerate(candidates):
             if self._elapsed_s > self._budget_s and (number or done):
@@ -122,7 +122,7 @@ class _Race:
         return done
 
     def close(self, candidates: Sequence[_Candidate]) -> None:
-        """End their processes; safe to call twice."""
+        """Close their processes; idempotent."""
         for one in candidates:
             if one.side is not None:
                 one.side.close()
@@ -130,9 +130,9 @@ class _Race:
         self._holding = [one for one in self._holding if one.side is not None]
 
     def _make_room(self, proposal: Proposal) -> None:
-        """Those that wait hold their memory: as many of them end as the next one needs to fit."""
+        """Close waiting processes, oldest first, until the next proposal fits into memory."""
         if proposal.memory_bytes is None:
-            self.close(list(self._holding))  # nobody knows what it takes
+            self.close(list(self._holding))  # its memory is unknown
         while self._holding and _held(self._holding) + (proposal.memory_bytes or 0) > proposal.free_bytes:
             self.close(self._holding[:1])
 
@@ -141,16 +141,10 @@ class _Race:
         return time.monotonic() - self._begin
 
     def _measure(self, one: _Candidate, steps: int, limit_s: float, words: str) -> None:
-        said = words
+        def tell(text: str) -> None:
+            self._tell(text, min(self._elapsed_s / self._budget_s, 1.0))
 
-        def tick(text: str | None) -> None:
-            nonlocal said
-            if self._stop.is_set():
-                raise WizardStoppedError("stopped")
-            if text is not None:
-                said = f"{words}: {text}"
-            self._tell(said, min(self._elapsed_s / self._budget_s, 1.0))
-
+        tick = ticker(words, tell, self._stop)
         if one.side is None:
             self._make_room(one.proposal)
             one.side = side_of(self._answers, one.proposal)
@@ -162,7 +156,7 @@ class _Race:
         one.side.learn(tick)
         facts = one.side.facts
         one.memory_bytes = (
-            # The allocator's part alone: the card shows the context beside it.
+            # nvidia-smi includes the CUDA context.
             facts.reserved_bytes + self._situation.opened.context_bytes
             if facts.reserved_bytes is not None
             else facts.peak_bytes
@@ -177,7 +171,4 @@ def side_of(answers: Answers, proposal: Proposal) -> SideProcess:
         "sets": [*answers.all_sets, *proposal.sets()],
         "overrides": switched_off([]),
     }
-    try:
-        return SideProcess(spec, environment={})
-    except OSError as error:
-        raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None
+    return SideProcess(spec, environment={})

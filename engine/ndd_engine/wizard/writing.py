@@ -1,4 +1,4 @@
-"""The chosen configuration as commented TOML: new, or into a file whose comments stay. No torch here."""
+"""The chosen configuration as commented TOML: a new file, or edited into an existing one. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ndd_engine.text import printable
 
 
 def fresh(config: Config, heading: str, reasons: Mapping[str, str]) -> str:
-    """A whole configuration; every value with its reason, or with what it does."""
+    """A complete configuration; every value is commented with its reason or its description."""
     return to_toml(anywhere(config), heading, reasons)
 
 
 def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
-    """A TOML file's text with some values changed: all else, comments above all, stays as it is.
+    """Change values in the text of a TOML file; everything else, including comments, is preserved.
 
-    values: by dotted key, None to take a key out. reasons: by dotted key, the comment behind a value that changes; a
-    comment that stood there is the user's and stays, above the line.
+    values: by dotted key, None to remove a key. reasons: by dotted key, a comment to append to a changed value, after
+    the user's own. Raises UsageError if the text is not valid TOML.
     """
     try:
         document = tomlkit.parse(text)
@@ -53,7 +53,7 @@ def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> st
 
 
 def _section(document: Any, names: Sequence[str], make: bool) -> Any:
-    """The table of that name, in tables; None where there is none and none is to be made. Raises UsageError."""
+    """The nested table, created if `make`, else None if it does not exist. Raises UsageError if it is a value."""
     table = document
     for name in names:
         if name not in table:
@@ -64,20 +64,20 @@ def _section(document: Any, names: Sequence[str], make: bool) -> Any:
             table.add(name, tomlkit.table())
         table = table[name]
         if not isinstance(table, MutableMapping):
-            raise UsageError(f"the file has a value where the section [{'.'.join(names)}] belongs")
+            raise UsageError(f"[{'.'.join(names)}] must be a section, but the file has a value there")
     return table
 
 
 def difference(before: str, after: str, name: str) -> list[str]:
-    """The lines of a unified diff between a file and what would be written; [] where nothing changes."""
+    """Lines of the unified diff between the current and the new text; [] if nothing changes."""
     lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"{name} (now)", f"{name} (new)", lineterm="", n=2
+        before.splitlines(), after.splitlines(), f"{name} (current)", f"{name} (new)", lineterm="", n=2
     )
     return [printable(line) for line in lines]
 
 
 def save(path: Path, text: str) -> None:
-    """Write whole or not at all. Raises NddError."""
+    """Write the file atomically. Raises NddError."""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The command line: one module a command, imported only when it is the one that is asked for."""
+"""The command line. Each command has a module of its own, imported when the command is used."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from click.shell_completion import CompletionItem
 
 from ndd_engine import __version__
 
-# Name of a command -> (its line in --help). Each lives in the module of the same name; a keyword has a _ behind it.
+# Name of a command -> its line in --help. The module has the same name, with a _ appended to a keyword.
 COMMANDS = {
-    "train": "Train a model: in the live screen, or headless without a terminal.",
-    "wizard": "Propose batch, sequence, size and precision for this card, measure the best, write the TOML.",
-    "check": "Preflight: configuration, data, card, rough memory and time; every problem at once.",
-    "gpu": "Show the GPU and the host, with the reason for every detected value.",
-    "attach": "Watch a run, live or finished, and steer a live one.",
-    "runs": "List the runs here.",
-    "try": "Measure a change against the present: gain, no gain, loss or undecided.",
-    "tune": "Try the settings one by one, each on top of what helped so far; keep what measurably helps.",
-    "claims": "Measure the guides' claims on this machine.",
-    "compare": "Compare two recorded runs: what was changed, and what it did.",
+    "train": "Train a model, with a live screen or headless.",
+    "wizard": "Propose batch size, sequence length, model size and precision for this GPU; write the TOML.",
+    "check": "Check configuration, data and hardware; predict memory and step time.",
+    "gpu": "Show the GPU and the host, and how each value was detected.",
+    "attach": "Watch a run, live or finished; control a live one.",
+    "runs": "List the runs.",
+    "try": "Measure a change against a baseline in a paired A/B trial.",
+    "tune": "Measure settings one after another and keep those that significantly help.",
+    "claims": "Measure the performance claims of the training guides on this machine.",
+    "compare": "Compare two recorded runs: what differs, and the effect on speed and loss.",
     "report": "Write a run as one HTML page with plots, or as text.",
-    "scaffold": "Write an example of your own model and data, ready to run and to be changed.",
+    "scaffold": "Write an example workload to replace with your own model and data.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
 
-# Names of earlier releases: hidden, they still work for one release and warn.
+# Old name -> command. Hidden; they work for one release and print a warning.
 RENAMED = {"card": "gpu", "ladder": "tune"}
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and imports one when it is used, so that --help starts at once."""
+    """Lists its commands without importing them, so that --help stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in RENAMED:
-            click.echo(f"warning: {cmd_name} is now called {RENAMED[cmd_name]}", err=True)
-            cmd_name = RENAMED[cmd_name]
+            new = RENAMED[cmd_name]
+            if not ctx.resilient_parsing:  # not while a shell completes the line
+                click.echo(f"warning: `{cmd_name}` is deprecated, use `ndd-console {new}`", err=True)
+            cmd_name = new
         if cmd_name not in COMMANDS:
             return None
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
@@ -61,9 +63,19 @@ class LazyGroup(click.Group):
 
 
 EPILOG = """\b
-Exit status: 0 done, 1 the run failed, 2 usage or configuration, 3 the machine
-lacks what was asked for, 130 interrupted, 143 terminated.
-Environment: NDD_RUNS (the runs folder), NO_COLOR (no colours)."""
+Examples:
+  ndd-console train --max-steps 200     train the default workload
+  ndd-console try --set loader.workers=4
+  ndd-console COMMAND --help            arguments, examples and exit status of a command
+
+\b
+Environment:
+  NDD_RUNS   folder of the runs, unless --runs is given
+  NO_COLOR   no colours
+
+Exit status: 0 success, 1 the run failed, 2 usage or configuration error, 3 missing hardware, 130 interrupted
+(Ctrl-C), 143 terminated (SIGTERM).
+"""
 
 
 @click.group(
@@ -77,14 +89,14 @@ Environment: NDD_RUNS (the runs folder), NO_COLOR (no colours)."""
     "--runs",
     "runs_folder",
     type=click.Path(file_okay=True, path_type=Path),
-    help="Folder of the runs (default: ./runs).",
+    help="Folder of the runs (default: $NDD_RUNS, otherwise ./runs).",
 )
-@click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII only.")
+@click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII characters only.")
 @click.pass_context
 def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
     """Train PyTorch models in the terminal and see where every millisecond goes.
 
-    Without a command: the home screen with the detected card, recent runs and what can be started.
+    Without a command, the home screen shows the GPU, recent runs and the workloads to start.
     """
     ctx.obj = {"runs": runs_folder, "ascii": ascii_only}
     if ctx.invoked_subcommand is None:

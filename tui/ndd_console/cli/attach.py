@@ -1,4 +1,4 @@
-"""`ndd-console attach`: watch a run, live or finished, and steer a live one."""
+"""`ndd-console attach`."""
 
 from __future__ import annotations
 
@@ -15,34 +15,45 @@ from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import find_run, runs_root
 
 from .completion import run_names
+from .options import epilog
+from .printing import print_lines, say
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        "0 when you close the screen or press Ctrl-C; with --headless, the exit status of the run once it ends",
+        "attach",
+        "attach chartext-001 --headless",
+    )
+)
 @click.argument("run", required=False, shell_complete=run_names)
-@click.option("--headless", is_flag=True, help="Lines instead of the screen, until the run ends.")
+@click.option("--headless", is_flag=True, help="Log lines instead of the screen, until the run ends.")
 @click.pass_context
 def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
-    """Watch RUN (default: the newest, a live one first). Closing the screen leaves the run as it is."""
+    """Watch RUN, live or finished, and control a live one: pause, evaluate, save, stop.
+
+    RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
+    Closing the screen does not affect the run.
+    """
     directory = find_run(runs_root(ctx.obj["runs"]), run)
     if not headless and interactive():
         from ndd_console.jobs.training import watch
 
         return watch(AttachedSource(directory), ctx.obj["ascii"])
-    heard: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
-    source = AttachedSource(directory, listener=lambda t, event: heard.put((t, event)))
-    progress = RunProgress(lambda line: click.echo(line, err=True))
+    received: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
+    source = AttachedSource(directory, listener=lambda t, event: received.put((t, event)))
+    progress = RunProgress(say)
     try:
         while True:
             snapshot = source.snapshot()
-            while not heard.empty():
-                progress.hear(*heard.get())
+            while not received.empty():
+                progress.hear(*received.get())
             progress.look(snapshot)
             if snapshot.final:
                 break
             time.sleep(0.5)
     except KeyboardInterrupt:
-        click.echo("left; the run goes on", err=True)
+        say("detached; the run continues")
         return EXIT_DONE
-    for line in summary(snapshot, snapshot.end, str(directory.path)):
-        click.echo(line)
+    print_lines(summary(snapshot, snapshot.end, str(directory.path)))
     return snapshot.end.exit_status if snapshot.end else EXIT_FAILED

@@ -1,4 +1,4 @@
-"""`ndd-console check`: what would go wrong, and how much memory and time a run would take, before it starts."""
+"""`ndd-console check`: validates a configuration and predicts memory and time of its run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Sized
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,6 @@ from ndd_engine.errors import (
     ConfigError,
     MachineError,
     NddError,
-    Problem,
     TrainingError,
 )
 from ndd_engine.hardware.host import Host
@@ -35,24 +35,21 @@ FEW_STEPS = 10
 
 @click.command()
 @configuration
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_json: bool) -> int:
-    """Check a configuration and its data, and measure roughly what a step needs here. Nothing is written."""
+    """Check a configuration and its data, and estimate memory and time of a step. Does not write files."""
     try:
         draft = read(config, sets, workload)
         preflight(draft)
-        # What a user's own workload prints must not get between the data.
+        # Keep stdout clean of what a user's own workload prints.
         with contextlib.redirect_stdout(sys.stderr):
             report = examine(draft, lambda text: click.echo(f"{text} …", err=True))
     except ConfigError as error:
-        if as_json:
-            click.echo(
-                json.dumps(
-                    {"ok": False, "problems": [_plain(problem) for problem in error.problems]}, indent=2
-                )
-            )
-            return EXIT_USAGE
-        raise
+        if not as_json:
+            raise
+        problems = [asdict(problem) for problem in error.problems]
+        click.echo(json.dumps({"ok": False, "problems": problems}, indent=2))
+        return EXIT_USAGE
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -62,7 +59,7 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
 
 
 def examine(draft: Draft, progress: Any) -> dict[str, Any]:
-    """The figures of a good configuration: data, device, size, memory, time, advice."""
+    """The report on a valid configuration: data, device, size, memory, time, advice."""
     progress("importing torch")
     import torch
 
@@ -85,12 +82,10 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            raise MachineError(
-                f"out of memory while trying a step on {device}; {smaller_batch(config)}"
-            ) from None
+            raise MachineError(f"out of memory in a test step on {device}; {smaller_batch(config)}") from None
         if not isinstance(config.workload, OwnSection):
             raise
-        # A mistake in the user's model, not in this program.
+        # An error in the user's model, not in this program.
         raise TrainingError(
             f"{place(error) or config.workload.name}: a step failed: {said(error)}"
         ) from error
@@ -111,7 +106,7 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
         "effective_batch": config.batch.items,
         "predicted_bytes": found.parts,
         "memory_source": found.memory.source,
-        "memory_promised": found.memory.promised,
+        "memory_reliable": found.memory.reliable,
         "memory_why_not": found.memory.why_not,
         "nearest": found.nearest if found.fits is False else None,
         "available_bytes": found.available_bytes,
@@ -131,46 +126,46 @@ def examine(draft: Draft, progress: Any) -> dict[str, Any]:
 
 
 def advice(config: Config, host: Host, device: str) -> list[str]:
-    """Combinations that are allowed but probably not meant."""
+    """Warnings about settings that are valid but probably unintended."""
     found = []
     if config.loader.workers > host.usable_cpus:
         found.append(
-            f"loader.workers {config.loader.workers} is more than the {host.usable_cpus:g} cores this process may use"
+            f"loader.workers = {config.loader.workers} exceeds the {host.usable_cpus:g} cores this process can use"
         )
     if config.loader.pin_memory and device == "cpu":
-        found.append("loader.pin_memory has no effect without a CUDA card")
+        found.append("loader.pin_memory has no effect without a CUDA GPU")
     amp = config.precision.amp
     if device == "cpu" and (amp == "fp16" or (amp == "bf16" and not host.bf16_units)):
         found.append(
-            f"precision.amp {amp}: this processor has no instructions for it; try measures what it costs"
+            f"precision.amp = {amp}: this CPU has no {amp} instructions; measure the effect with ndd-console try"
         )
     if not (
         config.checkpoint.every_epochs or config.checkpoint.every_steps or config.checkpoint.every_minutes
     ):
-        found.append("no checkpoint is written before the end: a crash loses the whole run")
+        found.append("no checkpoint is saved before the end: a crash loses the whole run")
     if not (config.evaluate.every_epochs or config.evaluate.every_steps):
-        found.append("no evaluation before the end")
+        found.append("no evaluation runs before the end")
     return found
 
 
 def few_steps(steps: int, items: int) -> list[str]:
-    """An epoch that is hardly a training."""
+    """A warning if an epoch has too few optimizer steps."""
     if steps >= FEW_STEPS:
         return []
     plural = "s" if steps > 1 else ""
     return [
-        f"an epoch has only {steps} step{plural} of {items} items: fewer items a step would update the model more often"
+        f"an epoch has only {steps} step{plural} of {items} items; a smaller effective batch gives more updates"
     ]
 
 
 def describe(report: dict[str, Any]) -> list[str]:
-    """The report as lines."""
+    """The report as text."""
     memory = report["predicted_bytes"]
-    fits = {True: "fits", False: "DOES NOT FIT", None: "what is available is not known"}[report["fits"]]
+    fits = {True: "fits", False: "DOES NOT FIT", None: "available memory unknown"}[report["fits"]]
     step = (
-        "measured here"
+        "measured"
         if report["step_measured"]
-        else f"predicted from smaller micro-batches than {report['micro_batch']}"
+        else f"extrapolated from micro-batches smaller than {report['micro_batch']}"
     )
     lines = [
         _line("config", "no problems"),
@@ -180,29 +175,27 @@ def describe(report: dict[str, Any]) -> list[str]:
     ]
     if report["size"]:
         lines.append(_line("size", f"{report['size']} ({printable(report['size_reason'])})"))
-    lines += [
-        _line(
-            "memory",
-            f"predicted {size(memory['total'])} of {size(report['available_bytes'])} available, {fits}: "
-            + ", ".join(
-                f"{name} {size(count)}" for name, count in memory.items() if name != "total" and count
-            ),
-        ),
-    ]
+    parts = ", ".join(f"{name} {size(count)}" for name, count in memory.items() if name != "total" and count)
+    available = size(report["available_bytes"])
+    lines.append(
+        _line("memory", f"predicted {size(memory['total'])} of {available} available, {fits}: {parts}")
+    )
     lines.append(_line("", f"from {report['memory_source']}"))
-    if not report["memory_promised"]:
-        lines.append(_line("", f"a guess, as {report['memory_why_not']}"))
+    if not report["memory_reliable"]:
+        lines.append(_line("", f"low confidence: {report['memory_why_not']}"))
     if report["nearest"] is not None:
         micro, times = report["nearest"]
         lines.append(
-            _line("fits", f"--set batch.micro={micro} --set batch.accumulation={times}: as many items a step")
+            _line(
+                "fits", f"--set batch.micro={micro} --set batch.accumulation={times} (same effective batch)"
+            )
         )
     lines += [
         _line("step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"),
         _line(
             "time",
-            f"predicted {duration(report['epoch_s'])} an epoch ({number(report['steps_per_epoch'])} steps), "
-            f"{duration(report['total_s'])} in all ({number(report['total_steps'])} steps), "
+            f"predicted {duration(report['epoch_s'])} per epoch ({number(report['steps_per_epoch'])} steps), "
+            f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps), "
             "without evaluation and checkpoints",
         ),
     ]
@@ -213,10 +206,3 @@ def describe(report: dict[str, Any]) -> list[str]:
 
 def _line(label: str, text: str) -> str:
     return f"{label:<9}{text}"
-
-
-def _plain(problem: Problem) -> dict[str, str | None]:
-    return {
-        "where": problem.where, "key": problem.key, "found": problem.found, "message": problem.message,
-        "allowed": problem.allowed, "suggestion": problem.suggestion,
-    }  # fmt: skip

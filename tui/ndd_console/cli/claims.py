@@ -1,43 +1,48 @@
-"""`ndd-console claims`: what the guides claim, measured here."""
+"""`ndd-console claims`."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ndd_console.view.interval import interval_text
-from ndd_console.view.rows import wrap
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import duration, printable
 
 from .measuring import check_writable, stoppable, write
-from .options import Finite
+from .options import budget_option, epilog, json_option, pause_option
+from .printing import ProgressLines, measurement, print_json, print_lines, say
 
 if TYPE_CHECKING:
     from ndd_engine.trial.candidates import Place
     from ndd_engine.trial.claims import ClaimResult, ClaimsState
     from ndd_engine.trial.claims_table import Claim
 
-_EVERY_S = 10.0
 _WIDTH = 100
 _INDENT = " " * 5
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        "0 measured, whatever the verdicts; 2 usage error",
+        "claims --list",
+        "claims N1 N2 --budget 30",
+        "claims chartext --json -o claims.json",
+        stops=True,
+    )
+)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--list", "only_list", is_flag=True, help="Only list the claims and what they need.")
 @click.option(
-    "--budget", type=Finite(min=1), default=60.0, show_default=True, metavar="SECONDS",
-    help="At most so long for one measurement; a claim takes one or two.",
-)  # fmt: skip
-@click.option("--pause", is_flag=True, help="Pause the runs on the same device meanwhile.")
-@click.option("-o", "output", type=click.Path(path_type=Path), help="Write the result to this file as well.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+    "--list", "only_list", is_flag=True, help="List the claims and what each one needs; measure nothing."
+)
+@budget_option("Maximum duration of one measurement; most claims take one or two.")
+@pause_option
+@click.option("-o", "output", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@json_option
 @click.pass_context
 def claims(
     ctx: click.Context,
@@ -48,14 +53,15 @@ def claims(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure the guides' claims on this machine: the ratio with its interval, and whether the claim holds.
+    """Measure the performance claims of the training guides on this machine.
 
-    ID: a claim (N1), or all of a guide (eeg, antispoof, chartext, finetune, summarise); without one all of them. Where
-    the guide's own condition cannot be had here, the nearest one that can is measured, and said.
+    ID is a claim (N1) or a guide (eeg, antispoof, chartext, finetune, summarise) for all of its claims; the default
+    is every claim. Prints each claim with the measured ratio, its 95 % CI and the verdict. Where this machine cannot
+    reproduce a guide's condition, the closest one it can reproduce is measured, and the output says so.
     """
     from ndd_engine.hardware.detect import detect
     from ndd_engine.trial.candidates import Place
-    from ndd_engine.trial.claims import run_claims
+    from ndd_engine.trial.claims import measurements, run_claims
     from ndd_engine.trial.claims_table import chosen
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.request import Base
@@ -65,138 +71,99 @@ def claims(
     machine = detect(use_torch=False)
     place = Place.of(machine)
     if only_list:
-        _print(
-            json.dumps(_list_dict(wanted, place, budget), indent=2)
-            if as_json
-            else _listed(wanted, place, budget)
-        )
+        if as_json:
+            entries = [
+                {
+                    "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": _conditions(claim, place),
+                    "seconds_at_most": measurements(claim, place) * budget,
+                }
+                for claim in wanted
+            ]  # fmt: skip
+            print_json({"budget_s": budget, "claims": entries})
+        else:
+            print_lines(_listed(wanted, place, budget))
         return 0
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    beside = to_pause(Base("the claims"), runs_root(ctx.obj["runs"]), pause)
-    for line in _announced(wanted, place, budget):
-        say(line)
-    with stoppable("the claims") as stop, held(beside, say, stop):
+    paused = to_pause(Base("the claims"), runs_root(ctx.obj["runs"]), pause)
+    say(f"{len(wanted)} claims: {', '.join(claim.id for claim in wanted)}")
+    say(_total(wanted, place, budget))
+    with stoppable("the claims") as stop, held(paused, say, stop):
         results = run_claims(wanted, budget, ClaimsProgress(say).look, stop, machine=machine)
     body = {"budget_s": budget, "claims": [result.to_dict() for result in results]}
     text = json.dumps(body, indent=2, allow_nan=False) if as_json else "\n".join(describe(results))
     if output is not None:
         write(output, text + "\n")
-    _print(text)
+    if text:
+        click.echo(text)
     return stop.exit_status
 
 
-def _print(text: str) -> None:
-    if text:
-        click.echo(text)
-
-
-def _listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:
-    lines = []
+def _listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[str]:
     for claim in wanted:
-        lines += _wrapped(f"{claim.id:<5}{claim.guide}: {claim.text}")
-        for text in dict.fromkeys(_how(claim, place)):
-            lines += _wrapped(f"{_INDENT}{text}")
-    return "\n".join([*lines, _total(wanted, place, budget_s)])
+        yield from _wrapped(f"{claim.id:<5}{claim.guide}: {claim.text}")
+        for text in _conditions(claim, place):
+            yield from _wrapped(f"{_INDENT}{text}")
+    yield _total(wanted, place, budget_s)
 
 
-def _how(claim: Claim, place: Place) -> Iterator[str]:
-    """What is measured of each part, and with what."""
+def _conditions(claim: Claim, place: Place) -> list[str]:
+    """The condition under which each part is measured on this machine, without repetitions."""
+    found = []
     for part in claim.parts:
         variant, missing = part.choose(place)
         name = f"{part.name}: " if part.name else ""
         if variant is None:
-            yield f"{name}not measurable here: {missing}"
+            found.append(f"{name}not measurable on this machine: {missing}")
         elif variant.where:
-            yield f"{name}here: {variant.where}" + (f"; the guide's condition {missing}" if missing else "")
+            needs = f"; the guide's condition {missing}" if missing else ""
+            found.append(f"{name}on this machine: {variant.where}{needs}")
         else:
-            yield f"{name}as the guide has it"
-
-
-def _announced(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[str]:
-    yield f"{len(wanted)} claims: {', '.join(claim.id for claim in wanted)}"
-    yield _total(wanted, place, budget_s)
+            found.append(f"{name}same condition as in the guide")
+    return list(dict.fromkeys(found))
 
 
 def _total(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:
     from ndd_engine.trial.claims import measurements
 
     count = sum(measurements(claim, place) for claim in wanted)
-    return f"{count} measurements of at most {duration(budget_s)}: up to {duration(count * budget_s)}"
+    return f"{count} measurements of up to {duration(budget_s)} each: {duration(count * budget_s)} at most"
 
 
-def _list_dict(wanted: Sequence[Claim], place: Place, budget_s: float) -> dict[str, object]:
-    from ndd_engine.trial.claims import measurements
+class ClaimsProgress(ProgressLines):
+    """Progress of the claims in lines: the claim that is being measured, and its verdict."""
 
-    entries = [
-        {
-            "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": list(dict.fromkeys(_how(claim, place))),
-            "seconds_at_most": measurements(claim, place) * budget_s,
-        }
-        for claim in wanted
-    ]  # fmt: skip
-    return {"budget_s": budget_s, "claims": entries}
-
-
-class ClaimsProgress:
-    """Says which claim is being measured, how far it is, and what came of it."""
-
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
-        self._told = 0
-        self._claim = ""
-        self._next = 0.0
+    _results = 0
+    _claim = ""
 
     def look(self, state: ClaimsState) -> None:
-        """Tell what changed since the last look."""
-        for result in state.results[self._told :]:
-            self._say(f"{result.claim.id}: {result.verdict}")
-        self._told = len(state.results)
-        now = self._clock()
+        """Called a few times a second."""
+        for result in state.results[self._results :]:
+            self.news(f"{result.claim.id}: {result.verdict}")
+        self._results = len(state.results)
         if state.claim is not None and state.claim.id != self._claim:
-            self._claim, self._next = state.claim.id, now + _EVERY_S
-            self._say(f"{state.claim.id} ({state.index + 1} of {state.count}): {state.claim.text} …")
-        elif now >= self._next and (state.progress is not None or state.stage):
-            self._next = now + _EVERY_S
-            progress = state.progress
-            if progress is None:
-                self._say(f"  {state.stage}")
-                return
-            so_far = interval_text(progress.ratio, progress.low, progress.high)
-            self._say(
-                f"  {printable(progress.stage)}, {progress.elapsed_s:.0f} of at most {progress.budget_s:.0f} s"
-                + (f", so far {so_far}" if so_far else "")
-            )
+            self._claim = state.claim.id
+            self.news(f"{state.claim.id} ({state.index + 1} of {state.count}): {state.claim.text} …")
+        elif state.progress is not None or state.stage:
+            self.update(f"  {measurement(state.progress) if state.progress is not None else state.stage}")
 
 
 def describe(results: Sequence[ClaimResult]) -> Iterator[str]:
-    """Each claim with its verdict and what was measured, then how many there are of each verdict."""
+    """Each claim with its verdict and its measurements, then the number of claims per verdict."""
     from ndd_engine.trial.claims import conditions
 
-    if results:
-        yield f"measured on {printable(results[0].device)}"
+    if not results:
+        return
+    yield f"measured on {printable(results[0].device)}"
     for result in results:
         yield ""
         yield f"{result.claim.id:<5}{result.verdict.upper()}"
         yield from _wrapped(f"{_INDENT}{result.claim.guide}: {result.claim.text}")
         for line in conditions(result):
             yield from _wrapped(f"{_INDENT}{printable(line)}")
-    if results:
-        verdicts = [result.verdict for result in results]
-        yield ""
-        yield ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
+    verdicts = [result.verdict for result in results]
+    yield ""
+    yield ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
 
 
 def _wrapped(text: str) -> list[str]:
-    """Within _WIDTH, further lines indented."""
-    first, *rest = wrap(text, _WIDTH) or [""]
-    lead = text[: len(text) - len(text.lstrip())]
-    first = lead + first.lstrip()
-    more = " ".join(rest)
-    return (
-        [first, *(f"{_INDENT}  {line}" for line in wrap(more, _WIDTH - len(_INDENT) - 2))]
-        if more
-        else [first]
-    )
+    """The text over lines of _WIDTH, the second and further ones indented."""
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=f"{_INDENT}  ", break_on_hyphens=False)

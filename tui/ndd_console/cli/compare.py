@@ -1,14 +1,13 @@
-"""`ndd-console compare`: what changed between two recorded runs, and what it did."""
+"""`ndd-console compare`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from ndd_console.view.rows import cells, foreign, shorten
+from ndd_console.view.rows import foreign, shorten
 from ndd_console.view.throughput import plural
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.rundir import find_run, runs_root
@@ -19,32 +18,35 @@ from ndd_engine.trial.compare import compare as compared
 from ndd_engine.trial.recorded import Recorded
 
 from .completion import run_names
+from .options import epilog, json_option
+from .printing import print_json, print_lines, say, table
 
-_LABEL = 10
-_COLUMN = 14
-_VERDICTS = {
-    "faster": "B is faster",
-    "slower": "B is slower",
-    "same": "no difference that matters",
-    "undecided": "undecided: longer runs would tell",
-}
+_VERDICTS = {"faster": "B is faster", "slower": "B is slower", "same": "no significant difference"}
+_INCONCLUSIVE = "inconclusive; compare longer runs"
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        "0 compared, 1 B is slower than --fail-if-slower allows, 2 usage error",
+        "compare baseline candidate",
+        "compare baseline candidate --fail-if-slower 5%",
+    )
+)
 @click.argument("a", shell_complete=run_names)
 @click.argument("b", shell_complete=run_names)
 @click.option(
     "--fail-if-slower",
     "limit",
     metavar="SHARE",
-    help="Exit with status 1 when B is slower than A by more than this, beyond doubt: 5% or 0.05.",
+    help="Exit with status 1 if B is slower than A by more than SHARE with 95 % confidence, e.g. 5% or 0.05.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 @click.pass_context
 def compare(ctx: click.Context, a: str, b: str, limit: str | None, as_json: bool) -> int:
-    """Compare run B with run A (names in the runs folder, or paths): what was changed, and what it did.
+    """Compare run B with run A: what differs, and how speed, phases, memory and losses changed.
 
-    The interval covers how the speed varied within the two runs, not what differs from start to start.
+    A and B are names of runs or paths of their folders. The 95 % CI of the speedup covers variation within the two
+    runs, not variation between repeated runs.
     """
     share = None if limit is None else share_of(limit)
     root = runs_root(ctx.obj["runs"])
@@ -52,21 +54,20 @@ def compare(ctx: click.Context, a: str, b: str, limit: str | None, as_json: bool
     outcome = None if share is None else found.slower_than(share)
     if as_json:
         check = None if share is None else {"limit": share, "result": outcome}
-        click.echo(json.dumps({**found.to_dict(), "check": check}, indent=2, allow_nan=False))
+        print_json({**found.to_dict(), "check": check})
     else:
-        for line in describe(found):
-            click.echo(line)
+        print_lines(describe(found))
     for text in found.unlike:
-        click.echo(f"warning: not a comparison of like with like: {printable(text)}", err=True)
+        say(f"warning: the runs are not directly comparable: {text}")
     if share is not None:
         by = f"slower than A by more than {share * 100:.3g} %"
-        said = {"slower": f"B is {by}", "not slower": f"B is not {by}"}
-        click.echo(f"check: {said.get(outcome or '', f'undecided whether B is {by}')}", err=True)
+        words = {"slower": f"B is {by}", "not slower": f"B is not {by}"}
+        say(f"check: {words.get(outcome or '', f'inconclusive whether B is {by}')}")
     return EXIT_FAILED if outcome == "slower" else EXIT_DONE
 
 
 def share_of(text: str) -> float:
-    """ "5%" or "0.05" as 0.05. Raises UsageError."""
+    """The share that "5%" or "0.05" stands for: 0.05. Raises UsageError."""
     number_text = text.strip().removesuffix("%").strip()
     try:
         value = float(number_text) / (100 if text.strip().endswith("%") else 1)
@@ -74,18 +75,19 @@ def share_of(text: str) -> float:
         value = -1.0
     if not 0 <= value < 1:
         raise UsageError(
-            f"--fail-if-slower {printable(text)}: is not a share; allowed: 0 to below 100 %, as in 5% or 0.05"
+            f"--fail-if-slower {printable(text)}: not a share; allowed: 0 to below 100 %, as in 5% or 0.05"
         )
     return value
 
 
 def describe(found: Comparison) -> Iterator[str]:
     """The comparison as lines."""
-    for letter, side in (("A", found.a), ("B", found.b)):
-        yield _line(letter, _identity(side))
-    yield from _differences(found)
-    yield from _speed(found)
-    yield from _table(found)
+    yield from table(
+        [("A", _identity(found.a)), ("B", _identity(found.b)), *_differences(found), *_speed(found)]
+    )
+    yield ""
+    yield from table(list(_figures(found)), right={1, 2, 3})
+    yield "times are per optimizer step, measured by the host clock"
 
 
 def _identity(side: Recorded) -> str:
@@ -96,90 +98,66 @@ def _identity(side: Recorded) -> str:
     )
 
 
-def _differences(found: Comparison) -> Iterator[str]:
+def _differences(found: Comparison) -> Iterator[tuple[str, str]]:
     if not found.differences:
-        yield _line(
-            "changed", "nothing that was recorded: configuration, versions, machine and data are the same"
-        )
+        yield "changed", "nothing: configuration, versions, machine and data are the same"
     for index, item in enumerate(found.differences):
         what = item.key if item.kind in ("config", item.key) else f"{item.kind} {item.key}"
-        yield _line(
-            "changed" if index == 0 else "", f"{foreign(what)}: {foreign(item.a)} -> {foreign(item.b)}"
-        )
+        yield "" if index else "changed", f"{foreign(what)}: {foreign(item.a)} -> {foreign(item.b)}"
 
 
-def _speed(found: Comparison) -> Iterator[str]:
+def _speed(found: Comparison) -> Iterator[tuple[str, str]]:
     speed, unit = found.speed, plural(foreign(found.a.run.item))
     if speed.low is None or speed.high is None:
-        told = "too few windows for an interval"
+        interval = "too few windows for a confidence interval"
     else:
-        told = f"{speed.low:.3f} to {speed.high:.3f} with 95 % confidence: {_VERDICTS[found.verdict]}"
-    yield _line("speed", f"{speed.ratio:.3f}x, {told}")
-    yield _line(
-        "", f"A {rate(found.a.rate.value, unit)}, B {rate(found.b.rate.value, unit)}; without evaluations"
-    )
-    yield _line("", f"and checkpoints; windows used: A {_used(found.a)}; B {_used(found.b)}")
+        verdict = _VERDICTS.get(found.verdict, _INCONCLUSIVE)
+        interval = f"95 % CI {speed.low:.3f} to {speed.high:.3f}: {verdict}"
+    yield "speed", f"B/A {speed.ratio:.3f}x, {interval}"
+    yield "", f"A {rate(found.a.rate.value, unit)}, B {rate(found.b.rate.value, unit)}"
+    yield "", f"windows used: A {_used(found.a)}; B {_used(found.b)}; evaluations and checkpoints excluded"
 
 
 def _used(side: Recorded) -> str:
-    left_out = [
-        f"{count} {what}"
-        for count, what in ((side.warm_up, "of warm-up"), (side.profiled, "profiled"))
-        if count
-    ]
-    return f"{side.used}" + (f" (left out: {', '.join(left_out)})" if left_out else "")
+    counts = ((side.warm_up, "warm-up"), (side.profiled, "profiled"))
+    excluded = ", ".join(f"{count} {what}" for count, what in counts if count)
+    return f"{side.used}" + (f" (excluded: {excluded})" if excluded else "")
 
 
-def _table(found: Comparison) -> Iterator[str]:
+def _figures(found: Comparison) -> Iterator[tuple[str, ...]]:
     a, b = found.a, found.b
-    yield ""
-    yield _row("", "A", "B", "B / A")
-    yield _times("step, middle", a.step_p50_ns, b.step_p50_ns)
-    yield _times("step, 95 %", a.step_p95_ns, b.step_p95_ns)
+    yield "", "A", "B", "B / A"
+    yield _times("step, median", a.step_p50_ns, b.step_p50_ns)
+    yield _times("step, 95th percentile", a.step_p95_ns, b.step_p95_ns)
     for name in phase_names(found):
         indent = "    " if "/" in name else "  "
         yield _times(indent + foreign(name), a.phases.get(name), b.phases.get(name))
-    peak = "memory, peak" if a.run.device != "cpu" else "resident, peak"
-    yield _row(peak, size(a.peak_bytes), size(b.peak_bytes), _over(a.peak_bytes, b.peak_bytes))
+    peak = "peak GPU memory" if a.run.device != "cpu" else "peak resident memory"
+    yield peak, size(a.peak_bytes), size(b.peak_bytes), _over(a.peak_bytes, b.peak_bytes)
     unit = plural(foreign(a.run.item))
     for point in found.losses:
-        yield _row(
-            f"loss at {number(point.items)} {unit}",
-            number(point.a, 4),
-            number(point.b, 4),
-            _over(point.a, point.b),
-        )
-    for word, one, other in (
+        yield _values(f"loss at {number(point.items)} {unit}", point.a, point.b)
+    for word, left, right in (
         ("best", a.snapshot.best, b.snapshot.best),
         ("last", _last(a), _last(b)),
     ):
-        yield from _evaluation(word, one, other)
-    yield "times are per optimizer step, by the host clock"
-
-
-def _evaluation(word: str, a: Evaluation | None, b: Evaluation | None) -> Iterator[str]:
-    left, right = (a.metrics if a else {}), (b.metrics if b else {})
-    for name in dict.fromkeys((*left, *right)):
-        one, other = left.get(name), right.get(name)
-        yield _row(f"{word} {foreign(name)}", number(one, 4), number(other, 4), _over(one, other))
+        one, other = (left.metrics if left else {}), (right.metrics if right else {})
+        for name in dict.fromkeys((*one, *other)):
+            yield _values(f"{word} {foreign(name)}", one.get(name), other.get(name))
 
 
 def _last(side: Recorded) -> Evaluation | None:
     return side.snapshot.evaluations[-1] if side.snapshot.evaluations else None
 
 
-def _times(label: str, a: float | None, b: float | None) -> str:
-    return _row(label, *(duration(None if value is None else value * 1e-9) for value in (a, b)), _over(a, b))
+def _times(label: str, a: float | None, b: float | None) -> tuple[str, ...]:
+    texts = (duration(None if value is None else value * 1e-9) for value in (a, b))
+    return shorten(label, 40), *texts, _over(a, b)
+
+
+def _values(label: str, a: float | None, b: float | None) -> tuple[str, ...]:
+    return shorten(label, 40), number(a, 4), number(b, 4), _over(a, b)
 
 
 def _over(a: Any, b: Any) -> str:
     return f"{b / a:.3f}" if a and b is not None else MISSING
-
-
-def _row(label: str, *values: str) -> str:
-    label = shorten(label, 30)
-    return label + " " * (30 - cells(label)) + "".join(f"{value:>{_COLUMN}}" for value in values)
-
-
-def _line(label: str, text: str) -> str:
-    return f"{label:<{_LABEL}}{text}"

@@ -1,4 +1,4 @@
-"""`ndd-console completion`: the script that teaches a shell to complete commands, runs and files."""
+"""`ndd-console completion`, and the functions that complete names of runs and workloads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ndd_engine.record.rundir import all_runs, runs_root
 
 
 def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completes the name of a run in the folder that the command line names."""
+    """Names of the runs in the folder given by --runs."""
     given: Path | None = (ctx.find_root().params or {}).get("runs_folder")
     return [CompletionItem(run.name) for run in all_runs(runs_root(given)) if run.name.startswith(incomplete)]
 
 
 def workload_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completes the name of a built-in workload."""
+    """Names of the built-in workloads."""
     return [CompletionItem(name) for name in WORKLOADS if name.startswith(incomplete)]
 
 
@@ -27,7 +27,7 @@ def workload_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print the completion script for SHELL. It completes commands, options, files, runs and workloads.
 
     \b
     bash: ndd-console completion bash >> ~/.bashrc

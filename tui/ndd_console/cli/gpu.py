@@ -1,24 +1,25 @@
-"""`ndd-console card`: what was detected, and why it is believed."""
+"""`ndd-console gpu`."""
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from ndd_console.view.machine import describe
+from ndd_console.view.machine import machine_lines
 from ndd_engine.hardware.detect import detect
 
+from .options import epilog, json_option
+from .printing import print_json, print_lines
 
-@click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+
+@click.command(epilog=epilog("0, also without a CUDA GPU", "gpu", "gpu --json"))
+@json_option
 def gpu(as_json: bool) -> None:
-    """Show the card and the machine, with the reason for every detected value."""
-    # torch costs seconds to import: it is asked only where there is a card for it to see.
+    """Show the GPUs and the host: memory, limits, other processes, and how each value was detected."""
+    # Importing torch takes seconds: skip it unless there is a GPU that it could see.
     machine = detect(use_torch=False)
     if machine.cards:
         machine = detect(use_torch=True)
     if as_json:
-        click.echo(json.dumps(machine.to_dict(), indent=2, allow_nan=False))
+        print_json(machine.to_dict())
     else:
-        click.echo("\n".join(describe(machine)))
+        print_lines(machine_lines(machine))

@@ -1,4 +1,4 @@
-"""What the commands share that measure for a while: being stopped, and an output file."""
+"""What the measuring commands share: stopping on a signal, and writing an output file."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import click
-
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from ndd_engine.text import printable
 
+from .printing import say
+
 
 class Stop(threading.Event):
-    """Set by Ctrl-C and SIGTERM. exit_status: 130 or 143 once it is, else 0."""
+    """Set by Ctrl-C and SIGTERM. exit_status: 130 or 143 once set, 0 before."""
 
     exit_status = EXIT_DONE
 
 
 @contextmanager
 def stoppable(what: str) -> Iterator[Stop]:
-    """Ctrl-C and SIGTERM set the event, and a second one ends `what` at once."""
+    """Ctrl-C and SIGTERM set the event; a second one raises KeyboardInterrupt. what: "the trial", for the message."""
     stop = Stop()
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -32,9 +32,7 @@ def stoppable(what: str) -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.exit_status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
         stop.set()
-        click.echo(
-            f"stopping {what}; what is known by then is printed. Ctrl-C again ends it at once", err=True
-        )
+        say(f"stopping {what}; results so far will be printed (Ctrl-C again to quit now)")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -45,30 +43,32 @@ def stoppable(what: str) -> Iterator[Stop]:
 
 
 def check_writable(path: Path | None) -> None:
-    """Before minutes of measuring. Raises UsageError when the file could not be written."""
+    """Check the output file before minutes of measuring. Raises UsageError when it cannot be written."""
     if path is None:
         return
     if path.is_dir():
-        raise UsageError(f"-o {printable(str(path))}: is a folder; name a file in it")
+        raise _refused(path, "is a folder; name a file in it")
     if path.exists() and not path.is_file():
-        raise UsageError(f"-o {printable(str(path))}: is no regular file")
+        raise _refused(path, "is not a regular file")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"-o {printable(str(path))}: the folder it should go into does not exist")
+        raise _refused(path, "its folder does not exist")
     try:
         if path.exists():
-            with path.open("ab"):
-                pass
+            path.open("ab").close()
         else:
-            with tempfile.TemporaryFile(dir=path.absolute().parent):
-                pass
+            tempfile.TemporaryFile(dir=path.absolute().parent).close()
     except OSError as error:
-        raise UsageError(f"-o {printable(str(path))}: cannot be written: {error.strerror or error}") from None
+        raise _refused(path, f"cannot be written: {error.strerror or error}") from None
 
 
 def write(path: Path, text: str) -> None:
-    """Raises UsageError when it cannot be written."""
+    """Write the output file. Raises UsageError when it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"-o {printable(str(path))}: cannot be written: {error.strerror}") from None
-    click.echo(f"wrote {printable(str(path))}", err=True)
+        raise _refused(path, f"cannot be written: {error.strerror}") from None
+    say(f"wrote {path}")
+
+
+def _refused(path: Path, why: str) -> UsageError:
+    return UsageError(f"-o {printable(str(path))}: {why}")

@@ -1,4 +1,4 @@
-"""Options that several commands share: which configuration is meant."""
+"""Options, arguments and help texts that several commands share."""
 
 from __future__ import annotations
 
@@ -15,32 +15,44 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Finite(click.FloatRange):
-    """A number in a range, which neither "nan" nor "inf" is."""
+    """A number in a range; "nan" and "inf" are rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
-            self.fail(f"{value} is no finite number.", param, ctx)
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return found
+
+
+set_option = click.option(
+    "--set", "sets", metavar="KEY=VALUE", multiple=True,
+    help="Set a configuration value, e.g. batch.micro=64; repeatable.",
+)  # fmt: skip
+workload_option = click.option(
+    "--workload", metavar="NAME", shell_complete=workload_names,
+    help="Workload (default: chartext), or your own as package.module:factory.",
+)  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+pause_option = click.option(
+    "--pause", is_flag=True, help="Pause other runs on the same device during the measurement."
+)
+
+
+def budget_option(text: str) -> Callable[[Command], Command]:
+    """--budget SECONDS with its help text."""
+    return click.option(
+        "--budget", type=Finite(min=1), default=60.0, show_default=True, metavar="SECONDS", help=text
+    )
 
 
 def configuration(command: Command) -> Command:
     """The argument CONFIG and the options --workload and --set, passed as `config`, `workload` and `sets`."""
-    for decorate in (
-        click.option(
-            "--set",
-            "sets",
-            metavar="KEY=VALUE",
-            multiple=True,
-            help="Set a value, as in batch.micro=64; may be repeated.",
-        ),
-        click.option(
-            "--workload",
-            metavar="NAME",
-            help="Workload (default: chartext), or your own as module:factory.",
-            shell_complete=workload_names,
-        ),
-        click.argument("config", required=False, type=click.Path(path_type=Path)),
-    ):
-        command = decorate(command)
-    return command
+    argument = click.argument("config", required=False, type=click.Path(path_type=Path))
+    return argument(workload_option(set_option(command)))
+
+
+def epilog(status: str, *examples: str, stops: bool = False) -> str:
+    """The end of a help text: examples, and the exit status. stops: the command can be interrupted and terminated."""
+    shown = ["\b\nExamples:\n" + "\n".join(f"  ndd-console {line}" for line in examples)] if examples else []
+    stopped = ", 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)" if stops else ""
+    return "\n\n".join([*shown, f"Exit status: {status}{stopped}."])

@@ -18,7 +18,7 @@ from ndd_engine.text import printable, size
 
 from .completion import run_names
 
-# A longer record takes seconds to read: worth a word.
+# Reading a longer record takes seconds; a message explains the wait.
 LONG_BYTES = 64 << 20
 
 
@@ -29,21 +29,22 @@ LONG_BYTES = 64 << 20
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write it there (default: report.html in the run's folder).",
+    help="Output file (default: report.html in the run's folder).",
 )
-@click.option("--text", "as_text", is_flag=True, help="Plain text of 100 columns on standard output.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON document on standard output.")
+@click.option("--text", "as_text", is_flag=True, help="Print plain text, 100 columns wide.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.pass_context
 def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bool, as_json: bool) -> None:
-    """Write RUN (default: the newest, a live one first) as one HTML page: verdict, plots, trials, settings.
+    """Write RUN as one HTML page: verdict, measured gains, plots, settings, methods.
 
-    RUN is a name in the runs folder or the path of a run's folder. The page needs no network and holds no script.
+    RUN is a name in the runs folder or the path of a run's folder; the default is the live run, or the newest. The
+    page needs no network and contains no script.
     """
     if as_text and as_json:
-        raise UsageError("--text and --json exclude each other: each is the whole of standard output")
+        raise UsageError("--text and --json exclude each other")
     directory = find_run(runs_root(ctx.obj["runs"]), run)
     if (length := _length(directory.events)) > LONG_BYTES:
-        click.echo(f"reading {size(length)} of record", err=True)
+        click.echo(f"reading {size(length)} of records", err=True)
     found = load(directory)
     if as_json:
         written = json.dumps(finite(found.to_json()), indent=2, allow_nan=False) + "\n"
@@ -60,7 +61,7 @@ def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bo
 
 
 def _length(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
+    """Bytes of a file; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:
@@ -68,9 +69,9 @@ def _length(path: Path) -> int:
 
 
 def write(path: Path, content: str) -> None:
-    """A file whole or not at all. Raises UsageError that says why it cannot be written."""
+    """Write a file atomically. Raises UsageError if it cannot be written."""
     if path.is_dir():
-        raise UsageError(f"-o {printable(str(path))}: is a folder; name a file in it")
+        raise UsageError(f"-o {printable(str(path))} is a folder; name a file in it")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(content, encoding="utf-8")
@@ -78,5 +79,5 @@ def write(path: Path, content: str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UsageError(
-            f"-o {printable(str(path))}: cannot be written: {error.strerror}; choose another file with -o"
+            f"-o {printable(str(path))} cannot be written: {error.strerror}; choose another file with -o"
         ) from None

@@ -1,4 +1,4 @@
-"""`ndd-console try`: a change measured against the present, in paired blocks on this machine."""
+"""`ndd-console try`."""
 
 from __future__ import annotations
 
@@ -7,44 +7,50 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ndd_console.view.interval import interval_text
 from ndd_console.view.rows import foreign
+from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.rundir import find_run, runs_root
-from ndd_engine.text import MISSING, duration, number, printable, size
-from ndd_engine.trial.request import Base, Progress, TrialRequest
+from ndd_engine.record.rundir import runs_root
+from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.trial.request import Progress, TrialRequest
 
-from .completion import run_names, workload_names
+from .completion import run_names
 from .measuring import stoppable
-from .options import Finite
+from .options import (
+    budget_option,
+    epilog,
+    json_option,
+    pause_option,
+    set_option,
+    workload_option,
+)
+from .printing import ProgressLines, measurement, print_json, print_lines, table
 
-# Without a terminal: a line at least this many seconds after the last one while nothing else is new.
-_EVERY_S = 10.0
-_HEADINGS = ("", "step", "throughput", "before training", "peak memory")
+_HEADINGS = ("", "step", "throughput", "setup", "peak memory")
 
 
-@click.command("try")
+@click.command(
+    "try",
+    epilog=epilog(
+        "0 measured, whatever the verdict; 1 the trial failed, 2 usage or configuration error",
+        "try --set loader.workers=4",
+        "try chartext-001 --set precision.amp=bf16 --budget 120",
+        "try run.toml --set batch.micro=64 --set batch.accumulation=2",
+        stops=True,
+    ),
+)
 @click.argument("what", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
-@click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="What to change, as in loader.workers=2; may be repeated."
-)  # fmt: skip
-@click.option(
-    "--workload", metavar="NAME", help="Workload (default: chartext), or your own as module:factory.",
-    shell_complete=workload_names,
-)  # fmt: skip
-@click.option(
-    "--budget", type=Finite(min=1), default=60.0, show_default=True, metavar="SECONDS",
-    help="At most so long, preparing included; less when it is clear before.",
-)  # fmt: skip
-@click.option("--pause", is_flag=True, help="Pause the other runs on the same device meanwhile.")
-@click.option("--cause", metavar="CAUSE", help="The finding that the change comes from, for the record.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@set_option
+@workload_option
+@budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
+@pause_option
+@click.option("--cause", metavar="CAUSE", help="Finding that suggested the change, stored with the result.")
+@json_option
 @click.pass_context
 def try_(
     ctx: click.Context,
@@ -56,21 +62,25 @@ def try_(
     cause: str | None,
     as_json: bool,
 ) -> int:
-    """Measure a change against the present: gain, no gain, loss or undecided, with a 95 % interval.
+    """Measure a change (--set) against a baseline in a paired A/B trial.
 
-    The present is RUN's configuration, CONFIG (a TOML file) or the default workload. Both are trained from the
-    beginning in processes of their own, in turn. A live RUN is paused meanwhile, and the result is recorded in it.
-    Ctrl-C stops early.
+    The baseline is the configuration of RUN, CONFIG (a TOML file) or the default workload; the candidate is the
+    baseline with the --set values. Both train from scratch in separate processes and take turns in ABBA blocks.
+    Prints the speedup with its 95 % CI, peak memory, whether the losses agree, and the verdict: gain, no significant
+    gain, loss or inconclusive.
+
+    A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
+    the result so far.
     """
     root = runs_root(ctx.obj["runs"])
-    base = present(root, what, workload)
+    base = baseline_of(what, workload, root)
     request = TrialRequest(base, sets, budget, cause)
     from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.store import record_trial
     from ndd_engine.trial.trial import run_trial
 
-    check(request)  # mistakes are told before anything is paused
+    check(request)  # report mistakes before anything is paused
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop, held(to_pause(base, root, pause), progress.say, stop):
         event = run_trial(request, progress.look, stop)
@@ -79,92 +89,59 @@ def try_(
         try:
             record_trial(base.run, event)
         except UsageError as error:
-            progress.say(f"not recorded: {error}")
+            progress.say(f"warning: the result is not recorded: {error}")
     if as_json:
-        click.echo(json.dumps(json.loads(event.to_json(time.time())), indent=2))
+        print_json(json.loads(event.to_json(time.time())))
     else:
-        for line in describe(event):
-            click.echo(line)
+        print_lines(describe(event))
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
 
 
-def present(root: Path, what: str | None, workload: str | None) -> Base:
-    """What is compared with: a file that exists, else a run. Raises UsageError."""
-    if what is None:
-        return Base(f"the workload {workload}" if workload else "the defaults", None, workload)
-    path = Path(what)
-    if path.is_file():
-        return Base(what, path, workload)
-    if path.suffix == ".toml":
-        raise UsageError(f"{printable(what)}: there is no such file")
-    if workload is not None:
-        raise UsageError("a run has its workload: leave out --workload")
-    found = find_run(root, what)
-    if not found.config.exists():
-        raise UsageError(f"run {found.name} has no config.toml: it ended before training began")
-    return Base.of_run(found)
-
-
-class TrialProgress:
-    """How far a trial is: one line that changes on a terminal, else a line now and then."""
+class TrialProgress(ProgressLines):
+    """Progress of a trial: one line rewritten in place on a terminal, otherwise a line every few seconds."""
 
     def __init__(self, stream: Any) -> None:
+        super().__init__(lambda text: click.echo(text, file=stream), lambda: self._elapsed_s)
         self._stream = stream
         self._moving = bool(stream.isatty())
         self._shown = False
-        self._stage = ""
-        self._quads = 0
-        self._next_s = 0.0
+        self._elapsed_s = 0.0
+        self._last = ("", 0)
 
     def look(self, progress: Progress) -> None:
         """Called a few times a second."""
-        text = line(progress)
+        text = measurement(progress)
         if self._moving:
             width = max(shutil.get_terminal_size().columns - 1, 20)
             self._stream.write(f"\r\x1b[K{text[:width]}")
             self._stream.flush()
             self._shown = True
             return
-        stage = progress.stage.partition(":")[0]
-        new = stage != self._stage or progress.elapsed_s >= self._next_s
-        if new or progress.quads > self._quads:
-            self._stage, self._quads, self._next_s = stage, progress.quads, progress.elapsed_s + _EVERY_S
-            click.echo(text, file=self._stream)
+        self._elapsed_s = progress.elapsed_s
+        last, self._last = self._last, (progress.stage.partition(":")[0], progress.quads)
+        (self.update if last == self._last else self.news)(text)
 
     def say(self, text: str) -> None:
         """A line of its own."""
         self.finish()
-        click.echo(printable(text), file=self._stream)
+        self.news(text)
 
     def finish(self) -> None:
-        """Take the moving line away."""
+        """Erase the line that is rewritten in place."""
         if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
             self._shown = False
 
 
-def line(progress: Progress) -> str:
-    """ "12 of at most 60 s   measuring   4 quads   1.41x (1.33 to 1.50)"."""
-    parts = [f"{progress.elapsed_s:3.0f} of at most {progress.budget_s:.0f} s", printable(progress.stage)]
-    if progress.quads:
-        parts.append(f"{progress.quads} quad{'' if progress.quads == 1 else 's'}")
-    if progress.ratio is not None:
-        parts.append(interval_text(progress.ratio, progress.low, progress.high))
-    return "   ".join(parts)
-
-
 def describe(event: TrialEvent) -> Iterator[str]:
-    """The two sides, how the losses compare, and the result in a sentence."""
+    """The two sides as a table, whether the losses agree, and the result in a sentence."""
     rows: list[Sequence[str]] = [_HEADINGS]
-    for name, side in (("present", event.base), (" ".join(event.sets), event.change)):
+    for name, side in (("baseline", event.base), (" ".join(event.sets), event.change)):
         if side.get("prepare_s") is not None:
             rows.append((foreign(name), *_figures(side)))
     if len(rows) > 1:
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-        for row in rows:
-            first, *rest = (text.rjust(width) for text, width in zip(row, widths, strict=True))
-            yield "  ".join([row[0].ljust(len(first)), *rest]).rstrip()
+        yield from table(rows, right=range(1, len(_HEADINGS)))
         yield ""
     if event.loss_text:
         yield f"losses: {foreign(event.loss)}: {foreign(event.loss_text)}"
@@ -174,13 +151,9 @@ def describe(event: TrialEvent) -> Iterator[str]:
 
 
 def _figures(side: dict[str, Any]) -> tuple[str, ...]:
-    before = duration(side["prepare_s"])
+    setup = duration(side["prepare_s"])
     if side.get("compile_s") is not None:
-        before += f" ({duration(side['compile_s'])} compiling)"
+        setup += f" ({duration(side['compile_s'])} compiling)"
     rate = side.get("items_per_s")
-    return (
-        duration(side.get("step_s")),
-        f"{number(rate)} items/s" if rate is not None else MISSING,
-        before,
-        size(side.get("peak_bytes")),
-    )
+    throughput = MISSING if rate is None else f"{number(rate)} items/s"
+    return duration(side.get("step_s")), throughput, setup, size(side.get("peak_bytes"))

@@ -1,10 +1,8 @@
-"""`ndd-console ladder`: the settings one on top of the other, each kept only if it measurably helps here."""
+"""`ndd-console tune`."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,35 +10,40 @@ import click
 
 from ndd_console.process.terminal import interactive
 from ndd_console.view.interval import interval_text
-from ndd_console.view.rows import cells, foreign
+from ndd_console.view.rows import foreign
+from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.rundir import find_run, runs_root
-from ndd_engine.text import MISSING, printable, size
+from ndd_engine.record.rundir import runs_root
+from ndd_engine.text import MISSING, size
 from ndd_engine.trial.request import Base
 
 from .completion import run_names
 from .measuring import check_writable, stoppable, write
-from .options import Finite, configuration
+from .options import budget_option, configuration, epilog, json_option, pause_option
+from .printing import ProgressLines, measurement, print_json, print_lines, say, table
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
 
-_EVERY_S = 10.0
-_HEADINGS = ("setting", "to the previous", "to the start", "peak memory", "losses", "")
+_HEADINGS = ("setting", "vs. previous", "vs. baseline", "peak memory", "losses", "")
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        "0 finished, 1 stopped by an error, 2 usage or configuration error",
+        "tune run.toml -o tuned.toml",
+        "tune --run chartext-001 --only workers --budget 30",
+        stops=True,
+    )
+)
 @configuration
-@click.option("--run", metavar="RUN", help="Begin with the configuration of a run.", shell_complete=run_names)
-@click.option(
-    "--budget", type=Finite(min=1), default=60.0, show_default=True, metavar="SECONDS",
-    help="At most so long for one measurement; there are up to two a setting.",
-)  # fmt: skip
-@click.option("--only", multiple=True, metavar="NAME", help="Only this setting or group; may be repeated.")
-@click.option("--pause", is_flag=True, help="Pause the other runs on the same device meanwhile.")
+@click.option("--run", metavar="RUN", help="Start from the configuration of a run.", shell_complete=run_names)
+@budget_option("Maximum duration of one measurement; each setting takes up to two.")
+@click.option("--only", multiple=True, metavar="NAME", help="Try only this setting or group; repeatable.")
+@pause_option
 @click.option("-o", "output", type=click.Path(path_type=Path), help="Write the resulting TOML to this file.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 @click.pass_context
 def tune(
     ctx: click.Context,
@@ -54,104 +57,86 @@ def tune(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Try the settings that may help here one on top of the other, and keep what measurably does.
+    """Tune a configuration: measure one setting after another and keep those that significantly help.
 
-    In a terminal a screen shows how far it is. Prints a table and the resulting configuration, unless that was
-    written. A live RUN is paused meanwhile. Ctrl-C stops early and prints what was measured so far.
+    Each setting is measured in an A/B trial against the best configuration so far; each one kept is measured again
+    against the baseline. Settings that change the training itself, such as the learning rate, are not tried.
+
+    Shows a live screen in a terminal. Prints a table, and the resulting TOML unless it was written to a file. A live
+    RUN is paused during the measurements. Ctrl-C stops early and prints the results so far.
     """
-    base = _base(ctx, config, workload, sets, run)
+    root = runs_root(ctx.obj["runs"])
+    base = _base(root, config, workload, sets, run)
     check_writable(output)
     from ndd_engine.trial.pausing import held, to_pause
 
-    beside = to_pause(base, runs_root(ctx.obj["runs"]), pause)
+    paused = to_pause(base, root, pause)
     if not as_json and interactive():
         from ndd_console.jobs.tuning import show
 
-        state, status, saved = show(base, budget, only, output, beside, ctx.obj["ascii"])
+        state, status, saved = show(base, budget, only, output, paused, ctx.obj["ascii"])
         if saved:
-            click.echo(f"wrote {printable(saved)}", err=True)
+            say(f"wrote {saved}")
     else:
         from ndd_engine.trial.tuning import run_tuning
 
-        def say(line: str) -> None:
-            click.echo(line, err=True)
-
-        with stoppable("the ladder") as stop, held(beside, say, stop):
+        with stoppable("tuning") as stop, held(paused, say, stop):
             state = run_tuning(base, budget, only, TuningProgress(say).look, stop)
         status, saved = stop.exit_status, ""
         if output is not None:
             write(output, state.toml)
             saved = str(output)
     if as_json:
-        click.echo(json.dumps(state.to_dict(), indent=2, allow_nan=False))
+        print_json(state.to_dict())
     else:
-        for line in describe(state):
-            click.echo(line)
+        print_lines(describe(state))
         if not saved:
             click.echo(f"\n{state.toml}", nl=False)
     return status or (EXIT_FAILED if state.stopped else 0)
 
 
 def _base(
-    ctx: click.Context, config: Path | None, workload: str | None, sets: tuple[str, ...], run: str | None
+    root: Path, config: Path | None, workload: str | None, sets: tuple[str, ...], run: str | None
 ) -> Base:
     if run is None:
-        name = (
-            str(config) if config is not None else f"the workload {workload}" if workload else "the defaults"
-        )
+        name = str(config) if config is not None else baseline_of(None, workload, root).name
         return Base(name, config, workload, sets)
     if config is not None or workload is not None:
-        raise UsageError("--run takes the configuration of a run: leave out CONFIG and --workload")
-    found = find_run(runs_root(ctx.obj["runs"]), run)
-    if not found.config.exists():
-        raise UsageError(f"run {found.name} has no config.toml: it ended before training began")
-    return Base.of_run(found, sets)
+        raise UsageError("--run uses the configuration of a run: omit CONFIG and --workload")
+    return Base.of_run(configured_run(root, run), sets)
 
 
-class TuningProgress:
-    """Says what is new in a ladder's state through `say`, one line at a time."""
+class TuningProgress(ProgressLines):
+    """Progress of tuning in lines: each setting that is measured, and what became of it."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
-        self._stage = ""
-        self._rows: tuple[TuningRow, ...] = ()
-        self._next = 0.0
+    _stage = ""
+    _rows: tuple[TuningRow, ...] = ()
 
     def look(self, state: TuningState) -> None:
-        """Tell what changed since the last look, and how far a measurement is every few seconds."""
+        """Called a few times a second."""
         rows, self._rows = self._rows, state.rows
         if not rows and state.rows:
             waiting = [row.candidate.name for row in state.rows if row.state == "waiting"]
-            self._say(f"{len(waiting)} to measure: {', '.join(waiting) or 'nothing'}")
+            self.news(f"{len(waiting)} settings to measure: {', '.join(waiting) or 'none'}")
         for before, row in zip(rows, state.rows, strict=False):
-            # What is skipped from the beginning is in the table.
+            # Settings skipped from the start are in the table only.
             if before.state != row.state and row.state in ("kept", "dropped", "skipped"):
-                figures = f" {_ratio(row.trial)}" if row.trial and row.trial.ratio is not None else ""
-                self._say(printable(f"{row.state} {row.candidate.name}:{figures} {row.reason}"))
-        now = self._clock()
+                ratio = f" {_ratio(row.trial)}" if row.trial and row.trial.ratio is not None else ""
+                self.news(f"{row.state} {row.candidate.name}:{ratio} {row.reason}")
         if state.stage != self._stage and not state.done:
-            self._stage, self._next = state.stage, now + _EVERY_S
-            self._say(printable(f"{state.stage} …"))
-        elif state.progress is not None and now >= self._next:
-            self._next = now + _EVERY_S
-            progress = state.progress
-            so_far = interval_text(progress.ratio, progress.low, progress.high)
-            self._say(
-                f"  {printable(progress.stage)}, {progress.elapsed_s:.0f} of at most {progress.budget_s:.0f} s"
-                + (f", so far {so_far}" if so_far else "")
-            )
+            self._stage = state.stage
+            self.news(f"{state.stage} …")
+        elif state.progress is not None:
+            self.update(f"  {measurement(state.progress)}")
 
 
 def describe(state: TuningState) -> Iterator[str]:
-    """The table, the settings that were not tried, and the result."""
+    """The settings that were measured as a table, those that were not, and the result in a sentence."""
     from ndd_engine.trial.tuning import NOT_ASKED
 
     tried = [row for row in state.rows if row.state in ("kept", "dropped")]
-    grid = [_HEADINGS, *map(_cells, tried)] if tried else []
-    widths = [max(cells(row[column]) for row in grid) for column in range(len(_HEADINGS))] if grid else []
-    for row in grid:
-        padded = (text + " " * (width - cells(text)) for text, width in zip(row, widths, strict=True))
-        yield "  ".join(padded).rstrip()
+    if tried:
+        yield from table([_HEADINGS, *map(_cells, tried)])
     for item in state.rows:
         if item.state == "skipped" and item.reason != NOT_ASKED:
             yield f"not tried: {item.candidate.title}: {foreign(item.reason)}"
@@ -160,10 +145,9 @@ def describe(state: TuningState) -> Iterator[str]:
 
 def _cells(row: TuningRow) -> tuple[str, ...]:
     trial = row.trial
-    peak = size(trial.change.get("peak_bytes")) if trial else MISSING
-    loss = trial.loss if trial else MISSING
     return (
-        row.candidate.title, _ratio(trial), _ratio(row.to_start) if row.to_start else "", peak, foreign(loss),
+        row.candidate.title, _ratio(trial), _ratio(row.to_start) if row.to_start else "",
+        size(trial.change.get("peak_bytes")) if trial else MISSING, foreign(trial.loss) if trial else MISSING,
         foreign(f"{row.state}: {row.reason}"),
     )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""Work that runs beside a screen: training, trials, tuning, the wizard, and where their figures come from."""
+"""Work behind the screens: training, trials, tuning, the wizard, and the data that the screens show."""

@@ -1,4 +1,4 @@
-"""A run without a screen: the engine on the main thread, lines to standard error, events to standard output."""
+"""A run without a screen: text on standard error, events on standard output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ndd_engine.train.run import Run, RunRequest
 
 
 def run_headless(request: RunRequest, as_json: bool) -> int:
-    """Train on this thread to the end. Returns the exit status. Raises UsageError before anything is written."""
+    """Train on this thread and return the exit status. Raises UsageError before anything is written."""
     words, data = Output(sys.stderr), Output(sys.stdout)
 
     def as_line(t: float, event: Event) -> None:
@@ -27,7 +27,7 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     run = run_log.run
     handle_signals(run, run_log.say, request.draft.resolve().console.on_hangup == "continue")
     before = sys.stdout, sys.stderr
-    # Warnings, and what a user's own workload prints, belong to the record too, and not between lines of data.
+    # Warnings and prints of the user's workload belong into the record, and not between the events.
     sys.stdout = sys.stderr = words
     try:
         end = run.execute()
@@ -42,17 +42,18 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
 
 
 def handle_signals(run: Run, say: Callable[[str], None], survive_hangup: bool) -> None:
-    """SIGINT and SIGTERM stop after a checkpoint, a second one at once, a third without a word."""
-    counts = {"asked": 0}
+    """SIGINT and SIGTERM stop after a checkpoint; a second one immediately; a third one ends the process."""
+    requests = 0
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        counts["asked"] += 1
+        nonlocal requests
+        requests += 1
         interrupted = number == signal.SIGINT
         reason = "interrupted (Ctrl-C)" if interrupted else "terminated (SIGTERM)"
-        if counts["asked"] == 1:
+        if requests == 1:
             run.control.request("stop", reason, "interrupted" if interrupted else "terminated")
-            say("stopping after a checkpoint; press Ctrl-C again to stop at once")
-        elif counts["asked"] == 2:
+            say("stopping after a checkpoint; press Ctrl-C again to stop immediately")
+        elif requests == 2:
             run.control.request("kill", reason, "interrupted" if interrupted else "terminated")
             if run.end is None:
                 raise StopNow
@@ -61,7 +62,7 @@ def handle_signals(run: Run, say: Callable[[str], None], survive_hangup: bool) -
 
     def hangup(_number: int, _frame: FrameType | None) -> None:
         if survive_hangup:
-            say("the terminal is gone (SIGHUP); the run goes on")
+            say("lost the terminal (SIGHUP); the run continues")
         else:
             stop(signal.SIGTERM, None)
 

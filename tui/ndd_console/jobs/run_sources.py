@@ -1,4 +1,4 @@
-"""Where the screens get their figures: a run trained in this process, one attached by its record, the runs folder."""
+"""The data behind the screens: a run of this process, a run read from its record, and the runs folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ndd_profiles
-from ndd_console.screens.interfaces import Action, RunRow, StartRow
+from ndd_console.screens.interfaces import Action
+from ndd_console.view.entries import RunRow, StartRow
+from ndd_console.view.machine import machine_lines
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
 from ndd_engine.errors import UsageError
 from ndd_engine.record.channel import send
@@ -18,7 +20,7 @@ from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import printable
 
-from .trials import RunTrials, attached_still, own_still
+from .trials import RunTrials, pause_attached, pause_own
 
 if TYPE_CHECKING:
     from ndd_engine.train.run import Run
@@ -32,15 +34,34 @@ TITLES = {
 }
 
 
-class EngineSource:
-    """The run that this process trains."""
+class _RunFolder:
+    """What a source reads from the folder of the run."""
+
+    def __init__(self, directory: RunDir, trials: RunTrials) -> None:
+        self.directory = directory
+        self.name = directory.name
+        self._trials = trials
+
+    def log_lines(self, count: int) -> list[str]:
+        return tail(self.directory.console_log, count)
+
+    def trials(self) -> RunTrials:
+        return self._trials
+
+    def close(self) -> None:
+        """Stop a running trial and resume the run. Whoever opened the run closes it."""
+        self._trials.close()
+
+
+class EngineSource(_RunFolder):
+    """A run that this process trains."""
 
     owned = True
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.name = run.directory.name
-        self._trials = RunTrials(run.directory, own_still(run), lambda: self.live, run.put)
+        trials = RunTrials(run.directory, pause_own(run), lambda: self.live, run.put)
+        super().__init__(run.directory, trials)
 
     @property
     def live(self) -> bool:
@@ -60,21 +81,11 @@ class EngineSource:
     def notice(self) -> str | None:
         return self.run.recorder.trouble
 
-    def log_lines(self, count: int) -> list[str]:
-        return tail(self.run.directory.console_log, count)
 
-    def trials(self) -> RunTrials:
-        return self._trials
+class AttachedSource(_RunFolder):
+    """A run of another process or a finished run, read from its record in a thread.
 
-    def close(self) -> None:
-        """The run is closed by whoever opened it; a trial that goes on is ended, and the run goes on."""
-        self._trials.close()
-
-
-class AttachedSource:
-    """A run of another process, or a finished one, followed by its record in a thread of its own.
-
-    listener: called in that thread with each event that came.
+    listener: called in that thread with every new event.
     """
 
     owned = False
@@ -85,14 +96,13 @@ class AttachedSource:
         period_s: float = 0.25,
         listener: Callable[[float, Event], None] | None = None,
     ) -> None:
-        self.directory = directory
-        self.name = directory.name
+        trials = RunTrials(directory, pause_attached(directory), lambda: self.live, self._keep)
+        super().__init__(directory, trials)
         self._reader = RunReader(directory, listener)
         self._reader.poll()
         self._notice: str | None = None
         self._stop = threading.Event()
         self._period_s = period_s
-        self._trials = RunTrials(directory, attached_still(directory), lambda: self.live, self._keep)
         self._thread = threading.Thread(target=self._follow, name="ndd-follow", daemon=True)
         self._thread.start()
 
@@ -104,20 +114,14 @@ class AttachedSource:
         return self._reader.snapshot()
 
     def command(self, action: Action) -> None:
-        # A thread each: a run that hangs must not hold up the screen.
+        # In a thread, since a hanging run must not block the screen.
         threading.Thread(target=self._send, args=(action,), name="ndd-send", daemon=True).start()
 
     def notice(self) -> str | None:
         return self._notice
 
-    def log_lines(self, count: int) -> list[str]:
-        return tail(self.directory.console_log, count)
-
-    def trials(self) -> RunTrials:
-        return self._trials
-
     def close(self) -> None:
-        self._trials.close()
+        super().close()
         self._stop.set()
 
     def _keep(self, trial: TrialEvent) -> None:
@@ -138,29 +142,28 @@ class AttachedSource:
 
 
 class HomeFolder:
-    """What the home screen lists."""
+    """The contents of the home screen."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def gpu_lines(self) -> list[str]:
-        from ndd_console.view.machine import describe
         from ndd_engine.hardware.detect import detect
 
-        return describe(detect(use_torch=False))
+        return machine_lines(detect(use_torch=False))
 
     def runs(self) -> list[RunRow]:
         rows = [run_row(run) for run in all_runs(self.root)]
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
 
     def workloads(self) -> list[StartRow]:
-        # What `train` takes by itself comes first.
+        # The default workload comes first.
         names = sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name))
         return [StartRow(name, TITLES[name], _sizes(name)) for name in names]
 
 
 def run_row(directory: RunDir) -> RunRow:
-    """One run as a line of a list, from its record."""
+    """The entry of a run, from its record."""
     reader = RunReader(directory)
     reader.poll()
     snapshot = reader.snapshot()
@@ -182,7 +185,7 @@ def run_row(directory: RunDir) -> RunRow:
 
 
 def tail(path: Path, count: int) -> list[str]:
-    """The last lines of a text file, made printable; [] when there is none."""
+    """The last lines of a text file with control characters escaped; [] if there is no file."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2)

@@ -1,4 +1,4 @@
-"""Files that a screen writes when it is asked to: new ones, which never replace another."""
+"""Writes new files for a screen, never replacing existing ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ndd_engine.text import printable
 
 
 def new_path(stem: str, folder: Path | None = None) -> Path:
-    """`<stem>.toml`, or `<stem>-2.toml` and so on where that exists. folder: default the working directory."""
+    """The first unused name of `<stem>.toml`, `<stem>-2.toml`, … folder: defaults to the working directory."""
     for number in itertools.count(1):
         path = (folder or Path()) / f"{stem}{f'-{number}' if number > 1 else ''}.toml"
-        if not os.path.lexists(path):  # a link to nowhere is a name that is taken
+        if not os.path.lexists(path):  # a broken link also occupies its name
             return path
-    raise AssertionError("the numbers do not end")
+    raise AssertionError("unreachable")
 
 
 def save_new(stem: str, text: str, folder: Path | None = None) -> Path:
-    """Write a file of a new name, see `new_path`. Raises UsageError when it cannot be written."""
+    """Write a new file, see `new_path`. Returns its path. Raises UsageError if it cannot be written."""
     while True:
         path = new_path(stem, folder)
         try:

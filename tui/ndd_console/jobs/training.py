@@ -1,4 +1,4 @@
-"""The screen and the engine in one process: who starts whom, and what becomes of the run when the screen goes."""
+"""Screen and engine in one process: start both, and decide what happens to the run when the screen closes."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 
 from .run_sources import AttachedSource, EngineSource, HomeFolder
-from .wizard import WizardJob, beside, live_runs
+from .wizard import WizardJob, live_run_notes
 
-# How long a stop at once may take before the process is ended under it.
+# Time limit of an immediate stop, after which the process is terminated.
 KILL_PATIENCE_S = 5.0
 
 
 def run_console(request: RunRequest, ascii_only: bool) -> int:
-    """Train in the live screen. Returns the exit status."""
+    """Train with the live screen. Returns the exit status."""
     return supervised(lambda leash: Console(leash, request.root, ascii_only).train(request))
 
 
 def home(runs_folder: Path | None, ascii_only: bool) -> int:
-    """The home screen. Returns the exit status; of the run, if one was started from it."""
+    """Show the home screen. Returns the exit status of the run if one was started."""
     root = runs_root(runs_folder)
     return supervised(lambda leash: Console(leash, root, ascii_only).home())
 
 
 def watch(source: AttachedSource, ascii_only: bool) -> int:
-    """The live screen of a run that is not ours. Closing it leaves the run alone."""
+    """Show the live screen of a run of another process. Closing it does not affect the run."""
     return Console(Leash(None), source.directory.path.parent, ascii_only).watch(source)
 
 
 class Console:
-    """One session of the screen, with at most one run of its own."""
+    """One session of the screen, with at most one run of this process."""
 
     def __init__(self, leash: Leash, root: Path, ascii_only: bool) -> None:
         self.leash = leash
@@ -66,10 +66,10 @@ class Console:
         self._terms = 0
         self._deadline: float | None = None
 
-    # The three ways in.
+    # Entry points.
 
     def train(self, request: RunRequest) -> int:
-        """Open the run at once; the engine starts after the first paint, since importing torch stalls the screen."""
+        """Open the run. The engine starts after the first paint, since importing torch blocks the screen."""
         return self._show(self._open(request), None)
 
     def home(self) -> int:
@@ -101,16 +101,16 @@ class Console:
         return source
 
     def _wizard(self, run: RunSource | None) -> WizardJob:
-        """Beside a run that is on the screen it begins with the run's configuration, which it does not change."""
+        """With a run on the screen, start from a copy of its configuration."""
         config = None if run is None else find_run(self.root, run.name).config
-        return WizardJob(Answers(config=config), None, BUDGET_S, beside(live_runs(self.root)))
+        return WizardJob(Answers(config=config), None, BUDGET_S, live_run_notes(self.root))
 
     def _begin(self) -> None:
         if self.engine is not None and self.engine.ident is None:
             self.engine.start()
 
     def _first_paint(self) -> None:
-        # The widgets that exist now exist until the end: keep the collector from walking them while training.
+        # The widgets live until the end: exclude them from garbage collection during training.
         gc.collect()
         gc.freeze()
         if self.engine is not None:
@@ -137,15 +137,15 @@ class Console:
         log = self.run.directory.console_log if self.run is not None else Path(os.devnull)
         with Captured(log) as captured:
             self._captured = captured
-            # Textual swallows prints while it runs; those of the engine belong to the log.
+            # Textual discards prints while it runs; prints of the engine belong into the log.
             app._capture_stdout = app._capture_stderr = captured.stream  # type: ignore[assignment]
             self._handle_signals(app)
             hangup = HangupWatch(0, app.hang_up)
             hangup.start()
-            # Nothing here is clicked, and with the mouse taken nobody could select text.
+            # Without mouse capture the terminal can still select text.
             result = app.run(mouse=False)
             if app.source is not None:
-                app.source.close()  # a trial that still measures holds the run up
+                app.source.close()  # a running trial keeps the run paused
             if app.wizard is not None:
                 app.wizard.stop()
             hangup.stop()
@@ -157,7 +157,7 @@ class Console:
         def stop(number: int, _frame: FrameType | None) -> None:
             self._terms += 1
             if self._terms > 1:
-                # With the screen gone nothing else could end a call that does not return.
+                # Without the screen, nothing else could end a call that does not return.
                 self._deadline = time.monotonic() + KILL_PATIENCE_S
             if self.run is None:
                 app.leave()
@@ -177,7 +177,7 @@ class Console:
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGHUP, hang_up)
 
-    # The ways out.
+    # Leaving.
 
     def _leave(self, result: str | None) -> int:
         run = self.run
@@ -185,35 +185,37 @@ class Console:
             return EXIT_DONE
         if run.finished.is_set() and result != "hangup":
             return self._finish(run)
-        if result in ("kill", "quit"):  # "quit": a run that was just being started
+        if result in ("kill", "quit"):  # "quit": a run that was being started
             run.control.request("kill", "interrupted (Ctrl-C)", "interrupted")
-            self._begin()  # one that has not begun ends at once, and says so in the record
+            self._begin()  # a run that has not started ends immediately and records that
             return self._finish(run, KILL_PATIENCE_S)
         self._begin()
         name = run.directory.name
         if result == "hangup":
             if self.on_hangup == "stop":
-                run.control.request("stop", "the terminal was lost", "terminated")
-            self._go_on_alone(run, "")
+                run.control.request("stop", "lost the terminal", "terminated")
+            self._continue_detached(run, "")
         elif result == "detach":
-            self._go_on_alone(
-                run, f"run {name} goes on (process {os.getpid()}); watch it: ndd-console attach {name}"
+            self._continue_detached(
+                run,
+                f"run {name} continues in the background (process {os.getpid()}); "
+                f"attach with: ndd-console attach {name}",
             )
         elif result is None:
-            # The screen failed, which is no reason to stop training.
+            # An error of the screen does not stop training.
             click.echo(
-                f"the screen failed (see {run.directory.console_log}); run {name} goes on, Ctrl-C stops it",
+                f"the screen failed (see {run.directory.console_log}); run {name} continues, press Ctrl-C to stop it",
                 err=True,
             )
         return self._finish(run)
 
-    def _go_on_alone(self, run: Run, farewell: str) -> None:
+    def _continue_detached(self, run: Run, farewell: str) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.leash.detach(farewell)
         silence(run.directory.console_log)
 
     def _finish(self, run: Run, patience_s: float | None = None) -> int:
-        """Wait for the engine (signals still steer it), close the record, say how it ended."""
+        """Wait for the engine, which signals can still stop, close the record and print the summary."""
         assert self.engine is not None
         if patience_s is not None:
             self._deadline = time.monotonic() + patience_s
@@ -231,23 +233,21 @@ class Console:
 
 
 def _abandon(run: Run) -> None:
-    """The engine hangs inside native code: end the process under it, with the record in order."""
+    """The engine hangs in native code: close the record and terminate the process."""
     step = run.recorder.snapshot().step
     run.put(
         EndEvent(
             "interrupted",
-            "interrupted (Ctrl-C), at once, while a call did not return",
+            "interrupted (Ctrl-C) while a call did not return",
             step,
             EXIT_INTERRUPTED,
         )
     )
     run.close()
-    click.echo(
-        f"run {run.directory.name}: a call did not return; the process was ended at step {step}", err=True
-    )
+    click.echo(f"run {run.directory.name}: a call did not return; terminated at step {step}", err=True)
     os._exit(EXIT_INTERRUPTED)
 
 
 def _import_torch() -> None:
-    """Have it ready for the run that is probably started next. Only after the first paint: it stalls the screen."""
+    """Import torch early for the next run, after the first paint because it blocks the screen."""
     import torch  # noqa: F401

@@ -1,4 +1,4 @@
-"""Trials from the screen: in a thread of their own; the run stands still meanwhile, and goes on whatever happens."""
+"""Trials started from the screen, in a thread. The run is paused during a trial and always resumed."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ if TYPE_CHECKING:
     from ndd_console.screens.interfaces import TrialJob
     from ndd_engine.train.run import Run
 
-Tell = Callable[[Progress], None]
-Measure = Callable[[TrialRequest, Tell, threading.Event], TrialEvent]
-# (what is waited for, set to wait no longer): inside, the run stands still, and afterwards it goes on.
-Still = Callable[[Callable[[str], None], threading.Event], AbstractContextManager[None]]
-# How long whoever closes the screen waits for a trial's processes to end and for the run to go on.
+Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event], TrialEvent]
+# Pauses the run inside the context. Arguments: reports what is waited for; set to stop waiting.
+Paused = Callable[[Callable[[str], None], threading.Event], AbstractContextManager[None]]
+# Time limit for a trial's processes to end and for the run to resume when the screen is closed.
 PATIENCE_S = 20.0
-# How long a run may take to pause: it does so after its step, or after the evaluation that it is in.
+# Time limit for a run to pause, which it does after its current step or evaluation.
 PAUSE_PATIENCE_S = 60.0
 
 
 class TrialThread:
-    """One trial. still: holds the run while it measures. keep: records the result, and may raise UsageError."""
+    """One trial. paused: pauses the run during the trial. keep: records the result; may raise UsageError."""
 
     def __init__(
         self,
         request: TrialRequest,
-        still: Still,
+        paused: Paused,
         keep: Callable[[TrialEvent], None],
         measure: Measure,
     ) -> None:
@@ -48,16 +47,16 @@ class TrialThread:
         self.progress: Progress | None = None
         self.result: TrialEvent | None = None
         self.problem = ""
-        self._still = still
+        self._paused = paused
         self._keep = keep
         self._measure = measure
         self._stop = threading.Event()
         self._over = threading.Event()
-        # Not a daemon: the program may not end before the run goes on.
+        # Not a daemon thread: the program must not end before the run resumes.
         self._thread = threading.Thread(target=self._work, name="ndd-trial")
 
     def start(self) -> None:
-        """Begin."""
+        """Start the trial."""
         self._thread.start()
 
     @property
@@ -68,44 +67,44 @@ class TrialThread:
         self._stop.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end; False after the timeout."""
+        """Wait for the end of the trial. Returns False after the timeout."""
         return self._over.wait(timeout_s)
 
     def _work(self) -> None:
         try:
-            with self._still(self._waits, self._stop):
-                self.result = self._measure(self.request, self._told, self._stop)
+            with self._paused(self._report_wait, self._stop):
+                self.result = self._measure(self.request, self._report, self._stop)
             self._keep(self.result)
         except (NddError, OSError) as error:
             self.problem = str(error)
-        except Exception as error:  # noqa: BLE001  a defect must be told, or the screen would wait for ever
+        except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
             self.problem = f"{type(error).__name__}: {error}"
         finally:
             self._over.set()
 
-    def _waits(self, text: str) -> None:
+    def _report_wait(self, text: str) -> None:
         self.progress = Progress(text, 0.0, self.request.budget_s)
 
-    def _told(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         self.progress = progress
 
 
 class RunTrials:
     """Trials against the configuration of one run, one at a time.
 
-    still: holds the run while a trial measures. live: whether it trains now. keep: records a result.
+    paused: pauses the run during a trial. live: whether the run is training. keep: records a result.
     """
 
     def __init__(
         self,
         directory: RunDir,
-        still: Still,
+        paused: Paused,
         live: Callable[[], bool],
         keep: Callable[[TrialEvent], None],
         measure: Measure | None = None,
     ) -> None:
         self._of = Base.of_run(directory)
-        self._still = still
+        self._paused = paused
         self._live = live
         self._keep = keep
         self._measure = measure or _run_trial
@@ -122,9 +121,9 @@ class RunTrials:
     def refusal(self) -> str:
         assert self._of.run is not None
         if self._job is not None and not self._job.done:
-            return "the trial before is still ending its processes"
+            return "the previous trial is still shutting down"
         if not self._of.run.config.exists():
-            return f"run {self._of.run.name} has no config.toml yet: wait until it trains"
+            return f"run {self._of.run.name} has no config.toml yet; wait until training starts"
         return ""
 
     def check(self, sets: Sequence[str]) -> str:
@@ -138,7 +137,7 @@ class RunTrials:
 
     def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> TrialJob:
         request = TrialRequest(self._of, tuple(sets), budget_s, cause)
-        job = self._job = TrialThread(request, self._still, self._keep, self._measure)
+        job = self._job = TrialThread(request, self._paused, self._keep, self._measure)
         job.start()
         return job
 
@@ -146,18 +145,18 @@ class RunTrials:
         of = self._of
         assert of.run is not None
         config = read(of.config, (*of.sets, *trial.sets), of.workload).resolve()
-        # The file is for another run, which cannot have the name of this one.
+        # A new run cannot have the name of this one.
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": None})})
         reasons = {
-            item.partition("=")[0]: f"measured: {trial_text(trial)} against {trial.against}"
+            item.partition("=")[0]: f"measured: {trial_text(trial)} vs. {trial.against}"
             for item in trial.sets
         }
-        heading = f"The configuration of {of.name} with {', '.join(trial.sets)}\n{trial.text}"
+        heading = f"Configuration of {of.name} with {', '.join(trial.sets)}\n{trial.text}"
         lines = "\n".join(printable(line) for line in heading.splitlines())
         return save_new(f"{of.run.name}-changed", to_toml(config, lines, reasons))
 
     def close(self, timeout_s: float = PATIENCE_S) -> bool:
-        """Stop what is measured and wait until the run goes on; False when that takes longer."""
+        """Stop a running trial and wait until the run resumes. Returns False after the timeout."""
         job = self._job
         if job is None or job.done:
             return True
@@ -165,25 +164,25 @@ class RunTrials:
         return job.join(timeout_s)
 
 
-def attached_still(run: RunDir) -> Still:
-    """A run of another process: asked through its socket. It watches this process, and goes on should that die."""
+def pause_attached(run: RunDir) -> Paused:
+    """Pause a run of another process through its socket. It resumes by itself if this process dies."""
 
     @contextmanager
-    def still(waits: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
+    def paused(report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
         from ndd_engine.trial.pausing import held, to_pause
 
         runs = to_pause(Base.of_run(run), run.path.parent, others=False)
-        with held(runs, waits, stop):
+        with held(runs, report, stop):
             yield
 
-    return still
+    return paused
 
 
-def own_still(run: Run) -> Still:
-    """The run of this process, asked directly: its folder may be one without sockets."""
+def pause_own(run: Run) -> Paused:
+    """Pause the run of this process directly, since its folder may not support sockets."""
 
     @contextmanager
-    def still(waits: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
+    def paused(report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
         from ndd_engine.trial.pausing import to_pause
 
         to_pause(Base.of_run(run.directory), run.directory.path.parent, others=False)
@@ -192,7 +191,7 @@ def own_still(run: Run) -> Still:
             return
         run.control.request("pause", holder=os.getpid())
         try:
-            waits("waiting for the run to pause after its step")
+            report("waiting for the run to pause after its step")
             deadline = time.monotonic() + PAUSE_PATIENCE_S
             while not (run.finished.is_set() or stop.is_set() or run.recorder.snapshot().status == "paused"):
                 if time.monotonic() > deadline:
@@ -202,10 +201,10 @@ def own_still(run: Run) -> Still:
         finally:
             run.control.request("resume", holder=os.getpid())
 
-    return still
+    return paused
 
 
-def _run_trial(request: TrialRequest, tell: Tell, stop: threading.Event) -> TrialEvent:
+def _run_trial(request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event) -> TrialEvent:
     from ndd_engine.trial.trial import run_trial
 
     return run_trial(request, tell, stop)

@@ -1,4 +1,4 @@
-"""The ladder in a terminal: the climb in a thread, the screen over it, and both ended together."""
+"""Tuning in a terminal: the sweep in a thread, with the screen on the main thread."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .saving import save_new
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningState
 
-Climb = Callable[[Callable[["TuningState"], None], threading.Event], "TuningState"]
+Sweep = Callable[[Callable[["TuningState"], None], threading.Event], "TuningState"]
 
 
 class TuningJob:
-    """A climb in a thread of its own. output: where the result is written at the end, None: only when asked to."""
+    """A sweep in a thread. output: file for the result at the end; None: only on request."""
 
-    def __init__(self, name: str, climb: Climb, output: Path | None = None) -> None:
+    def __init__(self, name: str, sweep: Sweep, output: Path | None = None) -> None:
         self.name = name
         self.state: TuningState | None = None
         self.error: BaseException | None = None
         self.saved = ""
-        self._climb = climb
+        self._sweep = sweep
         self._output = output
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ndd-ladder")
+        self._thread = threading.Thread(target=self._work, name="ndd-tuning")
 
     def start(self) -> None:
-        """Begin."""
+        """Start the sweep."""
         self._thread.start()
 
     @property
@@ -53,23 +53,23 @@ class TuningJob:
         self._stop.set()
 
     def join(self) -> None:
-        """Wait for its end; the trial that was running ends its processes."""
+        """Wait for the end of the sweep and of its processes."""
         if self._thread.ident is not None:
             self._thread.join()
 
     def save(self) -> str:
-        """Write the result into a new file; what is wrong, "" when it was written."""
+        """Write the result to a new file. Returns an error message, or ""."""
         if self.state is None or self.saved:
             return ""
         try:
-            self.saved = str(save_new("ladder", self.state.toml))
+            self.saved = str(save_new("tuning", self.state.toml))
         except UsageError as error:
             return str(error)
         return ""
 
     def _work(self) -> None:
         try:
-            state = self._climb(self._told, self._stop)
+            state = self._sweep(self._report, self._stop)
             if self._output is not None:
                 try:
                     self._output.write_text(state.toml, encoding="utf-8")
@@ -79,10 +79,10 @@ class TuningJob:
                     ) from None
                 self.saved = str(self._output)
             self.state = state
-        except BaseException as error:  # noqa: BLE001  told on the screen, and raised again when it is closed
+        except BaseException as error:  # noqa: BLE001  shown on the screen, raised again when it is closed
             self.error = error
 
-    def _told(self, state: TuningState) -> None:
+    def _report(self, state: TuningState) -> None:
         self.state = state
 
 
@@ -94,29 +94,28 @@ def show(
     beside: Sequence[RunDir],
     ascii_only: bool,
 ) -> tuple[TuningState, int, str]:
-    """Climb with a live screen. Returns, once it is closed, the result, the exit status so far, and the file of the
-    resulting configuration, "" where it was not written.
+    """Tune with a screen. Returns, when it is closed, the result, the exit status so far, and the path of the
+    configuration ("" if it was not written).
 
-    Raises what the climb raised. output: as of `-o`; without it a key writes a new file. beside: live runs that are
-    paused meanwhile.
+    Raises the errors of the sweep. output: the option `-o`; without it a key writes a new file. beside: live runs
+    that are paused meanwhile.
     """
-
-    # Mistakes in the configuration are told before the screen opens.
+    # Report errors in the configuration before the screen opens.
     preflight(read(base.config, base.sets, base.workload), use_torch=False)
 
-    def climb(tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:
-        # Torch may come with it: after the first paint.
+    def sweep(tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:
+        # Imports torch: only after the first paint.
         from ndd_engine.trial.pausing import held
         from ndd_engine.trial.tuning import TuningState, run_tuning
 
         with held(beside, lambda text: tell(TuningState((), text)), stop):
             return run_tuning(base, budget_s, only, tell, stop)
 
-    return run_screen(TuningJob(base.name, climb, output), ascii_only)
+    return run_screen(TuningJob(base.name, sweep, output), ascii_only)
 
 
 def run_screen(job: TuningJob, ascii_only: bool) -> tuple[TuningState, int, str]:
-    """The screen of a climb that is not begun; see `show`."""
+    """Show the screen and start the job; see `show`."""
     can = capabilities(ascii_only)
     app = TuningApp(job, ascii_only=can.ascii_only, monochrome=can.monochrome, on_first_paint=job.start)
     status = hosted(app, job.stop)

@@ -1,4 +1,4 @@
-"""The wizard in a terminal: its work in a thread behind the questions, the screen over it, and both ended together."""
+"""The wizard in a terminal: its work in a thread, its screen, and their shutdown."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.session import ProposalSet
 
-# Of a file that was given no name.
+# Default file name.
 _STEM = "wizard"
 
 
 class WizardJob(Questions):
     """See screens.wizard.WizardSource.
 
-    answers: to begin with, as the command line has them. path: of the file that is written, and changed where it is
-    there; None for a new name. notes: what there is to know of the machine besides.
+    answers: initial answers from the command line. path: the file to write, or to change if it exists; None for a new
+    name. notes: additional lines about the machine.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class WizardJob(Questions):
         return "" if self.working() else self._error
 
     def suggested(self) -> tuple[Proposal, ...]:
-        if self._proposed is None or self.answers.card is not None:
+        if self._proposed is None or self.answers.gpu is not None:
             return ()
         from ndd_engine.wizard.session import to_verify
 
@@ -96,18 +96,16 @@ class WizardJob(Questions):
     def preview(self, chosen: Proposal) -> Preview:
         from ndd_engine.wizard.writing import difference
 
-        text = self._text(chosen)
-        path = self._path
+        text, path = self._text(chosen), self._path
+        lines = tuple(text.splitlines())
         if path is not None and path.exists():
-            diff = difference(text_of(path), text, str(path))
-            return Preview(tuple(text.splitlines()), str(path), True, tuple(diff))
-        return Preview(tuple(text.splitlines()), str(path or new_path(_STEM)))
+            return Preview(lines, str(path), True, tuple(difference(text_of(path), text, str(path))))
+        return Preview(lines, str(path or new_path(_STEM)))
 
     def save(self, chosen: Proposal) -> str:
         from ndd_engine.wizard.writing import save
 
-        text = self._text(chosen)
-        path = self._path
+        text, path = self._text(chosen), self._path
         if path is None:
             return str(save_new(_STEM, text))
         save(path, text)
@@ -117,7 +115,7 @@ class WizardJob(Questions):
         self._stop.set()
 
     def join(self) -> None:
-        """Wait for the end of what goes on; its processes end with it."""
+        """Wait for the running work and its processes to end."""
         if self._thread is not None:
             self._thread.join()
 
@@ -125,8 +123,7 @@ class WizardJob(Questions):
         from ndd_engine.wizard.session import written, written_into
 
         assert self._proposed is not None
-        path = self._path
-        situation = self._proposed.situation
+        path, situation = self._path, self._proposed.situation
         if path is not None and path.exists():
             return written_into(self.answers, situation, chosen, path)
         return written(self.answers, situation, chosen)
@@ -144,7 +141,7 @@ class WizardJob(Questions):
             work()
         except NddError as error:
             self._error = str(error)
-        except Exception as error:  # noqa: BLE001  told on the screen, which would wait for ever
+        except Exception as error:  # noqa: BLE001  shown on the screen, which would otherwise wait forever
             self._error = f"{type(error).__name__}: {error}"
 
     def _plan(self) -> None:
@@ -156,7 +153,7 @@ class WizardJob(Questions):
         self._proposed = propose(self.answers, self._tell, self._stop, look)
         if not self._proposed.rows:
             reasons = "; ".join(found.why for found in self._proposed.found if found.why)
-            self._error = f"nothing could be predicted: {reasons or 'no combination is left'}"
+            self._error = f"nothing could be predicted: {reasons or 'no combination is possible'}"
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
         from ndd_engine.wizard.session import by_measured
@@ -171,41 +168,39 @@ class WizardJob(Questions):
         self._stage, self._share = text, share
 
 
-def beside(runs: Sequence[str]) -> tuple[str, ...]:
-    """What runs in progress mean for the wizard."""
+def run_notes(runs: Sequence[str]) -> tuple[str, ...]:
+    """How live runs affect the wizard. runs: their names."""
     if not runs:
         return ()
-    verb = "trains" if len(runs) == 1 else "train"
-    return (
-        f"{', '.join(runs)} {verb} meanwhile: times are measured beside it, and its memory counts as used",
-    )
+    plural = "s" if len(runs) > 1 else ""
+    return (f"live run{plural} {', '.join(runs)}: included in measured times and in used memory",)
 
 
-def live_runs(root: Path) -> list[str]:
-    """Names of the runs in progress in a folder."""
-    return [run.name for run in all_runs(root) if run.live_owner()]
+def live_run_notes(root: Path) -> tuple[str, ...]:
+    """`run_notes` for the live runs in a folder."""
+    return run_notes([run.name for run in all_runs(root) if run.live_owner()])
 
 
 def lengths_line(opened: Opened) -> tuple[str, ...]:
-    """The distribution of the items' lengths, where these vary."""
+    """The distribution of item lengths, if they vary."""
     found = opened.lengths
     if not found:
         return ()
-    middle, long = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
+    median, ninety = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
     unit = f"{opened.token or 'step'}s"
-    return (f"lengths: {found[0]} to {found[-1]} {unit}, half of them up to {middle}, 90 % up to {long}",)
+    return (f"lengths: {found[0]} to {found[-1]} {unit}, median {median}, 90th percentile {ninety}",)
 
 
 def show(
     answers: Answers, output: Path | None, budget_s: float, ascii_only: bool, root: Path
 ) -> tuple[str, int]:
-    """The wizard with its screen. root: of the runs.
+    """Show the wizard until it is closed. Returns the file to train, or "", and the exit status.
 
-    Returns, once it is closed, the file to train ("" for none) and the exit status.
+    root: folder of the runs.
     """
     can = capabilities(ascii_only)
-    job = WizardJob(answers, output or answers.config, budget_s, beside(live_runs(root)))
-    app = WizardApp(job, can_train=answers.card is None, ascii_only=can.ascii_only, monochrome=can.monochrome)
+    job = WizardJob(answers, output or answers.config, budget_s, live_run_notes(root))
+    app = WizardApp(job, can_train=answers.gpu is None, ascii_only=can.ascii_only, monochrome=can.monochrome)
     status = hosted(app, job.stop)
     job.stop()
     job.join()

@@ -1,13 +1,15 @@
-"""What the wizard asks: the workload, the goal and its limits, and what a key makes of each answer. Probes nothing."""
+"""The questions of the wizard (workload, goal and limits) and how keys change the answers. Does not probe."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.machine import describe
+from ndd_console.view.machine import machine_lines as describe
 from ndd_console.view.wizard import Field
 from ndd_engine.config import WORKLOADS
 from ndd_engine.config.loading import DEFAULT_WORKLOAD
@@ -17,7 +19,7 @@ from ndd_engine.hardware.gpu import Machine
 from ndd_engine.text import number, size
 from ndd_engine.wizard.answers import (
     GOALS,
-    LEFT_FREE,
+    RESERVED_SHARE,
     Answers,
     Goal,
     gpu_named,
@@ -28,21 +30,26 @@ from ndd_engine.wizard.answers import (
 if TYPE_CHECKING:
     from ndd_engine.config import Config
 
+T = TypeVar("T")
+
 _GOALS: tuple[Goal, ...] = tuple(GOALS)
-_LEAVE = (None, 0.0, 0.2, 0.4, 0.6)
+# Choices for the reserved memory, as shares of the free memory; None for the default.
+_RESERVED = (None, 0.0, 0.2, 0.4, 0.6)
+# Choices for the effective batch, relative to the configured one.
 _TIMES = (2, 4, 8)
+_ITEMS, _BATCH, _SEQUENCE, _SIZES = "number of items", "effective batch", "minimum sequence", "model sizes"
 MEANINGS = {
-    "throughput": "as many items a second as possible, within the limits below",
-    "beside": "nearly as fast as possible with as little memory as possible, for a machine that others use too",
-    "reproducible": "fp32 and deterministic algorithms: the same result again on the same machine",
-    "time": "the shortest time to the items of the whole run",
+    "throughput": "as many items per second as possible within the limits below",
+    "low-memory": "little memory at nearly full speed, for a machine shared with others",
+    "reproducible": "fp32 and deterministic algorithms: the same results on the same machine",
+    "time": "the shortest time for the number of items below, including data preparation",
 }
 
 
 class Questions:
-    """The first three pages; see screens.wizard.WizardSource. answers: as they are now.
+    """The first three pages; see screens.wizard.WizardSource. answers: the current ones.
 
-    notes: what there is to know of the machine besides. The machine is looked at in a thread.
+    notes: additional lines about the machine. The hardware is detected in a thread.
     """
 
     def __init__(self, answers: Answers, notes: tuple[str, ...] = ()) -> None:
@@ -51,16 +58,16 @@ class Questions:
         self._notes = notes
         self._machine: Machine | None = None
         self._names: tuple[str, ...] = ()
-        # The workload that the answers are for.
+        # The workload that the answers refer to.
         self._asked = answers.workload or DEFAULT_WORKLOAD
-        # Of the chosen workload; where its size is yet to be found (open), with the smallest one.
+        # Of the chosen workload; with the smallest size if the size is "auto" (open).
         self._config: Config | None = None
         self._open = False
         self._longest = 0
         self._train_items: int | None = None
         self._sizes: tuple[str, ...] = ()
         self._trouble = ""
-        self._leave = 0
+        self._reserved: float | None = None
         threading.Thread(target=self._detect, name="ndd-wizard-machine", daemon=True).start()
 
     def machine_lines(self) -> tuple[str, ...] | None:
@@ -74,7 +81,7 @@ class Questions:
         asked = self.answers.workload
         rows = []
         if self.answers.config is not None:
-            rows.append(StartRow(str(self.answers.config), "the file that was given", ""))
+            rows.append(StartRow(str(self.answers.config), "from the command line", ""))
         elif asked is not None and asked not in WORKLOADS:
             rows.append(StartRow(asked, "your own workload", ""))
         if self.answers.config is None:
@@ -88,8 +95,10 @@ class Questions:
 
         name = self._names[place]
         if self.answers.config is None and name != self._asked:
-            # Another one has other sizes, sequences and batches.
-            self.answers = replace(self.answers, sizes=(), shortest=None, effective=None, hold_effective=True)
+            # Another workload has other sizes, sequences and batches.
+            self.answers = replace(
+                self.answers, sizes=(), min_sequence=None, effective_batch=None, hold_effective=True
+            )
         if self.answers.config is None:
             self.answers, self._asked = replace(self.answers, workload=name), name
         try:
@@ -104,81 +113,81 @@ class Questions:
         self._open = draft.size == "auto"
         self._train_items = None if known is None else known.train_items
         if known is None:
-            return ("what it holds is known once it is opened",)
+            return ("the number of items is known after the data has been read",)
         each = f", {number(known.tokens_per_item)} {known.token}s each" if known.tokens_per_item else ""
-        found = f"{number(known.train_items)} {known.item}s to train on{each}"
+        found = f"{number(known.train_items)} training {known.item}s{each}"
         if self._open:
-            found += (
-                f", with size {config.workload.size}: the size that this machine takes is found by trying"
-            )
+            found += f" (with size {config.workload.size}; the size is chosen automatically)"
         return (known.text, found)
 
     def fields(self) -> tuple[Field, ...]:
         answers, config = self.answers, self._config
         assert config is not None
-        hold = answers.step_items(config)
-        sizes = ", ".join(answers.sizes) or ("as this machine allows" if self._open else "as configured")
-        shortest = "as configured" if self._open else str(config.batch.sequence)
-        if answers.shortest is not None:
-            shortest = str(answers.shortest)
-        held = "as configured, held" if self._open and answers.effective is None else f"{hold} held"
-        leave = (
-            f"{LEFT_FREE:.0%} of what is free" if answers.leave_bytes is None else size(answers.leave_bytes)
-        )
-        asked = [Field("goal", GOALS[answers.goal], MEANINGS[answers.goal])]
+        batch = answers.step_items(config)
+        open_batch = self._open and answers.effective_batch is None
+        reserved = answers.reserve_bytes
+        goal = [Field("goal", GOALS[answers.goal], MEANINGS[answers.goal])]
         if answers.goal == "time":
-            asked.append(
-                Field("number of items", number(answers.items), "in all, preparing the data counts as well")
-            )
+            goal.append(Field(_ITEMS, number(answers.items), "the total number of items to train on"))
         return (
-            *asked,
+            *goal,
             Field(
-                "items of a step",
-                "free" if hold is None else held,
-                "the effective batch: micro-batches are accumulated to hold it, as another one is another training",
+                _BATCH, "any" if batch is None else "as configured" if open_batch else str(batch),
+                "items per optimizer step; kept by gradient accumulation, because changing it changes the training",
             ),
             Field(
-                "shortest sequence",
-                shortest,
-                "shorter ones are faster and lighter, and see less at a time",
+                _SEQUENCE,
+                str(answers.min_sequence or ("as configured" if self._open else config.batch.sequence)),
+                "shorter sequences are faster and need less memory, but give the model less context",
             ),
             Field(
-                "sizes of the model", sizes, "smaller models are faster and lighter, and reach a higher loss"
+                _SIZES, ", ".join(answers.sizes) or ("automatic" if self._open else "as configured"),
+                "smaller models are faster and need less memory, but reach a higher loss",
             ),
-            Field("memory to leave free", leave, "for evaluations, libraries, and others on this machine"),
-        )
+            Field(
+                "reserved memory", f"{RESERVED_SHARE:.0%} of free memory" if reserved is None else size(reserved),
+                "kept free for evaluation, libraries and other processes",
+            ),
+        )  # fmt: skip
 
     def change(self, place: int, by: int) -> str:
         answers, config = self.answers, self._config
         assert config is not None
-        if answers.goal != "time" and place > 0:
-            place += 1  # without the number of items
-        if place == 0:
-            goal = _GOALS[(_GOALS.index(answers.goal) + by) % len(_GOALS)]
+        name = self.fields()[place].name
+        if name == "goal":
+            goal = _next(_GOALS, answers.goal, by)
             items = answers.items if goal == "time" else self._items
             if goal == "time" and items is None:
                 from ndd_engine.wizard.planner import run_items
 
                 items = run_items(config, config.batch.items * 1000)
-            self.answers = replace(answers, goal=goal, items=items)
-        elif place == 1:
+            answers = replace(answers, goal=goal, items=items)
+        elif name == _ITEMS:
             items = answers.items or config.batch.items
-            self.answers = replace(answers, items=max(items * 2 if by > 0 else items // 2, 1))
-        elif place == 2:
-            self._change_batch(config, by)
-        elif place == 3:
-            now = self._longest
-            shorter = [now // 2**power for power in range(1, 6 if self._open else 4)]
-            lengths: list[int | None] = [None, *(length for length in shorter if length >= 2)]
-            at = lengths.index(answers.shortest) if answers.shortest in lengths else 0
-            self.answers = replace(answers, shortest=lengths[(at + by) % len(lengths)])
-        elif place == 4:
-            # None, each by itself, then all of them.
-            choices_ = [(), *((name,) for name in self._sizes), self._sizes]
-            at = choices_.index(answers.sizes) if answers.sizes in choices_ else 0
-            self.answers = replace(answers, sizes=tuple(choices_[(at + by) % len(choices_)]))
+            answers = replace(answers, items=max(items * 2 if by > 0 else items // 2, 1))
+        elif name == _BATCH:
+            now, most = config.batch.items, self._train_items or sys.maxsize
+            batches = [(True, now * times) for times in _TIMES if now * times <= most]
+            batch = _next(
+                [(True, None), *batches, (False, None)],
+                (answers.hold_effective, answers.effective_batch), by,
+            )  # fmt: skip
+            answers = replace(answers, hold_effective=batch[0], effective_batch=batch[1])
+        elif name == _SEQUENCE:
+            shorter = [self._longest // 2**power for power in range(1, 6 if self._open else 4)]
+            lengths = [None, *(length for length in shorter if length >= 2)]
+            answers = replace(answers, min_sequence=_next(lengths, answers.min_sequence, by))
+        elif name == _SIZES:
+            sizes = [(), *((name,) for name in self._sizes), self._sizes]
+            answers = replace(answers, sizes=_next(sizes, answers.sizes, by))
         else:
-            self._change_leave(by)
+            free = self._machine.free_bytes if self._machine is not None else None
+            if answers.gpu is not None:
+                free = usable_bytes(gpu_named(answers.gpu))
+            if free is not None:
+                share = self._reserved = _next(_RESERVED, self._reserved, by)
+                answers = replace(answers, reserve_bytes=None if share is None else int(share * free))
+        self.answers = answers
         return self.problem()
 
     def problem(self) -> str:
@@ -193,42 +202,24 @@ class Questions:
     def _detect(self) -> None:
         self._machine = detect(use_torch=False)
 
-    def _change_batch(self, config: Config, by: int) -> None:
-        now = config.batch.items
-        # (to be held, how many; None: as configured)
-        # No step takes more items than there are.
-        held_ = [
-            now * times for times in _TIMES if self._train_items is None or now * times <= self._train_items
-        ]
-        choices: list[tuple[bool, int | None]] = [(True, None), *((True, items) for items in held_)]
-        choices.append((False, None))
-        held = (self.answers.hold_effective, self.answers.effective)
-        at = choices.index(held) if held in choices else 0
-        hold, effective = choices[(at + by) % len(choices)]
-        self.answers = replace(self.answers, hold_effective=hold, effective=effective)
 
-    def _change_leave(self, by: int) -> None:
-        free = self._machine.free_bytes if self._machine is not None else None
-        if self.answers.card is not None:
-            free = usable_bytes(gpu_named(self.answers.card))
-        if free is None:
-            return
-        self._leave = (self._leave + by) % len(_LEAVE)
-        part = _LEAVE[self._leave]
-        self.answers = replace(self.answers, leave_bytes=None if part is None else int(part * free))
+def _next(choices: Sequence[T], current: T, by: int) -> T:
+    """The choice `by` places after the current one, wrapping around; from the first if it is not a choice."""
+    place = choices.index(current) if current in choices else 0
+    return choices[(place + by) % len(choices)]
 
 
 def _of_gpu(answers: Answers) -> tuple[str, ...]:
-    """What there is to know of a card that is not here."""
-    if answers.card is None:
+    """The specifications of a GPU that is not in this machine."""
+    if answers.gpu is None:
         return ()
-    card = gpu_named(answers.card)
-    peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in card.dense_tflops.items())
+    gpu = gpu_named(answers.gpu)
+    peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in gpu.dense_tflops.items())
     return (
-        f"what is proposed is for another card: {card.name}, by its published figures",
-        f"  memory    {card.memory_gb:g} GB, of which {size(usable_bytes(card))} are counted on",
-        f"  peaks     {peaks} TFLOP/s, {card.bandwidth_gb_s:g} GB/s",
-        "nothing of it is verified here; times are what the peaks allow at best",
+        f"proposals are for another GPU: {gpu.name} (from its specifications)",
+        f"  memory    {gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable",
+        f"  peak      {peaks} TFLOP/s, {gpu.bandwidth_gb_s:g} GB/s",
+        "nothing is measured on this machine; times are lower bounds from the peak FLOP/s",
         "",
     )
 

@@ -1,4 +1,4 @@
-"""A run in lines, for logs, pipes and screen readers: progress every few seconds, what happens as it happens."""
+"""A run as lines of text for logs and pipes: progress every few seconds, and events as they happen."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, Se
 from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import MISSING, duration, number, printable
 
-# Kinds of marks worth a line of their own.
-TOLD = frozenset({
+# Kinds of marks that are reported.
+_REPORTED = frozenset({
     "epoch", "evaluation", "checkpoint", "compile", "recompile", "pause", "resume", "warning", "choice", "note",
 })  # fmt: skip
 
 
 class RunProgress:
-    """Looks at snapshots and says what is new through `say` (one line without its newline).
+    """Reports what is new in a snapshot through `say` (one line without a newline).
 
-    known: the identity that a resumed run had before; the new one is introduced when it comes. since: unix
-    seconds from which on marks are told (default: now).
+    known: the run event before a resume, which is not reported again. since: unix seconds; earlier events are not
+    reported (default: now).
     """
 
     def __init__(
@@ -51,37 +51,37 @@ class RunProgress:
         self._next = 0.0
         self._stage = ""
         self._next_stage = 0.0
-        self._since = time.time() if since is None else since  # what happened before is in the log already
-        self._told: TimedMark | None = None
+        self._since = time.time() if since is None else since  # earlier events are in the log already
+        self._latest: TimedMark | None = None
         self._introduced = known
         self._settings: dict[str, SettingEvent] = {}
         self._step = -1
 
     def hear(self, t: float, event: Event) -> None:
-        """Say an event that a snapshot does not hold: a finding that came or went, and the result of a trial."""
+        """Report events that are not in a snapshot: findings and the results of trials."""
         if t < self._since:
             return
         line = ""
         if isinstance(event, FindingEvent):
             line = finding_line(event)
         elif isinstance(event, TrialEvent):
-            line = f"trial of {', '.join(event.sets)} against {event.against}: {event.text}"
+            line = f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"
         if line:
             self._say(printable(line))
 
     def look(self, snapshot: Snapshot) -> None:
-        """Say what came since the last look."""
+        """Report what is new since the last call."""
         if snapshot.stage and snapshot.stage != self._stage and snapshot.status == "preparing":
-            self._tell_stage(snapshot.stage)
+            self._report_stage(snapshot.stage)
         self._stage = snapshot.stage
         if snapshot.run is not None and snapshot.run is not self._introduced:
             self._introduced = snapshot.run
             for line in introduction(snapshot):
                 self._say(line)
-        self._tell_settings(snapshot.settings)
+        self._report_settings(snapshot.settings)
         for timed in self._new_marks(snapshot.marks):
-            # A setting that is not in effect is a mark too, for the screen; it was told just now.
-            if timed.t >= self._since and timed.mark.kind in TOLD and "setting" not in timed.mark.data:
+            # A setting that is not in effect is also a mark; it was just reported.
+            if timed.t >= self._since and timed.mark.kind in _REPORTED and "setting" not in timed.mark.data:
                 text = printable(timed.mark.text)
                 self._say(f"warning: {text}" if timed.mark.kind == "warning" else text)
         now = self._clock()
@@ -95,29 +95,30 @@ class RunProgress:
             self._step = snapshot.step
             self._say(progress_line(snapshot))
 
-    def _tell_stage(self, stage: str) -> None:
-        """A stage that counts its progress is said every few seconds, like the progress of the training."""
+    def _report_stage(self, stage: str) -> None:
+        """Report a new stage; a stage that counts its progress only every few seconds."""
         now = self._clock()
         counts = _words(stage) == _words(self._stage)
         if not counts or now >= self._next_stage:
             self._next_stage = now + self._every_s
             self._say(stage)
 
-    def _tell_settings(self, settings: tuple[SettingEvent, ...]) -> None:
-        """Each setting that was requested or is not in effect once, and again when that changes."""
+    def _report_settings(self, settings: tuple[SettingEvent, ...]) -> None:
+        """Report settings that are requested or not in effect, and their changes."""
         for setting in settings:
-            told = self._settings.get(setting.name)
+            before = self._settings.get(setting.name)
             self._settings[setting.name] = setting
-            same = told is not None and (told.in_effect, told.applied) == (setting.in_effect, setting.applied)
+            now = (setting.in_effect, setting.applied)
+            same = before is not None and (before.in_effect, before.applied) == now
             if setting.in_effect is not None and not same:
                 word = "setting" if setting.in_effect else "warning:"
                 self._say(f"{word} {printable(setting_text(setting))}")
 
     def _new_marks(self, marks: tuple[TimedMark, ...]) -> tuple[TimedMark, ...]:
-        # By identity: several may carry the same time.
-        seen = next((index for index in range(len(marks) - 1, -1, -1) if marks[index] is self._told), -1)
+        # Compare by identity: several marks may have the same time.
+        seen = next((index for index in range(len(marks) - 1, -1, -1) if marks[index] is self._latest), -1)
         if marks:
-            self._told = marks[-1]
+            self._latest = marks[-1]
         return marks[seen + 1 :]
 
 
@@ -127,9 +128,9 @@ def _words(stage: str) -> str:
 
 
 def finding_line(event: FindingEvent) -> str:
-    """ "finding: …, at most 1.42x; try loader.workers=4", or that it is gone; "" while there is too little to judge."""
+    """ "finding: …, at most 1.42x; try loader.workers=4", or "finding cleared: …"; "" for a run too short to judge."""
     if event.gone:
-        return f"finding gone: {event.text}"
+        return f"finding cleared: {event.text}"
     if event.cause == "too-short":
         return ""
     body = event.finding
@@ -140,7 +141,7 @@ def finding_line(event: FindingEvent) -> str:
     changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
     sets = next((change["sets"] for change in changes if change.get("sets")), None)
     if leave:
-        return f"{line}; leave it: {leave}"
+        return f"{line}; leave as is: {leave}"
     if changes and not changes[0].get("sets"):
         line += f"; {changes[0].get('text', '')}"
         line += f" ({changes[0]['where']})" if changes[0].get("where") else ""
@@ -148,7 +149,7 @@ def finding_line(event: FindingEvent) -> str:
 
 
 def introduction(snapshot: Snapshot) -> list[str]:
-    """What runs, on what, and what a step and an epoch are."""
+    """The run, its device, and the size of a step and an epoch."""
     run = snapshot.run
     assert run is not None
     threads = f", {run.threads} thread{'' if run.threads == 1 else 's'}" if run.device == "cpu" else ""
@@ -160,15 +161,15 @@ def introduction(snapshot: Snapshot) -> list[str]:
         f"run {run.name}: {run.workload}, {number(run.parameters)} parameters ({printable(run.model)})",
         f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
         f"{number(run.total_steps)} optimizer steps of {number(run.items_per_step)} {items}{micro};"
-        f" an epoch is {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {items}{_tokens(run)}",
+        f" one epoch is {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {items}{_tokens(run)}",
     ]
     if run.resumed_step is not None:
-        lines.append(f"goes on from step {number(run.resumed_step)} ({run.resumed_from})")
+        lines.append(f"resumed at step {number(run.resumed_step)} ({run.resumed_from})")
     return lines
 
 
 def _tokens(run: RunEvent) -> str:
-    """ ", 18,087,936 characters": of one epoch."""
+    """ ", 18,087,936 characters" per epoch."""
     if not run.token or not run.tokens_per_item:
         return ""
     return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
@@ -195,9 +196,9 @@ def progress_line(snapshot: Snapshot) -> str:
 
 
 def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
-    """The last words about a run."""
+    """The result of a run, printed at its end."""
     status = end.status if end else snapshot.status
-    lines = [f"{status}: {printable(end.reason) if end else 'the run goes on'}"]
+    lines = [f"{status}: {printable(end.reason) if end else 'the run continues'}"]
     run = snapshot.run
     if run is not None and snapshot.step:
         lines.append(
@@ -207,7 +208,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
         )
         top = sorted(snapshot.phases, key=lambda share: -share.share)[:4]
         if top:
-            lines.append("lately " + ", ".join(f"{share.name} {share.share:.0%}" for share in top))
+            lines.append("recent phases: " + ", ".join(f"{share.name} {share.share:.0%}" for share in top))
     if snapshot.step_ns is not None:
         lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
         lines += [", ".join(work)] if (work := work_texts(snapshot)) else []
@@ -216,6 +217,6 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
         lines.append(f"best evaluation at step {number(snapshot.best.step)}: {figures}")
     lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
     if lost:
-        lines.append(f"not in effect, though requested: {printable(', '.join(lost))}")
+        lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
     lines.append(f"record and checkpoints: {printable(folder)}")
     return lines

@@ -1,4 +1,4 @@
-"""A run that tells its story: lines into its console.log, and to a stream where there is one."""
+"""A run whose progress is written as text to its console.log and to a stream."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ndd_engine.train.run import Run, RunRequest
 
 from .progress import RunProgress
 
-# Events that may wait for a reader that has stopped reading (a pager, Ctrl-S): about half an hour of a run.
+# Queued events while the reader is blocked (a pager, Ctrl-S): about half an hour of a run.
 PATIENT_EVENTS = 5000
 
 
 class Output(io.TextIOBase):
-    """Writes lines to a stream and to the run's console.log. A stream that breaks is left; the run is not."""
+    """Writes lines to a stream and to the run's console.log. A broken stream is dropped; the run continues."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
@@ -28,18 +28,18 @@ class Output(io.TextIOBase):
         self._log: TextIO | None = None
 
     def log_to(self, path: Path) -> None:
-        """From now on also into this file."""
+        """Write to this file as well."""
         try:
             self._log = path.open("a", encoding="utf-8", buffering=1)
         except OSError:
             self._log = None
 
     def say(self, line: str) -> None:
-        """One line for people."""
+        """Write a line with a time stamp."""
         self._write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
     def data(self, line: str) -> None:
-        """One line for programs; not in the log."""
+        """Write a line for programs, to the stream only."""
         if self.stream is not None:
             try:
                 self.stream.write(line + "\n")
@@ -48,12 +48,12 @@ class Output(io.TextIOBase):
                 self.stream = None
 
     def write(self, text: str) -> int:
-        """Python's own warnings, when this stands in for standard error."""
+        """Python's warnings, when this replaces standard error."""
         self._write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Lines are flushed as they are written."""
+        """Every write is flushed already."""
 
     def isatty(self) -> bool:
         return self.stream is not None and self.stream.isatty()
@@ -80,10 +80,10 @@ class Output(io.TextIOBase):
 
 
 class RunLog:
-    """An open run whose progress goes to `words` as lines, in a thread of its own.
+    """Opens a run and writes its progress to `words`, in a thread.
 
-    A reader that has stopped reading stops this thread and neither the record nor the training; what does not fit
-    into the queue meanwhile is left out. tap: also gets every event. Raises UsageError before anything is written.
+    A blocked reader blocks only this thread; events that do not fit into the queue are not reported. tap: called
+    with every event. Raises UsageError before anything is written.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class RunLog:
         words.log_to(self.run.directory.console_log)
         every_s = request.draft.resolve().log.headless_s
         self._progress = RunProgress(words.say, every_s, self.run.recorder.snapshot().run, since)
-        self._thread = threading.Thread(target=self._tell, name="ndd-narration", daemon=True)
+        self._thread = threading.Thread(target=self._report, name="ndd-progress", daemon=True)
         self._thread.start()
 
     def say(self, line: str) -> None:
-        """A line of our own; never blocks, so a signal handler may say it."""
+        """Write a line. Never blocks, so it is safe in a signal handler."""
         self._offer(line)
 
     def finish(self, timeout_s: float = 10.0) -> None:
-        """Tell what is left; a reader that does not read is left after the timeout."""
+        """Write the remaining events, for up to `timeout_s` if the reader is blocked."""
         self._offer(None)
         self._thread.join(timeout_s)
 
@@ -118,7 +118,7 @@ class RunLog:
         except queue.Full:
             return
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, str):
                 self._words.say(item)

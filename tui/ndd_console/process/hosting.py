@@ -1,4 +1,4 @@
-"""A screen over work that goes on in a thread: signals and a lost terminal close it, prints have no place on it."""
+"""A screen for work in a thread. Signals and a lost terminal close it; prints are discarded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .terminal import Captured, HangupWatch, follow_terminal
 def hosted(app: CanvasApp, stop: Callable[[], object]) -> int:
     """Run the app until it is closed. Returns the exit status so far: 0, 130 or 143 after a signal, 1 after an error.
 
-    stop: asks the work to end; it is left to the caller to wait for that.
+    stop: asks the work to end; the caller waits for it.
     """
     status = EXIT_DONE
     follow_terminal()
@@ -29,7 +29,7 @@ def hosted(app: CanvasApp, stop: Callable[[], object]) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, handle)
-    # What its processes print has no place on the screen, and no run whose log it belongs to.
+    # Output of child processes would damage the screen, and there is no log for it.
     with Captured(Path("/dev/null")) as captured:
         app._capture_stdout = app._capture_stderr = captured.stream  # type: ignore[assignment]
         hangup = HangupWatch(0, app.leave)

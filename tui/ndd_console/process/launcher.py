@@ -1,8 +1,7 @@
-"""A run that can leave its terminal: the shell waits for a small parent, the run is its child.
+"""A run that can detach from its terminal: the shell waits for a small parent process, the run is its child.
 
-The child shares the terminal until it detaches: then it takes a session of its own, no hang-up reaches it, and
-the parent ends so that the shell's prompt comes back. The parent also mends the terminal when the child is
-killed, and dies with it otherwise: to the user the two are one process.
+To detach, the child starts its own session, so that no hang-up reaches it, and the parent exits, so that the shell's
+prompt returns. If the child is killed, the parent restores the terminal. Killing the parent kills the child.
 """
 
 from __future__ import annotations
@@ -20,25 +19,28 @@ from typing import Any
 from .terminal import LostTerminal
 
 _PR_SET_PDEATHSIG = 1
-# Leave the alternate screen, show the cursor, end mouse and paste modes, wrap lines, plain colours.
-_MEND = "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1004l\x1b[?7h\x1b[0m"
+# Leave the alternate screen, show the cursor, end mouse and paste modes, wrap lines, reset colours.
+_MODES_OFF = (1000, 1003, 1006, 1015, 2004, 1004)
+_RESTORE = (
+    "\x1b[<u\x1b[?1049l\x1b[?25h" + "".join(f"\x1b[?{mode}l" for mode in _MODES_OFF) + "\x1b[?7h\x1b[0m"
+)
 
 
 class Leash:
-    """The child's end. `detach` may be called once, from the main thread."""
+    """The child's connection to the parent. Call `detach` once, from the main thread."""
 
     def __init__(self, pipe: int | None) -> None:
         self._pipe = pipe
 
     def tell(self, name: str) -> None:
-        """Which run this is, for the parent's last words."""
+        """Send the name of the run for the parent's messages."""
         self._write(f"run {name}\n")
 
     def detach(self, farewell: str = "") -> None:
-        """Leave the terminal for good; the parent prints `farewell` and ends."""
+        """Detach from the terminal; the parent prints `farewell` and exits."""
         _die_with_parent(False)
         with contextlib.suppress(OSError):
-            os.setsid()  # refused to a group leader, which only a run without a parent is
+            os.setsid()  # fails for a group leader, which is only a run without a parent
         self._write(f"detached {farewell}\n")
 
     def _write(self, line: str) -> None:
@@ -48,7 +50,7 @@ class Leash:
 
 
 def supervised(work: Callable[[Leash], int]) -> int:
-    """Run `work` in a child of this process and return its exit status. Call before any thread exists."""
+    """Run `work` in a child process and return its exit status. Call before any thread is started."""
     if not hasattr(os, "fork"):
         return work(Leash(None))
     before = _terminal_state()
@@ -73,7 +75,7 @@ class _Parent:
         self.run = ""
 
     def wait(self) -> int:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets it from the terminal too
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
         for forwarded in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(forwarded, lambda number, _: self._forward(number))
         buffer = b""
@@ -95,7 +97,7 @@ class _Parent:
         _, status = os.waitpid(self.child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            self._mend(-code)
+            self._restore(-code)
             return 128 - code
         return code
 
@@ -103,15 +105,15 @@ class _Parent:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child, number)
 
-    def _mend(self, number: int) -> None:
+    def _restore(self, number: int) -> None:
         terminal = LostTerminal(2)
         if self.before is not None:
-            terminal.write(_MEND)
+            terminal.write(_RESTORE)
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(0, termios.TCSANOW, self.before)
         name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
         terminal.write(f"ndd-console: the process was killed by {name}")
-        terminal.write(f"; go on with: ndd-console train --resume {self.run}\n" if self.run else "\n")
+        terminal.write(f"; resume with: ndd-console train --resume {self.run}\n" if self.run else "\n")
 
 
 def _terminal_state() -> list[Any] | None:
@@ -121,7 +123,7 @@ def _terminal_state() -> list[Any] | None:
 
 
 def _die_with_parent(wanted: bool) -> None:
-    # kill -9 of the process that the shell knows must end the run, as it would without the parent.
+    # kill -9 of the parent must end the run.
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0, 0, 0, 0)

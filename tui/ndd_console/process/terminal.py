@@ -1,4 +1,4 @@
-"""The terminal: what it can show, keeping foreign output off it, and noticing when it is gone."""
+"""The terminal: its capabilities, capturing output, and detecting its loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TextIO
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What may be drawn. ssh: reached over a connection, so the mouse and anything that moves are off."""
+    """Capabilities of the terminal. ssh: over a network connection, so updates are less frequent."""
 
     ascii_only: bool
     monochrome: bool
@@ -23,7 +23,7 @@ class Capabilities:
 
 
 def capabilities(ascii_only: bool) -> Capabilities:
-    """Read from the environment: locale, NO_COLOR, TERM, SSH_CONNECTION."""
+    """Detect the capabilities from the locale, NO_COLOR, TERM and SSH_CONNECTION."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     return Capabilities(
         ascii_only=ascii_only or encoding != "utf8" or os.environ.get("TERM") == "linux",
@@ -33,20 +33,20 @@ def capabilities(ascii_only: bool) -> Capabilities:
 
 
 def interactive() -> bool:
-    """Whether a screen can be shown: both ends are a terminal that can move its cursor."""
+    """Whether a screen can be shown: standard input and output are a terminal that is not dumb."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def follow_terminal() -> None:
-    """Where COLUMNS and LINES are exported, they would be believed more than the terminal, and a resize never seen."""
+    """Remove COLUMNS and LINES: if exported, they override the terminal's size and hide a resize."""
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
 
 
 class LostTerminal(io.TextIOBase):
-    """A terminal that may vanish: once a write fails, later ones go nowhere instead of failing.
+    """A terminal that may disappear: after a failed write, later writes are discarded.
 
-    The screen's writer thread must not die with its queue full; the app is told of the loss elsewhere.
+    An exception would end the screen's writer thread while its queue is full. `HangupWatch` reports the loss.
     """
 
     def __init__(self, handle: int) -> None:
@@ -67,7 +67,7 @@ class LostTerminal(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Writes are not buffered."""
 
     def fileno(self) -> int:
         return self._handle
@@ -77,10 +77,10 @@ class LostTerminal(io.TextIOBase):
 
 
 class Captured:
-    """While the screen is up, everything written to descriptors 1 and 2 goes to the log instead.
+    """Context manager that redirects descriptors 1 and 2 to a log while the screen is shown.
 
-    Native libraries and child processes write there and would tear the screen. `stream` is the log for Python's
-    own prints; `terminal` is the real terminal. Use as a context manager.
+    Native libraries and child processes write there and would damage the screen. `stream`: the log, for Python's
+    prints; `terminal`: the real terminal.
     """
 
     def __init__(self, log: Path) -> None:
@@ -93,23 +93,20 @@ class Captured:
         self._python = (sys.__stdout__, sys.__stderr__)
         self.redirect(self._log)
         self.terminal = LostTerminal(self._saved[0])
-        # Textual draws on sys.__stderr__ and asks sys.__stdout__ for the size.
+        # Textual draws on sys.__stderr__ and reads the size from sys.__stdout__.
         sys.__stdout__ = sys.__stderr__ = self.terminal  # type: ignore[misc,assignment]
         self.stream: TextIO = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")
         return self
 
     def redirect(self, log: Path) -> None:
-        """From now on into another log."""
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
-        os.close(handle)
+        """Switch to another log."""
+        _redirect(log)
 
     def __exit__(self, *_: object) -> None:
         self.stream.flush()
         sys.__stdout__, sys.__stderr__ = self._python  # type: ignore[misc]
         if self.terminal.lost:
-            # Nobody reads it any more: what is still said belongs to the log.
+            # Keep the redirection: later output belongs into the log.
             for handle in self._saved:
                 os.close(handle)
             return
@@ -119,9 +116,13 @@ class Captured:
 
 
 def silence(log: Path) -> None:
-    """For a run that goes on without a terminal: descriptors 1 and 2 to the log, 0 to nothing, for good."""
+    """For a detached run: redirect descriptors 1 and 2 to the log and 0 to /dev/null, permanently."""
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
+    _redirect(log)
+
+
+def _redirect(log: Path) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -129,7 +130,7 @@ def silence(log: Path) -> None:
 
 
 class HangupWatch:
-    """Calls back once when the terminal behind a descriptor is gone, even where no SIGHUP arrives."""
+    """Calls `lost` once when the terminal of a descriptor is lost, even if no SIGHUP arrives."""
 
     def __init__(self, descriptor: int, lost: Callable[[], None]) -> None:
         self._descriptor = descriptor
@@ -145,9 +146,9 @@ class HangupWatch:
 
     def _watch(self) -> None:
         poll = select.poll()
-        poll.register(self._descriptor, 0)  # hang-up and errors are always reported
+        poll.register(self._descriptor, 0)  # hang-ups and errors are always reported
         if any(events & select.POLLNVAL for _, events in poll.poll(0)):
-            return  # a system that cannot poll a terminal (macOS) says so at once; there SIGHUP has to do
+            return  # macOS cannot poll a terminal; there only SIGHUP reports the loss
         while not self._stop.is_set():
             if any(
                 events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(500)

@@ -1,1 +1,1 @@
-"""A run's record as one page: collected in one pass, put into blocks, rendered as HTML or as plain text."""
+"""The report of a run: its record, collected in one pass and rendered as HTML or plain text."""

@@ -1,27 +1,34 @@
-"""Axes of plots: where the marks are and how values are written, in a unit that suits the largest of them."""
+"""Axes of plots: scales, ticks and number formats, in a unit that suits the largest value."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from ndd_console.view.findings import times
 from ndd_console.view.learning import small
 from ndd_engine.text import MISSING, duration, size
 
-from .blocks import Kind
+# How values are formatted; "plain" values carry a unit of their own.
+Kind = Literal["plain", "share", "bytes", "seconds"]
 
 _TIME_STEPS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600,
     7200, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 5 * 86400, 10 * 86400, 20 * 86400, 50 * 86400, 100 * 86400,
 )  # fmt: skip
-_TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"), (0.001, "ms"))
+_TIME_UNITS = (
+    (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"),
+)  # fmt: skip
+_SIZE_UNITS = ((1024.0**4, "TB"), (1024.0**3, "GB"), (1024.0**2, "MB"), (1024.0, "KB"), (1.0, "B"))
+_RATIOS = (
+    0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """low, high: the values at its ends. ticks: (value, what is written there). unit: of what is written."""
+    """A scale from `low` to `high`. ticks: (value, label). unit: the unit of the labels."""
 
     low: float
     high: float
@@ -30,7 +37,7 @@ class Axis:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Where a value lies, 0 (low) to 1 (high), outside of which nothing is drawn."""
+        """The position of a value from 0 (low) to 1 (high), clamped to that range."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -38,7 +45,7 @@ class Axis:
 
 
 def share_text(share: float | None) -> str:
-    """A share as a percentage, small ones with a digit more: "57 %", "1.2 %", "<0.1 %"."""
+    """A share as a percentage, with one more digit below 10 %: "57 %", "1.2 %", "<0.1 %"."""
     if share is None:
         return MISSING
     if 0 < share < 0.0005:
@@ -46,91 +53,74 @@ def share_text(share: float | None) -> str:
     return f"{share * 100:.0f} %" if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
 
 
-def written(kind: Kind, unit: str) -> Callable[[float | None], str]:
-    """How single values of this kind are written, with their unit."""
-    if kind == "share":
-        return share_text
-    if kind == "bytes":
-        return size
-    if kind == "seconds":
-        return duration
-    if kind == "ratio":
-        return lambda value: MISSING if value is None else times(value)
-    return lambda value: small(value, 4) + (f" {unit}" if unit and value is not None else "")
+def formatter(kind: Kind, unit: str = "") -> Callable[[float | None], str]:
+    """A function that formats one value with its unit."""
+    if kind == "plain":
+        return lambda value: small(value, 4) + (f" {unit}" if unit and value is not None else "")
+    return {"share": share_text, "bytes": size, "seconds": duration}[kind]
 
 
 def time_axis(length_s: float) -> Axis:
     """0 to the end of the run."""
     length_s = max(length_s, 0.001)
     step = next((item for item in _TIME_STEPS if length_s / item <= 8), length_s / 8)
-    scale, unit = next((pair for pair in _TIME_UNITS if step >= pair[0]), _TIME_UNITS[-1])
+    scale, unit = next(pair for pair in _TIME_UNITS if step >= pair[0])
     count = int(length_s / step + 1e-9)
     ticks = tuple((index * step, f"{index * step / scale:g} {unit}") for index in range(count + 1))
     return Axis(0.0, length_s, ticks, unit)
 
 
-def value_axis(low: float, high: float, kind: Kind, unit: str, log: bool = False) -> Axis:
-    """From a round value at or below `low` to one at or above `high`, with a handful of marks."""
+def value_axis(low: float, high: float, kind: Kind, unit: str = "", log: bool = False) -> Axis:
+    """A scale from a round value at or below `low` to one at or above `high`, with about five ticks."""
     scale, unit = _unit(max(abs(low), abs(high)), kind, unit)
-    if log and low > 0 and high > low:
+    if log and 0 < low < high:
         return _log_axis(low, high, scale, unit)
-    if high <= low:
-        # All values are the same: some room above and below.
+    if high <= low:  # constant: leave room above and below
         room = abs(high) * 0.5 or 1.0
         low, high = (0.0, high * 1.5) if high > 0 else (low - room, high + room)
     step = _round_up((high - low) / scale / 5) * scale
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = tuple((index * step, _figure(index * step / scale)) for index in range(first, last + 1))
+    ticks = tuple((index * step, _label(index * step / scale)) for index in range(first, last + 1))
     return Axis(first * step, last * step, ticks, unit)
 
 
 def _log_axis(low: float, high: float, scale: float, unit: str) -> Axis:
     first, last = math.floor(math.log10(low / scale)), math.ceil(math.log10(high / scale))
     factors = (1,) if last - first > 3 else (1, 2, 5)
-    values = [
-        factor * 10.0**power * scale for power in range(first - 1, last + 1) for factor in factors
-    ]  # fmt: skip
+    values = [factor * 10.0**power * scale for power in range(first - 1, last + 1) for factor in factors]
     below = max((value for value in values if value <= low * (1 + 1e-9)), default=low)
-    above = min(
-        (value for value in [*values, 10.0**last * scale] if value >= high * (1 - 1e-9)), default=high
-    )
+    above = min((value for value in values if value >= high * (1 - 1e-9)), default=high)
     inside = [value for value in values if below <= value <= above]
-    thin = inside[:: max(-(-len(inside) // 6), 1)]
-    return Axis(below, above, tuple((value, _figure(value / scale)) for value in thin), unit, log=True)
+    ticks = inside[:: max(-(-len(inside) // 6), 1)]
+    return Axis(below, above, tuple((value, _label(value / scale)) for value in ticks), unit, log=True)
+
+
+def ratio_axis(low: float, high: float) -> Axis:
+    """A logarithmic scale around 1 for ratios from `low` to `high`."""
+    low, high = min(0.85, low / 1.04), max(1.25, high * 1.04)
+    ticks = tuple((value, f"{value:g}x") for value in _RATIOS if low <= value <= high)
+    return Axis(low, high, ticks, "", log=True)
 
 
 def _unit(largest: float, kind: Kind, unit: str) -> tuple[float, str]:
+    """(value of one unit, its name)."""
     if kind == "share":
         return 0.01, "%"
     if kind == "bytes":
-        for power, name in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "KB")):
-            if largest >= 1024**power:
-                return 1024.0**power, name
-        return 1.0, "B"
-    if kind == "seconds":
-        for scale, name in (
-            (86400.0, "d"),
-            (3600.0, "h"),
-            (60.0, "min"),
-            (1.0, "s"),
-            (1e-3, "ms"),
-            (1e-6, "µs"),
-        ):
-            if largest >= scale * (2 if scale > 1 else 1):
-                return scale, name
-        return 1e-9, "ns"
+        return next((pair for pair in _SIZE_UNITS if largest >= pair[0]), _SIZE_UNITS[-1])
+    if kind == "seconds":  # 90 s reads better than 1.5 min
+        fitting = (pair for pair in _TIME_UNITS if largest >= pair[0] * (2 if pair[0] > 1 else 1))
+        return next(fitting, _TIME_UNITS[-1])
     return 1.0, unit
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """The next of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value * (1 - 1e-9))
 
 
-def _figure(value: float) -> str:
-    if value == 0:
-        return "0"
-    if abs(value) >= 1e15 or abs(value) < 1e-4:
+def _label(value: float) -> str:
+    if value and not 1e-4 <= abs(value) < 1e15:
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+")
     return f"{value:,.10g}"

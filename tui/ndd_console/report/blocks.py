@@ -1,16 +1,20 @@
-"""What a page is made of. Both forms, HTML and text, render the same blocks, so they say the same.
+"""The content of a report as blocks. The HTML page and the text are rendered from the same blocks.
 
-Texts are as recorded: whoever renders them makes them safe. x is always in seconds of the run.
+Texts are as recorded; the renderers escape them. x is always in seconds since the start of the run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
-# How the values of an axis are written; "plain" has its unit in `unit`.
-Kind = Literal["plain", "share", "bytes", "seconds", "ratio"]
+from .axis import Kind, formatter
+
 Tone = Literal["", "note", "good", "warn", "bad"]
+Point = tuple[float, float]
+TONES: dict[str, Tone] = {"good": "good", "warn": "warn", "bad": "bad"}  # styles of the screens
+COMMAND = "measure with"  # label of a row whose text is a command
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +31,15 @@ class Facts:
 
     rows: tuple[tuple[str, str], ...]
 
+    @classmethod
+    def of(cls, *rows: tuple[str, str | None]) -> Facts:
+        """Without the rows that have no text."""
+        return cls(tuple((name, text) for name, text in rows if text))
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. right: columns of figures. wide: the column that takes what room there is, the last one by default."""
+    """A table. right: indices of right-aligned columns. wide: index of the column that takes the spare width."""
 
     title: str
     columns: tuple[str, ...]
@@ -39,21 +48,27 @@ class Table:
     note: str = ""
     wide: int = -1
 
+    def newest(self, limit: int) -> Table:
+        """The table with its last `limit` rows and a note if there were more."""
+        note = f"The newest {limit} of {len(self.rows):,}." if len(self.rows) > limit else ""
+        return replace(self, rows=self.rows[-limit:], note=note)
+
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """A finding: its title, what stands beside it, and lines of (label, text)."""
+class Verdict:
+    """A finding. ceiling: "at most 1.42x" or "". main: whether it is the bottleneck. rows: (label, text)."""
 
     title: str
     badges: tuple[str, ...]
+    ceiling: str
     rows: tuple[tuple[str, str], ...]
     tone: Tone
-    verdict: bool = False
+    main: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Shares (0..1) beside each other: (label, share, text, colour)."""
+    """Horizontal bars: (label, share 0..1, text, colour)."""
 
     title: str
     rows: tuple[tuple[str, float, str, str], ...]
@@ -61,35 +76,51 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of a plot: pieces of (x, y), and where it is a mean of several values the pieces (x, low, high)."""
+class Time:
+    """The time axis that plots share. steps: (x, optimizer step), rising in x. paused: (begin, end) pairs."""
 
-    name: str
-    colour: str
-    pieces: tuple[tuple[tuple[float, float], ...], ...]
-    bands: tuple[tuple[tuple[float, float, float], ...], ...] = ()
-    dots: bool = False
-    mean: float | None = None
-    dashed: bool = False
-
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        return [point for piece in self.pieces for point in piece]
+    length_s: float
+    steps: tuple[Point, ...] = ()
+    paused: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Time:
-    """The axis that all plots over time share. steps: (x, optimizer step), rising in x. quiet: paused stretches."""
+class Series:
+    """A row of a plot's legend. points: (x, value), for the plot in text."""
 
-    length_s: float
-    steps: tuple[tuple[float, float], ...] = ()
-    quiet: tuple[tuple[float, float], ...] = ()
+    name: str
+    colour: str
+    figures: tuple[str, ...]
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line in pieces of (x, y). bands: pieces of (x, low, high) where a point is the mean of several values."""
+
+    name: str
+    colour: str
+    pieces: tuple[tuple[Point, ...], ...]
+    bands: tuple[tuple[tuple[float, float, float], ...], ...] = ()
+    dots: bool = False
+    mean: float | None = None
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for piece in self.pieces for point in piece]
+
+    @property
+    def values(self) -> list[float]:
+        """All values, with the ends of the bands."""
+        ends = [value for band in self.bands for _, *pair in band for value in pair]
+        return [value for _, value in self.points] + ends
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Values over time. zero: the axis begins at 0. log: a logarithmic axis."""
+    """Values over time. zero: the axis starts at 0. log: a logarithmic axis."""
 
+    columns: ClassVar[tuple[str, ...]] = ("first", "lowest", "mean", "highest", "last")
     title: str
     kind: Kind
     unit: str
@@ -100,33 +131,61 @@ class Lines:
     note: str = ""
     height: int = 190
 
+    @property
+    def legend(self) -> list[Series]:
+        """Every line with its figures."""
+        form = formatter(self.kind)
+        unit = f" ({self.unit})" if self.unit else ""
+        out = []
+        for line in self.lines:
+            if points := line.points:
+                figures = (points[0][1], min(line.values), line.mean, max(line.values), points[-1][1])
+                out.append(Series(line.name + unit, line.colour, tuple(map(form, figures)), points))
+        return out
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a stack: its share (0..1) by the number of the column; share: of the whole run."""
+    """A layer of a stack. values: share (0..1) by column. share: over the whole run."""
 
     name: str
     colour: str
     values: dict[int, float]
     share: float
 
+    def mean(self, columns: Sequence[int]) -> float | None:
+        return sum(self.values.get(column, 0.0) for column in columns) / len(columns) if columns else None
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Shares of time on top of each other, `width_s` seconds a column; a column that is missing was not measured."""
+    """Shares of time as stacked areas. slots: the measured columns, each `width_s` wide. top: end of the axis."""
 
+    columns: ClassVar[tuple[str, ...]] = ("whole run", "first quarter", "last quarter")
     title: str
     layers: tuple[Layer, ...]
-    columns: tuple[int, ...]
+    slots: tuple[int, ...]
     width_s: float
     time: Time
     top: float = 1.0
     note: str = ""
 
+    @property
+    def legend(self) -> list[Series]:
+        """Every layer with its figures."""
+        quarter = max(len(self.slots) // 4, 1)
+        form = formatter("share")
+        out = []
+        for layer in self.layers:
+            figures = (layer.share, layer.mean(self.slots[:quarter]), layer.mean(self.slots[-quarter:]))
+            points = [((slot + 0.5) * self.width_s, layer.values.get(slot, 0.0)) for slot in self.slots]
+            out.append(Series(layer.name, layer.colour, tuple(map(form, figures)), points))
+        return out
+
 
 @dataclass(frozen=True, slots=True)
 class SpanRow:
-    """What happened of one kind: (begin, end, what) each; end equals begin for a moment."""
+    """Events of one kind: (begin, end, text); begin equals end for a moment."""
 
     name: str
     colour: str
@@ -135,16 +194,17 @@ class SpanRow:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Rows of moments and stretches on the time axis."""
+    """Events on the time axis, one row per kind."""
 
     title: str
     rows: tuple[SpanRow, ...]
     time: Time
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class IntervalRow:
-    """A ratio with its interval, and what it led to."""
+class Interval:
+    """A ratio with its confidence interval."""
 
     name: str
     ratio: float
@@ -156,19 +216,19 @@ class IntervalRow:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Ratios with their intervals; the line is at 1."""
+    """Ratios with their confidence intervals around 1."""
 
     title: str
-    rows: tuple[IntervalRow, ...]
+    rows: tuple[Interval, ...]
     note: str = ""
 
 
-Block = Text | Facts | Table | Card | Bars | Lines | Stack | Spans | Intervals
+Block = Text | Facts | Table | Verdict | Bars | Lines | Stack | Spans | Intervals
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page. key: its anchor."""
+    """A section of the report. key: its anchor."""
 
     key: str
     title: str
@@ -177,10 +237,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The whole. status: (word, tone); subtitle: one line under the name; made: when and of what."""
+    """A report. status: (word, tone). subtitle: one line under the name. made: time and source."""
 
     name: str
     subtitle: str
     status: tuple[str, Tone]
+    summary: Text
     made: str
     sections: tuple[Section, ...]

@@ -1,4 +1,4 @@
-"""One pass over a record of any length: what the page shows over time, and everything that happened."""
+"""Reads a record of any length in one pass: values over time, and everything that happened."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from ndd_engine.record.events import (
     EndEvent,
@@ -24,16 +25,17 @@ from ndd_engine.record.events import (
 )
 from ndd_engine.record.rundir import RunDir
 
-from .timeline import Curve, RunClock, Timeline
+from .timeline import Curve, RunClock, RunTimeline
 
-# What a page can show of things that happen again and again; of more of one kind, the newest are kept.
+# Events kept of each kind; the newest ones win.
 KEPT = 500
 _FOLD = b'"type":"fold"'
 _BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+_MEMORY = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes", "others_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class Moment:
     """When something happened: seconds of the run, unix seconds and the optimizer step."""
 
     x: float
@@ -41,18 +43,21 @@ class At:
     step: int
 
 
-@dataclass
-class Collected:
-    """What a record holds over time. skipped: lines that are torn, unknown or not what their type promises."""
+def _newest() -> deque[Any]:
+    return deque(maxlen=KEPT)
 
-    timeline: Timeline = field(default_factory=Timeline)
+
+@dataclass
+class History:
+    """A run over time. skipped: lines that are torn, of an unknown type or malformed."""
+
+    timeline: RunTimeline = field(default_factory=RunTimeline)
     curves: dict[str, Curve] = field(default_factory=dict)
-    steps: Curve = field(default_factory=Curve)
-    marks: dict[str, deque[tuple[At, MarkEvent]]] = field(default_factory=dict)
-    findings: deque[tuple[At, FindingEvent]] = field(default_factory=lambda: deque(maxlen=KEPT))
-    trials: deque[tuple[At, TrialEvent]] = field(default_factory=lambda: deque(maxlen=KEPT))
-    captures: deque[tuple[At, KernelsEvent]] = field(default_factory=lambda: deque(maxlen=KEPT))
-    resumed: deque[At] = field(default_factory=lambda: deque(maxlen=KEPT))
+    marks: dict[str, deque[tuple[Moment, MarkEvent]]] = field(default_factory=dict)
+    findings: deque[tuple[Moment, FindingEvent]] = field(default_factory=_newest)
+    trials: deque[tuple[Moment, TrialEvent]] = field(default_factory=_newest)
+    captures: deque[tuple[Moment, KernelsEvent]] = field(default_factory=_newest)
+    resumed: deque[Moment] = field(default_factory=_newest)
     run: RunEvent | None = None
     stacks: StacksEvent | None = None
     gc_watched: bool = False
@@ -61,31 +66,26 @@ class Collected:
     step: int = 0
     x: float = 0.0
 
-    def marked(self, *kinds: str) -> list[tuple[At, MarkEvent]]:
-        """Marks of these kinds in their order."""
+    def marked(self, *kinds: str) -> list[tuple[Moment, MarkEvent]]:
+        """Marks of these kinds, ordered by time."""
         found = [item for kind in kinds for item in self.marks.get(kind, ())]
         return sorted(found, key=lambda item: item[0].x)
 
-    @property
-    def evaluations(self) -> list[tuple[At, MarkEvent]]:
-        """Evaluations in their order."""
-        return self.marked("evaluation")
-
     def curve(self, name: str) -> Curve:
-        """A curve by its name; an empty one where nothing of it was recorded."""
+        """A curve by name; an empty one if nothing was recorded."""
         return self.curves.get(name) or Curve()
 
     def put(self, name: str, x: float, value: object) -> None:
-        """A value of a curve; None is left out."""
+        """Add a value to a curve; anything but a number is ignored."""
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             self.curves.setdefault(name, Curve()).add(x, value)
 
 
-def collect(run: RunDir) -> Collected:
-    """Read a run's record to its present end. A record that is not there is an empty one."""
-    found = Collected()
+def collect(run: RunDir) -> History:
+    """Read a run's record up to its current end. A missing record is an empty one."""
+    found = History()
     clock = RunClock()
-    fresh = True  # nothing of this process was seen yet
+    fresh = True  # no step of this process yet
     ended = False
     for line in _lines(run, found):
         item = parse(line)
@@ -97,24 +97,24 @@ def collect(run: RunDir) -> Collected:
             isinstance(event, RunEvent) and event.resumed_step is not None
         )
         if resumes and not fresh:
-            clock.go_on(t)
+            clock.resume(t)
             fresh = True
-            found.resumed.append(At(clock.now, t, found.step))
+            found.resumed.append(Moment(clock.now, t, found.step))
         elif isinstance(event, WindowEvent):
             fresh = False
         ended = isinstance(event, EndEvent) or (ended and not resumes)
-        # Trials of a run that ended, an hour later perhaps, are no time of the run.
+        # Trials after the end of a run are not part of its time.
         if not isinstance(event, TrialEvent) and (not ended or isinstance(event, EndEvent)):
             found.x = clock.at(t)
         try:
-            _take(found, At(found.x, t, found.step), event)
+            _take(found, Moment(found.x, t, found.step), event)
         except _BROKEN:
             found.skipped += 1
     return found
 
 
-def _lines(run: RunDir, found: Collected) -> Iterator[bytes]:
-    """The whole lines of the log, without the folded states, which repeat what is in the others."""
+def _lines(run: RunDir, found: History) -> Iterator[bytes]:
+    """The complete lines of the record, without the folded states, which repeat the others."""
     try:
         with run.events.open("rb") as file:
             for line in file:
@@ -127,59 +127,45 @@ def _lines(run: RunDir, found: Collected) -> Iterator[bytes]:
         return
 
 
-def _take(found: Collected, at: At, event: Event) -> None:
-    if isinstance(event, WindowEvent):
-        _window(found, at, event)
-    elif isinstance(event, SampleEvent):
-        _sample(found, at, event)
-    elif isinstance(event, MemoryEvent):
-        for name in (
-            "allocated_bytes",
-            "reserved_bytes",
-            "peak_allocated_bytes",
-            "free_bytes",
-            "others_bytes",
-        ):
-            found.put(name, at.x, getattr(event, name))
-    elif isinstance(event, MarkEvent):
-        here = At(at.x, at.t, int(event.step))
-        if event.kind == "evaluation":
-            metrics = event.data.get("metrics") or {}
-            for name, value in metrics.items():
-                found.put(f"metric {name}", at.x, value)
-        if event.kind != "status":
-            found.marks.setdefault(event.kind, deque(maxlen=KEPT)).append((here, event))
-    elif isinstance(event, FindingEvent):
-        found.findings.append((At(at.x, at.t, int(event.step)), event))
-    elif isinstance(event, TrialEvent):
-        found.trials.append((at, event))
-    elif isinstance(event, StacksEvent):
-        found.stacks = event
-    elif isinstance(event, KernelsEvent):
-        found.captures.append((at, event))
-    elif isinstance(event, RunEvent):
-        found.run = event
-        if event.resumed_step is not None:
-            found.step = int(event.resumed_step)
+def _take(found: History, at: Moment, event: Event) -> None:
+    match event:
+        case WindowEvent():
+            _window(found, at, event)
+        case SampleEvent():
+            for prefix, table in (("host", event.host), ("gpu", event.card or {})):
+                for name, value in table.items():
+                    found.put(f"{prefix} {name}", at.x, value)
+        case MemoryEvent():
+            for name in _MEMORY:
+                found.put(name, at.x, getattr(event, name))
+        case MarkEvent():
+            at = Moment(at.x, at.t, int(event.step))
+            if event.kind == "evaluation":
+                for name, value in (event.data.get("metrics") or {}).items():
+                    found.put(f"metric {name}", at.x, value)
+            if event.kind != "status":
+                found.marks.setdefault(event.kind, _newest()).append((at, event))
+        case FindingEvent():
+            found.findings.append((Moment(at.x, at.t, int(event.step)), event))
+        case TrialEvent():
+            found.trials.append((at, event))
+        case StacksEvent():
+            found.stacks = event
+        case KernelsEvent():
+            found.captures.append((at, event))
+        case RunEvent():
+            found.run = event
+            if event.resumed_step is not None:
+                found.step = int(event.resumed_step)
 
 
-def _window(found: Collected, at: At, event: WindowEvent) -> None:
+def _window(found: History, at: Moment, event: WindowEvent) -> None:
     found.step = int(event.step)
-    found.steps.add(at.x, event.step)
-    found.put("loss", at.x, event.loss)
-    found.put("lr", at.x, event.lr)
-    found.put("grad_norm", at.x, event.grad_norm)
-    found.put("loss_scale", at.x, event.loss_scale)
+    for name in ("step", "loss", "lr", "grad_norm", "loss_scale"):
+        found.put(name, at.x, getattr(event, name))
     if event.profiled:
-        return  # a profiler made these steps slow
+        return  # the profiler slows these steps down
     found.timeline.add(at.x, event)
     found.gc_watched = found.gc_watched or event.gc_ns is not None
     for name in ("step_p50_ns", "step_p95_ns", "step_max_ns") if event.steps else ():
         found.put(name, at.x, getattr(event, name))
-
-
-def _sample(found: Collected, at: At, event: SampleEvent) -> None:
-    for prefix, table in (("host", event.host), ("card", event.card or {})):
-        for name, value in table.items():
-            if isinstance(value, (int, float)):
-                found.put(f"{prefix} {name}", at.x, value)

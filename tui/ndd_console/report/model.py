@@ -1,30 +1,38 @@
-"""What a report is about: one run's newest snapshot, what the rules say of it, and its whole record over time."""
+"""The data of a report: a run's newest snapshot, its findings and its whole record over time."""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ndd_console.screens.diagnosis import Diagnosis, Told
+from ndd_console.screens.diagnosis import Diagnosis
+from ndd_engine.diagnose import Finding
 from ndd_engine.record.derive import figures
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import MISSING, duration
 
-from .blocks import Time
-from .collect import Collected, collect
-from .plots import rising
+from .axis import Kind
+from .blocks import Block, Line, Lines, Point, Time
+from .collect import History, collect
+from .timeline import Slice
+
+COLUMNS = 256  # maximum number of slices in a plot
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run as it is at `made_t` (unix seconds); it may go on after that."""
+    """A run as of `made_t` (unix seconds). trouble: why there are no findings, or ""."""
 
     directory: RunDir
     snapshot: Snapshot
-    told: Told
-    data: Collected
+    findings: tuple[Finding, ...]
+    trouble: str
+    data: History
     made_t: float
 
     @property
@@ -33,12 +41,53 @@ class Report:
 
     @property
     def time(self) -> Time:
-        """The axis of all plots over time."""
-        steps = rising((point.last, round(point.high)) for point in self.data.steps.points)
-        return Time(self.data.x, steps, tuple(pauses(self.data)))
+        """The time axis of all plots."""
+        steps = sorted((point.last, round(point.high)) for point in self.data.curve("step").points)
+        return Time(self.data.x, tuple(steps), tuple(pauses(self.data)))
+
+    def line(
+        self, key: str, name: str, tint: str, scale: float = 1.0, band: bool = False, dots: bool = False
+    ) -> Line | None:
+        """A recorded curve times `scale`, or None. band: with the lowest and highest value of each point."""
+        curve = self.data.curve(key)
+        if curve.mean is None:
+            return None
+        found = curve.pieces(self.data.x)
+        band = band and any(point.count > 1 for point in curve.points)
+        pieces = tuple(tuple((point.x, point.mean * scale) for point in piece) for piece in found)
+        bands = tuple(tuple((p.x, p.low * scale, p.high * scale) for p in piece) for piece in found if band)
+        return Line(name, tint, pieces, bands, dots, curve.mean * scale)
+
+    def sliced(
+        self, name: str, tint: str, mean: float, value: Callable[[Slice], float | None]
+    ) -> Line | None:
+        """A value of each slice as a line, cut where more than two slices have none; None without any value."""
+        width, slices = self.data.timeline.slices(COLUMNS)
+        found = {index: shown for index, item in slices.items() if (shown := value(item)) is not None}
+        pieces: list[list[Point]] = []
+        for index, shown in found.items():
+            if not found.keys() & {index - 1, index - 2, index - 3}:
+                pieces.append([])
+            pieces[-1].append(((index + 0.5) * width, shown))
+        return Line(name, tint, tuple(map(tuple, pieces)), mean=mean) if pieces else None
+
+    def plot(
+        self,
+        title: str,
+        kind: Kind,
+        *lines: Line | None,
+        unit: str = "",
+        log_above: float = math.inf,
+        **more: Any,
+    ) -> list[Block]:
+        """A plot of the lines that are not None, or []. log_above: highest to lowest value for a logarithmic axis."""
+        found = tuple(line for line in lines if line is not None)
+        values = [value for line in found for _, value in line.points]
+        log = bool(values) and min(values) > 0 and max(values) > log_above * min(values)
+        return [Lines(title, kind, unit, found, self.time, log=log, **more)] if found else []
 
     def to_json(self) -> dict[str, Any]:
-        """The figures of the report for programs; null is "not known"."""
+        """The figures of the report as JSON values; null means unknown."""
         snapshot, data = self.snapshot, self.data
         whole = data.timeline.whole
         return {
@@ -47,7 +96,7 @@ class Report:
             "reason": snapshot.reason or None,
             "step": snapshot.step,
             "seconds": data.x,
-            "findings": [finding.to_dict() for finding in self.told.findings],
+            "findings": [finding.to_dict() for finding in self.findings],
             "figures": figures(snapshot),
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},
             "measured_s": whole.wall_ns * 1e-9,
@@ -58,12 +107,9 @@ class Report:
             },
             "evaluations": [
                 {"step": at.step, "metrics": mark.data.get("metrics"), "seconds": mark.data.get("seconds")}
-                for at, mark in data.evaluations
+                for at, mark in data.marked("evaluation")
             ],
-            "trials": [
-                {name: getattr(trial, name) for name in trial.__dataclass_fields__}
-                for _, trial in data.trials
-            ],
+            "trials": [asdict(trial) for _, trial in data.trials],
             "not_in_effect": [item.name for item in snapshot.settings if item.in_effect is False],
             "warnings": snapshot.warnings,
             "skipped_lines": data.skipped,
@@ -71,24 +117,29 @@ class Report:
 
 
 def load(directory: RunDir) -> Report:
-    """Read a run's record; a live one as far as it is written."""
+    """Read a run's record; of a live run, what is written so far."""
     reader = RunReader(directory)
     reader.poll()
     snapshot = reader.snapshot()
-    return Report(directory, snapshot, Diagnosis().of(snapshot), collect(directory), time.time())
+    found = Diagnosis().of(snapshot)
+    return Report(directory, snapshot, found.findings, found.trouble, collect(directory), time.time())
 
 
-def pauses(data: Collected) -> list[tuple[float, float]]:
-    """Stretches (seconds of the run) in which it was paused; one that lasts ends where the record does."""
+def pauses(data: History) -> list[tuple[float, float]]:
+    """Pauses as (begin, end) in seconds of the run; an open one lasts until the next process or the end."""
     found: list[tuple[float, float]] = []
     began: float | None = None
     for at, mark in data.marked("pause", "resume"):
         if mark.kind == "pause":
             began = at.x
-        elif mark.kind == "resume" and began is not None:
+        elif began is not None:
             found.append((began, at.x))
             began = None
     if began is not None:
-        after = next((at.x for at in data.resumed if at.x >= began), data.x)
-        found.append((began, after))
+        found.append((began, next((at.x for at in data.resumed if at.x >= began), data.x)))
     return found
+
+
+def ns(value: float | None) -> str:
+    """Nanoseconds as a duration."""
+    return MISSING if value is None else duration(value * 1e-9)

@@ -1,348 +1,194 @@
-"""Plots as inline SVG: no script, colours from the page's style, hover text by <title>, safe with any text."""
+"""Geometry of the plots in pixels; the templates draw them as inline SVG."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from itertools import pairwise
+from itertools import groupby
 
-from ndd_console.view.findings import times
+from markupsafe import Markup
+
 from ndd_engine.text import duration, number
 
-from .axis import Axis, time_axis, value_axis, written
+from .axis import Axis, formatter, ratio_axis, time_axis, value_axis
 from .blocks import Intervals, Lines, Spans, Stack, Time
-from .safe import clip, escape
+from .safe import clip
 
 WIDTH = 760
-_LEFT, _RIGHT, _TOP = 62, 14, 22  # above the plot stands its unit
-_BOTTOM = 38  # two rows of figures: time and optimizer steps
-_INSIDE = WIDTH - _LEFT - _RIGHT
-_CHAR = 6.1  # pixels of a character at the size of the axes' figures
+_RIGHT = WIDTH - 14
+_CHAR = 6.1  # width of a character of an axis label
 _HOVER = 64  # columns that show their values under the pointer
 
-
-def _svg(height: float, title: str, text: str, body: Iterable[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}" role="img">'
-        f"<title>{escape(title)}</title><desc>{escape(text)}</desc>{''.join(body)}</svg>"
-    )
+# (x, text, anchor)
+Label = tuple[float, str, str]
+# (x, width, text)
+Area = tuple[float, float, str]
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    style = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
+class TimePlot:
+    """The time axis. `left` to the right edge and `top` to `bottom` enclose the data; `height` is that of the image."""
 
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-class _Frame:
-    """The part of a plot that all plots over time share: axes, grid, pauses, and the way from values to pixels."""
-
-    def __init__(self, time: Time, axis: Axis | None, height: float) -> None:
-        self.time, self.axis, self.height = time, axis, height
-        self.times = time_axis(time.length_s)
+    def __init__(self, time: Time, height: float, left: float, top: float, below: float) -> None:
+        self.time, self.axis = time, time_axis(time.length_s)
+        self.left, self.right, self.top, self.bottom = left, _RIGHT, top, top + height
+        self.height = self.bottom + below
 
     def x(self, seconds: float) -> float:
-        return _LEFT + _INSIDE * self.times.place(seconds)
+        return self.left + (self.right - self.left) * self.axis.place(seconds)
+
+    @property
+    def time_ticks(self) -> list[Label]:
+        places = ((self.x(value), label) for value, label in self.axis.ticks)
+        return [(x, label, "middle" if x + _half(label) <= WIDTH else "end") for x, label in places]
+
+
+class ValuePlot(TimePlot):
+    """Values over time, with the optimizer steps below the time axis."""
+
+    hover: list[Area]
+
+    def __init__(self, time: Time, height: float, values: Axis) -> None:
+        super().__init__(time, height, left=62, top=22, below=38)
+        self.values = values
+        # A long unit starts at the edge of the plot instead of ending there.
+        self.unit_anchor = "end" if 2 * _half(values.unit) < self.left - 8 else "start"
 
     def y(self, value: float) -> float:
-        assert self.axis is not None
-        return _TOP + self.height * (1 - self.axis.place(value))
+        return self.bottom - (self.bottom - self.top) * self.values.place(value)
 
-    def grid(self) -> list[str]:
-        out = [
-            f'<rect class="quiet" x="{self.x(a):.1f}" y="{_TOP}" width="{max(self.x(b) - self.x(a), 1):.1f}" '
-            f'height="{self.height:.0f}"><title>paused</title></rect>'
-            for a, b in self.time.quiet
-        ]
-        for value, label in self.axis.ticks if self.axis is not None else ():
-            y = self.y(value)
-            out.append(_line(_LEFT, y, WIDTH - _RIGHT, y, "grid"))
-            out.append(_text(_LEFT - 6, y + 3.5, label, "end", "tick"))
-        bottom = _TOP + self.height
-        out.append(_line(_LEFT, bottom, WIDTH - _RIGHT, bottom, "axis"))
-        return out + self._ticks(bottom)
+    def path(self, points: Iterable[tuple[float, float]]) -> Markup:
+        """Points as SVG coordinates."""
+        return Markup(" ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points))
 
-    def _ticks(self, bottom: float) -> list[str]:
-        out: list[str] = []
-        free = -1.0
-        for value, label in self.times.ticks:
-            x = self.x(value)
-            out.append(_line(x, bottom, x, bottom + 4, "axis"))
-            anchor = "middle" if x + len(label) * _CHAR / 2 <= WIDTH else "end"
-            out.append(_text(x, bottom + 16, label, anchor, "tick"))
-            step = self.step_at(value)
-            if step is None:
-                continue
-            text = f"step {number(step)}" if free < 0 else number(step)
-            half = len(text) * _CHAR / 2
-            if x - half > free and x + half <= WIDTH:
-                out.append(_text(x, bottom + 30, text, "middle", "tick step"))
-                free = x + half + 6
-        return out
+    @property
+    def step_ticks(self) -> list[tuple[float, str]]:
+        """The optimizer steps under the time ticks, "" where there is no room."""
+        found = ((self.x(value), self._step_at(value)) for value, _ in self.axis.ticks)
+        return _spaced((x, number(step)) for x, step in found if step is not None)
 
-    def step_at(self, seconds: float) -> float | None:
-        """The optimizer step that was done then."""
-        found = None
-        for x, step in self.time.steps:
-            if x > seconds + 1e-9:
-                break
-            found = step
-        return found
+    def _step_at(self, seconds: float) -> float | None:
+        """The last optimizer step completed by then."""
+        return next((step for x, step in reversed(self.time.steps) if x <= seconds + 1e-9), None)
 
-    def hover(self, say: Callable[[float, float], str]) -> list[str]:
-        """Invisible columns, each with the values in it as its title. say(begin, end): the text, "" for none."""
-        out: list[str] = []
-        width = _INSIDE / _HOVER
+    def _hover(self, say: Callable[[float, float], str]) -> list[Area]:
+        """Columns with their values as text. say(begin, end) returns the text, "" for none."""
+        out: list[Area] = []
+        width = (self.right - self.left) / _HOVER
         for index in range(_HOVER):
-            begin, end = (self.times.high * edge / _HOVER for edge in (index, index + 1))
+            begin, end = (self.axis.high * edge / _HOVER for edge in (index, index + 1))
             if text := say(begin, end):
-                when = _when(begin, end, self.step_at(end))
-                out.append(
-                    f'<rect class="hover" x="{_LEFT + index * width:.1f}" y="{_TOP}" width="{width:.1f}" '
-                    f'height="{self.height:.0f}"><title>{escape(when)}: {escape(text)}</title></rect>'
-                )
+                step = self._step_at(end)
+                at = f", step {number(step)}" if step is not None else ""
+                when = f"after {duration((begin + end) / 2)}{at}"
+                out.append((self.left + index * width, width, f"{when}: {text}"))
         return out
 
 
-def _when(begin: float, end: float, step: float | None) -> str:
-    at = duration((begin + end) / 2)
-    return f"after {at}, step {number(step)}" if step is not None else f"after {at}"
+class LinesPlot(ValuePlot):
+    def __init__(self, block: Lines) -> None:
+        values = [value for line in block.lines for value in line.values]
+        low, high = min(values), max(values)
+        zero = block.zero and low > 0 and not block.log
+        axis = value_axis(0.0 if zero else low, high, block.kind, block.unit, block.log)
+        super().__init__(block.time, block.height, axis)
+        form = formatter(block.kind, block.unit)
+
+        def values_in(begin: float, end: float) -> str:
+            found = ((line.name, [y for x, y in line.points if begin <= x < end]) for line in block.lines)
+            return ", ".join(f"{name} {form(sum(inside) / len(inside))}" for name, inside in found if inside)
+
+        self.hover = self._hover(values_in)
+
+    def band(self, piece: tuple[tuple[float, float, float], ...]) -> Markup:
+        """The outline of a band."""
+        upper = [(x, high) for x, _, high in piece]
+        return self.path(upper + [(x, low) for x, low, _ in reversed(piece)])
 
 
-def lines_plot(block: Lines) -> str:
-    """Lines over time, with a band where a point is the mean of several values."""
-    values = [value for line in block.lines for _, value in line.points]
-    values += [value for line in block.lines for band in line.bands for _, *ends in band for value in ends]
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    axis = value_axis(0.0 if block.zero and low > 0 else low, high, block.kind, block.unit, block.log)
-    frame = _Frame(block.time, axis, block.height)
-    body = (
-        [*frame.grid(), _text(_LEFT - 6, 9, axis.unit, _unit_anchor(axis.unit), "tick unit")]
-        if axis.unit
-        else frame.grid()
-    )
-    for line in block.lines:
-        for band in line.bands:
-            if len(band) > 1:
-                there = " ".join(f"{frame.x(x):.1f},{frame.y(top):.1f}" for x, _, top in band)
-                back = " ".join(f"{frame.x(x):.1f},{frame.y(bottom):.1f}" for x, bottom, _ in reversed(band))
-                body.append(f'<polygon class="band f-{line.colour}" points="{there} {back}"/>')
-    for line in block.lines:
-        dash = " dashed" if line.dashed else ""
-        for piece in line.pieces:
-            if len(piece) > 1 and not line.dots:
-                points = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in piece)
-                body.append(f'<polyline class="line s-{line.colour}{dash}" points="{points}"/>')
-            shown = piece if line.dots or len(piece) == 1 else ()
-            body += [
-                f'<circle class="f-{line.colour}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3"/>'
-                for x, y in shown
-            ]
-    say = written(block.kind, block.unit)
+class StackPlot(ValuePlot):
+    """areas: (colour, path) from the top layer down. names: (x, y, name) of layers with enough room."""
 
-    def values_in(begin: float, end: float) -> str:
-        found = []
-        for line in block.lines:
-            inside = [y for x, y in line.points if begin <= x < end]
-            if inside:
-                found.append(f"{line.name} {say(sum(inside) / len(inside))}")
-        return ", ".join(found)
+    def __init__(self, block: Stack) -> None:
+        super().__init__(block.time, 210, value_axis(0.0, block.top, "share"))
+        found = groupby(enumerate(block.slots), key=lambda pair: pair[1] - pair[0])
+        runs = [[slot for _, slot in group] for _, group in found]
+        self.areas: list[tuple[str, Markup]] = []
+        self.names: list[tuple[float, float, str]] = []
+        low = dict.fromkeys(block.slots, 0.0)
+        for layer in block.layers:
+            high = {slot: low[slot] + layer.values.get(slot, 0.0) for slot in block.slots}
+            # Areas reach down to 0 and are drawn from the top: each edge is drawn once.
+            path = "".join(self._area(run, high, block.width_s) for run in runs)
+            self.areas.insert(0, (layer.colour, Markup(path)))
+            self._name(layer.name, low, high, block)
+            low = high
+        form = formatter("share")
 
-    body += frame.hover(values_in)
-    names = ", ".join(line.name for line in block.lines)
-    text = f"{names} over the time of the run, from {say(low)} to {say(high)}. The figures are in the table below."
-    return _svg(_TOP + block.height + _BOTTOM, block.title, text, body)
+        def shares_in(begin: float, end: float) -> str:
+            slots = [s for s in block.slots if begin < (s + 1) * block.width_s and s * block.width_s < end]
+            means = [(layer.name, layer.mean(slots)) for layer in reversed(block.layers)]
+            return ", ".join(f"{name} {form(share)}" for name, share in means if share)
 
+        self.hover = self._hover(shares_in)
 
-def _unit_anchor(unit: str) -> str:
-    """A long unit starts at the plot's edge instead of ending there."""
-    return "end" if len(unit) * _CHAR < _LEFT - 8 else "start"
+    def _area(self, run: list[int], high: dict[int, float], width_s: float) -> str:
+        edge = "".join(f"V{self.y(high[slot]):.1f}H{self.x((slot + 1) * width_s):.1f}" for slot in run)
+        return f"M{self.x(run[0] * width_s):.1f},{self.bottom:.1f}{edge}V{self.bottom:.1f}Z"
+
+    def _name(self, name: str, low: dict[int, float], high: dict[int, float], block: Stack) -> None:
+        """Place a layer's name where the layer is thick, preferably in the middle."""
+        shown = clip(name, 24)
+        each = (self.right - self.left) * block.width_s / self.axis.high
+        count = math.ceil((2 * _half(shown) + 8) / each)
+        best = (0.0, 0.0, -math.inf)
+        for index in range(len(block.slots) - count + 1):
+            slots = block.slots[index : index + count]
+            upper, lower = max(self.y(high[slot]) for slot in slots), min(self.y(low[slot]) for slot in slots)
+            x = self.left + each * (slots[0] + slots[-1] + 1) / 2
+            score = lower - upper - 0.05 * abs(x - WIDTH / 2)
+            if slots[-1] - slots[0] == count - 1 and lower - upper >= 15 and score > best[2]:
+                best = (x, (upper + lower) / 2 + 4, score)
+        if best[2] > -math.inf:
+            self.names.append((best[0], best[1], shown))
 
 
-def stack_plot(block: Stack) -> str:
-    """Shares of time as areas on top of each other, in steps: each column is what was measured in it."""
-    height = 210
-    frame = _Frame(block.time, value_axis(0.0, block.top, "share", ""), height)
-    body = [*frame.grid(), _text(_LEFT - 6, 9, "%", "end", "tick unit")]
-    runs: list[list[int]] = []
-    for column in block.columns:
-        if runs and column == runs[-1][-1] + 1:
-            runs[-1].append(column)
-        else:
-            runs.append([column])
-    heights = dict.fromkeys(block.columns, 0.0)
-    edges: list[dict[int, tuple[float, float]]] = []
-    for layer in block.layers:
-        edge: dict[int, tuple[float, float]] = {}
-        for column in block.columns:
-            low = heights[column]
-            heights[column] = low + layer.values.get(column, 0.0)
-            edge[column] = (low, heights[column])
-        edges.append(edge)
-    # The uppermost first: each covers what lies below it, so every edge is drawn once.
-    for layer, edge in reversed(list(zip(block.layers, edges, strict=True))):
-        for run in runs:
-            path = [f"M{frame.x(run[0] * block.width_s):.1f},{frame.y(0):.1f}"]
-            for column in run:
-                y = frame.y(edge[column][1])
-                path.append(f"V{y:.1f}H{frame.x((column + 1) * block.width_s):.1f}")
-            path.append(f"V{frame.y(0):.1f}Z")
-            body.append(f'<path class="area f-{layer.colour}" d="{"".join(path)}"/>')
-    for layer, edge in zip(block.layers, edges, strict=True):
-        body += _layer_name(frame, layer.name, edge, block.width_s)
-    say = written("share", "")
+class SpansPlot(TimePlot):
+    row = 20
 
-    def shares_in(begin: float, end: float) -> str:
-        columns = [c for c in block.columns if begin < (c + 1) * block.width_s and c * block.width_s < end]
-        if not columns:
-            return ""
-        means = [
-            (layer.name, sum(layer.values.get(c, 0.0) for c in columns) / len(columns))
-            for layer in block.layers
-        ]
-        return ", ".join(f"{name} {say(share)}" for name, share in reversed(means) if share > 0)
-
-    body += frame.hover(shares_in)
-    parts = ", ".join(f"{layer.name} {say(layer.share)}" for layer in block.layers)
-    return _svg(_TOP + height + _BOTTOM, block.title, f"Over the whole record: {parts}.", body)
+    def __init__(self, block: Spans) -> None:
+        super().__init__(block.time, self.row * len(block.rows), left=180, top=4, below=22)
 
 
-def _layer_name(frame: _Frame, name: str, edge: dict[int, tuple[float, float]], width_s: float) -> list[str]:
-    """A layer's name inside it, where it has room in every column that the name covers."""
-    shown = clip(name, 24)
-    room = len(shown) * _CHAR + 8
-    columns = sorted(edge)
-    best: tuple[float, float, float] | None = None
-    begin = 0
-    for end in range(len(columns)):
-        while (
-            frame.x((columns[end] + 1) * width_s) - frame.x(columns[begin] * width_s) > room * 1.2
-            and begin < end
-        ):
-            begin += 1
-        first = max(begin - 1, 0)
-        left, right = frame.x(columns[first] * width_s), frame.x((columns[end] + 1) * width_s)
-        if right - left < room or columns[end] - columns[first] != end - first:
-            continue
-        covered = [edge[column] for column in columns[first : end + 1]]
-        upper, lower = max(frame.y(top) for _, top in covered), min(frame.y(low) for low, _ in covered)
-        # Where it is thick, and rather in the middle.
-        worth = lower - upper - 0.05 * abs((left + right) / 2 - WIDTH / 2)
-        if lower - upper >= 15 and (best is None or worth > best[2]):
-            best = ((left + right) / 2, (upper + lower) / 2, worth)
-    return [] if best is None else [_text(best[0], best[1] + 4, shown, "middle", "inside")]
-
-
-def spans_plot(block: Spans) -> str:
-    """Rows of moments and stretches."""
-    row, label, edge = 20, 180, 4
-    height = row * len(block.rows)
-    times = time_axis(block.time.length_s)
-
-    def x(seconds: float) -> float:
-        return label + (WIDTH - _RIGHT - label) * times.place(seconds)
-
-    body: list[str] = []
-    for index, item in enumerate(block.rows):
-        top = edge + index * row
-        if index % 2 == 0:
-            body.append(f'<rect class="stripe" x="0" y="{top}" width="{WIDTH}" height="{row}"/>')
-        body.append(_text(6, top + 14, clip(item.name, 28), "start", "tick"))
-        for begin, end, what in item.spans:
-            left, width = x(begin), max(x(end) - x(begin), 2.5)
-            body.append(
-                f'<rect class="f-{item.colour}" x="{left:.1f}" y="{top + 4}" width="{width:.1f}" height="{row - 8}">'
-                f"<title>{escape(what)}</title></rect>"
-            )
-    bottom = edge + height
-    body.append(_line(label, bottom, WIDTH - _RIGHT, bottom, "axis"))
-    for value, text in times.ticks:
-        body.append(_line(x(value), bottom, x(value), bottom + 4, "axis"))
-        anchor = "middle" if x(value) + len(text) * _CHAR / 2 <= WIDTH else "end"
-        body.append(_text(x(value), bottom + 16, text, anchor, "tick"))
-    counts = ", ".join(f"{item.name} {len(item.spans)}" for item in block.rows)
-    return _svg(bottom + 22, block.title, f"Times of: {counts}. The list is in the table below.", body)
-
-
-_RATIOS = (
-    0.1,
-    0.2,
-    0.3,
-    0.5,
-    0.7,
-    0.8,
-    0.9,
-    1.0,
-    1.1,
-    1.2,
-    1.3,
-    1.5,
-    1.7,
-    2.0,
-    2.5,
-    3.0,
-    4.0,
-    6.0,
-    10.0,
-    20.0,
-    50.0,
-)
-
-
-def intervals_plot(block: Intervals) -> str:
+class IntervalsPlot:
     """Each ratio as a dot with its interval, on a logarithmic axis with a line at 1."""
-    row, label, right, edge = 24, 250, 150, 4
-    axis = interval_axis(block)
-    height = row * len(block.rows)
 
-    def x(value: float) -> float:
-        return label + (WIDTH - right - label) * axis.place(value)
+    row, top, left, right = 24, 4, 250, WIDTH - 170
 
-    body: list[str] = []
-    bottom = edge + height
+    def __init__(self, block: Intervals) -> None:
+        self.axis = ratio_axis(min(item.low for item in block.rows), max(item.high for item in block.rows))
+        self.bottom = self.top + self.row * len(block.rows)
+        self.height = self.bottom + 22
+
+    def x(self, ratio: float) -> float:
+        return self.left + (self.right - self.left) * self.axis.place(ratio)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """(x, label), the label "" where it has no room."""
+        return _spaced((self.x(value), text) for value, text in self.axis.ticks)
+
+
+def _half(text: str) -> float:
+    """Half the width of an axis label."""
+    return len(text) * _CHAR / 2
+
+
+def _spaced(labels: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """(x, text) of centred labels, with "" for those that would overlap the one before or the edge."""
+    out: list[tuple[float, str]] = []
     free = -1.0
-    for value, text in axis.ticks:
-        body.append(_line(x(value), edge, x(value), bottom, "one" if value == 1.0 else "grid"))
-        half = len(text) * _CHAR / 2
-        if x(value) - half > free:
-            body.append(_text(x(value), bottom + 14, text, "middle", "tick"))
-            free = x(value) + half + 6
-    for index, item in enumerate(block.rows):
-        y = edge + index * row + row / 2
-        colour = {"good": "good", "bad": "bad"}.get(item.tone, "muted")
-        low, high, middle = x(item.low), x(item.high), x(item.ratio)
-        body.append(_text(6, y + 4, clip(item.name, 38), "start", "tick"))
-        body.append(_line(low, y, high, y, f"interval s-{colour}"))
-        body += [_line(end, y - 5, end, y + 5, f"interval s-{colour}") for end in (low, high)]
-        body.append(
-            f'<circle class="f-{colour}" cx="{middle:.1f}" cy="{y:.1f}" r="4.5"><title>{escape(item.name)}: '
-            f"{escape(interval_words(item.ratio, item.low, item.high))}</title></circle>"
-        )
-        body.append(
-            _text(WIDTH - right + 10, y + 4, f"{times(item.ratio)} {clip(item.verdict, 14)}", "start", "tick")
-        )
-    parts = "; ".join(f"{r.name} {interval_words(r.ratio, r.low, r.high)}, {r.verdict}" for r in block.rows)
-    return _svg(bottom + 22, block.title, parts, body)
-
-
-def interval_axis(block: Intervals) -> Axis:
-    """Logarithmic, around 1, with every interval on it."""
-    low = min(0.85, *(item.low / 1.04 for item in block.rows))
-    high = max(1.25, *(item.high * 1.04 for item in block.rows))
-    ticks = tuple((value, f"{value:g}x") for value in _RATIOS if low <= value <= high)
-    return Axis(low, high, ticks, "", log=True)
-
-
-def interval_words(ratio: float, low: float, high: float) -> str:
-    """ "1.42x (1.35 to 1.49)"."""
-    return f"{times(ratio)} ({times(low)[:-1]} to {times(high)[:-1]})"
-
-
-def rising(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The points in the order of x."""
-    ordered = tuple(points)
-    return ordered if all(a[0] <= b[0] for a, b in pairwise(ordered)) else tuple(sorted(ordered))
+    for x, text in labels:
+        fits = x - _half(text) > free and x + _half(text) <= WIDTH
+        out.append((x, text if fits else ""))
+        free = x + _half(text) + 6 if fits else free
+    return out

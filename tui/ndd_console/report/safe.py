@@ -1,20 +1,18 @@
-"""Foreign text made safe for a page: no markup, no control characters, no line of endless length."""
+"""Foreign text made safe: control characters escaped, one line, bounded length. The templates escape markup."""
 
 from __future__ import annotations
 
-import html
-
 from ndd_console.view.rows import foreign
 
-# Of one recorded text: enough for every message that a person reads, too little to blow up a page.
+# Bound of one recorded text: enough for any message a person reads.
 LONGEST = 2000
 
 
-def escape(text: object) -> str:
-    """The text as HTML or SVG shows it letter by letter, on one line."""
-    return html.escape(clip(foreign(text), LONGEST), quote=True)
+def safe(text: object) -> str:
+    """The text on one line, without control characters, up to LONGEST characters."""
+    return clip(foreign(text), LONGEST)
 
 
 def clip(text: str, length: int) -> str:
-    """At most so many characters, with "…" where it was cut."""
+    """The first `length` characters, with "…" where the text was cut."""
     return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,227 +1,151 @@
-"""The page as plain text of 100 columns: the same parts, tables in columns, plots as lines of blocks."""
+"""The report as plain text of 100 columns: tables in columns, plots as sparklines."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Column
+from rich.table import Table as Grid
+from rich.text import Text as Words
 
 from ndd_console.view.bars import bar, sparkline
-from ndd_console.view.interval import interval_rows
-from ndd_console.view.rows import cells, foreign, shorten, wrap
+from ndd_console.view.interval import interval_rows, interval_text
+from ndd_console.view.rows import cells
 from ndd_console.view.style import to_ascii
 from ndd_engine.text import duration, printable
 
-from .blocks import Bars, Block, Card, Facts, Intervals, Lines, Page, Section, Spans, Stack, Table, Text
-from .html import LINE_COLUMNS, STACK_COLUMNS, line_figures, stack_figures
-from .plots import interval_words
-from .safe import LONGEST, clip
+from .blocks import Bars, Block, Facts, Intervals, Lines, Page, Point, Spans, Stack, Table, Text, Verdict
+from .safe import safe
 
 WIDTH = 100
-Points = Sequence[tuple[float, float]]
-_LABEL = 22
-_SPARK = (14, 40)  # cells of a line of blocks: at least, at most
+_SPAN = 68  # cells of a row of spans
+_SPARK = (14, 40)  # minimum and maximum cells of a sparkline
 
 
 def render(page: Page, ascii_only: bool = False) -> str:
-    """The whole text, with a newline at its end."""
-    lines = [*_wrapped(f"{page.name}: {page.status[0]}"), *_wrapped(page.subtitle), page.made]
+    """The whole text, ending in a newline."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    head = (f"{page.name}: {page.status[0]}", page.subtitle, page.made)
+    console.print(*map(_words, head), *_block(page.summary), sep="\n")
     for section in page.sections:
-        lines += ["", *_section(section)]
-    # Every text was made safe where it came in; this holds for the one that was forgotten too.
-    out = "\n".join(printable(line.rstrip()) for line in lines) + "\n"
-    return "\n".join(map(to_ascii, out.split("\n"))) if ascii_only else out
+        console.print("", Rule(_words(section.title), characters="═", align="left"), sep="\n")
+        for block in section.blocks:
+            console.print("", *_block(block), sep="\n")
+    # Each text is escaped where it is used; this catches one that was missed.
+    lines = (printable(line.rstrip()) for line in out.getvalue().split("\n")[:-1])
+    return "\n".join(map(to_ascii, lines) if ascii_only else lines) + "\n"
 
 
-def _section(section: Section) -> list[str]:
-    title = f"══ {section.title} "
-    lines = [title + "═" * (WIDTH - cells(title))]
-    for block in section.blocks:
-        lines += ["", *_block(block)]
-    return lines
+def _words(text: object) -> Words:
+    return Words(safe(text))
 
 
-def _block(block: Block) -> list[str]:
-    if isinstance(block, Text):
-        return _wrapped(("! " if block.tone in ("warn", "bad") else "") + block.text)
-    if isinstance(block, Facts):
-        return _pairs(block.rows)
-    if isinstance(block, Card):
-        return _card(block)
-    if isinstance(block, Table):
-        return _titled(block.title, _table(block.columns, block.rows, block.right, block.wide), block.note)
-    if isinstance(block, Bars):
-        return _bars(block)
-    if isinstance(block, Lines):
-        return _lines(block)
-    if isinstance(block, Stack):
-        return _stack(block)
-    if isinstance(block, Spans):
-        return _spans(block)
-    assert isinstance(block, Intervals)
-    return _intervals(block)
+def _block(block: Block) -> Iterator[RenderableType]:
+    match block:
+        case Text():
+            yield _words(("! " if block.tone in ("warn", "bad") else "") + block.text)
+        case Facts():
+            yield _pairs(block.rows)
+        case Verdict():
+            yield Words((">> " if block.main else " > ") + safe(block.title))
+            badges = [f"potential gain: {block.ceiling}"] if block.ceiling else []
+            yield Padding(_words(" | ".join([*badges, *block.badges])), (0, 0, 0, 3))
+            yield Padding(_pairs(block.rows), (0, 0, 0, 3))
+        case _:
+            if block.title:
+                yield _words(f"-- {block.title}")
+            yield from _figure(block)
+            if block.note:
+                yield Padding(_words(block.note), (0, 0, 0, 3))
 
 
-def _safe(text: object) -> str:
-    return clip(foreign(text), LONGEST)
+def _figure(block: Table | Bars | Lines | Stack | Spans | Intervals) -> Iterator[RenderableType]:
+    match block:
+        case Table():
+            grid = Grid(box=box.SIMPLE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+            for index, name in enumerate(block.columns):
+                grid.add_column(_words(name), justify="right" if index in block.right else "left")
+            yield _filled(grid, block.rows)
+        case Bars():
+            grid = _grid(_column(25), Column(width=50), Column(justify="right"))
+            bars = _filled(grid, [(name, bar(share, 50), text) for name, share, text, _ in block.rows])
+            yield Padding(bars, (0, 0, 0, 3))
+        case Lines() | Stack():
+            yield _plot(block)
+        case Spans():
+            yield f"{'':24}0 to {duration(block.time.length_s)}"
+            grid = _grid(_column(22), Column(width=_SPAN), Column(justify="right"))
+            for line in block.rows:
+                marks = _marks(line.spans, block.time.length_s or 1.0)
+                _filled(grid, [(line.name, marks, str(len(line.spans)))])
+            yield grid
+        case Intervals():
+            for row in block.rows:
+                yield _words(f"{row.name}: {row.verdict}, {interval_text(row.ratio, row.low, row.high)}")
+                for parts in interval_rows(row.ratio, row.low, row.high, 70):
+                    yield Words("   " + "".join(text for text, _ in parts))
 
 
-def _wrapped(text: str, indent: int = 0) -> list[str]:
-    return [" " * indent + line for line in wrap(_safe(text), WIDTH - indent)]
+def _column(width: int, header: str = "") -> Column:
+    return Column(header, width=width, no_wrap=True, overflow="ellipsis")
 
 
-def _titled(title: str, body: list[str], note: str = "") -> list[str]:
-    return [
-        *(["-- " + shorten(_safe(title), WIDTH - 3)] if title else []),
-        *body,
-        *(_wrapped(note, 3) if note else []),
-    ]
+def _grid(*columns: Column | str, head: bool = False) -> Grid:
+    return Grid(*columns, box=None, show_header=head, pad_edge=False, padding=(0, 2, 0, 0))
 
 
-def _pairs(rows: Sequence[tuple[str, str]], indent: int = 0) -> list[str]:
-    out: list[str] = []
-    for name, text in rows:
-        lines = wrap(_safe(text), WIDTH - _LABEL - indent) or [""]
-        label = _safe(name)
-        if cells(label) > _LABEL - 2:  # it takes a line of its own
-            out += wrap(label, WIDTH - indent)
-            label = ""
-        for index, line in enumerate(lines):
-            lead = label if index == 0 else ""
-            out.append(" " * indent + lead + " " * (_LABEL - cells(lead)) + line)
-    return out
+def _filled(grid: Grid, rows: Sequence[Sequence[str | Words]]) -> Grid:
+    for row in rows:
+        grid.add_row(*(cell if isinstance(cell, Words) else _words(cell) for cell in row))
+    return grid
 
 
-def _card(block: Card) -> list[str]:
-    lead = ">> " if block.verdict else " > "
-    title = wrap(_safe(block.title), WIDTH - 3)
-    badges = " | ".join(_safe(badge) for badge in block.badges)
-    return [
-        *(("   " if index else lead) + line for index, line in enumerate(title)),
-        *_wrapped(badges, 3),
-        *_pairs(block.rows, 3),
-    ]
+def _pairs(rows: Sequence[tuple[str, str]]) -> Grid:
+    return _filled(_grid(Column(min_width=20, max_width=30), ""), rows)
 
 
-def _table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int], wide: int = -1
-) -> list[str]:
-    """Columns as wide as what is in them; where they do not fit, the widest ones yield and wrap."""
-    body = [[_safe(cell) for cell in row] for row in rows]
-    head = [_safe(name) for name in columns]
-    widths = [max(map(cells, (head[i], *(row[i] for row in body)))) for i in range(len(head))]
-    room = WIDTH - 2 * (len(head) - 1)
-    least = [min(width, 10) for width in widths]
-    while sum(widths) > room and any(w > low for w, low in zip(widths, least, strict=True)):
-        free = [i for i in range(len(widths)) if widths[i] > least[i]]
-        index = max(free, key=lambda i: widths[i])
-        rest = max((widths[i] for i in free if i != index), default=least[index])
-        widths[index] = max(widths[index] - (sum(widths) - room), min(rest, widths[index] - 1), least[index])
-    lines: list[str] = []
-    for row in [head, *body]:
-        wrapped = [wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
-        for level in range(max(map(len, wrapped))):
-            parts = []
-            for index, cell in enumerate(wrapped):
-                text = cell[level] if level < len(cell) else ""
-                blank = " " * (widths[index] - cells(text))
-                parts.append(blank + text if index in right else text + blank)
-            lines.append("  ".join(parts))
-        if row is head:
-            lines.append("  ".join("─" * width for width in widths))
-    return lines
-
-
-def _bars(block: Bars) -> list[str]:
-    body = [
-        f"   {shorten(_safe(name), 24):<24} {bar(share, 50)} {_safe(text):>6}"
-        for name, share, text, _ in block.rows
-    ]
-    return _titled(block.title, body, block.note)
-
-
-def _spark(points: Points, length_s: float, width: int) -> str:
-    """Values over the time of the run in as many cells; blank where there are none."""
-    held: dict[int, list[float]] = {}
+def _spark(points: Sequence[Point], length_s: float, width: int) -> Words:
+    """Values over the time of the run in `width` cells, blank where there are none."""
+    found: dict[int, list[float]] = {}
     for x, value in points:
-        held.setdefault(min(int(x / length_s * width), width - 1) if length_s > 0 else 0, []).append(value)
-    order = sorted(held)
-    # Without the noise of the last digits, which would look like ups and downs of what is constant.
-    means = [float(f"{sum(held[index]) / len(held[index]):.6g}") for index in order]
+        found.setdefault(min(int(x / length_s * width), width - 1) if length_s > 0 else 0, []).append(value)
+    order = sorted(found)
+    # Rounded: noise in the last digits of a constant would look like ups and downs.
+    means = [float(f"{sum(found[index]) / len(found[index]):.6g}") for index in order]
     levels = dict(zip(order, sparkline(means, len(means)), strict=True))
-    return "".join(levels.get(index, " ") for index in range(width))
+    return Words("".join(levels.get(index, " ") for index in range(width)))
 
 
-def _lines(block: Lines) -> list[str]:
-    shown = [item for item in block.lines if item.points]
-    rows = []
-    for line, (_, name, figures) in zip(shown, line_figures(block), strict=True):
-        points = [(x, math.log(y)) if block.log and y > 0 else (x, y) for x, y in line.points]
-        rows.append((name, points, figures))
-    return _plot(block.title, LINE_COLUMNS, rows, block.note, block.time.length_s)
+def _plot(block: Lines | Stack) -> Grid:
+    """Each line as a sparkline from its lowest to its highest value, with name and figures."""
+    legend = block.legend
+    columns = zip(block.columns, *(series.figures for series in legend), strict=True)
+    figures = sum(max(map(len, column)) + 2 for column in columns)
+    names = max((cells(safe(series.name)) for series in legend), default=0)
+    width = min(max(WIDTH - 4 - figures - names, _SPARK[0]), _SPARK[1])
+    log = isinstance(block, Lines) and block.log
+    length_s = block.time.length_s
+    rest = (Column(name, justify="right", no_wrap=True) for name in block.columns)
+    first = _column(max(min(names, WIDTH - 4 - figures - width), 6))
+    grid = _grid(first, _column(width, f"over {duration(length_s)}"), *rest, head=True)
+    for series in legend:
+        points = [(x, math.log(y)) if log and y > 0 else (x, y) for x, y in series.points]
+        _filled(grid, [(series.name, _spark(points, length_s, width), *series.figures)])
+    return grid
 
 
-def _stack(block: Stack) -> list[str]:
-    rows = []
-    for layer, (_, name, figures) in zip(block.layers, stack_figures(block), strict=True):
-        points = [((column + 0.5) * block.width_s, layer.values.get(column, 0.0)) for column in block.columns]
-        rows.append((name, points, figures))
-    return _plot(block.title, STACK_COLUMNS, rows, block.note, block.time.length_s)
-
-
-def _plot(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[tuple[str, Points, Sequence[str]]],
-    note: str,
-    length_s: float,
-) -> list[str]:
-    """Each line as blocks between its own lowest and highest value, with its name and its figures."""
-    table = _columns(columns, [figures for _, _, figures in rows])
-    names = max([0, *(cells(_safe(name)) for name, _, _ in rows)])
-    room = WIDTH - 4 - cells(table[0])
-    spark = min(max(room - names, _SPARK[0]), _SPARK[1])
-    width = max(min(names, room - spark), 6)
-    heading = f"over {duration(length_s)}"
-    lines = [f"{'':<{width}}  {heading:<{spark}}  {table[0]}"]
-    for (name, points, _), shown in zip(rows, table[1:], strict=True):
-        label = shorten(_safe(name), width)
-        blank = " " * (width - cells(label))
-        lines.append(f"{label}{blank}  {_spark(points, length_s, spark)}  {shown}")
-    return _titled(title, lines, note)
-
-
-def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(cells, (head[i], *(row[i] for row in rows)))) for i in range(len(head))]
-    return [
-        "  ".join(" " * (w - cells(c)) + c for c, w in zip(row, widths, strict=True)) for row in (head, *rows)
-    ]
-
-
-def _spans(block: Spans) -> list[str]:
-    room = WIDTH - _LABEL - 8
-    length = block.time.length_s or 1.0
-    out = []
-    for row in block.rows:
-        line = ["·"] * room
-        for begin, end, _ in row.spans:
-            if (end - begin) * room < length:  # less than a cell
-                begin = end
-            first, last = (min(int(x / length * room), room - 1) for x in (begin, end))
-            for index in range(first, last + 1):
-                line[index] = "█" if last > first else "│"
-        name = shorten(_safe(row.name), _LABEL)
-        out.append(f"{name}{' ' * (_LABEL - cells(name))}  {''.join(line)} {len(row.spans):>5}")
-    return _titled(f"{block.title} (0 to {duration(block.time.length_s)})", out)
-
-
-def _intervals(block: Intervals) -> list[str]:
-    out: list[str] = []
-    for row in block.rows:
-        out += wrap(
-            f"{_safe(row.name)}: {_safe(row.verdict)}, {interval_words(row.ratio, row.low, row.high)}", WIDTH
-        )
-        out += [
-            "   " + "".join(text for text, _ in line)
-            for line in interval_rows(row.ratio, row.low, row.high, 70)
-        ]
-    return _titled(block.title, out, block.note)
+def _marks(spans: Sequence[tuple[float, float, str]], length_s: float) -> str:
+    line = ["·"] * _SPAN
+    for begin, end, _ in spans:
+        if (end - begin) * _SPAN < length_s:  # less than a cell
+            begin = end
+        first, last = (min(int(x / length_s * _SPAN), _SPAN - 1) for x in (begin, end))
+        line[first : last + 1] = ("█" if last > first else "│") * (last + 1 - first)
+    return "".join(line)

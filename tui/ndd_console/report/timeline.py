@@ -1,19 +1,21 @@
-"""A run of any length in a fixed number of stretches and points, gathered in one pass over its record."""
+"""A run of any length in a bounded number of slices and points, built in one pass over its record."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ndd_engine.record.events import WindowEvent
 
-# Stretches of a timeline and points of a curve at most; neighbours merge when there are more.
+# Maximum number of slices and of points of a curve; neighbours merge beyond it.
 CAPACITY = 512
 FIRST_WIDTH_S = 0.05
 
 
 class RunClock:
-    """Seconds of the run at a moment: the time between a process that ended and the one that went on is left out."""
+    """Seconds since the start of the run, without the time between a process that ended and the one that resumed."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -21,20 +23,20 @@ class RunClock:
         self.now = 0.0
 
     def at(self, t: float) -> float:
-        """Seconds of the run at unix time `t`; never falls, whatever the machine's clock does."""
+        """Seconds of the run at unix time `t`; never decreases, even if the system clock does."""
         if self._began is None:
             self._began = t
         self.now = max(self.now, self._before + t - self._began)
         return self.now
 
-    def go_on(self, t: float) -> None:
-        """Another process begins at unix time `t`."""
+    def resume(self, t: float) -> None:
+        """Another process resumes the run at unix time `t`."""
         self._before, self._began = self.now, t
 
 
 @dataclass(slots=True)
-class Stretch:
-    """Sums over a stretch of the run. host, device: nanoseconds by phase; device over `device_steps` steps."""
+class Slice:
+    """Sums over a part of the run. host, device: nanoseconds by phase; device over `device_steps` steps."""
 
     wall_ns: float = 0.0
     steps: float = 0.0
@@ -43,120 +45,106 @@ class Stretch:
     step: int = 0
     gc_ns: float = 0.0
     gc_max_ns: int = 0
-    host: dict[str, float] = field(default_factory=dict)
-    device: dict[str, float] = field(default_factory=dict)
+    host: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    device: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def take(self, window: WindowEvent, part: float) -> None:
-        """Add this part (0..1) of a window."""
-        self.wall_ns += window.wall_ns * part
-        self.steps += window.steps * part
-        self.items += window.items * part
-        self.device_steps += window.device_steps * part
-        self.step = window.step
-        self.gc_ns += (window.gc_ns or 0) * part
-        self.gc_max_ns = max(self.gc_max_ns, window.gc_max_ns or 0)
+    @classmethod
+    def of(cls, window: WindowEvent) -> Slice:
+        """The sums of one window."""
+        gc = (window.gc_ns or 0, window.gc_max_ns or 0)
+        found = cls(window.wall_ns, window.steps, window.items, window.device_steps, window.step, *gc)
         for name, figures in window.phases.items():
-            self.host[name] = self.host.get(name, 0.0) + figures["host_ns"] * part
-            device_ns = figures.get("device_ns")
-            if device_ns is not None:
-                self.device[name] = self.device.get(name, 0.0) + device_ns * window.device_steps * part
+            found.host[name] = figures["host_ns"]
+            if (device_ns := figures.get("device_ns")) is not None:
+                found.device[name] = device_ns * window.device_steps
+        return found
 
-    def join(self, later: Stretch) -> None:
-        """Add the stretch that follows."""
+    def add(self, later: Slice, part: float = 1.0) -> None:
+        """Add this part (0..1) of the slice that follows."""
         for name in ("wall_ns", "steps", "items", "device_steps", "gc_ns"):
-            setattr(self, name, getattr(self, name) + getattr(later, name))
+            setattr(self, name, getattr(self, name) + getattr(later, name) * part)
         self.step = later.step or self.step
         self.gc_max_ns = max(self.gc_max_ns, later.gc_max_ns)
         for mine, theirs in ((self.host, later.host), (self.device, later.device)):
             for name, value in theirs.items():
-                mine[name] = mine.get(name, 0.0) + value
+                mine[name] += value * part
 
     @property
     def stepping_ns(self) -> float:
         """Wall time without evaluation and checkpoints, which rates leave out."""
         return self.wall_ns - self.host.get("evaluate", 0.0) - self.host.get("checkpoint", 0.0)
 
+    def device_step_ns(self, name: str) -> float | None:
+        """Time of a phase on the GPU per step."""
+        return self.device[name] / self.device_steps if name in self.device and self.device_steps else None
+
     def as_window(self) -> WindowEvent:
-        """The same as one window of a record, for what derives figures from windows."""
-        counted = max(round(self.device_steps), 1) if self.device_steps else 0
+        """The same sums as a window of the record, for functions that derive figures from windows."""
         return WindowEvent(
             step=self.step, epoch=0, epoch_step=0, steps=math.ceil(self.steps), micro_steps=0, items=0, tokens=0,
             wall_ns=round(self.wall_ns), step_p50_ns=None, step_p95_ns=None, step_max_ns=None,
             phases={
-                name: {
-                    "host_ns": round(value),
-                    "device_ns": self.device[name] / self.device_steps
-                    if name in self.device and self.device_steps
-                    else None,
-                }
+                name: {"host_ns": round(value), "device_ns": self.device_step_ns(name)}
                 for name, value in self.host.items()
             },
-            device_steps=counted,
+            device_steps=max(round(self.device_steps), 1) if self.device_steps else 0,
         )  # fmt: skip
 
 
-class Timeline:
-    """Windows over stretches of equal length; when there are too many, each becomes twice as long."""
+class RunTimeline:
+    """Windows summed over slices of equal length; slices double in length when there are too many."""
 
     def __init__(self) -> None:
         self.width_s = FIRST_WIDTH_S
-        self.stretches: dict[int, Stretch] = {}
+        self._slices: dict[int, Slice] = defaultdict(Slice)
 
     @property
-    def whole(self) -> Stretch:
-        """The sums of the whole run."""
-        found = Stretch()
-        for _, item in sorted(self.stretches.items()):
-            found.join(item)
+    def whole(self) -> Slice:
+        """The sums over the whole run."""
+        found = Slice()
+        for _, item in sorted(self._slices.items()):
+            found.add(item)
         return found
 
     def add(self, end_s: float, window: WindowEvent) -> None:
-        """A window that ended then; it counts in every stretch that it lay in, by its part there."""
+        """Add a window that ended at `end_s`, split over the slices it overlaps."""
         begin_s = max(end_s - window.wall_ns * 1e-9, 0.0)
         while end_s / self.width_s >= CAPACITY:
-            self._double()
+            self.width_s, self._slices = self.width_s * 2, _pairs(self._slices)
         first, last = int(begin_s / self.width_s), int(end_s / self.width_s)
-        if first == last:
-            self.stretches.setdefault(first, Stretch()).take(window, 1.0)
-            return
+        whole = Slice.of(window)
         for index in range(first, last + 1):
             inside = min(end_s, (index + 1) * self.width_s) - max(begin_s, index * self.width_s)
-            if inside > 0:
-                self.stretches.setdefault(index, Stretch()).take(window, inside / (end_s - begin_s))
+            part = inside / (end_s - begin_s) if first < last else 1.0
+            if part > 0:
+                self._slices[index].add(whole, part)
 
-    def _double(self) -> None:
-        self.width_s *= 2
-        self.stretches = _pairs(self.stretches)
-
-    def columns(self, count: int) -> tuple[float, dict[int, Stretch]]:
-        """(seconds of one, stretches by number) with at most `count` numbers; one that is missing was not measured."""
-        width, found = self.width_s, self.stretches
+    def slices(self, count: int) -> tuple[float, dict[int, Slice]]:
+        """(length in seconds, slices by index) with indices below `count`; missing ones were not measured."""
+        width, found = self.width_s, self._slices
         while found and max(found) >= count:
             width, found = width * 2, _pairs(found)
-        # What was hardly touched says little of its time.
-        return width, {
-            index: item for index, item in sorted(found.items()) if item.wall_ns >= 0.02 * width * 1e9
-        }
+        # A slice with hardly any measured time says little.
+        return width, {i: item for i, item in sorted(found.items()) if item.wall_ns >= 0.02 * width * 1e9}
 
 
-def _pairs(stretches: dict[int, Stretch]) -> dict[int, Stretch]:
-    found: dict[int, Stretch] = {}
-    for index, item in sorted(stretches.items()):
-        target = found.setdefault(index // 2, Stretch())
-        target.join(item)
+def _pairs(slices: dict[int, Slice]) -> dict[int, Slice]:
+    found: dict[int, Slice] = defaultdict(Slice)
+    for index, item in sorted(slices.items()):
+        found[index // 2].add(item)
     return found
 
 
 @dataclass(slots=True)
 class PlotPoint:
-    """Values that lie next to each other: their mean, lowest and highest; first and last are seconds of the run."""
+    """Mean, lowest and highest of neighbouring values. first, last: seconds of the run."""
 
     first: float
     last: float
     mean: float
     low: float
     high: float
-    count: int
+    count: int = 1
 
     def join(self, later: PlotPoint) -> None:
         """Add the point that follows."""
@@ -178,37 +166,26 @@ class Curve:
         self._stride = 1
 
     def add(self, x: float, value: float | None) -> None:
-        """One value; None and what is not a finite number leave a gap or nothing."""
+        """Add a value; None, NaN and infinity are ignored."""
         if value is None or not math.isfinite(value):
             return
-        value = float(value)
-        if self.points and (last := self.points[-1]).count < self._stride:
-            # By hand, and not by joining points: this is done a few times for every line of a record.
-            last.count += 1
-            last.mean += (value - last.mean) / last.count
-            last.last = x
-            if value < last.low:
-                last.low = value
-            elif value > last.high:
-                last.high = value
+        point = PlotPoint(x, x, float(value), float(value), float(value))
+        if self.points and self.points[-1].count < self._stride:
+            self.points[-1].join(point)
             return
-        self.points.append(PlotPoint(x, x, value, value, value, 1))
+        self.points.append(point)
         if len(self.points) > CAPACITY:
-            merged: list[PlotPoint] = []
-            for index, point in enumerate(self.points):
-                if index % 2:
-                    merged[-1].join(point)
-                else:
-                    merged.append(point)
-            self.points = merged
+            for earlier, later in zip(self.points[::2], self.points[1::2], strict=False):
+                earlier.join(later)
+            self.points = self.points[::2]
             self._stride *= 2
 
     def pieces(self, whole_s: float) -> list[list[PlotPoint]]:
         """The points in pieces, cut where nothing was recorded for much longer than usual."""
         if not self.points:
             return []
-        steps = sorted(b.first - a.last for a, b in zip(self.points, self.points[1:], strict=False))
-        usual = steps[len(steps) // 2] if steps else 0.0
+        gaps = sorted(b.first - a.last for a, b in pairwise(self.points))
+        usual = gaps[len(gaps) // 2] if gaps else 0.0
         limit = max(6 * usual, 0.02 * whole_s)
         out = [[self.points[0]]]
         for point in self.points[1:]:
@@ -219,7 +196,7 @@ class Curve:
 
     @property
     def mean(self) -> float | None:
-        """Of all values."""
+        """The mean of all values."""
         total = sum(point.count for point in self.points)
         return sum(point.mean * point.count for point in self.points) / total if total else None
 

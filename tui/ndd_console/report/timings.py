@@ -1,63 +1,79 @@
-"""Where the time goes: phases, idle time by cause, speed and work."""
+"""Where the time goes: phases, idle time by cause, throughput and compute."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ndd_console.view.blocks import on_gpu
-from ndd_console.view.throughput import plural, rates, step_time, work_texts
+from ndd_console.view.throughput import flops, plural, rates, step_time, work_texts
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
-from ndd_engine.record.events import PHASES, KernelsEvent, StacksEvent
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.record.events import PHASES, KernelsEvent, RunEvent, StacksEvent
+from ndd_engine.text import MISSING, number, size
 
 from .axis import share_text
-from .blocks import Bars, Block, Facts, Line, Lines, Stack, Table, Text
-from .drawing import CAUSE_COLOURS, COLUMNS, PHASE_COLOURS, colour, layers, line, pieces_of
-from .model import Report
-from .timeline import Stretch
+from .blocks import Bars, Block, Facts, Layer, Stack, Table, Text
+from .model import COLUMNS, Report, ns
+from .timeline import Slice
 
 NO_STEPS = "No step was measured."
 METHODS = {
-    "events": "by the gaps between timed spans on the card, a lower bound",
-    "nvml": "by the card's own counter, which does not know why",
-    "host": "by the host's clock: time in which the processor computes nothing for the model",
-    "kernels": "by the profiler, the exact union of kernels and copies",
-    "operators": "by the profiler, the exact union of operators on the host",
+    "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
+    "nvml": "NVML's GPU utilization counter, which does not tell the cause",
+    "host": "the host clock: time in which the CPU computes nothing for the model",
+    "kernels": "the profiler: the exact union of kernels and copies",
+    "operators": "the profiler: the exact union of operators on the host",
 }
+# Wong's and Tol's colours, distinguishable with any colour vision; the style sheet defines them.
+COLOURS = {
+    "data_wait": "orange", "to_device": "vermillion", "forward": "sky", "loss": "indigo", "backward": "blue",
+    "clip": "teal", "optimizer": "green", "zero_grad": "wine", "log": "rose", "evaluate": "purple",
+    "checkpoint": "yellow", "other": "grey", "waiting for data": "orange", "copying": "vermillion",
+    "launch gaps": "sky", "synchronising": "indigo", "reading losses": "rose", "evaluation": "purple",
+}  # fmt: skip
+SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
 _TOP = 12
+Shares = dict[str, float]
 
 
 def phases(report: Report) -> list[Block]:
-    """Phases over time and in figures, the time of a step, and where in the code the thread was seen."""
+    """Phases over time and in figures, the time of a step, and where stack samples found the training thread."""
     data = report.data
     whole = data.timeline.whole
     if not whole.wall_ns:
         return [Text(NO_STEPS, "note")]
-    width, stretches = data.timeline.columns(COLUMNS)
-    total = {
-        name: value / whole.wall_ns
-        for name, value in sorted(whole.host.items(), key=_rank)
-        if "/" not in name
-    }
-    columns = {
-        index: {name: value / item.wall_ns for name, value in item.host.items()}
-        for index, item in stretches.items()
-    }
-    out: list[Block] = [
-        Stack(
-            "Share of wall time by phase",
-            layers(columns, total, PHASE_COLOURS, "smaller phases"),
-            tuple(stretches),
-            width,
-            report.time,
-            note="Host clock. Pauses and profiler bursts are left out; what is blank was not recorded.",
-        ),
-        _table(report, whole),
-    ]
-    if data.curve("step_p50_ns"):
-        out.append(_step_times(report))
-    if data.stacks is not None:
-        out += _stacks(data.stacks)
-    return out
+    by_rank = sorted(whole.host.items(), key=_rank)
+    total = {name: value / whole.wall_ns for name, value in by_rank if "/" not in name}
+    note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
+
+    def shares(item: Slice) -> Shares:
+        return {name: value / item.wall_ns for name, value in item.host.items()}
+
+    stack = _stack(report, "Share of wall time by phase", shares, total)
+    stacks = _stacks(data.stacks) if data.stacks is not None else []
+    return [replace(stack, note=note), _table(report, whole), *_step_times(report), *stacks]
+
+
+def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole: Shares) -> Stack:
+    """The shares of each slice as layers in the order of `whole`; small ones are summed."""
+    width, slices = report.data.timeline.slices(COLUMNS)
+    columns = {index: shares(item) for index, item in slices.items()}
+    small = [name for name, share in whole.items() if 0 < share < SMALLEST]
+    small = small if len(small) > 1 else []
+    large = [name for name, share in whole.items() if share > 0 and name not in small]
+    groups = [(name, _colour(name, index), [name]) for index, name in enumerate(large)]
+    groups += [("below 1 % each", "faint", small)] if small else []
+    layers = []
+    for name, tint, names in groups:
+        values = {index: sum(found.get(part, 0.0) for part in names) for index, found in columns.items()}
+        layers.append(Layer(name, tint, values, sum(whole[part] for part in names)))
+    return Stack(title, tuple(layers), tuple(slices), width, report.time)
+
+
+def _colour(name: str, index: int) -> str:
+    """The colour of a phase or cause, or one by its index."""
+    return COLOURS.get(name) or list(COLOURS.values())[index % len(COLOURS)]
 
 
 def _rank(item: tuple[str, float]) -> tuple[int, int, str]:
@@ -65,120 +81,92 @@ def _rank(item: tuple[str, float]) -> tuple[int, int, str]:
     return PHASES.index(name) if name in PHASES else len(PHASES), item[0].count("/"), item[0]
 
 
-def _table(report: Report, whole: Stretch) -> Table:
-    lately = {phase.name: phase for phase in report.snapshot.phases}
-    timed = bool(whole.device)
-    columns = ["phase", "time", "share", "a step"] + (["on the card"] if timed else [])
-    columns += ["p50 lately", "p95 lately", "longest lately"]
+def _table(report: Report, whole: Slice) -> Table:
+    recent = {phase.name: phase for phase in report.snapshot.phases}
+    gpu = ("GPU per step",) if whole.device else ()
+    columns = ("phase", "time", "share", "per step", *gpu, "recent p50", "recent p95", "recent max")
     rows = []
     for name, value in sorted(whole.host.items(), key=_rank):
         if value <= 0:
             continue
         parent, slash, part = name.partition("/")
-        cells = [f"· {part}" if slash else parent, duration(value * 1e-9), share_text(value / whole.wall_ns)]
-        cells.append(_ns(value / whole.steps if whole.steps else None))
-        if timed:
-            cells.append(_ns(whole.device[name] / whole.device_steps) if name in whole.device else MISSING)
-        now = lately.get(name)
-        cells += [
-            _ns(figure) for figure in ((now.p50_ns, now.p95_ns, now.max_ns) if now else (None, None, None))
-        ]
-        rows.append(tuple(cells))
+        now = recent.get(name)
+        figures = [value / whole.steps if whole.steps else None]
+        figures += [whole.device_step_ns(name)] if gpu else []
+        figures += [now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 3
+        label = f"· {part}" if slash else parent
+        rows.append((label, ns(value), share_text(value / whole.wall_ns), *map(ns, figures)))
     note = (
-        f"Over {number(round(whole.steps))} steps in {duration(whole.wall_ns * 1e-9)}; the last columns are of the "
-        "newest stretch. A part of a phase (·) lies inside it."
+        f"Over {number(round(whole.steps))} steps in {ns(whole.wall_ns)}; the last three columns cover the most "
+        "recent part of the record. Rows marked · are part of the phase above."
     )
-    return Table("Phases", tuple(columns), tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
+    return Table("Phases", columns, tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
 
 
-def _ns(value: float | None) -> str:
-    return MISSING if value is None else duration(value * 1e-9)
-
-
-def _step_times(report: Report) -> Lines:
-    data = report.data
-    found: list[Line] = []
-    for name, text, tint in (
-        ("step_p50_ns", "half of the steps are faster (p50)", "blue"),
-        ("step_p95_ns", "95 % are faster (p95)", "orange"),
-        ("step_max_ns", "longest", "vermillion"),
-    ):
-        if curve := data.curve(name):
-            found.append(line(curve, text, tint, data.x, 1e-9))
-    values = [value for item in found for _, value in item.points if value > 0]
-    uneven = bool(values) and max(values) > 20 * min(values)
-    return Lines(
-        "Time of an optimizer step", "seconds", "", tuple(found), report.time, zero=not uneven, log=uneven,
-        note="Each stretch of the record has its own p50, p95 and longest step; a point is the mean of neighbours.",
-    )  # fmt: skip
+def _step_times(report: Report) -> list[Block]:
+    series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
+    found = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
+    note = "Each is computed per window of the record; a point is the mean of neighbouring windows."
+    return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
 
 
 def _stacks(stacks: StacksEvent) -> list[Block]:
-    rows = [
+    rows = tuple(
         (share_text(frame[4] / stacks.looks), str(frame[0]), f"{frame[1]}:{frame[2]}", str(frame[3]))
         for frame in stacks.frames[:_TOP]
         if len(frame) >= 5 and stacks.looks
-    ]
-    if not rows:
-        return []
-    title = f"Where in the code ({number(stacks.looks)} looks, the newest at step {number(stacks.step)})"
-    return [Table(title, ("seen", "phase", "line", "function"), tuple(rows), frozenset({0}), wide=2)]
-
-
-# Idle.
+    )
+    title = f"Stack samples ({number(stacks.looks)}, the latest at step {number(stacks.step)})"
+    columns = ("share", "phase", "line", "function")
+    return [Table(title, columns, rows, frozenset({0}), wide=2)]
 
 
 def idle(report: Report) -> list[Block]:
-    """Idle time of the whole record by cause, over time, and exactly where a burst was recorded."""
-    data, snapshot = report.data, report.snapshot
-    run = data.run or snapshot.run
+    """Idle time of the whole run by cause, over time, and exactly for each profiler capture."""
+    data = report.data
+    run = data.run or report.snapshot.run
     whole = data.timeline.whole
-    out: list[Block] = []
-    for at, capture in list(data.captures)[-3:]:
-        out += _capture(at.step, capture)
+    captures = [block for at, item in list(data.captures)[-3:] for block in _capture(at.step, item)]
     if not whole.wall_ns or run is None:
-        return out or [Text(NO_STEPS, "note")]
+        return captures or [Text(NO_STEPS, "note")]
     what = "GPU idle" if on_gpu(run) else "Compute idle"
     window = whole.as_window()
     found = idle_of(run, [window], phase_shares([window]), None)
     if found.share is None:
-        util = data.curve("card util_percent")
-        if not util:
-            return [*out, Text(f"{what} {MISSING}: {found.reason}", "note")]
-        share = 1 - (util.mean or 0.0) / 100
-        busy = line(util, "share of time in which a kernel ran", "blue", data.x, 0.01)
-        return [
-            *out,
-            Text(f"{what} {share_text(share)}, {METHODS['nvml']}."),
-            Lines("The card is busy", "share", "", (busy,), report.time, zero=True),
-        ]
+        busy = report.line("gpu util_percent", "share of time with a running kernel", "blue", 0.01)
+        if busy is None:
+            return [*captures, Text(f"{what} {MISSING}: {found.reason}", "note")]
+        text = f"{what} {share_text(1 - (busy.mean or 0.0))} ({METHODS['nvml']})."
+        return [Text(text), *report.plot("GPU utilization", "share", busy, zero=True), *captures]
     causes = {cause: share for cause, share in found.causes if share > 0}
-    title = f"{what} {share_text(found.share)} of the whole record"
-    out.append(_bars(title, causes, f"Shares of wall time, {_method(found.method)}."))
-    width, stretches = data.timeline.columns(COLUMNS)
-    columns: dict[int, dict[str, float]] = {}
-    for index, item in stretches.items():
+    title = f"{what} {share_text(found.share)} of the whole run"
+    bars = _bars(title, causes, f"Share of wall time. Measured with {_method(found.method)}.")
+    return [bars, *_idle_over_time(report, run, causes, what), *captures]
+
+
+def _idle_over_time(report: Report, run: RunEvent, causes: Shares, what: str) -> list[Block]:
+    def shares(item: Slice) -> Shares:
         part = item.as_window()
-        columns[index] = dict(idle_of(run, [part], phase_shares([part]), None).causes)
-    stack = layers(columns, causes, CAUSE_COLOURS, "smaller causes")
-    heights = sorted(sum(shares.values()) for shares in columns.values())
-    if stack and heights[-1] > 0:
-        # A lone column, as at the end of a run, would make all others flat.
-        usual = heights[min(len(heights) - 1, int(0.98 * len(heights)))]
-        top = next(mark for mark in (0.05, 0.1, 0.2, 0.5, 1.0) if usual <= mark or mark == 1.0)
-        title = f"{what} over time, by cause"
-        note = "Share of wall time." + (" The highest columns are cut." if heights[-1] > top else "")
-        out.append(Stack(title, stack, tuple(stretches), width, report.time, top, note))
-    return out
+        return dict(idle_of(run, [part], phase_shares([part]), None).causes)
+
+    stack = _stack(report, f"{what} over time, by cause", shares, causes)
+    heights = sorted(sum(layer.values[slot] for layer in stack.layers) for slot in stack.slots)
+    if not heights or heights[-1] <= 0:
+        return []
+    # A single high column, as at the end of a run, would flatten all others.
+    usual = heights[min(len(heights) - 1, int(0.98 * len(heights)))]
+    top = next((mark for mark in (0.05, 0.1, 0.2, 0.5) if usual <= mark), 1.0)
+    note = "Share of wall time." + (" The highest columns are cut off." if heights[-1] > top else "")
+    return [replace(stack, top=top, note=note)]
 
 
 def _method(name: str) -> str:
     return METHODS.get(name, name)
 
 
-def _bars(title: str, causes: dict[str, float], note: str) -> Bars:
+def _bars(title: str, causes: Shares, note: str) -> Bars:
     rows = tuple(
-        (cause, share, share_text(share), colour(CAUSE_COLOURS, cause, index))
+        (cause, share, share_text(share), _colour(cause, index))
         for index, (cause, share) in enumerate(sorted(causes.items(), key=lambda item: -item[1]))
     )
     return Bars(title, rows, note)
@@ -187,73 +175,52 @@ def _bars(title: str, causes: dict[str, float], note: str) -> Bars:
 def _capture(step: int, capture: KernelsEvent) -> list[Block]:
     if not capture.wall_ns:
         return []
-    wall = capture.wall_ns
+    wall, steps = capture.wall_ns, max(capture.steps, 1)
     causes = {cause: value / wall for cause, value in capture.idle_ns.items() if value > 0}
-    steps = max(capture.steps, 1)
-    title = f"Idle {share_text(sum(causes.values()))} in the profiler capture at step {number(capture.step or step)}"
+    at = f"profiler capture at step {number(capture.step or step)}"
     note = (
-        f"Exact, over {number(capture.steps)} steps of {duration(wall / steps * 1e-9)} ({_method(capture.method)}). "
-        f"The profiler makes steps slower than others. Computing {share_text(capture.busy_ns / wall)}, of it copying "
-        f"{share_text(capture.copy_ns / wall)}; {number(capture.launches / steps)} launches a step."
+        f"Exact, over {number(capture.steps)} steps of {ns(wall / steps)}. Measured with {_method(capture.method)}. "
+        f"Steps are slower under the profiler. Busy {share_text(capture.busy_ns / wall)}, of which copying "
+        f"{share_text(capture.copy_ns / wall)}; {number(capture.launches / steps)} launches per step."
     )
-    out: list[Block] = [_bars(title, causes, note)]
+    bars = _bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)
     rows = tuple(
-        (share_text(item[1] / wall), duration(item[1] / steps * 1e-9), number(item[2] / steps), str(item[0]))
+        (share_text(item[1] / wall), ns(item[1] / steps), number(item[2] / steps), str(item[0]))
         for item in capture.top[:_TOP]
         if len(item) >= 3
     )
-    if rows:
-        columns = ("share", "time a step", "times a step", "kernel or operator")
-        out.append(Table("What takes longest in the burst", columns, rows, frozenset({0, 1, 2})))
-    return out
-
-
-# Speed and work.
+    columns = ("share", "time per step", "calls per step", "kernel or operator")
+    return [bars, Table(f"Slowest kernels and operators in the {at}", columns, rows, frozenset({0, 1, 2}))]
 
 
 def speed(report: Report) -> list[Block]:
-    """Throughput over time, the rates, and what a step computes against the card's peak."""
+    """Throughput over time, the rates, and the compute of a step against the peak of the device."""
     data, snapshot = report.data, report.snapshot
-    run = snapshot.run
-    out: list[Block] = []
-    width, stretches = data.timeline.columns(COLUMNS)
-    unit = f"{plural(run.item) if run is not None else 'items'}/s"
-    speeds = {
-        index: item.items / (item.stepping_ns * 1e-9)
-        for index, item in stretches.items()
-        if item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
-    }
-    pieces = pieces_of(speeds, width)
-    if pieces:
-        whole = data.timeline.whole
-        mean = whole.items / (whole.stepping_ns * 1e-9) if whole.stepping_ns > 0 else None
-        found = Line("training", "blue", pieces, mean=mean)
-        note = "Of training: evaluation, checkpoints and pauses are left out."
-        out.append(Lines("Throughput", "plain", unit, (found,), report.time, zero=True, note=note))
+    whole = data.timeline.whole
+    mean = whole.items / (whole.stepping_ns * 1e-9) if whole.stepping_ns > 0 else 0.0
+    found = report.sliced("training", "blue", mean, _items_per_s)
+    unit = f"{plural(snapshot.run.item) if snapshot.run is not None else 'items'}/s"
+    note = "Training only: excludes evaluation, checkpoints and pauses."
+    out = report.plot("Throughput", "plain", found, unit=unit, zero=True, note=note)
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
-    rows = [("lately", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")]
-    if texts := work_texts(snapshot):
-        rows += zip(("computing", "share of the peak", "roofline"), texts, strict=False)
-    work = snapshot.work
-    if work is not None:
-        rows.append(("a step computes", f"{_large(work.flops_per_step)}FLOP"))
-        rows.append(
-            ("a step moves", f"{size(work.bytes_per_step)} read and written without fusion, an upper bound")
-        )
-        if work.attention:
-            rows.append(("attention", ", ".join(work.attention)))
-        if work.uncounted:
-            rows.append(("not counted", ", ".join(work.uncounted)))
-        if work.peak_source:
-            rows.append(("peak from", work.peak_source))
-    return [*out, Facts(tuple(rows))]
+    texts = zip(("compute", "share of peak", "roofline"), work_texts(snapshot), strict=False)
+    rows: list[tuple[str, str | None]] = [
+        ("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}"),
+        *texts,
+    ]
+    if work := snapshot.work:
+        rows += [
+            ("compute per step", flops(work.flops_per_step).removesuffix("/s")),
+            ("memory traffic", f"{size(work.bytes_per_step)} per step without fusion, an upper bound"),
+            ("attention", ", ".join(work.attention)),
+            ("not counted", ", ".join(work.uncounted)),
+            ("source of the peak", work.peak_source),
+        ]
+    return [*out, Facts.of(*rows)]
 
 
-def _large(value: int | None) -> str:
-    if value is None:
-        return f"{MISSING} "
-    for scale, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= scale:
-            return f"{number(value / scale)} {letter}"
-    return f"{number(value)} "
+def _items_per_s(item: Slice) -> float | None:
+    """None where there was hardly any training."""
+    trained = item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
+    return item.items / (item.stepping_ns * 1e-9) if trained else None

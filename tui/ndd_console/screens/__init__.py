@@ -1,1 +1,1 @@
-"""The screens: each turns keys into commands and values into rows on its canvas."""
+"""The screens: each handles keys and draws rows on a canvas."""

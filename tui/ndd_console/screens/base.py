@@ -1,4 +1,4 @@
-"""A screen that is one canvas, and the size and look of it."""
+"""A screen that consists of one canvas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.style import Style
+from textual import events
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.message_pump import MessagePump
@@ -14,10 +15,15 @@ from textual.screen import Screen
 from ndd_console.view.style import COLOUR, MONOCHROME, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas, PatchCompositor
 
+# Keys that close a screen, and keys that move in a list.
+LEAVE = frozenset({"escape", "q", "ctrl+q", "ctrl+c"})
+_FAR = 10**9
+_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "end": _FAR}
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the terminal can show."""
+    """Capabilities of the terminal."""
 
     ascii_only: bool = False
     monochrome: bool = False
@@ -27,16 +33,26 @@ class Look:
         return MONOCHROME if self.monochrome else COLOUR
 
 
+def key_of(event: events.Key) -> str:
+    """The character of a printable key, else the key's name."""
+    return event.character if event.is_printable and event.character else event.key
+
+
+def moved(key: str, page: int) -> int | None:
+    """Lines by which a key moves in a list with pages of `page` lines; None for other keys."""
+    return {**_MOVES, "pageup": -page, "pagedown": page}.get(key)
+
+
 def post_from_thread(target: MessagePump, message: Message) -> bool:
-    """Send a message from another thread; False when the app has ended meanwhile."""
+    """Post a message from another thread. Returns False if the app has ended."""
     try:
         return target.post_message(message)
-    except RuntimeError:  # its loop is closed
+    except RuntimeError:  # its event loop is closed
         return False
 
 
 class CanvasScreen(Screen[None], inherit_bindings=False):
-    """Calls `draw` for its rows, when the size changed and whenever `paint` is called."""
+    """Draws the rows of `draw` after a resize and on every call of `paint`."""
 
     DEFAULT_CSS = "CanvasScreen { overflow: hidden; }"
 
@@ -55,7 +71,7 @@ class CanvasScreen(Screen[None], inherit_bindings=False):
         raise NotImplementedError
 
     def paint(self) -> None:
-        """Draw and show, once there is a size."""
+        """Draw the screen if its size is known."""
         width, height = self.canvas.size
         if not width or not height:
             return
@@ -66,7 +82,7 @@ class CanvasScreen(Screen[None], inherit_bindings=False):
             self.call_after_refresh(painted)
 
     def go_back(self) -> None:
-        """To the screen below. Keys that came in one go may ask for it twice; only the first counts."""
+        """Return to the previous screen. A second call, from keys typed ahead, has no effect."""
         if self.is_current:
             self.app.pop_screen()
 

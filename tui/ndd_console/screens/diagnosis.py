@@ -1,10 +1,10 @@
-"""What the rules say about the newest snapshot: asked once a snapshot, and never able to break a screen."""
+"""Evaluates the rules once per snapshot; an error in a rule does not break the screen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ndd_console.view.findings import DiagnosisResult
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import printable
@@ -12,36 +12,25 @@ from ndd_engine.text import printable
 Rules = Callable[[Snapshot], tuple[Finding, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Findings, the verdict first; or `trouble`, the defect that kept the rules from saying anything."""
-
-    findings: tuple[Finding, ...] = ()
-    trouble: str = ""
-
-
-NOTHING = Told()
-
-
 class Diagnosis:
-    """Asks the rules and keeps their answer while the snapshot is the same object."""
+    """Evaluates the rules and caches the result for the latest snapshot."""
 
     def __init__(self, rules: Rules = diagnose) -> None:
         self._rules = rules
-        self._asked: tuple[Snapshot, Told] | None = None
+        self._latest: tuple[Snapshot, DiagnosisResult] | None = None
 
-    def of(self, snapshot: Snapshot) -> Told:
-        """The findings of this snapshot. Equal ones are the same object as before, so that nothing is redrawn."""
-        if self._asked is None or self._asked[0] is not snapshot:
-            told = self._ask(snapshot)
-            if self._asked is not None and self._asked[1] == told:
-                told = self._asked[1]
-            self._asked = (snapshot, told)
-        return self._asked[1]
+    def of(self, snapshot: Snapshot) -> DiagnosisResult:
+        """The findings of this snapshot. An equal result is the same object as before, so nothing is redrawn."""
+        if self._latest is None or self._latest[0] is not snapshot:
+            result = self._evaluate(snapshot)
+            if self._latest is not None and self._latest[1] == result:
+                result = self._latest[1]
+            self._latest = (snapshot, result)
+        return self._latest[1]
 
-    def _ask(self, snapshot: Snapshot) -> Told:
+    def _evaluate(self, snapshot: Snapshot) -> DiagnosisResult:
         try:
-            return Told(self._rules(snapshot))
-        except Exception as error:  # noqa: BLE001  a rule with a defect must not take the screen with it
+            return DiagnosisResult(self._rules(snapshot))
+        except Exception as error:  # noqa: BLE001  a defect in a rule must not break the screen
             text = " ".join(str(error).split())
-            return Told((), printable(f"the diagnosis failed: {type(error).__name__}: {text}"))
+            return DiagnosisResult((), printable(f"the diagnosis failed: {type(error).__name__}: {text}"))

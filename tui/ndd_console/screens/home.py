@@ -1,4 +1,4 @@
-"""The home screen: shows at once, and reads hardware and runs in a thread meanwhile."""
+"""The home screen: shown immediately, while threads detect the hardware and read the runs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from dataclasses import replace
 from textual import events
 from textual.message import Message
 
-from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
+from ndd_console.screens.interfaces import HomeSource
+from ndd_console.view.entries import RunRow, StartRow
 from ndd_console.view.home import HomeState, entry_count, home_rows
 from ndd_console.view.style import Row
 
-from .base import CanvasScreen, Look, post_from_thread
+from .base import LEAVE, CanvasScreen, Look, key_of, moved, post_from_thread
 from .pages import HelpScreen
+
+_PAGE = 8
 
 
 class HomeScreen(CanvasScreen):
-    """Lists what can be started and opened. `choose` is called with the chosen entry. wizard: opens it."""
+    """Lists workloads and runs. `choose` is called with the selected entry, `wizard` opens the wizard."""
 
     class GpuRead(Message):
-        """The hardware was looked at."""
+        """The hardware was detected."""
 
         def __init__(self, lines: list[str]) -> None:
             self.lines = lines
@@ -51,7 +54,7 @@ class HomeScreen(CanvasScreen):
         self.state = HomeState(None, None, None)
 
     def on_mount(self) -> None:
-        threading.Thread(target=self._read_gpu, name="ndd-home-card", daemon=True).start()
+        threading.Thread(target=self._read_gpu, name="ndd-home-gpu", daemon=True).start()
         self.refresh_runs()
 
     def refresh_runs(self) -> None:
@@ -61,19 +64,19 @@ class HomeScreen(CanvasScreen):
     def _read_gpu(self) -> None:
         try:
             lines = self._home.gpu_lines()
-        except Exception as error:  # noqa: BLE001  told, or the screen would wait for ever
-            lines = [f"the hardware could not be read: {error}"]
+        except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
+            lines = [f"hardware detection failed: {error}"]
         post_from_thread(self, self.GpuRead(lines))
 
     def _read_list(self) -> None:
         try:
             message = self.ListRead(self._home.workloads(), self._home.runs())
         except Exception as error:  # noqa: BLE001
-            message = self.ListRead([], [], f"the runs could not be read: {error}")
+            message = self.ListRead([], [], f"cannot read the runs folder: {error}")
         post_from_thread(self, message)
 
     def on_home_screen_gpu_read(self, message: GpuRead) -> None:
-        self.show(replace(self.state, card=tuple(message.lines)))
+        self.show(replace(self.state, machine=tuple(message.lines)))
 
     def on_home_screen_list_read(self, message: ListRead) -> None:
         count = entry_count(message.workloads, message.runs)
@@ -89,11 +92,11 @@ class HomeScreen(CanvasScreen):
         )
 
     def say(self, text: str | None, bad: bool = False) -> None:
-        """A line for the user above the keys."""
+        """Show a message above the keys."""
         self.show(replace(self.state, message=text, bad=bad))
 
     def show(self, state: HomeState) -> None:
-        """Take a new state and draw it."""
+        """Draw a new state."""
         self.state = state
         if self.is_current:
             self.paint()
@@ -106,18 +109,9 @@ class HomeScreen(CanvasScreen):
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
-        key = event.character if event.is_printable and event.character else event.key
-        moves = {
-            "up": -1,
-            "k": -1,
-            "down": 1,
-            "j": 1,
-            "pageup": -8,
-            "pagedown": 8,
-            "home": -9999,
-            "end": 9999,
-        }
-        if key in ("q", "ctrl+q", "ctrl+c", "escape"):
+        key = key_of(event)
+        step = moved(key, _PAGE)
+        if key in LEAVE:
             self._leave()
         elif key == "?":
             self.app.push_screen(HelpScreen(self.look))
@@ -127,13 +121,9 @@ class HomeScreen(CanvasScreen):
         elif key == "w" and self._wizard is not None:
             self._wizard()
         elif key == "enter":
-            self._open()
-        elif key in moves:
-            count = entry_count(self.state.workloads, self.state.runs)
-            chosen = min(max(self.state.chosen + moves[key], 0), max(count - 1, 0))
-            self.show(replace(self.state, chosen=chosen))
-
-    def _open(self) -> None:
-        entries: list[StartRow | RunRow] = [*(self.state.workloads or ()), *(self.state.runs or ())]
-        if self.state.chosen < len(entries):
-            self._choose(entries[self.state.chosen])
+            entries: list[StartRow | RunRow] = [*(self.state.workloads or ()), *(self.state.runs or ())]
+            if self.state.chosen < len(entries):
+                self._choose(entries[self.state.chosen])
+        elif step is not None:
+            last = max(entry_count(self.state.workloads, self.state.runs) - 1, 0)
+            self.show(replace(self.state, chosen=min(max(self.state.chosen + step, 0), last)))

@@ -1,133 +1,148 @@
-"""What the screens need of a run and of the runs folder; who provides it stays outside the screens."""
+"""Protocols of the data behind the screens; `jobs` implements them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from ndd_console.view.entries import RunRow, StartRow
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ndd_engine.trial.request import Progress
+    from ndd_engine.trial.tuning import TuningState
+
+__all__ = [
+    "Action",
+    "HomeSource",
+    "RunRow",
+    "RunSource",
+    "StartRow",
+    "TrialJob",
+    "TrialSource",
+    "TuningSource",
+]
 
 # "interrupt" is a stop by Ctrl-C: the run ends as interrupted, with that exit status.
 Action = Literal["pause", "resume", "checkpoint", "evaluate", "kernels", "stop", "interrupt", "kill"]
 
 
 class RunSource(Protocol):
-    """A run that is watched: trained in this process, attached, or read back from its record."""
+    """A run on the screen: trained in this process, attached, or read from its record."""
 
     @property
     def name(self) -> str:
-        """The run's name, as `ndd-console attach` takes it."""
+        """Name of the run, as for `ndd-console attach`."""
 
     @property
     def live(self) -> bool:
-        """Whether commands reach the run."""
+        """Whether the run accepts commands."""
 
     @property
     def owned(self) -> bool:
-        """Whether the run is trained by this process, so that leaving the screen needs a decision."""
+        """Whether this process trains the run. Leaving the screen then needs a decision."""
 
     def snapshot(self) -> Snapshot:
-        """The newest state, at once; the same object while nothing changed."""
+        """The latest state, without blocking; the same object while nothing changes."""
 
     def command(self, action: Action) -> None:
-        """Ask the run for something. Never blocks and never raises; a failure shows up in `notice`."""
+        """Send a command to the run. Never blocks or raises; failures are reported by `notice`."""
 
     def notice(self) -> str | None:
         """A short message for the user, such as "the run did not answer"."""
 
     def log_lines(self, count: int) -> list[str]:
-        """The last lines of the captured output, made printable."""
+        """The last lines of the captured output, with control characters escaped."""
 
     def trials(self) -> TrialSource | None:
-        """Where changes to this run are measured, None where that cannot be done."""
+        """Measures changes to this run; None if that is not possible."""
 
     def close(self) -> None:
-        """Give up what the source holds. A run that is trained here is not stopped by it."""
+        """Release resources. Does not stop a run of this process."""
 
 
 class TrialJob(Protocol):
-    """A trial that goes on by itself; the screen asks how far it is."""
+    """A running trial."""
 
     @property
     def done(self) -> bool:
-        """Whether it is over, with the run going on again."""
+        """Whether the trial has ended and the run has resumed."""
 
     @property
     def progress(self) -> Progress | None:
-        """How far it is; None before anything was told."""
+        """Latest progress; None before the first report."""
 
     @property
     def result(self) -> TrialEvent | None:
-        """What came out; None before the end, and where there is a problem instead."""
+        """The result; None before the end and after a failure."""
 
     @property
     def problem(self) -> str:
-        """Why there is no result, or what went wrong with keeping it; "" otherwise."""
+        """Why there is no result or why it was not recorded; "" otherwise."""
 
     def stop(self) -> None:
-        """End it soon. Returns at once; `done` tells when its processes are gone and the run goes on."""
+        """Stop soon. Returns immediately; `done` is set once the processes have ended and the run has resumed."""
 
 
 class TrialSource(Protocol):
-    """Measures changes against one run. Only one trial at a time."""
+    """Measures changes to one run, one trial at a time."""
 
     @property
     def base(self) -> str:
-        """What is compared with, for people: "run chartext-001"."""
+        """The baseline as text: "run chartext-001"."""
 
     def pauses(self) -> str:
-        """The run that has to stand still meanwhile, for people; "" where none does."""
+        """Name of the run that is paused during a trial; "" for none."""
 
     def refusal(self) -> str:
-        """Why nothing can be measured now; "" where it can."""
+        """Why no trial can start now; "" if one can."""
 
     def check(self, sets: Sequence[str]) -> str:
-        """What is wrong with these edits, a mistake a line; "" where they can be tried."""
+        """Errors in these edits, one per line; "" if they can be tried."""
 
     def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> TrialJob:
-        """Begin to measure edits that were checked, for at most so many seconds."""
+        """Start to measure checked edits, for up to `budget_s` seconds."""
 
     def write(self, trial: TrialEvent) -> Path:
-        """Write the configuration with the change of a trial into a new file. Raises UsageError."""
+        """Write the configuration with the change of a trial to a new file. Raises UsageError."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """One run in the list. started_t: unix seconds. best: "loss 1.482", empty without an evaluation."""
+class TuningSource(Protocol):
+    """A running sweep over settings."""
 
-    name: str
-    workload: str
-    status: str
-    step: int
-    total_steps: int
-    started_t: float | None
-    best: str
-    live: bool
+    @property
+    def name(self) -> str:
+        """The baseline as text."""
 
+    @property
+    def state(self) -> TuningState | None:
+        """Latest state; None before the first report."""
 
-@dataclass(frozen=True, slots=True)
-class StartRow:
-    """Something that can be trained."""
+    @property
+    def problem(self) -> str:
+        """Why there is no result; "" otherwise."""
 
-    name: str
-    title: str
-    text: str
+    @property
+    def saved(self) -> str:
+        """Path of the written configuration; "" until then."""
+
+    def save(self) -> str:
+        """Write the result to a new file. Returns an error message, or ""."""
+
+    def stop(self) -> None:
+        """Stop soon and keep the results so far. Returns immediately."""
 
 
 class HomeSource(Protocol):
-    """What the home screen lists. Each call may be slow and is made in a thread."""
+    """Data of the home screen. Every call may be slow and is made in a thread."""
 
     def gpu_lines(self) -> list[str]:
-        """What was detected, one fact a line."""
+        """The detected hardware, one fact per line."""
 
     def runs(self) -> list[RunRow]:
-        """The runs here, newest first."""
+        """The runs in the runs folder, newest first."""
 
     def workloads(self) -> list[StartRow]:
-        """What can be started."""
+        """The workloads that can be trained."""

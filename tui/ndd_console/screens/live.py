@@ -1,53 +1,42 @@
-"""The live screen: pulls the newest snapshot on a timer, turns keys into commands, asks before leaving."""
+"""The live screen: polls the latest snapshot, sends commands, and asks before leaving a run of this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from textual import events
 
 from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.screens.interfaces import Action, RunSource
-from ndd_console.view.live import Keys, LiveState, live_rows
-from ndd_console.view.question import box, over
+from ndd_console.view.frame import Keys
+from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.question import box, overlay
 from ndd_console.view.style import Row
 from ndd_engine.record.snapshot import Snapshot
 
-from .base import CanvasScreen, Look
+from .base import CanvasScreen, Look, key_of
 from .findings import DiagnosisScreen
 from .pace import Pace
 from .pages import HelpScreen, LogScreen, SettingsScreen
-from .trial import TrialScreen, choices
+from .trial import TrialScreen, proposed_changes
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
-STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop at once"
+STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
-_ASKED: dict[Action, str] = {
+_REQUESTED: dict[Action, str] = {
     "pause": "pausing after this step…",
-    "resume": "going on…",
+    "resume": "resuming…",
     "checkpoint": "saving a checkpoint after this step…",
     "evaluate": "evaluating after this step…",
-    "kernels": "recording a few steps with the profiler…",
+    "kernels": "profiling a few steps…",
 }
-_BLURRED_TICKS = 4  # over SSH, refresh this much slower while nobody looks
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """All that the picture depends on besides the snapshot; while both are the same, nothing is drawn."""
-
-    notice: str | None
-    message: str | None
-    waited_s: int | None
-    asking: str
-    stopping: bool
+_BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
 
 class LiveScreen(CanvasScreen):
-    """A run. `leave` is called once with the result when the user or the run's end closes the screen."""
+    """Shows a run. `leave` is called once, when the screen is closed."""
 
     def __init__(
         self,
@@ -73,7 +62,7 @@ class LiveScreen(CanvasScreen):
         self._clock = clock
         self._opened_t = clock()
         self._snapshot = source.snapshot()
-        self._shown: tuple[Snapshot, Shown] | None = None
+        self._drawn: tuple[Snapshot, LiveState, str] | None = None  # nothing is drawn while it is unchanged
         self._message: tuple[str, tuple[object, ...]] | None = None
         self._asking: Literal["", "leave", "stop"] = ""
         self._skipped = 0
@@ -85,7 +74,7 @@ class LiveScreen(CanvasScreen):
         self.set_interval(1 / self._refresh_hz, self.on_time)
 
     def on_screen_resume(self) -> None:
-        self._shown = None
+        self._drawn = None
 
     def on_time(self) -> None:
         """Called by the timer."""
@@ -93,7 +82,7 @@ class LiveScreen(CanvasScreen):
             self.tick()
 
     def tick(self) -> None:
-        """Look at the run; draw when something changed."""
+        """Poll the run and draw if something has changed."""
         if self._ssh and not self.app.app_focus:
             self._skipped = (self._skipped + 1) % _BLURRED_TICKS
             if self._skipped:
@@ -105,46 +94,39 @@ class LiveScreen(CanvasScreen):
             self._repaint()
 
     def draw(self, width: int, height: int) -> list[Row]:
-        shown, snapshot = self._state(), self._snapshot
-        self._shown = (snapshot, shown)
-        state = LiveState(
-            self.source.name,
-            self._status(snapshot),
-            self._keys(snapshot),
-            shown.notice or shown.message,
-            shown.waited_s,
-            self._diagnosis.of(snapshot),
-            self._can_try(snapshot),
-        )
-        rows = live_rows(snapshot, state, width, height)
+        self._drawn = (self._snapshot, self._state(), self._asking)
+        rows = live_rows(*self._drawn[:2], width, height)
         if self._asking:
-            rows = over(rows, box(*self._question(), width), width)
+            rows = overlay(rows, box(*self._question(), width), width)
         return rows
 
-    def _state(self) -> Shown:
+    def _state(self) -> LiveState:
         snapshot = self._snapshot
         if self._message is not None and self._message[1] != _progress_of(snapshot):
-            self._message = None  # what was asked for has shown an effect
-        message = self._message[0] if self._message else None
+            self._message = None  # the request has taken effect
+        message = STOPPING if self.stopping else self._message[0] if self._message else None
         waited = None
         if snapshot.status == "preparing":
             waited = int(max(self._clock() - (snapshot.preparing_t or self._opened_t), 0))
-        if self.stopping:
-            message = STOPPING
-        return Shown(self.source.notice(), message, waited, self._asking, self.stopping)
-
-    def _status(self, snapshot: Snapshot) -> str:
-        return "stopping" if self.stopping and not snapshot.final else snapshot.status
+        return LiveState(
+            self.source.name,
+            "stopping" if self.stopping and not snapshot.final else snapshot.status,
+            self._keys(snapshot),
+            self.source.notice() or message,
+            waited,
+            self._diagnosis.of(snapshot),
+            self._can_try(snapshot),
+        )
 
     def _steerable(self, snapshot: Snapshot) -> bool:
         return self.source.live and not snapshot.final and not self.stopping
 
     def _can_try(self, snapshot: Snapshot) -> bool:
-        """Whether a change can be measured: the run is known, and not on its way out."""
+        """Whether a change to the run can be measured."""
         return self._trials is not None and snapshot.run is not None and not self.stopping
 
     def _can_choose(self, snapshot: Snapshot) -> bool:
-        """Whether the wizard can begin from this run's configuration."""
+        """Whether the wizard can start from the configuration of this run."""
         return self._wizard is not None and snapshot.run is not None and not self.stopping
 
     def _keys(self, snapshot: Snapshot) -> Keys:
@@ -155,7 +137,7 @@ class LiveScreen(CanvasScreen):
         if self._steerable(snapshot):
             if snapshot.status in _WORKING:
                 keys += [("p", "resume" if snapshot.status == "paused" else "pause")]
-                keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "kernels")]
+                keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "profile")]
             if not self.source.owned:
                 keys.append(("s", "stop"))
         leaving = "quit" if self.source.owned else "close"
@@ -164,17 +146,17 @@ class LiveScreen(CanvasScreen):
     def _question(self) -> tuple[str, Keys]:
         name = self.source.name
         if self._asking == "stop":
-            return f"Stop {name}?", (("s", "stop after a checkpoint"), ("esc", "cancel"))
-        stay = ("d", f"leave it running (attach again with: ndd-console attach {name})")
+            return f"Stop {name}?", (("s", "save a checkpoint and stop"), ("esc", "cancel"))
+        stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
         if self.stopping:
             return f"{name} is stopping after a checkpoint.", (
-                ("d", "leave the screen now; it stops by itself"),
-                ("esc", "wait for it here"),
+                ("d", "close the screen now; the run stops in the background"),
+                ("esc", "wait"),
             )
-        return f"{name} is still running.", (("s", "stop after a checkpoint"), stay, ("esc", "cancel"))
+        return f"{name} is still running.", (("s", "save a checkpoint and stop"), stay, ("esc", "cancel"))
 
     def on_key(self, event: events.Key) -> None:
-        key = event.character if event.is_printable and event.character else event.key
+        key = key_of(event)
         event.stop()
         if key == "ctrl+c":
             self._interrupt()
@@ -200,10 +182,11 @@ class LiveScreen(CanvasScreen):
         self._repaint()
 
     def _repaint(self) -> None:
-        """Draw if the picture would be another one."""
+        """Draw if something has changed."""
         if self._left or not self.is_current:
             return
-        if self._shown is None or self._shown[0] is not self._snapshot or self._shown[1] != self._state():
+        drawn = self._drawn
+        if drawn is None or drawn[0] is not self._snapshot or drawn[1:] != (self._state(), self._asking):
             self.paint()
 
     def _steer(self, key: str) -> None:
@@ -220,13 +203,13 @@ class LiveScreen(CanvasScreen):
         }
         if key in actions:
             action = actions[key]
-            self._message = (_ASKED[action], _progress_of(self._snapshot))
+            self._message = (_REQUESTED[action], _progress_of(self._snapshot))
             self.source.command(action)
 
     def _try(self) -> None:
-        """Choose a change and measure it."""
+        """Open the trial screen."""
         assert self._trials is not None
-        offered = choices(self._diagnosis.of(self._snapshot).findings)
+        offered = proposed_changes(self._diagnosis.of(self._snapshot).findings)
         self.app.push_screen(
             TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
         )
@@ -244,14 +227,14 @@ class LiveScreen(CanvasScreen):
             if asking == "leave":
                 self.stopping = True
             else:
-                self._message = ("the run was asked to stop", _progress_of(self._snapshot))
+                self._message = ("stop requested", _progress_of(self._snapshot))
         elif key == "d" and asking == "leave":
             self._go("detach")
         elif key not in ("escape", "q", "ctrl+q", "n"):
             self._asking = asking
 
     def _interrupt(self) -> None:
-        """Ctrl-C: stop the run that is trained here; a viewer only closes."""
+        """Ctrl-C: stop a run of this process; close the screen of any other run."""
         if not self.source.owned or self.source.snapshot().final:
             self._go("quit")
             return
@@ -264,7 +247,7 @@ class LiveScreen(CanvasScreen):
             self._go("kill")
 
     def leave_when_final(self) -> None:
-        """Somebody else asked the run to stop: say so, and leave once it has ended."""
+        """The run is stopping for another reason, such as a signal: show that, and leave when it has ended."""
         self.stopping = True
         self._asking = ""
         self.tick()
@@ -276,5 +259,5 @@ class LiveScreen(CanvasScreen):
 
 
 def _progress_of(snapshot: Snapshot) -> tuple[object, ...]:
-    """What changes when a command takes effect."""
+    """State that changes when a command takes effect."""
     return (snapshot.status, snapshot.marks[-1] if snapshot.marks else None)

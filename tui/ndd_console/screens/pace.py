@@ -1,19 +1,19 @@
-"""How often a screen is drawn: less often where that takes more of a core than it may."""
+"""Limits how often a screen is drawn, so that it takes little CPU time from the training thread."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# Of one core, what a screen beside a training thread may take, and how long it may be without news for that.
+# Share of one core that the screen may use, and the longest time between two updates.
 SHARE = 0.0075
 SLOWEST_S = 1.0
-# A timer that comes this much early is not worth waiting for the next one.
+# Accept a tick that is this much too early instead of waiting for the next one.
 EARLY = 0.9
 
 
 class Pace:
-    """Asked at each tick of a timer. cpu: seconds that the screen's thread has computed so far."""
+    """Decides at every tick of a timer whether to draw. cpu: CPU seconds of the screen's thread."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
@@ -23,7 +23,7 @@ class Pace:
         self._spent_s = cpu()
 
     def due(self) -> bool:
-        """Whether to draw now: what was computed since the last time, painting it included, has been waited for."""
+        """Whether to draw now: the CPU time since the last update is below `SHARE` of the time that has passed."""
         now, spent = self._clock(), self._cpu()
         wait_s = min((spent - self._spent_s) / SHARE, SLOWEST_S)
         if now - self._drawn_s < EARLY * wait_s:

@@ -1,26 +1,28 @@
-"""The help, the settings and the captured output: pages of text that scroll."""
+"""Scrolling pages: help, settings and captured output."""
 
 from __future__ import annotations
 
 from textual import events
 
 from ndd_console.screens.interfaces import RunSource
+from ndd_console.view.frame import Keys
 from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Row
 
-from .base import CanvasScreen, Look
+from .base import LEAVE, CanvasScreen, Look, key_of, moved
 
-_LOG_LINES = 2000  # how far back the log page goes
+_LOG_LINES = 2000  # length of the log page
 REFRESH_S = 1.0
-LEAVE = frozenset({"escape", "q", "ctrl+q", "ctrl+c"})
+_ALIASES = {"space": "pagedown", " ": "pagedown", "g": "home", "G": "end"}
 
 
 class PageScreen(CanvasScreen):
-    """Lines with a place in them. `follow`: stay at the end while lines are added."""
+    """Lines that scroll. follow: stay at the end while lines are added."""
 
     title_text = ""
     leave_keys = LEAVE
+    is_log = False
 
     def __init__(self, look: Look, follow: bool = False) -> None:
         super().__init__(look)
@@ -28,14 +30,16 @@ class PageScreen(CanvasScreen):
         self.follow = follow
 
     def lines(self, width: int) -> list[Row]:
-        """All lines, made for this width."""
+        """All lines of the page for this width."""
         raise NotImplementedError
 
     def draw(self, width: int, height: int) -> list[Row]:
         lines = self.lines(max(width - (2 if width >= 40 else 0), 1))
         last = max(len(lines) - page_room(height), 0)
         self.top = last if self.follow else min(self.top, last)
-        keys = (("esc", "back"),) if not last else (("↑↓", "scroll"), ("g G", "start, end"), ("esc", "back"))
+        keys: Keys = (("esc", "back"),)
+        if last:
+            keys = (("↑↓", "scroll"), ("space", "next page"), ("g G", "top, bottom"), *keys)
         return page_rows(lines, self.top, keys, self.title_text, width, height)
 
     def on_key(self, event: events.Key) -> None:
@@ -43,31 +47,25 @@ class PageScreen(CanvasScreen):
             event.stop()
             self.go_back()
             return
-        page = page_room(self.canvas.size.height) - 1
-        moves = {
-            "up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, "space": page,
-            "home": -10**9, "g": -10**9, "end": 10**9, "G": 10**9,
-        }  # fmt: skip
-        step = moves.get(event.key, moves.get(event.character or ""))
+        key = key_of(event)
+        step = moved(_ALIASES.get(key, key), page_room(self.canvas.size.height) - 1)
         if step is None:
             return
         before = self.top
         self.top = max(self.top + step, 0)
         self.follow = False
         self.paint()
-        # Having come to the end by moving down means to follow it again.
+        # Scrolling down to the end follows the log again.
         self.follow = self.is_log and step > 0 and self.top < before + step
-
-    is_log = False
 
 
 class HelpScreen(PageScreen):
-    """Keys and words. keys: of the screen that it is asked for on."""
+    """The keys of a screen, and the glossary."""
 
-    title_text = "keys, and the words on the screen"
+    title_text = "help: keys and glossary"
     leave_keys = LEAVE | {"question_mark", "h"}
 
-    def __init__(self, look: Look, keys: tuple[tuple[str, str], ...] = HELP_KEYS) -> None:
+    def __init__(self, look: Look, keys: Keys = HELP_KEYS) -> None:
         super().__init__(look)
         self._keys = keys
 
@@ -75,11 +73,8 @@ class HelpScreen(PageScreen):
         return help_lines(width, self._keys)
 
 
-class SettingsScreen(PageScreen):
-    """What was requested, what was applied and whether it took effect; looked at again every second."""
-
-    title_text = "settings"
-    leave_keys = LEAVE | {"i"}
+class RunPage(PageScreen):
+    """A page about a run, updated every second."""
 
     def __init__(self, look: Look, source: RunSource) -> None:
         super().__init__(look)
@@ -90,17 +85,24 @@ class SettingsScreen(PageScreen):
         self.set_interval(REFRESH_S, self.read_again)
 
     def read_again(self) -> None:
-        """Take up what changed."""
+        """Redraw if there is a new snapshot."""
         before, self._snapshot = self._snapshot, self._source.snapshot()
-        if before is not self._snapshot:
+        if before is not self._snapshot and self.is_current:
             self.paint()
+
+
+class SettingsScreen(RunPage):
+    """Requested and applied settings, and whether they are in effect."""
+
+    title_text = "settings"
+    leave_keys = LEAVE | {"i"}
 
     def lines(self, width: int) -> list[Row]:
         return settings_lines(self._snapshot, width)
 
 
 class LogScreen(PageScreen):
-    """The tail of what the run printed, read again every second."""
+    """The end of the captured output, updated every second."""
 
     title_text = "captured output"
     leave_keys = LEAVE | {"l"}
@@ -117,7 +119,7 @@ class LogScreen(PageScreen):
         self.set_interval(REFRESH_S, self.read_again)
 
     def read_again(self) -> None:
-        """Take up new lines."""
+        """Redraw if there are new lines."""
         text = self._source.log_lines(_LOG_LINES)
         if text != self._text:
             self._text = text

@@ -1,4 +1,4 @@
-"""The trial screen: a change is chosen, measured in processes of its own, and its result shown."""
+"""The trial screen: select a change, measure it in separate processes, show the result."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from textual import events
 
 from ndd_console.screens.interfaces import TrialJob, TrialSource
 from ndd_console.view.style import Row
-from ndd_console.view.trial import Choice, TrialState, trial_rows
+from ndd_console.view.trial import ProposedChange, TrialState, trial_rows
 from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 
-from .base import CanvasScreen, Look
+from .base import LEAVE, CanvasScreen, Look, key_of
 
-_LOOK_S = 0.25  # between looks at a trial that runs
-# A trial takes less where the difference is clear before; slow steps need more.
+_POLL_S = 0.25
+# A trial ends earlier if the difference is clear; slow steps need more time.
 BUDGETS_S = (60.0, 120.0, 300.0)
-_TYPED = 200  # characters of own edits at most
+_TYPED = 200  # maximum length of a custom change
 
 
-def choices(findings: Iterable[Finding]) -> tuple[Choice, ...]:
-    """Every change of the configuration that the findings propose, each once, in their order."""
-    found: dict[tuple[str, ...], Choice] = {}
+def proposed_changes(findings: Iterable[Finding]) -> tuple[ProposedChange, ...]:
+    """Every configuration change that the findings propose, without duplicates, in order."""
+    found: dict[tuple[str, ...], ProposedChange] = {}
     for finding in findings:
         for change in finding.changes:
             if change.sets:
-                choice = Choice(change.sets, finding.title, finding.cause, finding.ceiling)
-                found.setdefault(change.sets, choice)
+                proposed = ProposedChange(change.sets, finding.title, finding.cause, finding.ceiling)
+                found.setdefault(change.sets, proposed)
     return tuple(found.values())
 
 
 class TrialScreen(CanvasScreen):
-    """One trial after the other. `earlier` gives the trials of this run so far, the newest last."""
+    """Runs one trial at a time. `earlier` returns the trials of this run so far, newest last."""
 
     def __init__(
         self,
         look: Look,
         trials: TrialSource,
-        offered: tuple[Choice, ...],
+        offered: tuple[ProposedChange, ...],
         earlier: Callable[[], tuple[TrialEvent, ...]],
     ) -> None:
         super().__init__(look)
@@ -58,10 +58,10 @@ class TrialScreen(CanvasScreen):
         )
 
     def on_mount(self) -> None:
-        self.set_interval(_LOOK_S, self.look_again)
+        self.set_interval(_POLL_S, self.poll)
 
     def on_unmount(self) -> None:
-        # However the screen is left, nothing may go on measuring behind it, with the run standing still.
+        # However the screen is closed: a trial must not keep the run paused in the background.
         if self._job is not None:
             self._job.stop()
 
@@ -69,13 +69,13 @@ class TrialScreen(CanvasScreen):
         return trial_rows(self.state, width, height)
 
     def show(self, state: TrialState) -> None:
-        """Take a new state and draw it."""
+        """Draw a new state."""
         if state != self.state:
             self.state = state
             self.paint()
 
-    def look_again(self) -> None:
-        """Take up how far the trial is, and its end."""
+    def poll(self) -> None:
+        """Show the progress or the result of the trial."""
         job = self._job
         if job is None:
             return
@@ -83,45 +83,42 @@ class TrialScreen(CanvasScreen):
             self.show(replace(self.state, progress=job.progress))
             return
         self._job = None
-        self.show(
-            replace(
-                self.state, stage="result", result=job.result, problem=job.problem, stopping=False, saved=""
-            )
-        )
+        ended = replace(self.state, stage="result", stopping=False, saved="")
+        self.show(replace(ended, result=job.result, problem=job.problem))
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
-        key = event.character if event.is_printable and event.character else event.key
+        key = key_of(event)
         if self.state.stage == "measure":
-            if key in ("escape", "q", "ctrl+q", "ctrl+c"):
+            if key in LEAVE:
                 self._stop()
         elif self.state.stage == "result":
             self._on_result(key)
-        elif key in ("escape", "ctrl+q", "ctrl+c") or (key == "q" and not self.state.own):
+        elif key in LEAVE and not (key == "q" and self.state.custom):
             self.go_back()
         else:
             self._on_choice(key, event.character if event.is_printable else None)
 
-    # Choosing.
+    # Selecting a change.
 
     def _on_choice(self, key: str, character: str | None) -> None:
         state = self.state
         step = {"up": -1, "down": 1, "tab": 1, "shift+tab": -1}.get(key)
-        if step is None and not state.own:
+        if step is None and not state.custom:
             step = {"k": -1, "j": 1}.get(key)
         if step is not None:
-            chosen = min(max(state.chosen + step, 0), len(state.choices))
+            chosen = min(max(state.chosen + step, 0), len(state.offered))
             self.show(replace(state, chosen=chosen, problem=""))
         elif key == "enter":
             self._measure()
-        elif key == "ctrl+t" or (key == "m" and not state.own):
+        elif key == "ctrl+t" or (key == "m" and not state.custom):
             later = BUDGETS_S[(BUDGETS_S.index(state.budget_s) + 1) % len(BUDGETS_S)]
             self.show(replace(state, budget_s=later))
-        elif state.own:
+        elif state.custom:
             self._type(key, character)
         elif key == "e":
-            typed = shlex.join(state.choices[state.chosen].sets)
-            self.show(replace(state, chosen=len(state.choices), typed=typed, cursor=len(typed), problem=""))
+            typed = shlex.join(state.offered[state.chosen].sets)
+            self.show(replace(state, chosen=len(state.offered), typed=typed, cursor=len(typed), problem=""))
 
     def _type(self, key: str, character: str | None) -> None:
         state = self.state
@@ -144,7 +141,7 @@ class TrialScreen(CanvasScreen):
 
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
-        if self.state.stage == "choose" and self.state.own:
+        if self.state.stage == "choose" and self.state.custom:
             for character in " ".join(event.text.split()):
                 if character.isprintable():
                     self._type("", character)
@@ -152,29 +149,26 @@ class TrialScreen(CanvasScreen):
     def _measure(self) -> None:
         state = self.state
         cause = None
-        if state.own:
+        if state.custom:
             try:
                 sets = tuple(shlex.split(state.typed))
             except ValueError as error:
-                self.show(replace(state, problem=f"cannot be read: {error}"))
+                self.show(replace(state, problem=f"cannot parse: {error}"))
                 return
             if not sets:
-                self.show(replace(state, problem="type what to change, as in loader.workers=2"))
+                self.show(replace(state, problem="enter a change, e.g. loader.workers=2"))
                 return
         else:
-            sets = state.choices[state.chosen].sets
-            cause = state.choices[state.chosen].cause
+            sets = state.offered[state.chosen].sets
+            cause = state.offered[state.chosen].cause
         problem = self._trials.refusal() or self._trials.check(sets)
         if problem:
             self.show(replace(state, problem=problem))
             return
         pauses = self._trials.pauses()
         self._job = self._trials.start(sets, cause, state.budget_s)
-        self.show(
-            replace(
-                state, stage="measure", trying=sets, problem="", progress=None, pauses=pauses, stopping=False
-            )
-        )
+        started = replace(state, stage="measure", trying=sets, pauses=pauses, stopping=False)
+        self.show(replace(started, problem="", progress=None))
 
     # Measuring and the result.
 
@@ -185,12 +179,12 @@ class TrialScreen(CanvasScreen):
 
     def _on_result(self, key: str) -> None:
         state = self.state
-        if key == "w" and state.result is not None and state.result.verdict != "failed" and not state.saved:
+        if key == "w" and state.result is not None and state.can_write:
             try:
                 self.show(replace(state, saved=str(self._trials.write(state.result)), problem=""))
             except UsageError as error:
                 self.show(replace(state, problem=str(error)))
         elif key in ("t", "enter"):
             self.show(replace(state, stage="choose", problem="", result=None, earlier=self._earlier()))
-        elif key in ("escape", "q", "ctrl+q", "ctrl+c"):
+        elif key in LEAVE:
             self.go_back()

@@ -1,15 +1,15 @@
-"""The wizard's screen: asks its questions, and shows what the work in its thread finds."""
+"""The wizard's screen: asks the questions and shows the progress and results of the work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from textual import events
 
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.live import Keys
+from ndd_console.view.frame import Keys
 from ndd_console.view.pager import WIZARD_KEYS
 from ndd_console.view.style import Row
 from ndd_console.view.tradeoffs import COLUMNS, ordered
@@ -47,56 +47,56 @@ _CLOSE = ("q", "ctrl+q", "ctrl+c")
 
 
 class WizardSource(Protocol):
-    """The wizard's work. What takes long goes on in a thread; `look` tells how far it is."""
+    """The wizard's work. Long work runs in a thread; `look` returns its progress."""
 
     def machine_lines(self) -> tuple[str, ...] | None:
-        """What was detected; None while it is looked at."""
+        """The detected hardware; None during detection."""
 
     def workloads(self) -> tuple[StartRow, ...]:
-        """What can be chosen, the one that was asked for first."""
+        """The available workloads, the requested one first."""
 
     def choose(self, place: int) -> tuple[str, ...]:
-        """Take a workload. Returns the facts of its data, or what is wrong with it."""
+        """Choose a workload. Returns facts about its data; () if it has a problem."""
 
     def fields(self) -> tuple[Field, ...]:
-        """The questions of the goal."""
+        """The questions of the goal page."""
 
     def change(self, place: int, by: int) -> str:
-        """The next answer of a question (by 1) or the one before. What is wrong with it, "" for nothing."""
+        """Change an answer to the next (by 1) or previous choice. Returns the problem with the answers, or ""."""
 
     def problem(self) -> str:
-        """What is wrong with the answers together, "" for nothing."""
+        """The problem with the answers, or ""."""
 
     def probe(self) -> None:
-        """Begin to probe."""
+        """Start probing."""
 
     def verify(self, chosen: tuple[Proposal, ...]) -> None:
-        """Begin to measure."""
+        """Start measuring."""
 
     def look(self, view: WizardView) -> WizardView:
-        """The view with what is known now."""
+        """The view, updated with the current results."""
 
     def working(self) -> bool:
-        """Whether something goes on."""
+        """Whether work is running."""
 
     def failed(self) -> str:
-        """Why the work that went on last ended without a result; ""."""
+        """Why the last work failed, or ""."""
 
     def suggested(self) -> tuple[Proposal, ...]:
-        """Proposals that are worth a measurement."""
+        """Proposals recommended for measurement."""
 
     def preview(self, chosen: Proposal) -> Preview:
-        """The file. Raises NddError."""
+        """The file to write. Raises NddError."""
 
     def save(self, chosen: Proposal) -> str:
-        """Write the file; its name. Raises NddError."""
+        """Write the file. Returns its name. Raises NddError."""
 
     def stop(self) -> None:
-        """End what goes on, soon."""
+        """Cancel running work."""
 
 
 class WizardScreen(CanvasScreen):
-    """`leave` is called with the name of a file to train, or "" to close. can_train: whether that may be asked for."""
+    """leave: called with a file to train, or "" to close. can_train: whether training on this machine is possible."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class WizardScreen(CanvasScreen):
         self.set_interval(_LOOK_S, self.look_again)
 
     def look_again(self) -> None:
-        """Take up what the work has found."""
+        """Show the current results of the work."""
         source, view = self._source, self.view
         view = source.look(replace(view, machine=source.machine_lines()))
-        # What was marked may have been measured since.
+        # Marked proposals may have been measured since.
         rows = {one.key: one for one in view.rows}
         view = replace(view, marked=tuple(rows[one.key] for one in view.marked if one.key in rows))
         if view.page in (PROBING, VERIFY) and not source.working():
@@ -135,8 +135,11 @@ class WizardScreen(CanvasScreen):
                 view = replace(view, page=TABLE, chosen=0, marked=source.suggested())
         self.show(view)
 
+    def _set(self, message: str = "", bad: bool = False, **changes: Any) -> None:
+        self.show(replace(self.view, message=message, bad=bad, **changes))
+
     def show(self, view: WizardView) -> None:
-        """Take a new view and draw it."""
+        """Replace the view and redraw it."""
         view = replace(view, keys=_keys(view, self._can_train))
         if view != self.view:
             self.view = view
@@ -170,13 +173,13 @@ class WizardScreen(CanvasScreen):
         view = self.view
         if view.page in (PROBING, VERIFY) and self._source.working():
             self._source.stop()
-            self.show(replace(view, message=_STOPPING, bad=False))
+            self._set(_STOPPING)
             return
         before = {WORKLOAD: MACHINE, GOAL: WORKLOAD, PROBING: GOAL, TABLE: GOAL, VERIFY: TABLE, FILE: TABLE}
         if view.page == MACHINE:
             self._leave("")
         else:
-            self.show(replace(view, page=before[view.page], chosen=0, top=0, message="", bad=False))
+            self._set(page=before[view.page], chosen=0, top=0)
 
     def _move(self, by: int) -> None:
         view = self.view
@@ -197,25 +200,21 @@ class WizardScreen(CanvasScreen):
             facts = self._source.choose(self.view.chosen)
             trouble = self._source.problem()
             if trouble:
-                self.show(replace(self.view, facts=facts, message=trouble, bad=True))
+                self._set(trouble, bad=True, facts=facts)
             else:
-                fields = self._source.fields()
-                view = replace(
-                    self.view, page=GOAL, facts=facts, fields=fields, chosen=0, message="", bad=False
-                )
-                self.show(view)
+                self._set(page=GOAL, facts=facts, fields=self._source.fields(), chosen=0)
 
     def _goal(self, key: str) -> None:
         steps = {"right": 1, "l": 1, "+": 1, "space": 1, "left": -1, "h": -1, "-": -1}
         if key in steps:
             trouble = self._source.change(self.view.chosen, steps[key])
-            self.show(replace(self.view, fields=self._source.fields(), message=trouble, bad=bool(trouble)))
+            self._set(trouble, bad=bool(trouble), fields=self._source.fields())
         elif key == "enter":
             trouble = self._source.problem()
             if trouble:
-                self.show(replace(self.view, message=trouble, bad=True))
-                return
-            self._begin()
+                self._set(trouble, bad=True)
+            else:
+                self._begin()
 
     def _probing(self, key: str) -> None:
         if key == "enter" and not self._source.working():
@@ -223,7 +222,7 @@ class WizardScreen(CanvasScreen):
 
     def _begin(self) -> None:
         self._source.probe()
-        self.show(replace(self.view, page=PROBING, rows=(), best=(), message="", bad=False))
+        self._set(page=PROBING, rows=(), best=())
 
     def _table(self, key: str) -> None:
         view = self.view
@@ -238,7 +237,7 @@ class WizardScreen(CanvasScreen):
             self.show(replace(view, marked=marked if len(marked) < len(view.marked) else (*marked, one)))
         elif key == "v" and view.marked:
             self._source.verify(view.marked)
-            self.show(replace(view, page=VERIFY, verified=view.marked, chosen=0, message="", bad=False))
+            self._set(page=VERIFY, verified=view.marked, chosen=0)
         elif key == "enter" and rows:
             self._open_file(rows[view.chosen])
 
@@ -247,18 +246,17 @@ class WizardScreen(CanvasScreen):
             self._open_file(self.view.verified[self.view.chosen])
 
     def _open_file(self, one: Proposal) -> None:
-        trouble = one.failed or ("" if one.fits or one.measured is not None else "this one does not fit")
+        trouble = one.failed or ("" if one.fits or one.measured is not None else "this proposal does not fit")
         if trouble:
-            self.show(replace(self.view, message=f"{trouble}; choose another", bad=True))
+            self._set(f"{trouble}; choose another one", bad=True)
             return
         try:
             file = self._source.preview(one)
         except NddError as error:
-            self.show(replace(self.view, message=str(error), bad=True))
+            self._set(str(error), bad=True)
             return
         self._chosen = one
-        view = replace(self.view, page=FILE, file=file, top=0, show_diff=file.there, saved="")
-        self.show(replace(view, message="", bad=False))
+        self._set(page=FILE, file=file, top=0, show_diff=file.there, saved="")
 
     def _file(self, key: str) -> None:
         view = self.view
@@ -270,9 +268,9 @@ class WizardScreen(CanvasScreen):
                 try:
                     saved = self._source.save(self._chosen)
                 except NddError as error:
-                    self.show(replace(view, message=str(error), bad=True))
+                    self._set(str(error), bad=True)
                     return
-            self.show(replace(view, saved=saved, message=f"written: {saved}", bad=False))
+            self._set(f"wrote {saved}", saved=saved)
             if key == "t":
                 self._leave(saved)
 
@@ -288,7 +286,7 @@ def _keys(view: WizardView, can_train: bool) -> Keys:
         case 2:
             return (("enter", "probe"), move, ("←→", "change"), back, close)
         case 3:
-            return (("b", "stop"), close) if view.share is not None else (("enter", "again"), back, close)
+            return (("b", "stop"), close) if view.share is not None else (("enter", "retry"), back, close)
         case 4:
             verify = (("v", f"measure {len(view.marked)}"),) if view.marked else ()
             keys = (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"))
@@ -296,6 +294,6 @@ def _keys(view: WizardView, can_train: bool) -> Keys:
         case 5:
             return (("enter", "file"), move, ("b", "back" if view.share is None else "stop"), close)
         case _:
-            diff = (("d", "whole file" if view.show_diff else "difference"),) if view.file.there else ()
+            diff = (("d", "complete file" if view.show_diff else "changes"),) if view.file.there else ()
             train = (("t", "write and train"),) if can_train else ()
             return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)

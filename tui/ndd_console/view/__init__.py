@@ -1,1 +1,1 @@
-"""What the screens show, as pure functions: a value and a size in, rows of styled text out."""
+"""Pure functions that turn a value and a size into rows of styled text."""

@@ -1,4 +1,4 @@
-"""Bars, sparklines and line graphs made of characters."""
+"""Bars, sparklines and line graphs drawn with characters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .style import Row
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEVELS = "▁▂▃▄▅▆▇█"
-# Dots of a braille character from the top row down, for its left and its right column.
+# Bits of a Braille character from top to bottom, for its left and right column.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE = 0x2800
 
@@ -18,17 +18,17 @@ Points = Sequence[tuple[int, float]]
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of `share` (0..1) in `width` cells, blank behind it, to an eighth of a cell."""
+    """A bar of `share` (0..1), padded to `width` cells; resolution: an eighth of a cell."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     if eighths == 0 and share > 0 and width > 0:
-        eighths = 1  # something is not nothing
+        eighths = 1  # a small share is still visible
     full, part = divmod(eighths, 8)
     text = "█" * full + (_EIGHTHS[part] if part else "")
     return text.ljust(width)
 
 
 def progress_bar(share: float, width: int) -> Row:
-    """A thick line for what is done, a thin one for what is left."""
+    """A thick line for the completed share, a thin one for the rest."""
     halves = round(min(max(share, 0.0), 1.0) * width * 2)
     full, half = divmod(halves, 2)
     done = "━" * full + ("╸" if half else "")
@@ -36,7 +36,7 @@ def progress_bar(share: float, width: int) -> Row:
 
 
 def stacked_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Row:
-    """Parts (share, character, style) one behind the other; shares add up to at most 1."""
+    """One bar of several parts (share, character, style); the shares add up to at most 1."""
     out: list[tuple[str, str]] = []
     edge = 0.0
     used = 0
@@ -49,12 +49,12 @@ def stacked_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Row:
 
 
 def finite(points: Points) -> list[float]:
-    """The values of the points that are numbers."""
+    """The finite values of the points."""
     return [value for _, value in points if math.isfinite(value)]
 
 
 def bucket(values: Sequence[float], count: int) -> list[float]:
-    """At most `count` values: means of neighbours."""
+    """Downsample to at most `count` values, each the mean of its neighbours."""
     size = len(values)
     if size <= count:
         return list(values)
@@ -63,7 +63,7 @@ def bucket(values: Sequence[float], count: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as one line of blocks, from the lowest to the highest of them; blank behind them."""
+    """The values as one line of blocks, scaled to their range and padded to `width`."""
     shown = bucket(values, max(width, 0))
     if not shown:
         return " " * max(width, 0)
@@ -74,13 +74,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def levels(shares: Sequence[float], width: int) -> str:
-    """One block for each share (0..1): the cores of a processor."""
+    """One block for each share (0..1), such as the load of each core."""
     top = len(_LEVELS) - 1
     return "".join(_LEVELS[round(min(max(share, 0.0), 1.0) * top)] for share in shares[:width])
 
 
 def graph(values: Sequence[float], width: int, height: int) -> list[str]:
-    """The values as a line of dots over `height` rows; the first row is the top."""
+    """The values as a Braille line graph of `height` rows, top row first."""
     if not values or width < 1 or height < 1:
         return [" " * max(width, 0)] * max(height, 0)
     columns, dots = width * 2, height * 4
@@ -97,7 +97,7 @@ def graph(values: Sequence[float], width: int, height: int) -> list[str]:
         if index + 1 < len(shown):
             value += (shown[index + 1] - value) * (place - index)
         y = dots - 1 - round((value - low) * scale) if scale else dots // 2
-        # A steep line stays connected: fill from the last dot's height to this one.
+        # Fill the gap to the previous dot so that steep lines stay connected.
         start = y if last is None else (last + 1 if y > last else last - 1 if y < last else y)
         for dot in range(min(start, y), max(start, y) + 1):
             grid[dot // 4][column // 2] |= _DOTS[column % 2][dot % 4]

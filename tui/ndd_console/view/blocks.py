@@ -1,4 +1,4 @@
-"""The blocks that say where the time goes: header, progress, phases, idle time and memory."""
+"""The upper blocks of the live screen: header, progress, phases, idle time and memory."""
 
 from __future__ import annotations
 
@@ -10,41 +10,39 @@ from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, duration, number, size
 
 from .bars import bar, progress_bar, stacked_bar
-from .rows import cells, ends, fit, foreign, rule, shorten, width_of, wrap
+from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
 from .style import Row, Span, status_span
 from .throughput import micro_steps, steps_rate, time_left
 
 _WAIT = frozenset({"data_wait"})
 _OVERHEAD = frozenset({"to_device", "log", "evaluate", "checkpoint", "other"})
 _CAUSE_STYLE = {"waiting for data": "wait"}
-_METHODS = {
-    "events": "events", "nvml": "nvml", "host": "host clock", "kernels": "kernels", "operators": "operators",
-}  # fmt: skip
+_METHODS = {"host": "host clock"}  # methods that are displayed under another name
 _NAME_WIDTH = 11
-_FIGURE = 8  # a column of milliseconds
+_FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
 
 
 def on_gpu(run: RunEvent | None) -> bool:
-    """Whether the run trains on a CUDA card."""
+    """Whether the run trains on a CUDA GPU."""
     return run is not None and run.device.startswith("cuda")
 
 
 def percent(share: float | None) -> str:
-    """A share as a percentage: "57 %"; a little is not nothing: "<1 %"."""
+    """A share as a percentage: "57 %"; small shares: "<1 %"."""
     if share is None:
         return MISSING
     return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
 
 def setting(run: RunEvent, section: str, key: str) -> Any:
-    """A value of the resolved configuration, None where there is none."""
+    """A value of the resolved configuration; None if it is missing."""
     table = run.config.get(section) if isinstance(run.config, dict) else None
     return table.get(key) if isinstance(table, dict) else None
 
 
 def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
-    """The run, what it runs on, its precision, and at the right its status."""
+    """Name, device and precision of the run, and its status at the right."""
     run = snapshot.run
     state: Row = (status_span(status),)
     row: list[Span] = [(shorten(foreign(name), max(width - width_of(state) - 1, 4)), "bold")]
@@ -65,8 +63,7 @@ def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
         return f"{shorten(name, 40)}{threads}" if width >= 110 and name else f"CPU{threads}"
     for prefix in ("NVIDIA ", "GeForce "):
         name = name.removeprefix(prefix)
-    card = run.card or {}
-    total = snapshot.headroom.total_bytes or card.get("memory_total_bytes")
+    total = snapshot.headroom.total_bytes or (run.card or {}).get("memory_total_bytes")
     if isinstance(total, (int, float)) and not name.endswith("GB"):
         name = f"{name} {total / 1024**3:.0f} GB"
     return name
@@ -80,7 +77,7 @@ def precision(run: RunEvent) -> str:
 
 
 def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
-    """How far the run is and how long it still takes; while it is prepared, what is being waited for."""
+    """Progress and remaining time of the run; during setup, the current stage."""
     run = snapshot.run
     if snapshot.status == "preparing" or run is None:
         stage = foreign(snapshot.stage) or "starting"
@@ -90,7 +87,7 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
         return ends(((shorten(f"{stage}…", max(width - 12, 8)), "accent"),), ((since, "dim"),), width)
     share = snapshot.progress
     total = f"{run.total_steps:,}"
-    pieces: list[tuple[int, str]] = [  # (rank, text): the highest rank yields first
+    pieces: list[tuple[int, str]] = [  # (rank, text): the highest rank is dropped first
         (0, f"{percent(share):>5}"),
         (1, f"step {snapshot.step:>{len(total)},}" + (f" of {total}" if width >= 90 else "")),
         (3, f"{steps_rate(snapshot):>12}"),
@@ -113,14 +110,14 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
 
 
 class StepTable:
-    """The phases of a step as a table that is `width` wide; which columns there are depends on the room."""
+    """The phases of a step as a table of `width` cells; its columns depend on the width."""
 
     def __init__(self, snapshot: Snapshot, width: int) -> None:
         self.snapshot = snapshot
         self.width = width
         step_ms = (snapshot.step_ns or 0.0) * 1e-6
         self.decimals = 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
-        room = width - _NAME_WIDTH - _FIGURE - _SHARE - 14  # what is left beside a bar of 14
+        room = width - _NAME_WIDTH - _FIGURE - _SHARE - 14  # what a bar of 14 cells leaves
         self.device = room >= 2 * _FIGURE and any(phase.device_ns is not None for phase in snapshot.phases)
         room -= _FIGURE if self.device else 0
         self.spread = 3 if room >= 3 * _FIGURE else 1 if room >= _FIGURE + 8 else 0
@@ -128,7 +125,7 @@ class StepTable:
         self.bar = max(width - _NAME_WIDTH - _FIGURE - _SHARE - extra, 0)
 
     def heading(self) -> Row:
-        """ "── step 54.6 ms (16 micro-steps of 3.41 ms) ───", with the names of the columns where there is room."""
+        """ "── step 54.6 ms (16 micro-steps of 3.41 ms) ───", with column names if there is room."""
         step = self.snapshot.step_ns
         title = f"step {self.milliseconds(step).strip()} ms" if step is not None else "step n/a"
         labels = ""
@@ -137,7 +134,7 @@ class StepTable:
             names += ["p50", "p95", "max"] if self.spread == 3 else ["p95"] if self.spread else []
             widths = [_FIGURE, _SHARE] + [_FIGURE] * (len(names) - 2)
             labels = "".join(name.rjust(space) for name, space in zip(names, widths, strict=True))
-        # How many micro-steps that is, in as many words as there is room for.
+        # The longest form that fits.
         whole = micro_steps(self.snapshot)
         count, _, each = whole.partition(" micro-steps of ")
         for words in (whole, f"{count} micro of {each}", f"{count} micro {each.removesuffix(' ms')}"):
@@ -147,23 +144,23 @@ class StepTable:
         return rule(title, self.width, "bold", labels)
 
     def milliseconds(self, value_ns: float | None) -> str:
-        """Nanoseconds as milliseconds, all figures of the table with the same decimals."""
+        """Nanoseconds as milliseconds, with the same number of decimals in the whole table."""
         if value_ns is None:
             return MISSING.rjust(_FIGURE)
         value = value_ns * 1e-6
         return (f"{value:.{self.decimals}f}" if value < 10_000 else f"{value:,.0f}").rjust(_FIGURE)
 
     def rows(self, count: int) -> list[Row]:
-        """At most `count` rows: the largest phases in their order, one for the rest, `other` at the end."""
+        """At most `count` rows: the largest phases in step order, one row for the rest, `other` last."""
         phases = self.snapshot.phases
         top = [phase for phase in phases if "/" not in phase.name]
         took = [phase for phase in top if phase.host_ns > 0 and phase.name != "other"]
         other = [phase for phase in top if phase.name == "other"]
         if not top:
-            return [(("no step was measured yet", "dim"),)] if count > 0 else []
+            return [(("no steps measured yet", "dim"),)] if count > 0 else []
         shown = took
         rest: list[PhaseShare] = []
-        if count < 3:  # no room to add up: the largest ones only
+        if count < 3:  # no room for a total of the rest
             ranked = sorted(took, key=lambda phase: -phase.host_ns)[:count]
             shown, other = [phase for phase in took if phase in ranked], []
         elif len(took) + len(other) > count:
@@ -208,7 +205,7 @@ class StepTable:
 
 
 def idle_heading(snapshot: Snapshot, width: int) -> str:
-    """ "GPU idle 63 % (kernels)"; ">" where that is a lower bound."""
+    """ "GPU idle 63 % (kernels)"; ">" marks a lower bound."""
     idle = snapshot.idle
     what = "GPU idle" if on_gpu(snapshot.run) else "compute idle" if width >= 34 else "idle"
     method = f" ({_METHODS.get(idle.method, foreign(idle.method))})" if idle.share is not None else ""
@@ -217,7 +214,7 @@ def idle_heading(snapshot: Snapshot, width: int) -> str:
 
 
 def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
-    """Why nothing is computed: one cause a row, and how old a burst is; without causes, why they are not known."""
+    """Idle causes, one per row, and the step of a profiler capture; without causes, why they are unknown."""
     idle = snapshot.idle
     causes = [item for item in idle.causes if item[1] >= 0.0005]
     if len(causes) > count:
@@ -234,18 +231,18 @@ def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     if idle.step is not None:
         about = f"measured at step {number(idle.step)}"
     elif idle.share is not None and idle.method == "nvml":
-        about = about or "causes n/a: the card's counter does not say"
-    return out + [((line, "dim"),) for line in wrap(about, width, max(count - len(out), 0))]
+        about = about or "causes n/a: NVML does not report them"
+    return out + paragraph(about, width, "dim", max(count - len(out), 0))
 
 
 def memory_heading(snapshot: Snapshot) -> str:
-    """ "memory 16.0 GB", or the host's."""
+    """ "memory 16.0 GB" of the GPU, or of the host."""
     what = "memory" if snapshot.headroom.kind == "card" else "host memory"
     return f"{what} {size(snapshot.headroom.total_bytes)}"
 
 
 def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
-    """A bar of what is used here, by others and free; the figures; and which batch is predicted to fit."""
+    """A bar of used, others and free memory, the figures, and the micro-batch that is predicted to fit."""
     room = snapshot.headroom
     free = f"{size(room.free_bytes)} {'free' if room.kind == 'card' else 'available'}"
     if width < 24 + (room.kind != "card") * 6:
@@ -265,7 +262,7 @@ def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     facts = [f"{used_name} {size(room.used_bytes)}"]
     if room.kind == "card":
         facts.append(f"peak {size(room.peak_bytes)}")
-    # What a row cannot hold goes to the next one, where there is one.
+    # Facts that do not fit into a row go to the next one.
     if room.others_bytes is not None:
         facts.append(f"others {size(room.others_bytes)}")
     text = ""
@@ -282,7 +279,7 @@ def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
 
 
 def fits_text(snapshot: Snapshot, width: int) -> str:
-    """ "about batch 288 fits (predicted)", in fewer words where it is narrow."""
+    """ "about batch 288 fits (predicted)", or a shorter form."""
     fits = snapshot.headroom.fits_micro
     if fits is None:
         return ""

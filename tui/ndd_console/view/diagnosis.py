@@ -1,118 +1,105 @@
-"""The page of the diagnosis: every finding with all its evidence, and the measurements that the rules read."""
+"""The diagnosis page: every finding with its evidence, and the measurements that the rules use."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 
-from ndd_console.screens.diagnosis import Told
 from ndd_engine.diagnose import CAUSES, Change, Finding
 from ndd_engine.record.events import BaselineEvent, KernelsEvent, LoaderEvent, StacksEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, duration, number, size
 
 from .blocks import percent
-from .findings import title_room, title_row
-from .rows import cells, foreign, rule, shorten, wrap
+from .findings import DiagnosisResult, title_room, title_row
+from .rows import BLANK, cells, foreign, labelled, rule, shorten, wrap
 from .style import Row
 
 _LABEL = 12
-_GLUE = "\x00"
-_TOP_STACKS = 8
-_TOP_KERNELS = 8
+_GLUE = "\x00"  # keeps an option and its value on one line
+_TOP = 8  # stack samples and kernels
+_pair = partial(labelled, indent=_LABEL)
 
 
-def diagnosis_lines(snapshot: Snapshot, told: Told, name: str, can_try: bool, width: int) -> list[Row]:
-    """Findings, then what was measured for them. name: of the run, as the command line takes it."""
-    lines: list[Row] = []
-    if told.trouble:
-        lines += _pair("", told.trouble, width, "dim")
-    for finding in told.findings:
-        lines += [
-            *([()] if lines else []),
-            title_row(finding, width),
-            *_finding(finding, name, can_try, width),
-        ]
+def diagnosis_lines(
+    snapshot: Snapshot, result: DiagnosisResult, name: str, can_try: bool, width: int
+) -> list[Row]:
+    """The findings, then the measurements. name: of the run, for the commands."""
+    lines = _pair("", result.trouble, width, style="dim")
+    for finding in result.findings:
+        lines += [BLANK] if lines else []
+        lines += [title_row(finding, width), *_finding(finding, name, can_try, width)]
     sections = (
-        ("where in the code", _stacks(snapshot.stacks, width)),
+        ("stack samples", _stacks(snapshot.stacks, width)),
         (_capture_title(snapshot.kernels), _kernels(snapshot.kernels, width)),
-        ("forward and backward of one micro-batch by itself", _baseline(snapshot.baseline, width)),
-        ("the loader", _loader(snapshot.loader, width)),
+        ("forward and backward pass of one micro-batch", _baseline(snapshot.baseline, width)),
+        ("data loader", _loader(snapshot.loader, width)),
     )
     for title, rows in sections:
-        lines += [(), rule(title, width), *rows]
+        lines += [BLANK, rule(title, width), *rows]
     return lines
 
 
 def command_text(name: str, sets: Sequence[str]) -> str:
-    """The command that measures a change, to be copied."""
+    """The command that measures a change."""
     edits = " ".join(f"--set {shlex.quote(item)}" for item in sets)
     return f"ndd-console try {shlex.quote(name)} {edits}"
 
 
-def _pair(label: str, text: str, width: int, style: str = "text") -> list[Row]:
-    """A label and its text, wrapped beside it; below it where it is narrow."""
-    indent = _LABEL if width >= 48 else 2
-    rows: list[Row] = [((label, "accent"),)] if label and indent < _LABEL else []
-    for index, line in enumerate(wrap(text, max(width - indent, 1))):
-        lead = label if index == 0 and indent == _LABEL else ""
-        rows.append(((lead.ljust(indent), "accent"), (line, style)))
-    return rows
-
-
 def _finding(finding: Finding, name: str, can_try: bool, width: int) -> list[Row]:
-    called = CAUSES.get(finding.cause, finding.cause)
-    cost = f"; it costs at most {percent(finding.share)} of wall time" if finding.share is not None else ""
-    # What the heading has no room for is told here.
-    title, narrow = foreign(finding.title), cells(foreign(finding.title)) > title_room(finding, width)
-    rows = _pair("finding", title, width) if narrow else []
-    rows += _pair("cause", f"{foreign(called)}, {finding.confidence}{cost}", width)
+    cause = CAUSES.get(finding.cause, finding.cause)
+    cost = f"; costs up to {percent(finding.share)} of wall time" if finding.share is not None else ""
+    # Repeat a title that does not fit into the heading.
+    title = foreign(finding.title)
+    rows = _pair("finding", title, width) if cells(title) > title_room(finding, width) else []
+    rows += _pair("cause", f"{cause}, {finding.confidence}{cost}", width)
     for index, item in enumerate(finding.evidence):
-        label = "evidence" if index == 0 else ""
-        rows += _pair(label, f"{foreign(item.text)} ({foreign(item.source)})", width)
+        rows += _pair("" if index else "evidence", f"{item.text} ({item.source})", width)
     for index, change in enumerate(finding.changes):
-        rows += _change(change, "change" if index == 0 else "", name, width)
+        rows += _change(change, "" if index else "change", name, width)
     if finding.sets and can_try and not finding.leave:
-        rows += _pair("", "press t to measure it here", width, "dim")
+        rows += _pair("", "press t to measure a change", width, style="dim")
     if finding.leave:
-        rows += _pair("leave it", foreign(finding.leave), width)
+        rows += _pair("leave as is", finding.leave, width)
     return rows
 
 
 def _change(change: Change, label: str, name: str, width: int) -> list[Row]:
-    rows = _pair(label, foreign(change.text), width)
+    rows = _pair(label, change.text, width)
     if change.where:
-        rows += _pair("", f"in {foreign(change.where)}", width, "bold")
+        rows += _pair("", f"in {change.where}", width, style="bold")
     if change.sets:
         rows += _command(foreign(command_text(name, change.sets)), width)
     return rows
 
 
 def _command(command: str, width: int) -> list[Row]:
-    """A command that stays one when it is copied: a line that goes on ends in a backslash."""
+    """A command that can be copied: continued lines end in a backslash."""
     indent = _LABEL if width >= 48 else 2
-    # An option and its value stay together.
     lines = wrap(command.replace("--set ", f"--set{_GLUE}"), max(width - indent - 2, 1))
     lines = [line.replace(_GLUE, " ") for line in lines]
-    last = len(lines) - 1
     return [
-        ((" " * indent, "text"), (line + (" \\" if index < last else ""), "bold"))
+        ((" " * indent, "text"), (line + (" \\" if index < len(lines) - 1 else ""), "bold"))
         for index, line in enumerate(lines)
     ]
 
 
+def _missing(text: str) -> list[Row]:
+    return [((f"{MISSING}: {text}", "dim"),)]
+
+
 def _stacks(stacks: StacksEvent | None, width: int) -> list[Row]:
-    """Lines of code in which the training thread was seen, the most seen first."""
+    """Lines of code in which the training thread was sampled, most frequent first."""
     if stacks is None or not stacks.looks:
-        return [((MISSING + ": no stack samples (log.stacks_hz)", "dim"),)]
-    rows: list[Row] = [
-        ((shorten(f"{number(stacks.looks)} looks, the newest at step {stacks.step:,}", width), "dim"),)
-    ]
-    for frame in stacks.frames[:_TOP_STACKS]:
+        return _missing("no stack samples (log.stacks_hz)")
+    heading = f"{number(stacks.looks)} stack samples, latest at step {stacks.step:,}"
+    rows: list[Row] = [((shorten(heading, width), "dim"),)]
+    for frame in stacks.frames[:_TOP]:
         if len(frame) < 5:
             continue
-        phase, file, line, function, looks = frame[:5]
-        share = percent(looks / stacks.looks if isinstance(looks, (int, float)) else None)
+        phase, file, line, function, samples = frame[:5]
+        share = percent(samples / stacks.looks if isinstance(samples, (int, float)) else None)
         place = f"{foreign(file)}:{foreign(line)} in {foreign(function)}"
         lead = f"{share:>5}  {shorten(foreign(phase), 10):<10}  "
         rows.append(((lead, "text"), (_keep_end(place, max(width - cells(lead), 1)), "text")))
@@ -120,50 +107,44 @@ def _stacks(stacks: StacksEvent | None, width: int) -> list[Row]:
 
 
 def _keep_end(text: str, width: int) -> str:
-    """Of a place in the code the end says more than the beginning."""
+    """Shorten a path at its start."""
     return text if cells(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
 def _capture_title(kernels: KernelsEvent | None) -> str:
     if kernels is None:
-        return "profiler burst"
+        return "profiler capture"
     steps = f"{kernels.steps} step{'' if kernels.steps == 1 else 's'}"
-    return f"profiler burst at step {kernels.step:,} ({foreign(kernels.method)}, {steps})"
+    return f"profiler capture at step {kernels.step:,} ({foreign(kernels.method)}, {steps})"
 
 
 def _kernels(kernels: KernelsEvent | None, width: int) -> list[Row]:
-    """What a burst saw: busy and idle time by cause, and what took longest."""
+    """A profiler capture: busy and idle time by cause, and the longest kernels or operators."""
     if kernels is None or not kernels.wall_ns:
-        return [((MISSING + ": none yet; k records one", "dim"),)]
+        return _missing("no capture yet; press k")
     wall = kernels.wall_ns
     steps = max(kernels.steps, 1)
-    busy = f"{percent(kernels.busy_ns / wall)} of the time, {number(kernels.launches / steps)} a step"
+    busy = (
+        f"{percent(kernels.busy_ns / wall)} of the time, {number(kernels.launches / steps)} launches per step"
+    )
     if kernels.copy_ns:
         busy += f"; copying {percent(kernels.copy_ns / wall)}"
-    rows = _pair("busy", busy, width)
     causes = sorted(kernels.idle_ns.items(), key=lambda item: -item[1])
-    rows += _pair(
-        "idle",
-        ", ".join(f"{foreign(cause)} {percent(value / wall)}" for cause, value in causes if value > 0)
-        or "none",
-        width,
-    )
-    for index, item in enumerate(kernels.top[:_TOP_KERNELS]):
+    idle = ", ".join(f"{cause} {percent(value / wall)}" for cause, value in causes if value > 0)
+    rows = [*_pair("busy", busy, width), *_pair("idle", idle or "none", width)]
+    for index, item in enumerate(kernels.top[:_TOP]):
         if len(item) < 3:
             continue
         name, total, count = item[:3]
-        figures = (
-            f"{percent(total / wall):>5}  {duration(total / steps * 1e-9):>8}  {number(count / steps):>6}x  "
-        )
-        lead = "longest" if index == 0 else ""
+        mean, times = duration(total / steps * 1e-9), number(count / steps)
+        figures = f"{percent(total / wall):>5}  {mean:>8}  {times:>6}x  "
+        lead = ("" if index else "longest").ljust(_LABEL)
         room = max(width - _LABEL - cells(figures), 1)
-        rows.append(
-            ((lead.ljust(_LABEL), "accent"), (figures, "text"), (shorten(foreign(name), room), "text"))
-        )
+        rows.append(((lead, "accent"), (figures, "text"), (shorten(foreign(name), room), "text")))
     if kernels.top:
-        rows += _pair("", "share of the burst, time and count in one step", width, "dim")
+        rows += _pair("", "share of the capture, time and count per step", width, style="dim")
     if kernels.trace:
-        rows += _pair("trace", foreign(kernels.trace), width)
+        rows += _pair("trace", kernels.trace, width)
     return rows
 
 
@@ -177,13 +158,13 @@ def _items(count: int) -> str:
 
 def _baseline(baseline: BaselineEvent | None, width: int) -> list[Row]:
     if baseline is None:
-        return [((MISSING + ": not measured", "dim"),)]
-    text = f"{_ns(baseline.micro_ns)} for {_items(baseline.micro)}, the fastest of {baseline.runs}"
-    rows = _pair("both passes", text, width)
+        return _missing("not measured")
+    text = f"{_ns(baseline.micro_ns)} for {_items(baseline.micro)}, fastest of {baseline.runs}"
+    rows = _pair("time", text, width)
     if baseline.other_micro is not None:
         rows += _pair("", f"{_ns(baseline.other_ns)} for {_items(baseline.other_micro)}", width)
     if baseline.operations is not None:
-        rows += _pair("operators", f"{number(baseline.operations)} in one forward and backward pass", width)
+        rows += _pair("operators", f"{number(baseline.operations)} in forward and backward", width)
     if baseline.by_threads:
         pairs = [pair for pair in baseline.by_threads if len(pair) >= 2]
         text = ", ".join(f"{number(count)}: {_ns(value)}" for count, value, *_ in pairs)
@@ -193,16 +174,16 @@ def _baseline(baseline: BaselineEvent | None, width: int) -> list[Row]:
 
 def _loader(loader: LoaderEvent | None, width: int) -> list[Row]:
     if loader is None:
-        return [((MISSING + ": not measured", "dim"),)]
-    kept = "none" if loader.encoded is None else number(loader.encoded)
-    rows = _pair("items", f"{number(loader.items)}, {kept} encoded once and kept", width)
+        return _missing("not measured")
+    cached = "none" if loader.encoded is None else number(loader.encoded)
+    rows = _pair("items", f"{number(loader.items)}, {cached} cached", width)
     if loader.epochs_differ:
-        rows += _pair("", "they change every epoch and cannot be kept", width)
+        rows += _pair("", "items differ between epochs and cannot be cached", width)
     rows += _pair("micro-batch", f"{_items(loader.micro)}, {size(loader.batch_bytes)}", width)
-    one = f"{_ns(loader.item_ns)}, of it {_ns(loader.item_cpu_ns)} on the processor (mean of {loader.probed})"
+    one = f"{_ns(loader.item_ns)}, of which {_ns(loader.item_cpu_ns)} CPU time (mean of {loader.probed})"
     rows += _pair("one item", one if loader.item_ns is not None else MISSING, width)
-    rows += _pair("joining", f"{_ns(loader.collate_ns)} a micro-batch", width)
-    gather = f"{_ns(loader.gather_ns)} a micro-batch" if loader.gather_ns is not None else MISSING
+    rows += _pair("collate", f"{_ns(loader.collate_ns)} per micro-batch", width)
+    gather = f"{_ns(loader.gather_ns)} per micro-batch" if loader.gather_ns is not None else MISSING
     if not loader.in_memory:
-        gather += ": the data cannot be taken in one gather"
-    return rows + _pair("one gather", gather, width)
+        gather += ": the dataset cannot gather a whole batch at once"
+    return rows + _pair("gather", gather, width)

@@ -1,4 +1,4 @@
-"""The block of the machine: the card's and the host's counters, each "n/a" where it is missing."""
+"""The machine block: counters of the GPU and the host; missing ones are "n/a"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOT_C = 85
 
 
 def _figure(body: dict[str, Any], name: str) -> float | None:
-    """A field that is a number, None when it is missing."""
+    """A numeric field; None if it is missing."""
     value = body.get(name)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
@@ -28,13 +28,13 @@ def _whole(value: float | None, unit: str) -> str:
 
 
 def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
-    """The card's row when the run trains on one, the host's rows always."""
+    """The GPU if the run trains on one, and the host."""
     rows: list[Row] = []
     card = snapshot.card
     if card is not None:
-        rows += _block("card", _card(card), width)
+        rows += _block("GPU", _gpu(card), width)
     elif on_gpu(snapshot.run):
-        rows.append(_labelled("card", (("n/a: the card's counters cannot be read (NVML)", "dim"),)))
+        rows.append(_labelled("GPU", (("n/a: NVML counters are not available", "dim"),)))
     host = snapshot.host
     if host is None:
         rows.append(_labelled("host", ((MISSING, "dim"),)))
@@ -43,7 +43,7 @@ def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
 
 
 def _block(label: str, items: list[Span], width: int) -> list[Row]:
-    """The items in four columns, or in two over more rows."""
+    """The items in four, two or one columns."""
     columns = 4 if width >= 74 else 2 if width >= 44 else 1
     chunks = [items[index : index + columns] for index in range(0, len(items), columns)]
     return [
@@ -53,7 +53,7 @@ def _block(label: str, items: list[Span], width: int) -> list[Row]:
 
 
 def core_row(snapshot: Snapshot, width: int) -> Row | None:
-    """How busy each core is, one block a core; None where it is not known."""
+    """The load of each core, one character per core; None if it is unknown."""
     host = snapshot.host or {}
     cores = host.get("cpu_per_core")
     if not isinstance(cores, (list, tuple)) or not cores:
@@ -71,7 +71,7 @@ def _labelled(label: str, row: Row) -> Row:
     return ((label.ljust(_LABEL), "dim"), *row)
 
 
-def _card(card: dict[str, Any]) -> list[Span]:
+def _gpu(card: dict[str, Any]) -> list[Span]:
     temperature = _figure(card, "temperature_c")
     heat = "warn" if temperature is not None and temperature >= _HOT_C else "text"
     watts, limit = _figure(card, "power_w"), _figure(card, "power_limit_w")
@@ -85,13 +85,13 @@ def _card(card: dict[str, Any]) -> list[Span]:
 
 
 def throttle(card: dict[str, Any]) -> Span:
-    """Why the card clocks down: its reasons, none, or not known."""
+    """Why the GPU reduces its clocks."""
     reasons = card.get("throttle")
     if reasons is None:
-        return ("throttle n/a", "dim")
+        return ("throttling n/a", "dim")
     if not reasons:
         return ("not throttled", "text")
-    return ("slowed: " + ", ".join(foreign(reason) for reason in reasons), "warn")
+    return ("throttled: " + ", ".join(foreign(reason) for reason in reasons), "warn")
 
 
 def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
@@ -117,7 +117,7 @@ def _memory(host: dict[str, Any]) -> list[Span]:
 
 
 def facts(snapshot: Snapshot, width: int) -> list[Row]:
-    """What is trained: model, batch and data, and the versions."""
+    """Model, batch, data and versions of the run."""
     run = snapshot.run
     if run is None:
         return []
@@ -131,10 +131,8 @@ def facts(snapshot: Snapshot, width: int) -> list[Row]:
     if run.token and run.tokens_per_item:
         each = "each" if run.tokens_per_item == int(run.tokens_per_item) else "each on average"
         tokens = f", {number(run.tokens_per_item)} {plural(foreign(run.token))} {each}"
-    epoch = (
-        f"; {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {item_name(snapshot)} an epoch"
-    )
-    batch_text = f"{number(run.items_per_step)} {item_name(snapshot)} a step{parts}{tokens}"
+    epoch = f"; {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {item_name(snapshot)} per epoch"
+    batch_text = f"{number(run.items_per_step)} {item_name(snapshot)} per step{parts}{tokens}"
     if cells(batch_text + epoch) + _LABEL <= width:
         batch_text += epoch
     versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())

@@ -1,4 +1,4 @@
-"""The home screen: this machine, what can be started, and the runs."""
+"""The home screen: this machine, the workloads and the runs."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ndd_console.screens.interfaces import RunRow, StartRow
 from ndd_engine.text import MISSING
 
-from .live import Keys, footer_row
-from .rows import BLANK, ends, fit, foreign, rule, shorten, wrap
+from .entries import RunRow, StartRow
+from .frame import Keys, footer_row, framed, inner_width
+from .rows import BLANK, ends, foreign, paragraph, rule, shorten
 from .style import Row, Span, status_span
 
 KEYS: Keys = (
     ("enter", "open"),
-    ("↑↓", "choose"),
+    ("↑↓", "select"),
     ("w", "wizard"),
     ("r", "refresh"),
     ("?", "help"),
     ("q", "quit"),
 )
-LOOKING = "looking at the hardware…"
+DETECTING = "detecting hardware…"
+SLOGAN = "train PyTorch models and see where the time goes"
+_LOADING: Row = (("loading…", "dim"),)
 
 
 @dataclass(frozen=True, slots=True)
 class HomeState:
-    """card, runs and workloads are None while they are read. chosen: index over workloads, then runs."""
+    """machine, workloads and runs are None while they are loaded. chosen: index over workloads, then runs."""
 
-    card: tuple[str, ...] | None
+    machine: tuple[str, ...] | None
     workloads: tuple[StartRow, ...] | None
     runs: tuple[RunRow, ...] | None
     chosen: int = 0
@@ -37,54 +39,41 @@ class HomeState:
 
 
 def home_rows(state: HomeState, width: int, height: int) -> list[Row]:
-    """Exactly `height` rows of exactly `width` cells; the chosen entry is always among them."""
-    margin = 1 if width >= 40 else 0
-    inner = max(width - 2 * margin, 1)
-    message: list[Row] = []
+    """Exactly `height` rows of exactly `width` cells; the selected entry is always visible."""
+    inner = inner_width(width)
+    bottom: list[Row] = [footer_row(KEYS, inner)]
     if state.message:
         style = "bad" if state.bad else "accent"
-        lines = [line for part in state.message.splitlines() for line in wrap(foreign(part), inner)]
-        message = [((line, style),) for line in lines[: max(height // 2, 1)]]
-    top: list[Row] = [
-        ends((("ndd-console", "bold"),), (("train, and see where the time goes", "dim"),), inner)
-    ]
-    lines_of_gpu = [LOOKING] if state.card is None else [foreign(line) for line in state.card]
+        bottom = [*paragraph(state.message, inner, style, max(height // 2, 1)), *bottom]
+    top: list[Row] = [ends((("ndd-console", "bold"),), ((SLOGAN, "dim"),), inner)]
+    machine = (DETECTING,) if state.machine is None else state.machine
     entries, chosen = _entries(state, inner)
-    room = height - 1 - len(message) - len(top)
-    # The machine is described as far as the list leaves room for it.
-    about = min(len(lines_of_gpu), max(room - min(len(entries), 8) - 2, 0))
-    if about:
+    room = height - len(bottom) - len(top)
+    # The list of entries has priority over the machine.
+    shown = min(len(machine), max(room - min(len(entries), 8) - 2, 0))
+    if shown:
+        style = "dim" if state.machine is None else "text"
         top += [BLANK, rule("this machine", inner)]
-        top += [
-            ((shorten(line, inner), "dim" if state.card is None else "text"),)
-            for line in lines_of_gpu[:about]
-        ]
-        room -= about + 2
+        top += [((shorten(foreign(line), inner), style),) for line in machine[:shown]]
+        room -= shown + 2
         if room > len(entries) and height >= 20:
             top.append(BLANK)
             room -= 1
     start = _window(chosen, len(entries), max(room, 1))
-    body = entries[start : start + max(room, 0)]
-    rows = [*top, *body]
-    rows += [BLANK] * (height - 1 - len(message) - len(rows))
-    rows = [*rows[: max(height - 1 - len(message), 0)], *message, footer_row(KEYS, inner)]
-    rows = rows[-height:] if height > 0 else []
-    if margin:
-        rows = [((" ", "text"), *row) for row in rows]
-    return [fit(row, width) for row in rows]
+    return framed([*top, *entries[start : start + max(room, 0)]], bottom, width, height)
 
 
 def _window(chosen: int, count: int, room: int) -> int:
-    """The first line to show so that the chosen one is seen."""
+    """The first visible line of the list, such that the selected one is visible."""
     return min(max(chosen - room + 2, 0), max(count - room, 0), max(chosen, 0))
 
 
 def _entries(state: HomeState, width: int) -> tuple[list[Row], int]:
-    """All lines of the list, and which of them is chosen."""
+    """All lines of the list, and the index of the selected one."""
     lines: list[Row] = [rule("start", width)]
     at = 0
     if state.workloads is None:
-        lines.append((("reading…", "dim"),))
+        lines.append(_LOADING)
     names = max((len(row.name) for row in state.workloads or ()), default=0)
     titles = max((len(row.title) for row in state.workloads or ()), default=0)
     for index, start in enumerate(state.workloads or ()):
@@ -93,9 +82,9 @@ def _entries(state: HomeState, width: int) -> tuple[list[Row], int]:
         lines.append(_start_row(start, names, titles, index == state.chosen, width))
     lines += [BLANK, rule("runs", width)]
     if state.runs is None:
-        lines.append((("reading…", "dim"),))
+        lines.append(_LOADING)
     elif not state.runs:
-        lines.append((("no runs here yet", "dim"),))
+        lines.append((("no runs yet", "dim"),))
     first = len(state.workloads or ())
     longest = max((len(row.name) for row in state.runs or ()), default=0)
     kinds = max((len(row.workload) for row in state.runs or ()), default=0)
@@ -139,10 +128,10 @@ def _run_row(row: RunRow, names: int, kinds: int, chosen: bool, width: int) -> R
 
 
 def when(t: float | None) -> str:
-    """A moment by the local clock: "03-14 15:09"."""
+    """Local date and time: "03-14 15:09"."""
     return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
 
 
 def entry_count(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None) -> int:
-    """How many entries can be chosen."""
+    """Number of entries in the list."""
     return len(workloads or ()) + len(runs or ())

@@ -1,4 +1,4 @@
-"""A ratio with its interval, in figures and as a small plot on a logarithmic scale around 1."""
+"""A speed ratio with its confidence interval, as text and as a small plot on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from ndd_engine.record.events import TrialEvent
 from .findings import times
 from .style import Row
 
-_LOW, _HIGH = 0.8, 1.4  # the scale shows at least this much
+_LOW, _HIGH = 0.8, 1.4  # the scale covers at least this range
 _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
+# Records written before 0.5 have "undecided" for "inconclusive".
 VERDICTS = {
     "gain": "good",
     "no gain": "text",
     "loss": "bad",
+    "inconclusive": "warn",
     "undecided": "warn",
     "out of memory": "bad",
     "failed": "bad",
     "stopped": "warn",
 }
+_SHOWN = {"no gain": "no significant gain", "undecided": "inconclusive"}
+
+
+def verdict_text(verdict: str) -> str:
+    """A verdict as it is displayed."""
+    return _SHOWN.get(verdict, verdict)
 
 
 def interval_text(ratio: float | None, low: float | None, high: float | None) -> str:
-    """ "1.42x (1.35 to 1.49)"; "" before there is a ratio."""
+    """ "1.42x (1.35 to 1.49)"; "" without a ratio."""
     if ratio is None:
         return ""
     if low is None or high is None:
@@ -36,16 +44,16 @@ def trial_text(trial: TrialEvent | None) -> str:
     if trial is None:
         return ""
     figures = interval_text(trial.ratio, trial.low, trial.high)
-    return f"{trial.verdict} {figures}".strip()
+    return f"{verdict_text(trial.verdict)} {figures}".strip()
 
 
 def interval_style(low: float, high: float) -> str:
-    """Good when the whole interval is a gain, bad when all of it is a loss."""
+    """ "good" if the whole interval is a gain, "bad" if the whole interval is a loss, else "warn"."""
     return "good" if low > 1 else "bad" if high < 1 else "warn"
 
 
 def interval_rows(ratio: float | None, low: float | None, high: float | None, width: int) -> list[Row]:
-    """Two rows: the scale, and the interval on it as ├──●──┤ with ┼ at 1. [] without an interval or without room."""
+    """Two rows: the scale, and the interval as ├──●──┤ with ┼ at 1. Empty without an interval or enough room."""
     if ratio is None or low is None or high is None or width < 20 or min(ratio, low) <= 0:
         return []
     if not all(math.isfinite(value) for value in (ratio, low, high)):
@@ -57,8 +65,8 @@ def interval_rows(ratio: float | None, low: float | None, high: float | None, wi
         return round(math.log(value / left) / span * (width - 1))
 
     marks = [" "] * width
+    # The label of 1 is placed first, so that it is never left out.
     for tick in sorted((t for t in _TICKS if left <= t <= right), key=lambda t: t != 1.0):
-        # 1 first: the others yield to it.
         text = f"{tick:g}"
         start = min(max(cell(tick) - len(text) // 2, 0), width - len(text))
         near = marks[max(start - 2, 0) : start + len(text) + 2]
@@ -67,15 +75,11 @@ def interval_rows(ratio: float | None, low: float | None, high: float | None, wi
     line = ["─"] * width
     line[cell(1.0)] = "┼"
     a, b = cell(low), cell(high)
-    dot = min(max(cell(ratio), a), b)
     body = ["━"] * (b - a + 1)
     body[0], body[-1] = "├", "┤"
-    body[dot - a] = "●"
+    body[min(max(cell(ratio), a), b) - a] = "●"
+    before, inside, after = "".join(line[:a]), "".join(body), "".join(line[b + 1 :])
     return [
         (("".join(marks), "dim"),),
-        (
-            ("".join(line[:a]), "dim"),
-            ("".join(body), interval_style(low, high)),
-            ("".join(line[b + 1 :]), "dim"),
-        ),
+        ((before, "dim"), (inside, interval_style(low, high)), (after, "dim")),
     ]

@@ -1,4 +1,4 @@
-"""The block of what is learned: loss, rate, evaluations, and what happened: marks, warnings and the end."""
+"""The lower blocks of the live screen: loss, rates, evaluations, events, warnings and the end of the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, duration, number
 
 from .bars import bucket, finite, graph, sparkline
-from .rows import beside, cells, ends, fit, foreign, rule, shorten, wrap
+from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, side_by_side
 from .style import STATUS, Row
 from .throughput import items_rate, work_short
 
@@ -17,11 +17,11 @@ _MARK_STYLE = {
     "evaluation": "accent",
     "recompile": "warn",
 }
-LOST = "the process ended without a word (kill -9, power?)"
+LOST = "the process ended unexpectedly (killed or power loss?)"
 
 
 def small(value: float | None, digits: int = 3) -> str:
-    """A figure that may be tiny: 0.832, 0.0001, 3e-06."""
+    """A number that may be tiny: 0.832, 0.0001, 3e-06."""
     if value is None or value == 0 or not abs(value) < 1e-3:
         return number(value, digits)
     return f"{value:.3g}"
@@ -33,7 +33,7 @@ def loss_text(snapshot: Snapshot) -> str:
 
 
 def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bool = False) -> Row:
-    """Learning rate, gradient norm, loss scale; loss, rate and FLOP/s where no other row shows them."""
+    """Learning rate, gradient norm and loss scale; loss, rate and FLOP/s if no other row shows them."""
     parts = [] if with_trends else [loss_text(snapshot), items_rate(snapshot)]
     parts += [f"lr {small(snapshot.lr)}", f"gradient norm {small(snapshot.grad_norm)}"]
     if snapshot.loss_scale is not None and snapshot.loss_scale != 1:
@@ -54,7 +54,7 @@ def metrics_text(evaluation: Evaluation) -> str:
 
 
 def evaluation_row(snapshot: Snapshot, width: int) -> Row:
-    """The last evaluation and the best one."""
+    """The latest and the best evaluation."""
     if not snapshot.evaluations:
         return (("evaluation n/a", "dim"),)
     last, best = snapshot.evaluations[-1], snapshot.best
@@ -62,7 +62,7 @@ def evaluation_row(snapshot: Snapshot, width: int) -> Row:
     if best is None:
         return ((shorten(text, width), "text"),)
     name, value = next(iter(best.metrics.items()), ("", None))
-    note = "the best so far" if best.step == last.step else f"best {number(value, 4)} at step {best.step:,}"
+    note = "best so far" if best.step == last.step else f"best {number(value, 4)} at step {best.step:,}"
     room = width - cells(note) - 3
     if room < 20:
         return ((shorten(f"{name} {note}", width), "text"),)
@@ -70,7 +70,7 @@ def evaluation_row(snapshot: Snapshot, width: int) -> Row:
 
 
 def trend_row(snapshot: Snapshot, width: int) -> Row:
-    """Loss and rate as sparklines beside their figures."""
+    """Loss and rate with sparklines."""
     gap = 3
     half = (width - gap) // 2
     loss, speed = loss_text(snapshot) + " ", items_rate(snapshot) + " "
@@ -84,19 +84,19 @@ def trend_row(snapshot: Snapshot, width: int) -> Row:
 
 
 def trend_graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
-    """Loss and rate as graphs beside each other, `height` rows with their headings."""
+    """Loss and rate as graphs side by side, `height` rows with their headings."""
     gap = 3
     half = (width - gap) // 2
     left = _graph(loss_text(snapshot), finite(snapshot.loss_trend), half, height)
     right = _graph(items_rate(snapshot), finite(snapshot.rate_trend), width - gap - half, height)
-    return beside(left, right, half, gap, width - gap - half)
+    return side_by_side(left, right, half, gap, width - gap - half)
 
 
 def _graph(title: str, values: list[float], width: int, height: int) -> list[Row]:
     rows: list[Row] = [rule(title, width)]
     if not values:
         return [*rows, (("no values yet", "dim"),)]
-    values = bucket(values, 2 * (width - 6))  # what is drawn is what the scale says
+    values = bucket(values, 2 * (width - 6))  # the scale must show the range that is drawn
     top, bottom = number(max(values)), number(min(values))
     scale = max(len(top), len(bottom), 5)
     lines = graph(values, width - scale - 1, height - 1)
@@ -107,7 +107,7 @@ def _graph(title: str, values: list[float], width: int, height: int) -> list[Row
 
 
 def mark_row(timed: TimedMark, width: int, digits: int = 0) -> Row:
-    """A mark on one line, its step in `digits` cells."""
+    """An event on one line, its step in `digits` cells."""
     mark = timed.mark
     lead = f"step {mark.step:>{digits},}  "
     text = foreign(mark.text) or foreign(mark.kind)
@@ -117,7 +117,7 @@ def mark_row(timed: TimedMark, width: int, digits: int = 0) -> Row:
 
 
 def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int) -> list[Row]:
-    """The message for the user if there is one, then the newest marks; the newest is the last."""
+    """The newest events, oldest first, then the message for the user if there is one."""
     rows: list[Row] = []
     room = count - (1 if message else 0)
     if room > 0 and snapshot.marks:
@@ -135,7 +135,7 @@ def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int)
 
 
 def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]:
-    """How the run ended: its reason over as many lines as there are, its last figures, its checkpoint."""
+    """How the run ended: reason, final loss and checkpoint."""
     style = STATUS.get(snapshot.status, ("", "text"))[1]
     title = f"{snapshot.status} at step {snapshot.step:,}"
     if snapshot.elapsed_s:
@@ -147,12 +147,11 @@ def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]
     if saved is None and snapshot.checkpoint is not None:
         saved = snapshot.checkpoint.mark.data.get("file")
     tail.append((("checkpoint ", "dim"), (foreign(saved) if saved else MISSING, "text")))
-    reason = foreign(snapshot.reason)
+    reason = snapshot.reason
     resume = f"resume with: ndd-console train --resume {foreign(name)}"
     if snapshot.status == "lost":
         reason = f"{LOST}; {resume}"
     elif snapshot.status not in ("done", "failed"):
         tail.append(((resume, "dim"),))
     room = max(count - 1 - len(tail), 1)
-    text: list[Row] = [((line, "text"),) for line in wrap(reason, width, room)]
-    return [rule(title, width, style), *text, *tail][: max(count, 0)]
+    return [rule(title, width, style), *paragraph(reason, width, limit=room), *tail][: max(count, 0)]

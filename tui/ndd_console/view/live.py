@@ -1,14 +1,14 @@
-"""The live screen: which block goes where, at any size."""
+"""The layout of the live screen at any size."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ndd_console.screens.diagnosis import NOTHING, Told
 from ndd_engine.record.snapshot import Snapshot
 
 from .blocks import StepTable, header, idle_heading, idle_rows, memory_heading, memory_rows, progress
-from .findings import finding_rows, least_rows, wanted_rows
+from .findings import NOTHING, DiagnosisResult, finding_rows, least_rows, wanted_rows
+from .frame import Keys, footer_row, framed, inner_width
 from .hardware import core_row, facts, machine_rows
 from .learning import (
     end_rows,
@@ -18,11 +18,9 @@ from .learning import (
     trend_graphs,
     trend_row,
 )
-from .rows import BLANK, beside, ends, fit, rule, width_of
-from .style import Row, Span
+from .rows import BLANK, ends, rule, side_by_side, width_of
+from .style import Row
 from .throughput import throughput_rows
-
-Keys = tuple[tuple[str, str], ...]
 
 _TWO_COLUMNS = 72  # narrower screens stack the blocks
 _THREE_COLUMNS = 150
@@ -30,16 +28,16 @@ _SIDE = 48  # width of the third column
 _TRENDS = (80, 24)  # smaller screens drop the trends first
 _MAIN = 10  # rows of the step block with its heading
 _GAP = 3
-# Keys that yield first where the footer is too narrow for all; the help names them.
+# Keys that a narrow footer drops first; the help page lists all of them.
 _YIELD = ("e", "i", "k", "w")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """What the live screen shows besides the snapshot.
+    """Everything that the live screen shows in addition to the snapshot.
 
-    status: as shown, which may be ahead of the snapshot ("stopping"). keys: (key, word) that work now.
-    waited_s: seconds of preparation so far. told: what the rules say. can_try: a change can be measured from here.
+    status: may be ahead of the snapshot ("stopping"). keys: available now. waited_s: seconds of setup so far.
+    can_try: whether changes can be measured.
     """
 
     name: str
@@ -47,46 +45,25 @@ class LiveState:
     keys: Keys
     message: str | None = None
     waited_s: float | None = None
-    told: Told = NOTHING
+    diagnosis: DiagnosisResult = NOTHING
     can_try: bool = False
 
 
 def live_rows(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
     """Exactly `height` rows of exactly `width` cells."""
-    margin = 1 if width >= 40 else 0
-    inner = max(width - 2 * margin, 1)
-    body = _body(snapshot, state, inner, height)
-    footer = footer_row(state.keys, inner, _YIELD)
-    rows = [*body[: height - 1], *[BLANK] * (height - 1 - len(body)), footer] if height > 2 else body[:height]
-    rows += [BLANK] * (height - len(rows))
-    if margin:
-        rows = [((" ", "text"), *row) for row in rows]
-    return [fit(row, width) for row in rows]
-
-
-def footer_row(keys: Keys, width: int, yielding: tuple[str, ...] = ()) -> Row:
-    """The keys that work; where there is no room, those `yielding` go first, and those at the end (help, quit) stay."""
-    shown = list(keys)
-    first = [item for name in yielding for item in keys if item[0] == name]
-    while len(shown) > 1 and sum(len(key) + len(word) + 4 for key, word in shown) - 3 > width:
-        if first:
-            shown.remove(first.pop(0))
-        else:
-            del shown[max(len(shown) - 4, 0)]
-    spans: list[Span] = []
-    for index, (key, word) in enumerate(shown):
-        spans += [(("   " if index else "") + key, "key"), (" " + word, "dim")]
-    return tuple(spans)
+    inner = inner_width(width)
+    bottom = [footer_row(state.keys, inner, _YIELD)] if height > 2 else []
+    return framed(_body(snapshot, state, inner, height), bottom, width, height)
 
 
 def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
-    """Header to the newest marks. Each block takes its rows from what is left, the most needed one first."""
+    """Everything above the footer. Blocks claim rows in order of importance."""
     rows = [header(snapshot, state.name, state.status, width), progress(snapshot, width, state.waited_s)]
     left = height - 3
     if left < 1:
         return rows
     ended = snapshot.final
-    side = width >= _THREE_COLUMNS and bool(snapshot.phases)  # the machine stands beside the step block
+    side = width >= _THREE_COLUMNS and bool(snapshot.phases)  # the machine is next to the step block
     notes = min(1, left // 3) if not ended or state.message else 0
     left -= notes
     end = end_rows(snapshot, state.name, width, min(7, max(left * 2 // 3, 1))) if ended else []
@@ -95,8 +72,8 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     left -= main
     learning = 3 if left >= 3 and (snapshot.phases or ended) else 0
     left -= learning
-    told = state.told if snapshot.phases else NOTHING
-    finding = min(least_rows(told), left)
+    diagnosis = state.diagnosis if snapshot.phases else NOTHING
+    finding = min(least_rows(diagnosis), left)
     left -= finding
     machine = _machine(snapshot, _SIDE if side else width) if not ended else []
     below = bool(machine) and not side and left >= len(machine)
@@ -104,8 +81,8 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     wide_enough = width + 2 >= _TRENDS[0] and height >= _TRENDS[1]
     trends = 1 if learning and wide_enough and (below or side or ended) and left >= 1 else 0
     left -= trends
-    # What is left now is luxury: more of the findings, blank lines, cores, facts, graphs, more phases, more marks.
-    more = min(left, max(wanted_rows(told, width, state.can_try) - finding, 0)) if height >= 28 else 0
+    # Optional rows: more findings, blank lines, cores, facts, graphs, more phases, more events.
+    more = min(left, max(wanted_rows(diagnosis, width, state.can_try) - finding, 0)) if height >= 28 else 0
     finding += more
     left -= more
     gaps = min(left, 3 if height >= 28 else 2)
@@ -129,7 +106,7 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
 
     rows += [BLANK] if gaps > 1 and height >= 28 else []
     rows += _main_and_machine(snapshot, width, main, machine) if side else _main(snapshot, width, main)
-    rows += [*speed, *finding_rows(told, width, finding, state.can_try), *end]
+    rows += [*speed, *finding_rows(diagnosis, width, finding, state.can_try), *end]
     if about:
         rows += [rule("run", width), *about]
     if below:
@@ -137,7 +114,7 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     if trends > 1:
         rows += trend_graphs(snapshot, width, trends)
     elif learning:
-        rows.append(rule("learning", width))
+        rows.append(rule("metrics", width))
         rows += [trend_row(snapshot, width)] if trends else []
     if learning:
         rows += [figures_row(snapshot, width, bool(trends), not speed), evaluation_row(snapshot, width)]
@@ -149,14 +126,14 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
 
 
 def _machine(snapshot: Snapshot, width: int) -> list[Row]:
-    """The machine's block with its heading; [] before anything is known."""
+    """The machine block with its heading; [] before anything is known."""
     if snapshot.sample is None and snapshot.run is None:
         return []
     return [rule("machine", width), *machine_rows(snapshot, width)]
 
 
 def _main_and_machine(snapshot: Snapshot, width: int, count: int, machine: list[Row]) -> list[Row]:
-    """On a wide screen the machine is the third column of the step block."""
+    """The step block with the machine as its third column."""
     room = width - _GAP - _SIDE
     main = _main(snapshot, room, count)
     if not machine:
@@ -164,7 +141,7 @@ def _main_and_machine(snapshot: Snapshot, width: int, count: int, machine: list[
     cores = core_row(snapshot, _SIDE)
     if cores and len(machine) < count:
         machine = [*machine, cores]
-    return beside(main, machine[:count], room, _GAP, _SIDE)
+    return side_by_side(main, machine[:count], room, _GAP, _SIDE)
 
 
 def _right_width(width: int) -> int:
@@ -172,14 +149,14 @@ def _right_width(width: int) -> int:
 
 
 def _wanted(snapshot: Snapshot, width: int) -> int:
-    """Rows that the step block could fill."""
+    """Rows that the step block fills if there is room."""
     phases = sum(1 for phase in snapshot.phases if phase.host_ns > 0 or phase.name == "other")
     right = len(snapshot.idle.causes) + 1 + len(memory_rows(snapshot, _right_width(width), 9)) + 1
     return 1 + max(phases, right)
 
 
 def _main(snapshot: Snapshot, width: int, count: int) -> list[Row]:
-    """The step's phases; beside or below them idle time and memory."""
+    """The phases of a step, with idle time and memory next to or below them."""
     if count < 1:
         return []
     if width < _TWO_COLUMNS:
@@ -192,10 +169,10 @@ def _main(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     room = count - 1
     idle = idle_rows(snapshot, right_width, max(room - len(memory) - 1, 1))
     right: list[Row] = [rule(idle_heading(snapshot, right_width), right_width), *idle]
-    # Memory sits at the bottom of the block, so that causes that come and go do not move it.
+    # Memory stays at the bottom of the block, so that changing idle causes do not move it.
     space = max(count - len(right) - len(memory) - 1, 0)
     right += [*[BLANK] * space, rule(memory_heading(snapshot), right_width), *memory]
-    return beside(left[:count], right[:count], left_width, _GAP, right_width)[:count]
+    return side_by_side(left[:count], right[:count], left_width, _GAP, right_width)[:count]
 
 
 def _stacked(snapshot: Snapshot, width: int, count: int) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What was detected of the machine, as lines of text with their reasons."""
+"""The detected hardware as lines of text, with a reason for every value."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ndd_engine.text import MISSING, number, printable, size
 _LABEL = 12
 
 
-def describe(machine: Machine) -> list[str]:
-    """The machine as lines of text, safe for a terminal."""
+def machine_lines(machine: Machine) -> list[str]:
+    """The GPUs and the host, with control characters escaped."""
     lines: list[str] = []
     for item in machine.cards:
         lines += [*_gpu_lines(item), ""]
     if not machine.cards:
-        lines += [f"no card: {machine.reasons['nvml']}", ""]
+        lines += [f"no CUDA GPU: {machine.reasons['nvml']}", ""]
     lines += [_line("device", machine.device, machine.reasons["device"]), *_host_lines(machine.host)]
     lines += [f"warning: {problem}" for problem in machine.problems]
     return [printable(line) for line in lines]
@@ -28,7 +28,7 @@ def _line(label: str, value: str, why: str | None = None) -> str:
 
 
 def _gpu_lines(item: Gpu) -> list[str]:
-    where = f"cuda:{item.index}" if item.index is not None else "no torch device"
+    where = f"cuda:{item.index}" if item.index is not None else "no PyTorch device"
     lines = [
         item.name,
         _line("  device", where, item.reasons.get("index")),
@@ -37,7 +37,7 @@ def _gpu_lines(item: Gpu) -> list[str]:
             f"{size(item.memory_total_bytes)}, {size(item.free_bytes)} free",
             item.reasons.get("memory"),
         ),
-        _line("  others", *_others(item)),
+        _line("  in use", *_in_use(item)),
     ]
     if item.mig:
         lines.append(
@@ -47,7 +47,10 @@ def _gpu_lines(item: Gpu) -> list[str]:
         lines.append(_line("  MIG", "on", item.reasons["mig"]))
     cuda = ", ".join(
         f"{name} {version}"
-        for name, version in (("up to CUDA", item.cuda_driver), ("torch built with CUDA", item.cuda_torch))
+        for name, version in (
+            ("supports CUDA", item.cuda_driver),
+            ("PyTorch built with CUDA", item.cuda_torch),
+        )
         if version is not None
     )
     lines.append(_line("  driver", item.driver or MISSING, cuda))
@@ -66,17 +69,17 @@ def _gpu_lines(item: Gpu) -> list[str]:
     return lines
 
 
-def _others(item: Gpu) -> tuple[str, str | None]:
-    """What is used on the card by others than this command, and by whom."""
+def _in_use(item: Gpu) -> tuple[str, str | None]:
+    """Memory in use, and the processes other than this one that use it."""
     if item.processes is None:
-        return f"{size(item.used_bytes)} used", item.reasons.get("processes", "by whom is not known")
+        return f"{size(item.used_bytes)} used", item.reasons.get("processes", "processes are not listed")
     there = [process for process in item.processes if process.pid != os.getpid()]
-    who = ", ".join(_process(process) for process in there) or "no process is listed"
+    who = ", ".join(_process(process) for process in there) or "no processes listed"
     return f"{size(item.used_bytes)} used", who
 
 
 def _process(process: Process) -> str:
-    return f"{process.name or 'another'} (pid {process.pid}) {size(process.used_bytes)}"
+    return f"{process.name or 'process'} (pid {process.pid}) {size(process.used_bytes)}"
 
 
 def _host_lines(host: Host) -> list[str]:
@@ -88,7 +91,7 @@ def _host_lines(host: Host) -> list[str]:
     )
     return [
         _line("host", host.hostname),
-        _line("processor", host.cpu, f"bf16: {', '.join(host.bf16_units)}" if host.bf16_units else None),
+        _line("CPU", host.cpu, f"bf16: {', '.join(host.bf16_units)}" if host.bf16_units else None),
         _line("cores", f"{host.usable_cpus:g} usable", host.reasons.get("usable_cpus")),
         _line("memory", memory, why),
     ]

@@ -1,10 +1,10 @@
-"""The question that is asked before leaving, as a box over the live figures."""
+"""A question in a box over the live screen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .live import Keys
+from .frame import Keys
 from .rows import cells, cut, fit, width_of, wrap
 from .style import Row
 
@@ -26,8 +26,8 @@ def box(title: str, choices: Keys, width: int) -> list[Row]:
     return framed
 
 
-def over(rows: Sequence[Row], box_rows: Sequence[Row], width: int) -> list[Row]:
-    """The box in the middle of the rows; what little is left beside it is blanked."""
+def overlay(rows: Sequence[Row], box_rows: Sequence[Row], width: int) -> list[Row]:
+    """The rows with the box in the middle; narrow strips next to it are blanked."""
     out = list(rows)
     if not box_rows or not rows:
         return out

@@ -1,4 +1,4 @@
-"""Rows of styled text: measured, cut, padded, joined and wrapped, by terminal cells."""
+"""Rows of styled text: measure, cut, pad, join and wrap them by terminal cells."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ndd_engine.text import printable
 from .style import Row, Span
 
 BLANK: Row = ()
+_NARROW = 48  # below this width a label stands above its text
 
 
 def cells(text: str) -> int:
@@ -24,7 +25,7 @@ def width_of(row: Row) -> int:
 
 
 def cut(row: Row, start: int, end: int) -> Row:
-    """The cells start..end of a row. A wide character that is cut in half becomes blank."""
+    """Cells start..end of a row. Half of a wide character becomes blank."""
     out: list[Span] = []
     x = 0
     for text, style in row:
@@ -41,11 +42,11 @@ def cut(row: Row, start: int, end: int) -> Row:
 
 
 def _slice(text: str, width: int, start: int, end: int) -> str:
-    if len(text) == width:  # one cell a character
+    if len(text) == width:  # one cell per character
         return text[start:end]
     if start:
         head = set_cell_size(text, start)
-        # set_cell_size pads where it cut a wide character in half: that half stays blank on this side too.
+        # set_cell_size pads half of a wide character with a blank: keep the other half blank too.
         kept = text[: len(head)] == head
         rest = text[len(head) :] if kept else " " + text[len(head.rstrip()) + 1 :]
         return set_cell_size(rest, end - start)
@@ -62,14 +63,14 @@ def fit(row: Row, width: int) -> Row:
 
 
 def ends(left: Row, right: Row, width: int) -> Row:
-    """One row at the left edge, one at the right; the left one yields where there is no room."""
+    """One row aligned left, one aligned right; the left one is cut where there is no room."""
     room = width - width_of(right)
     if room <= 0:
         return fit(right, width)
     return (*fit(left, room), *right)
 
 
-def beside(
+def side_by_side(
     left: Sequence[Row], right: Sequence[Row], left_width: int, gap: int, right_width: int
 ) -> list[Row]:
     """Two columns of rows."""
@@ -82,7 +83,7 @@ def beside(
 
 
 def rule(title: str, width: int, style: str = "bold", labels: str = "") -> Row:
-    """A heading: its title in a line, and labels of columns at the line's right end."""
+    """A heading: the title on a horizontal line, with column labels at its right end."""
     line = width - cells(title) - 4 - cells(labels)
     if line < 0:
         return fit((("── ", "dim"), (title, style)), width)
@@ -90,7 +91,7 @@ def rule(title: str, width: int, style: str = "bold", labels: str = "") -> Row:
 
 
 def fields(items: Sequence[Span], width: int, columns: int) -> Row:
-    """Spans in columns of equal width; one that is too long takes part of the next column's blank."""
+    """Spans in columns of equal width; a long span uses the blank space of the next column."""
     step = max(width // max(columns, 1), 1)
     out: list[Span] = []
     x = 0
@@ -105,8 +106,8 @@ def fields(items: Sequence[Span], width: int, columns: int) -> Row:
     return tuple(out)
 
 
-def wrap(text: str, width: int, limit: int | None = None) -> list[str]:
-    """Words over lines of at most `width` cells; a longer word is cut. A limit makes the last end in "…"."""
+def wrap(text: str, width: int) -> list[str]:
+    """Wrap words to lines of at most `width` cells; longer words are cut."""
     width = max(width, 1)
     lines: list[str] = []
     line = ""
@@ -131,14 +132,11 @@ def wrap(text: str, width: int, limit: int | None = None) -> list[str]:
             line = word
     if line:
         lines.append(line)
-    if limit is not None and len(lines) > limit:
-        last = lines[limit - 1]
-        lines = [*lines[: limit - 1], take(last, max(width - 1, 0)) + "…"] if limit > 0 else []
     return lines
 
 
 def take(text: str, width: int) -> str:
-    """The beginning of a text that fits."""
+    """The longest prefix that fits into `width` cells."""
     used = 0
     for index, char in enumerate(text):
         used += cells(char)
@@ -148,12 +146,34 @@ def take(text: str, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """The text in at most `width` cells, with "…" where it was cut."""
+    """The text in at most `width` cells, ending in "…" if it was cut."""
     if cells(text) <= width:
         return text
     return take(text, width - 1) + "…" if width > 0 else ""
 
 
 def foreign(text: object) -> str:
-    """Text from outside, on one line and unable to steer the terminal."""
+    """Untrusted text on one line, with control characters escaped."""
     return printable(" ".join(str(text).split()))
+
+
+def paragraph(text: str, width: int, style: str = "text", limit: int | None = None) -> list[Row]:
+    """Untrusted text, wrapped; line breaks are kept. If it has more than `limit` lines, the last one ends in "…"."""
+    lines = [line for part in text.splitlines() for line in wrap(foreign(part), width)]
+    if limit is not None and len(lines) > limit:
+        lines = [*lines[: limit - 1], take(lines[limit - 1], width - 1) + "…"] if limit > 0 else []
+    return [((line, style),) for line in lines]
+
+
+def labelled(
+    label: str, text: str, width: int, indent: int, style: str = "text", label_style: str = "accent"
+) -> list[Row]:
+    """Wrapped untrusted text in a column after the label; below it for long labels and on narrow screens."""
+    rows: list[Row] = []
+    indent = indent if width >= _NARROW else 2
+    if cells(label) >= indent:
+        rows, label = [((label, label_style),)], ""
+    for line in wrap(foreign(text), max(width - indent, 1)):
+        rows.append(((label.ljust(indent), label_style), (line, style)))
+        label = ""
+    return rows

@@ -1,4 +1,4 @@
-"""The page of settings: what was asked for, what was applied, what took effect; and what a step computes."""
+"""The settings page: requested and applied values, whether they are in effect, and the work per step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, number, size
 
 from .blocks import percent
-from .rows import cells, foreign, rule, shorten, wrap
+from .rows import cells, foreign, labelled, rule, shorten, wrap
 from .style import Row
 from .throughput import work_texts
 
@@ -17,24 +17,24 @@ _STATES: dict[bool | None, tuple[int, str, str, str]] = {
     True: (1, "✔", "in effect", "good"),
     None: (2, "·", "default", "dim"),
 }
-_STATE = 15  # the column of the words above
+_STATE = 15  # width of the column "in effect"
 _VALUE = 14
-_ONE_LINE = 100  # from this width on, how it was verified stands on the same line
-_WHY = 24  # at least so much for how it was verified
+_ONE_LINE = 100  # from this width on, "verified" is on the same line
+_WHY = 24  # minimum width of the column "verified"
 _LABEL = 16
 
 
 def settings_lines(snapshot: Snapshot, width: int) -> list[Row]:
-    """Settings that are not in effect first, those left at their default last; then the work of a step."""
+    """Settings that are not in effect first, defaults last; then the work per step."""
     settings = sorted(snapshot.settings, key=lambda item: _STATES[item.in_effect][0])
     if not settings:
-        lines: list[Row] = [(("no setting was applied yet", "dim"),)]
+        lines: list[Row] = [(("no settings applied yet", "dim"),)]
     elif width >= _VALUE * 2 + _STATE + 24:
         lines = _table(settings, width)
     else:
         lines = [line for setting in settings for line in _stacked(setting, width)]
     if snapshot.work is not None:
-        lines += [(), rule("what a step computes", width), *_work(snapshot, snapshot.work, width)]
+        lines += [(), rule("work per step", width), *_work(snapshot, snapshot.work, width)]
     return lines
 
 
@@ -67,7 +67,7 @@ def _table(settings: list[SettingEvent], width: int) -> list[Row]:
 
 
 def _column(text: str, width: int) -> str:
-    """Foreign text in exactly `width` cells, blank at the end."""
+    """Untrusted text in exactly `width` cells, ending in a blank."""
     shown = shorten(foreign(text), max(width - 1, 0))
     return shown + " " * (width - cells(shown))
 
@@ -84,34 +84,30 @@ def _stacked(setting: SettingEvent, width: int) -> list[Row]:
 
 
 def _work(snapshot: Snapshot, work: WorkEvent, width: int) -> list[Row]:
-    """The counts behind FLOP/s and MFU, and how they came about."""
+    """The counts behind FLOP/s and MFU, and how they were made."""
     counted = work.flops_per_step
     share = ""
     if counted and work.flops_forward is not None:
-        share = f", {percent(work.flops_forward / counted)} of them forward"
+        share = f", {percent(work.flops_forward / counted)} in the forward pass"
     types = ", ".join(
         f"{foreign(name)} {percent(value / total)}" if (total := sum(work.dtypes.values())) else foreign(name)
         for name, value in sorted(work.dtypes.items(), key=lambda item: -item[1])
     )
     pairs = [
         ("operations", f"{_large(counted)} FLOP{share}"),
-        ("bytes", f"{size(work.bytes_per_step)} read and written without fusion, an upper bound"),
+        ("bytes", f"{size(work.bytes_per_step)} read and written without fusion (upper bound)"),
         ("now", ", ".join(work_texts(snapshot)) or MISSING),
-        ("products in", types or MISSING),
-        ("attention", ", ".join(map(foreign, work.attention)) or "none seen"),
-        ("not counted", ", ".join(map(foreign, work.uncounted))),
+        ("matmul types", types or MISSING),
+        ("attention", ", ".join(work.attention) or "none detected"),
+        ("not counted", ", ".join(work.uncounted)),
         ("peak", _peak(work)),
-        ("counted", foreign(work.method)),
+        ("method", work.method),
     ]
-    lines: list[Row] = []
-    for label, text in pairs:
-        for index, line in enumerate(wrap(text, max(width - _LABEL, 8))):
-            lines.append((((label if index == 0 else "").ljust(_LABEL), "accent"), (line, "text")))
-    return lines
+    return [row for label, text in pairs for row in labelled(label, text, width, _LABEL)]
 
 
 def _large(value: int | None) -> str:
-    """A count in tens of powers: "4.21 T"."""
+    """A count with an SI prefix: "4.21 T"."""
     if value is None:
         return MISSING
     for scale, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):

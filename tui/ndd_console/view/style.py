@@ -1,16 +1,17 @@
-"""Names of styles and what they look like in colour and without; and the way from Unicode to ASCII."""
+"""Style names with their colour and monochrome definitions, and the fallback from Unicode to ASCII."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from rich.cells import cell_len
 from rich.style import Style
 
 # A row is a line of the screen: spans of (text, style name).
 Span = tuple[str, str]
 Row = tuple[Span, ...]
 
-# Only the terminal's own 16 colours: the user's theme holds, and the escape sequences are short.
+# Only the terminal's 16 colours, so that the user's theme applies and escape sequences stay short.
 COLOUR: dict[str, Style] = {
     "text": Style(),
     "bold": Style(bold=True),
@@ -19,9 +20,9 @@ COLOUR: dict[str, Style] = {
     "good": Style(color="green"),
     "warn": Style(color="yellow"),
     "bad": Style(color="red", bold=True),
-    "compute": Style(color="cyan"),  # time in which the model is computed
-    "wait": Style(color="yellow"),  # time in which it waits for data
-    "overhead": Style(color="blue"),  # copying, logging, saving, and what is left over
+    "compute": Style(color="cyan"),  # forward, backward, optimizer
+    "wait": Style(color="yellow"),  # waiting for data
+    "overhead": Style(color="blue"),  # copying, logging, evaluation, checkpoints, other
     "used": Style(color="cyan"),
     "others": Style(color="magenta"),
     "trend": Style(color="cyan"),
@@ -40,7 +41,7 @@ MONOCHROME: dict[str, Style] = {
     "select": Style(reverse=True),
 }
 
-# status: (symbol, style). A status is always symbol, word and colour together.
+# status: (symbol, style). A status is always shown as symbol, word and colour.
 STATUS: dict[str, tuple[str, str]] = {
     "preparing": ("◐", "accent"),
     "training": ("●", "good"),
@@ -58,7 +59,7 @@ STATUS: dict[str, tuple[str, str]] = {
 
 
 def status_span(status: str) -> Span:
-    """The symbol and the word of a status."""
+    """Symbol and name of a status."""
     symbol, style = STATUS.get(status, ("?", "text"))
     return f"{symbol} {status}", style
 
@@ -79,7 +80,7 @@ _BRAILLE_BOTTOM = 0b11100100
 
 @lru_cache(maxsize=1024)
 def to_ascii(text: str) -> str:
-    """The same text in ASCII, cell for cell."""
+    """The text in ASCII, with the same width in cells."""
     if text.isascii():
         return text
     text = text.translate(_ASCII)
@@ -94,11 +95,9 @@ def _ascii_char(char: str) -> str:
         dots = code - _BRAILLE.start
         top, bottom = dots & _BRAILLE_TOP, dots & _BRAILLE_BOTTOM
         return (":" if bottom else "'") if top else ("." if bottom else " ")
-    from .rows import cells
-
-    return "?" * cells(char)
+    return "?" * cell_len(char)
 
 
 def ascii_rows(rows: list[Row]) -> list[Row]:
-    """Every row in ASCII."""
+    """The rows in ASCII."""
     return [tuple((to_ascii(text), style) for text, style in row) for row in rows]

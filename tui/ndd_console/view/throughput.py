@@ -1,4 +1,4 @@
-"""Speed in the units of the run: steps and micro-steps, items, tokens, epochs, FLOP/s and their share of the peak."""
+"""Speed in the units of the run: steps, micro-steps, items, tokens, epochs, FLOP/s and MFU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCALES = ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/
 
 
 def plural(word: str) -> str:
-    """More than one of a unit: "windows", "entries", "series"."""
+    """The plural of a unit: "windows", "entries", "series"."""
     if word.endswith("s"):
         return word
     if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
@@ -22,7 +22,7 @@ def plural(word: str) -> str:
 
 
 def item_name(snapshot: Snapshot) -> str:
-    """What the workload calls its items, as more than one."""
+    """The plural of the workload's item."""
     return plural(foreign(snapshot.run.item)) if snapshot.run else "items"
 
 
@@ -37,7 +37,7 @@ def items_rate(snapshot: Snapshot) -> str:
 
 
 def tokens_rate(snapshot: Snapshot) -> str:
-    """ "1,199,872 characters/s"; "" where the items are not made of anything."""
+    """ "1,199,872 characters/s"; "" if items have no tokens."""
     run = snapshot.run
     if run is None or not run.token or not run.tokens_per_item:
         return ""
@@ -45,7 +45,7 @@ def tokens_rate(snapshot: Snapshot) -> str:
 
 
 def rates(snapshot: Snapshot) -> list[str]:
-    """Every rate that makes sense for this run, and what an epoch takes."""
+    """All rates that apply to this run, and the time of an epoch."""
     found = [steps_rate(snapshot), items_rate(snapshot), tokens_rate(snapshot)]
     if snapshot.run is not None and snapshot.run.steps_per_epoch:
         found.append(f"epoch {duration(snapshot.epoch_s)}")
@@ -53,7 +53,7 @@ def rates(snapshot: Snapshot) -> list[str]:
 
 
 def step_time(snapshot: Snapshot) -> str:
-    """ "step 54.6 ms (16 micro-steps of 3.41 ms)"; without accumulation a step is its one micro-step."""
+    """ "step 54.6 ms (16 micro-steps of 3.41 ms)"; without accumulation only the step."""
     if snapshot.step_ns is None:
         return f"step {MISSING}"
     text = f"step {duration(snapshot.step_ns * 1e-9)}"
@@ -62,7 +62,7 @@ def step_time(snapshot: Snapshot) -> str:
 
 
 def micro_steps(snapshot: Snapshot) -> str:
-    """ "16 micro-steps of 3.41 ms", or "" where a step has only one."""
+    """ "16 micro-steps of 3.41 ms", "" if a step has only one."""
     count = snapshot.micro_steps
     if count is None or count <= 1 or snapshot.step_ns is None:
         return ""
@@ -70,17 +70,17 @@ def micro_steps(snapshot: Snapshot) -> str:
 
 
 def time_left(snapshot: Snapshot) -> str:
-    """ "1 h 12 m left"; with "+" where something that is to come was not measured yet."""
+    """ "1 h 12 m left"; "+" if evaluations or checkpoints are not included yet."""
     if snapshot.left.seconds is None:
         return f"time left {MISSING}"
     return f"{duration(snapshot.left.seconds)}{'+' if snapshot.left.without else ''} left"
 
 
 def time_left_in_words(snapshot: Snapshot) -> str:
-    """The same with what the "+" stands for: "1 h 12 m left without evaluations (none measured yet)"."""
+    """ "1 h 12 m left", and what is not included: "…, excluding evaluations (not measured yet)"."""
     text = time_left(snapshot)
     missing = " and ".join(snapshot.left.without)
-    return f"{text} without {missing} (none measured yet)" if missing else text
+    return f"{text}, excluding {missing} (not measured yet)" if missing else text
 
 
 def flops(value: float | None) -> str:
@@ -94,19 +94,19 @@ def flops(value: float | None) -> str:
 
 
 def share_of_peak(found: Throughput) -> str:
-    """ "MFU 34 % of 165 TFLOP/s (bf16 dense)", or why it is not known."""
+    """ "MFU 34 % of 165 TFLOP/s (bf16 dense)", or why it is unknown."""
     if found.peak_flops_per_s is None:
         return f"MFU {MISSING}: {foreign(found.reason)}"
     return f"MFU {_percent(found.mfu)} of {flops(found.peak_flops_per_s)} ({foreign(found.peak_kind)} dense)"
 
 
 def _percent(share: float | None) -> str:
-    """A share of the peak; small ones with a digit more, for a tiny model is far below one percent."""
+    """A share of the peak; two significant digits below 10 %, since tiny models stay far below 1 %."""
     return MISSING if share is None else f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.2g} %"
 
 
 def roofline(found: Throughput) -> str:
-    """ "intensity 41 FLOP/B: bandwidth-bound side"; the side is not known without a peak."""
+    """ "intensity 41 FLOP/B: bandwidth-bound side"; without a peak the side is unknown."""
     if found.intensity is None:
         return f"intensity {MISSING}"
     side = f": {found.side}-bound side" if found.side else ""
@@ -114,7 +114,7 @@ def roofline(found: Throughput) -> str:
 
 
 def work_texts(snapshot: Snapshot) -> list[str]:
-    """What the steps compute, its share of the peak, and the side of the roofline; [] before it was counted."""
+    """FLOP/s, MFU and the side of the roofline; [] before FLOPs are counted."""
     if snapshot.work is None or snapshot.work.flops_per_step is None:
         return []
     found = snapshot.throughput
@@ -122,7 +122,7 @@ def work_texts(snapshot: Snapshot) -> list[str]:
 
 
 def work_short(snapshot: Snapshot) -> str:
-    """ "1.24 TFLOP/s, MFU 34 %"; without a peak the rate alone, "" before the work was counted."""
+    """ "1.24 TFLOP/s, MFU 34 %"; without a peak only FLOP/s, "" before FLOPs are counted."""
     found = snapshot.throughput
     if found.flops_per_s is None:
         return ""
@@ -130,7 +130,7 @@ def work_short(snapshot: Snapshot) -> str:
 
 
 def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
-    """At most `count` rows: the work before the rates, which the screen has elsewhere in fewer words."""
+    """At most `count` rows. A single row shows the work: the screen shows the main rates elsewhere."""
     room = width - _LABEL
     lines = [("speed", _speed(snapshot, room)), ("work", _work(snapshot, room))]
     lines = [(label, text) for label, text in lines if text]
@@ -154,7 +154,7 @@ def _work(snapshot: Snapshot, room: int) -> str:
     if not texts:
         return ""
     short, line = work_short(snapshot), texts[2]
-    # The reason for a missing share may be long: what is behind it matters more.
+    # The reason for a missing MFU may be long: drop it before the intensity.
     fewer = texts[:2] if snapshot.throughput.mfu is not None else [texts[0], line]
     return _first_that_fits([texts, fewer, [short, line], [short or texts[0]]], room)
 

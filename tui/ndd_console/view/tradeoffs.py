@@ -19,7 +19,7 @@ _LARGE = float("inf")
 
 @dataclass(frozen=True)
 class Column:
-    """One column. width: cells with the blank behind it; text: of a row; order: what it is sorted by, ascending."""
+    """One column. width: cells including the gap; text: cell text; order: sort key, ascending."""
 
     name: str
     width: int
@@ -31,36 +31,8 @@ def _or(value: float | None) -> float:
     return _LARGE if value is None else value
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("size", 9, lambda one: one.model.size or MISSING, lambda one: one.parameters),
-    Column("sequence", 10, lambda one: str(one.model.sequence), lambda one: -one.model.sequence),
-    Column("type", 6, lambda one: one.model.precision, lambda one: float(one.model.amp != "off")),
-    Column("micro", 7, lambda one: str(one.batch.micro), lambda one: -one.batch.micro),
-    Column("x", 5, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
-    Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
-    Column("data", 6, lambda one: "card" if one.placement == "device" else "host", lambda one: one.placement),
-    Column("step", 10, lambda one: _step(one), lambda one: _or(one.step_s)),
-    Column("items/s", 9, lambda one: _rate(one, one.items_per_s), lambda one: _slowness(one)),
-    Column("tokens/s", 10, lambda one: _rate(one, one.tokens_per_s), lambda one: -(one.tokens_per_s or 0.0)),
-    Column("in all", 12, lambda one: _bound(one) + duration(one.total_s), lambda one: _or(one.total_s)),
-    Column("parameters", 12, lambda one: number(one.parameters), lambda one: one.parameters),
-)  # fmt: skip
-BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
-# What goes first where there is little room.
-_YIELDS = ("parameters", "tokens/s", "x", "type", "in all", "step", "size", "sequence", "data")
-DATA = next(place for place, column in enumerate(COLUMNS) if column.name == "data")
-
-
-def _step(one: Proposal) -> str:
-    return _bound(one) + duration(one.step_s)
-
-
-def _bound(one: Proposal) -> str:
-    return "≥" if one.lower_bound else ""
-
-
-def _rate(one: Proposal, rate: float | None) -> str:
-    return ("≤" if one.lower_bound else "") + number(rate)
+def _bound(one: Proposal, text: str, sign: str = "≥") -> str:
+    return sign + text if one.lower_bound else text
 
 
 def _slowness(one: Proposal) -> Any:
@@ -69,18 +41,39 @@ def _slowness(one: Proposal) -> Any:
     return slowness(one)
 
 
+COLUMNS: tuple[Column, ...] = (
+    Column("size", 9, lambda one: one.model.size or MISSING, lambda one: one.parameters),
+    Column("sequence", 10, lambda one: str(one.model.sequence), lambda one: -one.model.sequence),
+    Column("dtype", 7, lambda one: one.model.precision, lambda one: float(one.model.amp != "off")),
+    Column("micro", 7, lambda one: str(one.batch.micro), lambda one: -one.batch.micro),
+    Column("accum", 7, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
+    Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
+    Column("data", 6, lambda one: "GPU" if one.placement == "device" else "host", lambda one: one.placement),
+    Column("step", 10, lambda one: _bound(one, duration(one.step_s)), lambda one: _or(one.step_s)),
+    Column("items/s", 9, lambda one: _bound(one, number(one.items_per_s), "≤"), _slowness),
+    Column(
+        "tokens/s", 10, lambda one: _bound(one, number(one.tokens_per_s), "≤"), lambda one: -(one.tokens_per_s or 0.0)
+    ),
+    Column("total time", 12, lambda one: _bound(one, duration(one.total_s)), lambda one: _or(one.total_s)),
+    Column("parameters", 12, lambda one: number(one.parameters), lambda one: one.parameters),
+)  # fmt: skip
+BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
+# Columns to drop if the terminal is too narrow, in this order.
+_DROPPED = ("parameters", "tokens/s", "accum", "dtype", "total time", "step", "size", "sequence", "data")
+DATA = next(place for place, column in enumerate(COLUMNS) if column.name == "data")
+
+
 def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
-    """By a column, what fits first."""
+    """Sorted by a column; proposals that fit come first."""
     return sorted(rows, key=lambda one: (not one.fits, COLUMNS[column].order(one)))
 
 
 def shown_columns(rows: Sequence[Proposal], width: int, column: int) -> list[int]:
-    """The places of the columns that there is room for, and that tell rows apart; the one that is sorted by is among
-    them."""
+    """Indices of the columns that fit into `width`, always including the sort column."""
     kept = list(range(len(COLUMNS)))
     if len({one.placement for one in rows}) < 2 and column != DATA:
         kept.remove(DATA)
-    for name in _YIELDS:
+    for name in _DROPPED:
         if sum(COLUMNS[place].width for place in kept) <= width - 2:
             break
         kept = [place for place in kept if COLUMNS[place].name != name or place == column]
@@ -88,7 +81,7 @@ def shown_columns(rows: Sequence[Proposal], width: int, column: int) -> list[int
 
 
 def heading_row(columns: Sequence[int], width: int, column: int) -> Row:
-    """Names of the columns; the one that is sorted by stands out."""
+    """Column names; the sort column is highlighted."""
     spans: list[Span] = [("  ", "dim")]
     for place in columns:
         known = COLUMNS[place]
@@ -98,7 +91,7 @@ def heading_row(columns: Sequence[int], width: int, column: int) -> Row:
 
 
 def proposal_row(one: Proposal, columns: Sequence[int], width: int, chosen: bool, best: bool) -> Row:
-    """One proposal. best: nothing beats it. What it costs, or is missing, stands in the room that is left."""
+    """One proposal; remaining width shows its remark. best: it is on the Pareto front."""
     lead = "▸ " if chosen else "● " if best else "  "
     style = "bad" if not one.fits else "text"
     spans: list[Span] = [(lead, "accent")]
@@ -114,23 +107,30 @@ def proposal_row(one: Proposal, columns: Sequence[int], width: int, chosen: bool
     return fit(tuple(spans), width)
 
 
-def remark(one: Proposal) -> str:
-    """What there is to say of a proposal beside its figures."""
+def remark(one: Proposal, details: bool = False) -> str:
+    """Whether it fits, measurements and disadvantages. details: with memory, spread and reasons."""
+    words, known = [], one.measured
     if one.missing_bytes:
-        return f"does not fit: {size(one.missing_bytes)} missing"
-    words = ["memory is a guess"] if one.doubt else []
-    if one.measured is not None:
-        known = one.measured
-        words.append(known.verdict if known.step_s is None else f"measured {duration(known.step_s)} a step")
+        words.append(f"does not fit: over the limit by {size(one.missing_bytes)}")
+    if known is not None and known.step_s is None:
+        words.append(known.verdict)
+    elif known is not None:
+        memory = f"{size(known.memory_bytes)}, " if details else ""
+        spread = f" (rounds vary by {known.spread:.0%})" if details and known.spread is not None else ""
+        words.append(f"measured {memory}{duration(known.step_s)} per step{spread}")
     if one.over_bytes:
-        words.append(f"{size(one.over_bytes)} more than may be used")
+        words.append(f"measured memory is over the limit by {size(one.over_bytes)}")
+    if one.doubt and one.memory_bytes is not None:
+        words.append("low confidence in memory" + (f" ({one.doubt})" if details else ""))
+    if details and one.placement == "device":
+        words.append("data on the GPU")
     return "; ".join([*words, one.cost] if one.cost else words)
 
 
 def plot_rows(
     rows: Sequence[Proposal], best: Sequence[Proposal], chosen: Proposal | None, width: int, height: int
 ) -> list[Row]:
-    """Memory to the right, items a second upwards: ● what nothing beats, · the rest, ✖ what does not fit."""
+    """Items per second over memory: ● Pareto front, · others, ✖ does not fit, ▲ selected."""
     points = [one for one in rows if one.memory_bytes is not None and one.items_per_s]
     left = 9
     inner = width - left
@@ -138,7 +138,7 @@ def plot_rows(
         return []
     sizes = [one.memory_bytes or 0 for one in points]
     least, most = min(sizes), max(sizes)
-    # From nothing on, unless the most takes less than twice the least: then the difference is what there is to see.
+    # The axis starts at 0 unless the values are so close that their differences would be hidden.
     least = least if most < 2 * least else 0
     span = max(most - least, 1)
     fastest = max(one.items_per_s or 0.0 for one in points)

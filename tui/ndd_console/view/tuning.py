@@ -1,4 +1,4 @@
-"""The ladder screen: every rung with what it gained, how far the climb is, and the result."""
+"""The tuning screen: a table of the settings with their gains, the progress, and the result."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ndd_engine.text import MISSING, duration, size
 
 from .bars import progress_bar
 from .findings import times
-from .interval import VERDICTS, interval_rows, interval_text
-from .live import Keys, footer_row
-from .rows import BLANK, cells, ends, fit, foreign, rule, shorten, wrap
+from .frame import Keys, footer_row, framed, inner_width
+from .interval import VERDICTS, interval_rows, interval_text, verdict_text
+from .rows import BLANK, cells, ends, foreign, paragraph, rule, shorten
 from .style import Row, Span
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
 
-# state: (symbol, style). A state is always symbol, word and colour together.
+# state: (symbol, style). A state is always shown as symbol, word and colour.
 _STATES: dict[str, tuple[str, str]] = {
     "waiting": ("·", "dim"),
     "measuring": ("◐", "accent"),
@@ -30,19 +30,19 @@ _STATE = 12
 _RATIO = 17  # "1.42x 1.35-1.49"
 _LOSS = 9
 _MEMORY = 9
-_TITLE = 34  # what is beyond that says why a rung was kept or dropped
+_TITLE = 34  # room beyond this shows why a setting was kept or dropped
 _WHY = 18
-_WIDE = 100  # from here on the peak of memory is a column
+_WIDE = 100  # from this width on, peak memory is a column
 _PLOT = 60
-LOSSES = {"not comparable": "n/a"}
+_LOSSES = {"not comparable": "n/a"}
 
 
 @dataclass(frozen=True, slots=True)
 class TuningView:
-    """What the screen shows.
+    """Everything that the tuning screen shows.
 
-    top: the first rung, where it was scrolled. problem: why the climb ended without a result. saved: where the
-    resulting configuration was written, trouble: why it was not.
+    top: the first visible row if the user scrolled. problem: why there is no result. saved: path of the written
+    configuration; trouble: why it could not be written.
     """
 
     base: str
@@ -55,41 +55,33 @@ class TuningView:
 
     @property
     def can_save(self) -> bool:
-        """Whether there is a result that was not written yet."""
+        """Whether there is a result that is not written yet."""
         return self.over and not self.problem and not self.saved
 
     @property
     def over(self) -> bool:
-        """Whether nothing is measured any more."""
+        """Whether tuning has ended."""
         return bool(self.problem) or (self.state is not None and self.state.done)
 
 
 def tuning_rows(view: TuningView, width: int, height: int) -> list[Row]:
-    """Exactly `height` rows of exactly `width` cells; the rung that is measured is among them."""
-    margin = 1 if width >= 40 else 0
-    inner = max(width - 2 * margin, 1)
+    """Exactly `height` rows of exactly `width` cells; the setting that is measured is visible."""
+    inner = inner_width(width)
     state = view.state
     elapsed = f" {duration(state.elapsed_s)} " if state is not None and state.elapsed_s else ""
-    rows: list[Row] = [rule(f"the ladder from {foreign(view.base)}", inner, "bold", elapsed)]
+    rows = [rule(f"tuning {foreign(view.base)}", inner, "bold", elapsed)]
     below = _below(view, inner, height)
-    lines = table(state.rows, inner) if state is not None and state.rows else []
+    lines = [_candidate(row, inner) for row in state.rows] if state is not None else []
     if lines:
-        rows.append(heading(inner))
+        rows.append(_heading(inner))
     room = max(height - 1 - len(rows) - len(below), 0)
     start = first_line(view, len(lines), room)
-    rows += lines[start : start + room]
-    rows += [BLANK] * (height - 1 - len(rows) - len(below))
-    rows = [*rows[: max(height - 1 - len(below), 0)], *below]
-    rows = [*rows[: max(height - 1, 0)], footer_row(_keys(view, len(lines) > room), inner)]
-    rows = rows[-height:] if height > 0 else []
-    rows += [BLANK] * (height - len(rows))
-    if margin:
-        rows = [((" ", "text"), *row) for row in rows]
-    return [fit(row, width) for row in rows]
+    bottom = [*below, footer_row(_keys(view, len(lines) > room), inner)]
+    return framed([*rows, *lines[start : start + room]], bottom, width, height)
 
 
 def first_line(view: TuningView, count: int, room: int) -> int:
-    """The first rung to show: where it was scrolled to, or such that the one that is measured is seen."""
+    """The first visible row: as scrolled, or such that the setting that is measured is visible."""
     last = max(count - room, 0)
     if view.top is not None:
         return min(max(view.top, 0), last)
@@ -106,11 +98,11 @@ def _keys(view: TuningView, scrolls: bool) -> Keys:
     if view.over:
         write: Keys = (("w", "write the configuration"),) if view.can_save else ()
         return (*scroll, *write, ("q", "close"))
-    return (*scroll, ("esc", "stop, and keep what was measured"))
+    return (*scroll, ("esc", "stop and keep the results"))
 
 
 def _widths(width: int) -> tuple[int, int, int, int]:
-    """Cells of title, loss, memory and reason; 0 for a column that is left out."""
+    """Widths of title, loss, memory and reason; 0 for a hidden column."""
     loss = _LOSS if width >= 76 else 0
     memory = _MEMORY if width >= _WIDE - 2 else 0
     start = _RATIO if width >= 64 else 0
@@ -120,19 +112,14 @@ def _widths(width: int) -> tuple[int, int, int, int]:
     return max(title, 8), loss, memory, why
 
 
-def heading(width: int) -> Row:
+def _heading(width: int) -> Row:
     """The names of the columns."""
     title, loss, memory, why = _widths(width)
-    text = "state".ljust(_STATE) + "setting".ljust(title) + "over the last".ljust(_RATIO)
+    text = "state".ljust(_STATE) + "setting".ljust(title) + "vs. best so far".ljust(_RATIO)
     if width >= 64:
-        text += "over the start".ljust(_RATIO)
+        text += "vs. start".ljust(_RATIO)
     text += ("memory".ljust(memory) if memory else "") + ("loss".ljust(loss) if loss else "")
     return ((text + ("why" if why else ""), "dim"),)
-
-
-def table(candidates: tuple[TuningRow, ...], width: int) -> list[Row]:
-    """A row for each rung."""
-    return [_candidate(row, width) for row in candidates]
 
 
 def _candidate(row: TuningRow, width: int) -> Row:
@@ -148,9 +135,9 @@ def _candidate(row: TuningRow, width: int) -> Row:
         return (*spans, (shorten(foreign(row.reason), rest), "dim"))
     style, both = VERDICTS.get(row.trial.verdict, "text"), width >= 64
     if row.trial.ratio is None:
-        # Nothing to compare: what happened takes the room of the ratios.
+        # Without a ratio, the reason uses the room of the ratios.
         room = _RATIO * (1 + both)
-        text = shorten(foreign(row.reason) or row.trial.verdict, room - 1)
+        text = shorten(foreign(row.reason) or verdict_text(row.trial.verdict), room - 1)
         spans.append((text + " " * (room - cells(text)), style))
     else:
         spans.append((_ratio(row.trial).ljust(_RATIO), style))
@@ -158,7 +145,7 @@ def _candidate(row: TuningRow, width: int) -> Row:
     if memory:
         spans.append((size(row.trial.change.get("peak_bytes")).ljust(memory), "text"))
     if loss:
-        shown = LOSSES.get(row.trial.loss, foreign(row.trial.loss))
+        shown = _LOSSES.get(row.trial.loss, foreign(row.trial.loss))
         spans.append((shown.ljust(loss), "warn" if row.trial.loss == "differs" else "text"))
     if why and row.trial.ratio is not None:
         spans.append((shorten(foreign(row.reason), why), "dim"))
@@ -166,7 +153,7 @@ def _candidate(row: TuningRow, width: int) -> Row:
 
 
 def _ratio(trial: TrialEvent | None) -> str:
-    """ "1.42x 1.35-1.49"; "" where there is no ratio."""
+    """ "1.42x 1.35-1.49"; "" without a ratio."""
     if trial is None or trial.ratio is None:
         return ""
     if trial.low is None or trial.high is None:
@@ -175,38 +162,33 @@ def _ratio(trial: TrialEvent | None) -> str:
 
 
 def _below(view: TuningView, width: int, height: int) -> list[Row]:
-    """What is done now, or what came out."""
+    """The progress, or the result."""
     state = view.state
     if view.problem:
-        lines = [line for part in view.problem.splitlines() for line in wrap(foreign(part), width)]
-        return [BLANK, *(((line, "bad"),) for line in lines[: max(height // 2, 1)])]
+        return [BLANK, *paragraph(view.problem, width, "bad")[: max(height // 2, 1)]]
     if state is None:
         return [BLANK, (("starting…", "accent"),)]
+    rows: list[Row] = [BLANK]
     if state.done:
-        style = "good" if state.kept else "text"
-        rows: list[Row] = [BLANK, *(((line, style),) for line in wrap(foreign(state.text), width))]
+        rows += paragraph(state.text, width, "good" if state.kept else "text")
         final = state.final
         if final is not None and height >= 16:
             rows += interval_rows(final.ratio, final.low, final.high, min(width, _PLOT))
-        if view.trouble:
-            rows += [((line, "bad"),) for line in wrap(foreign(view.trouble), width)]
-        if view.saved:
-            rows += [((line, "accent"),) for line in wrap(f"written: {foreign(view.saved)}", width)]
-        return rows
-    stage = "stopping; what was measured is kept" if view.stopping else foreign(state.stage)
+        rows += paragraph(view.trouble, width, "bad")
+        return rows + (paragraph(f"written to {view.saved}", width, "accent") if view.saved else [])
+    stage = "stopping; results so far are kept" if view.stopping else foreign(state.stage)
     progress = state.progress
-    rows = [BLANK]
     if progress is None:
         return [*rows, ((f"{stage}…", "accent"),)]
-    end: Row = ((f"{progress.quads} quads", "dim"),) if progress.quads else ()
-    rows.append(ends(((shorten(f"{stage}…", width - 12), "accent"),), end, width))
-    text = f" {foreign(progress.stage)}, {progress.elapsed_s:.0f} of at most {progress.budget_s:.0f} s"
+    blocks = f"{progress.quads} ABBA block{'' if progress.quads == 1 else 's'}" if progress.quads else ""
+    rows.append(ends(((shorten(f"{stage}…", width - 16), "accent"),), ((blocks, "dim"),), width))
+    text = f" {foreign(progress.stage)}, {progress.elapsed_s:.0f} of {progress.budget_s:.0f} s"
     text = text if cells(text) <= width * 2 // 3 else f" {progress.elapsed_s:.0f} s"
     share = progress.elapsed_s / progress.budget_s if progress.budget_s else 0.0
     rows.append((*progress_bar(share, max(width - cells(text), 1)), (text, "text")))
     if height >= 18:
         plot = interval_rows(progress.ratio, progress.low, progress.high, min(width - 24, _PLOT))
-        # Two rows are held free for it, so that the table does not jump when it comes.
+        # Two rows are reserved, so that the table does not move when the interval appears.
         label = interval_text(progress.ratio, progress.low, progress.high) or f"{MISSING}: no ratio yet"
         rows += [plot[0], (*plot[1], ("  " + label, "text"))] if plot else [BLANK, ((label, "dim"),)]
     return rows

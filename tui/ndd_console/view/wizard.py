@@ -1,4 +1,4 @@
-"""The wizard's pages: the machine, the workload, the goal, probing, trade-offs, verification and the file."""
+"""The wizard's pages: machine, workload, goal, probing, trade-offs, verification and file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ndd_console.screens.interfaces import StartRow
 from ndd_engine.text import MISSING, duration, number, printable, size
 
 from .bars import progress_bar
-from .live import Keys, footer_row
+from .entries import StartRow
+from .frame import Keys, footer_row
 from .rows import BLANK, cells, ends, fit, foreign, rule, shorten, wrap
 from .style import Row, Span
 from .tradeoffs import BY_SPEED, heading_row, ordered, plot_rows, proposal_row, shown_columns
@@ -26,7 +26,7 @@ _LABEL = 22
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One question of the goal: what it is called, the answer, and what the answer means."""
+    """One question of the goal page, its current answer, and an explanation."""
 
     name: str
     value: str
@@ -36,8 +36,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A file before it is written: its lines, its path, whether there is one already, and the lines of the difference
-    to that one."""
+    """A file before it is written. there: it already exists; diff: the lines that would change in it."""
 
     text: tuple[str, ...]
     path: str
@@ -47,13 +46,12 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class WizardView:
-    """What the wizard shows.
+    """State of the wizard's screen.
 
-    machine: lines, None while it is looked at. workloads: what can be chosen, with the facts of the data in `facts`.
-    fields: the goal's questions; chosen: the line of the page that is chosen. rows, best: of the trade-offs, sorted by
-    `column`; marked: those to verify. stage, share: what is done now and the part of it that is, None when nothing is.
-    verified: proposals with what was measured. file: that would be written; saved: where it was. message: for the user;
-    bad: it is a problem.
+    machine: lines, None during detection. facts: about the data of the chosen workload. fields: questions of the goal.
+    chosen: selected line of the page. rows, best: all proposals and the Pareto front; column: sort column; marked:
+    proposals to verify. stage, share: current work and its progress, None if idle. verified: measured proposals. file:
+    what would be written; saved: where it was written. message: for the user; bad: it is an error.
     """
 
     page: int = MACHINE
@@ -100,7 +98,7 @@ def wizard_rows(view: WizardView, width: int, height: int) -> list[Row]:
 
 
 def trail(page: int, width: int) -> Row:
-    """Where in the wizard this is: all pages where there is room, else the number of this one."""
+    """The names of all pages with the current one highlighted; only the current one if they do not fit."""
     spans: list[Span] = []
     for place, name in enumerate(PAGES):
         look = "accent" if place == page else "text" if place < page else "dim"
@@ -112,10 +110,10 @@ def trail(page: int, width: int) -> Row:
 
 def _machine(view: WizardView, width: int, room: int) -> list[Row]:
     if view.machine is None:
-        return [(("looking at the hardware…", "dim"),)]
+        return [(("detecting the hardware…", "dim"),)]
     rows = [rule("this machine", width)]
     for line in map(printable, view.machine):
-        in_columns = "  " in line.strip()  # which stay
+        in_columns = "  " in line.strip()  # do not wrap
         rows += [
             ((part, "text"),)
             for part in ([shorten(line, width)] if in_columns else wrap(line, width) or [""])
@@ -124,7 +122,7 @@ def _machine(view: WizardView, width: int, room: int) -> list[Row]:
 
 
 def _workload(view: WizardView, width: int, room: int) -> list[Row]:
-    rows = [rule("what is to be trained", width)]
+    rows = [rule("workload", width)]
     data = _data(view, width)
     names = max((cells(foreign(row.name)) for row in view.workloads), default=0)
     space = max(room - 1 - len(data), 1)
@@ -140,13 +138,13 @@ def _workload(view: WizardView, width: int, room: int) -> list[Row]:
 
 
 def _data(view: WizardView, width: int) -> list[Row]:
-    """What is known of the chosen workload's data; [] before it is."""
+    """Facts about the data of the chosen workload, if known."""
     facts = [line for text in view.facts for line in wrap(foreign(text), width)]
-    return [BLANK, rule("its data", width), *(((line, "text"),) for line in facts)] if facts else []
+    return [BLANK, rule("data", width), *(((line, "text"),) for line in facts)] if facts else []
 
 
 def _goal(view: WizardView, width: int, _room: int) -> list[Row]:
-    rows = [rule("the goal, and the limits", width)]
+    rows = [rule("goal and limits", width)]
     for place, item in enumerate(view.fields):
         chosen = place == view.chosen
         lead: list[Span] = [
@@ -202,28 +200,28 @@ def _table(view: WizardView, width: int, room: int) -> list[Row]:
 
 
 def _about(one: Proposal, width: int) -> list[Row]:
-    """The chosen proposal in words."""
+    """Details of the chosen proposal."""
     memory = f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
     if one.missing_bytes:
-        memory += f": does not fit, {size(one.missing_bytes)} missing"
+        memory += f": does not fit, over the limit by {size(one.missing_bytes)}"
     elif one.doubt:
-        memory += f", a guess, as {one.doubt}"
+        memory += f" (low confidence: {one.doubt})"
     most = "at most " if one.lower_bound else ""
-    speed = f"{most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
-    speed += f", {number(one.parameters)} parameters"
+    text = f"{memory}; {most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
+    text += f"; {number(one.parameters)} parameters"
     if one.lower_bound:
-        speed += "; time is what the card's published peak allows at best"
-    rows: list[Row] = [((line, "dim"),) for line in wrap(foreign(f"{memory}; {speed}"), width)]
+        text += "; times are lower bounds from the GPU's peak FLOP/s"
     if one.placement == "device":
-        rows.append((("the data lies on the card", "dim"),))
+        text += "; data on the GPU"
+    rows: list[Row] = [((line, "dim"),) for line in wrap(foreign(text), width)]
     if one.cost:
-        rows += [((line, "warn"),) for line in wrap(f"costs: {foreign(one.cost)}", width)]
+        rows += [((line, "warn"),) for line in wrap(f"disadvantages: {foreign(one.cost)}", width)]
     return rows
 
 
 def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
     done = view.share is None and any(one.measured is not None for one in view.verified)
-    title = "predicted, and measured here" + (": the best for the goal first" if done else "")
+    title = "predicted and measured" + (", best for the goal first" if done else "")
     rows: list[Row] = [rule(title, width)]
     if view.share is not None:
         rows += [*_progress(view, width), BLANK]
@@ -234,34 +232,26 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
     shown = (first, 10, 10, 9, 9, 9, 8)
     rows.append(tuple((text.ljust(cell), "dim") for text, cell in zip(head, shown, strict=True)))
     for place, one in enumerate(view.verified):
-        chosen = place == view.chosen
+        chosen, known = place == view.chosen, one.measured
+        style = "bold" if chosen else "text"
         name = shorten(("▸ " if chosen else "  ") + _name(one), first - 1).ljust(first)
-        known = one.measured
-        if known is None:
-            rows.append(((name, "bold" if chosen else "text"), ("not measured yet", "dim")))
+        if known is None or known.step_s is None:
+            text, look = ("not measured yet", "dim") if known is None else (foreign(known.verdict), "bad")
+            rows.append(((name, style), (shorten(text, max(width - first, 1)), look)))
             continue
-        if known.step_s is None:
-            rows.append(
-                (
-                    (name, "bold" if chosen else "text"),
-                    (shorten(foreign(known.verdict), max(width - first, 1)), "bad"),
-                )
-            )
-            continue
-        cells_ = (
-            name, size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
+        texts = (
+            size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
             duration(one.step_s), duration(known.step_s), _error(one.step_s, known.step_s),
         )  # fmt: skip
         spans = [
-            (shorten(text, cell).ljust(cell), "bold" if chosen and not place_ else "text")
-            for place_, (text, cell) in enumerate(zip(cells_, shown, strict=True))
+            (shorten(text, cell).ljust(cell), "text") for text, cell in zip(texts, shown[1:], strict=True)
         ]
-        rows.append(fit(tuple(spans), width))
+        rows.append(fit(((name, style), *spans), width))
     spreads = [
         one.measured.spread for one in view.verified if one.measured is not None and one.measured.spread
     ]
     if spreads:
-        text = f"the same row measured again differs by up to {max(spreads):.0%}: errors below that are this machine's"
+        text = f"repeated measurements vary by up to {max(spreads):.0%}; smaller errors are noise"
         rows += [BLANK, *(((line, "dim"),) for line in wrap(text, width))]
     return rows
 
@@ -273,7 +263,7 @@ def _name(one: Proposal) -> str:
 
 
 def _error(predicted: float | None, measured: float | None) -> str:
-    """How far the prediction was off, with its sign: predicted over measured."""
+    """Signed relative error of the prediction."""
     if not predicted or not measured:
         return MISSING
     return f"{(predicted / measured - 1) * 100:+.1f} %"
@@ -281,7 +271,7 @@ def _error(predicted: float | None, measured: float | None) -> str:
 
 def _file(view: WizardView, width: int, room: int) -> list[Row]:
     file = view.file
-    what = "what would change in" if view.show_diff else "all of" if file.there else "a new file,"
+    what = "changes to" if view.show_diff else "complete file" if file.there else "new file"
     title = f"{what} {foreign(file.path)}"
     lines = shown_lines(view)
     place = f" {min(view.top + room - 1, len(lines))}/{len(lines)} " if len(lines) > room - 1 else ""
@@ -289,17 +279,17 @@ def _file(view: WizardView, width: int, room: int) -> list[Row]:
     seen = lines[view.top : view.top + max(room - 1, 0)]
     out += [((shorten(foreign_line(line), width), _look(line, view.show_diff)),) for line in seen]
     if not lines:
-        out.append((("nothing would change", "dim"),))
+        out.append((("no changes", "dim"),))
     return out
 
 
 def shown_lines(view: WizardView) -> tuple[str, ...]:
-    """Of the file, or of what would change in it."""
+    """Lines of the file or of its diff."""
     return view.file.diff if view.show_diff else view.file.text
 
 
 def foreign_line(line: str) -> str:
-    """A line of a file with its spaces, unable to steer the terminal."""
+    """A line of a file with control characters escaped and indentation kept."""
     lead = line[: len(line) - len(line.lstrip(" "))]
     return lead + foreign(line)
 
@@ -311,10 +301,10 @@ def _look(line: str, diff: bool) -> str:
 
 
 def _start(chosen: int, count: int, room: int) -> int:
-    """The first line to show so that the chosen one is seen."""
+    """The first visible line so that the chosen one is visible."""
     return min(max(chosen - room + 1, 0), max(count - room, 0))
 
 
 def bounded(value: int, rows: Sequence[object]) -> int:
-    """A place in `rows`."""
+    """`value` limited to the indices of `rows`."""
     return min(max(value, 0), max(len(rows) - 1, 0))

@@ -1,1 +1,1 @@
-"""Loading training data: where items come from, batches in order, loader workers, and a probe of their cost."""
+"""Loads training data: item sources, batch order, loader workers, and a probe of their cost."""

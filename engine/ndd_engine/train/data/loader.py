@@ -1,4 +1,4 @@
-"""Batches in an order that depends on the seed and the epoch alone, from any position on."""
+"""Batches in an order that depends only on the seed and the epoch, starting at any position."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CPU = torch.device("cpu")
 
 
 class EpochBatches(Sampler[list[int]]):
-    """Index lists of one epoch's micro-batches; `set` chooses the epoch and where in it to begin.
+    """Index lists of one epoch's micro-batches; `set` chooses the epoch and the position to start at.
 
-    The incomplete batch at the end is left out, so that every step has the same shape. Where epochs differ, an
-    index also says which epoch it is asked for in: epoch * items + item.
+    The incomplete last batch is dropped, so that every step has the same shape. If epochs differ, an index also
+    encodes the epoch: epoch * items + item.
     """
 
     def __init__(self, items: int, micro: int, seed: int, epochs_differ: bool = False) -> None:
@@ -36,7 +36,7 @@ class EpochBatches(Sampler[list[int]]):
         self.epochs_differ = epochs_differ
 
     def set(self, epoch: int, start: int = 0) -> None:
-        """Epoch (0-based) and number of micro-batches to leave out at its beginning."""
+        """Select the epoch (0-based) and the number of micro-batches to skip."""
         self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
@@ -56,13 +56,13 @@ class EpochBatches(Sampler[list[int]]):
 
 
 def _mix(seed: int, epoch: int) -> int:
-    # Neighbouring (seed, epoch) pairs must not share an order, as seed + epoch would.
+    # With seed + epoch, neighbouring (seed, epoch) pairs would share an order.
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (2**63)
 
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """What the first batch of an epoch shows of the loader: its workers, page-locked or not, on which device."""
+    """What an epoch's first batch shows of the loader: worker ids, pinned memory, device."""
 
     workers: tuple[int, ...]
     pinned: bool
@@ -70,7 +70,7 @@ class FirstBatch:
 
 
 def begun(iterator: Iterator[Batch]) -> tuple[FirstBatch | None, Iterator[Batch]]:
-    """(what the first batch shows, the same batches from the first one on)."""
+    """(what the first batch shows, an iterator over all batches including the first)."""
     first = next(iterator, None)
     if first is None:
         return None, iter(())
@@ -89,8 +89,8 @@ def _silent(_: str) -> None:
 class Batches:
     """The training batches of a run. `epoch(n, start)` iterates; the loader lives as long as the run.
 
-    collate, epochs_differ: the workload's. device: where `placement = "device"` puts the data. tell: progress of
-    encoding. Raises UsageError and DoesNotFitError, see make_source.
+    collate, epochs_differ: the workload's. device: target of `placement = "device"`. tell: called with the progress
+    of encoding. Raises UsageError and DoesNotFitError, see make_source.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Batches:
         self._pin = loader.pin_memory
         self.loader: DataLoader[Any] | None = None
         if not _direct(self.source, loader.workers, loader.placement):
-            # Its own generator: the loader draws a number for the workers' seeds, which must not move the model's.
+            # A separate generator: drawing the workers' seeds must not advance the model's.
             self.loader = WatchedLoader(
                 loader.timeout_s,
                 **_data_options(self.source),
@@ -123,7 +123,7 @@ class Batches:
             )
 
     def sample(self, items: int | None = None) -> Batch:
-        """The first micro-batch of the first epoch, or its first `items`, made in this process.
+        """The first micro-batch of the first epoch, or its first `items`, created in this process.
 
         Raises what the data raises.
         """
@@ -135,11 +135,11 @@ class Batches:
 
     @property
     def per_epoch(self) -> int:
-        """Micro-batches in a whole epoch."""
+        """Micro-batches per epoch."""
         return self.sampler.items // self.sampler.micro
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches of one epoch from micro-batch `start` on."""
+        """Batches of one epoch, starting at micro-batch `start`."""
         self.sampler.set(epoch, start)
         iterator: Iterator[Batch]
         if self.loader is None:
@@ -151,7 +151,7 @@ class Batches:
 
 
 class EvalBatches:
-    """Evaluation batches in their natural order, the last one possibly smaller."""
+    """Evaluation batches in their original order; the last one may be smaller."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class EvalBatches:
 
 
 def _direct(source: Source, workers: int, placement: str) -> bool:
-    """Whether batches are made here, without torch's loader: nothing would be left for it to do."""
+    """Whether batches are created without torch's DataLoader, which would have nothing to do."""
     return placement == "device" or (source.gather is not None and workers == 0)
 
 
@@ -208,7 +208,7 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 def gathered(source: Source, lists: Iterator[Tensor], pin: bool) -> Iterator[Batch]:
-    """One batch per list of indices, made in this process, on the device where the data lies."""
+    """One batch per list of indices, created in this process on the device that holds the data."""
     pin = pin and source.on.type == "cpu" and torch.cuda.is_available()
     join = source.collate or default_collate
     for indices in lists:
@@ -220,7 +220,7 @@ def gathered(source: Source, lists: Iterator[Tensor], pin: bool) -> Iterator[Bat
 
 
 def checksum(data: Dataset[Any], items: int, looked_at: int = 16) -> int:
-    """CRC-32 of some items, evenly spread: whether a resumed run meets the data it was trained on."""
+    """CRC-32 of evenly spread items, to detect that a resumed run has other data."""
     crc = 0
     looked_at = min(items, looked_at)
     for index in (place * items // looked_at for place in range(looked_at)):
@@ -233,5 +233,5 @@ def checksum(data: Dataset[Any], items: int, looked_at: int = 16) -> int:
 
 
 def to_device(batch: Batch, device: torch.device, non_blocking: bool = True) -> Batch:
-    """A batch on the device, tensor by tensor; copies from page-locked memory need not block."""
+    """Move a batch to the device, tensor by tensor; copies from pinned memory need not block."""
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=non_blocking))

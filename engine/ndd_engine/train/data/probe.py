@@ -1,4 +1,4 @@
-"""Measures before training what it costs to make a micro-batch. Leaves no trace and never ends the run."""
+"""Measures the cost of creating a micro-batch before training. Leaves no trace and never ends the run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MOST_RUNS = 5
 
 
 def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEvent:
-    """What making a micro-batch costs here, after `sample` was made in `sample_ns` nanoseconds.
+    """Measure the cost of creating a micro-batch; `sample` is the first one, created in `sample_ns` nanoseconds.
 
-    Looks at a few items of the second micro-batch, so that nothing that the first one left in a cache is timed.
-    Never raises an Exception: what could not be measured is null.
+    Uses a few items of the second micro-batch, whose items are not in a cache yet. Never raises an Exception: what
+    cannot be measured is null.
     """
     source, sampler = batches.source, batches.sampler
     costs = _Costs()
@@ -42,7 +42,7 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
                 gather = source.possible
                 costs.gather_ns = fastest(lambda: gather.batch(indices), MOST_RUNS, GATHER_NS)[0]
             items = costs.time_items(source.data, indices.tolist())
-            # As many items as fit the budget, if joining were all that the sample's time went to.
+            # As many items as fit the budget even if collating took all of the sample's time.
             affordable = int(COLLATE_NS / max(sample_ns / sampler.micro, 1.0))
             costs.time_collate(source.collate or default_collate, items, sampler.micro, max(affordable, 1))
     return LoaderEvent(
@@ -62,7 +62,7 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
 
 @dataclass
 class _Costs:
-    """As in LoaderEvent."""
+    """Costs with the units of LoaderEvent."""
 
     item_ns: float | None = None
     item_cpu_ns: float | None = None
@@ -71,7 +71,7 @@ class _Costs:
     probed: int = 0
 
     def time_items(self, data: Any, indices: Sequence[int]) -> list[Any]:
-        """Some of the items at `indices`, until the budget is spent."""
+        """Time items at `indices` until the budget is used up, and return them."""
         items: list[Any] = []
         begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
         for index in indices[:MOST_ITEMS]:
@@ -80,14 +80,14 @@ class _Costs:
                 break
         wall, cpu = time.perf_counter_ns() - begin, time.thread_time_ns() - begin_cpu
         self.probed = len(items)
-        # The two clocks are not read at the same moment.
+        # The two clocks are not read at the same instant.
         self.item_ns, self.item_cpu_ns = wall / len(items), min(cpu, wall) / len(items)
         return items
 
     def time_collate(
         self, join: Callable[[list[Any]], Batch], items: list[Any], micro: int, affordable: int
     ) -> None:
-        """Joining `micro` items, some of which may be the same; fewer, and scaled, where all would take too long."""
+        """Time collating `micro` items, repeated if needed; fewer, scaled up, if all would take too long."""
         count = min(micro, affordable)
         batch = (items * -(-count // len(items)))[:count]
         self.collate_ns = fastest(lambda: join(batch), 2, COLLATE_NS // 2)[0] * micro / count

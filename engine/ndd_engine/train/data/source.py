@@ -1,6 +1,6 @@
-"""Where items come from: encoded anew each time, encoded once and kept, or gathered from tensors in memory.
+"""Item sources: encoded for every batch, encoded once and cached, or gathered from tensors in memory.
 
-A batch is the same batch whichever way it is made; only the time differs.
+All of them create the same batches; only the time differs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 from ndd_engine.workloads.base import Batch, Collate, GatherDataset
 
-# Of the memory that is free, what kept items may take: the training itself needs the rest.
+# Share of the free memory that cached items may use; training needs the rest.
 SHARE = 0.8
-# Items that are looked at to predict what all of them take.
+# Items that are sampled to predict the size of all of them.
 LOOKED_AT = 8
 
 
 class Kept(Dataset[Any]):
-    """Items that were encoded once, and have no common shape."""
+    """Cached items of different shapes."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
@@ -40,7 +40,7 @@ class Kept(Dataset[Any]):
 
 
 class Stacked(Dataset[Any]):
-    """Items that were encoded once into a tree of tensors (N, …), and make a batch in one gather."""
+    """Items cached as a tree of tensors (N, …); one gather creates a batch."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
@@ -56,7 +56,7 @@ class Stacked(Dataset[Any]):
         return map_tensors(self.tree, lambda tensor: tensor[indices])
 
     def to(self, device: torch.device) -> Stacked:
-        """The same items on another device."""
+        """The items on another device."""
         return Stacked(map_tensors(self.tree, lambda tensor: tensor.to(device)))
 
     @property
@@ -66,7 +66,7 @@ class Stacked(Dataset[Any]):
 
 
 class WholeBatches(Dataset[Any]):
-    """Hands the loader's fetcher a whole batch for a list of indices; its collate function has nothing left to do."""
+    """Returns a whole batch for a list of indices to the DataLoader's fetcher, so that nothing is left to collate."""
 
     def __init__(self, data: GatherDataset) -> None:
         self.data = data
@@ -82,9 +82,9 @@ class WholeBatches(Dataset[Any]):
 class Source:
     """Items ready for a loader.
 
-    gather: makes whole batches, or None (then `data` and `collate` make them item by item). encoded: items that
-    were encoded once and are kept, or None. on: the device that the data lies on. nbytes: what is kept there.
-    possible: what could gather, also where the configuration wants items; None where nothing can.
+    gather: creates whole batches, or None (`data` and `collate` create them item by item). encoded: number of cached
+    items, or None. on: the device that holds the data. nbytes: size of the cache. possible: what could gather even if
+    the configuration asks for items; None if nothing can.
     """
 
     data: Dataset[Any]
@@ -96,7 +96,7 @@ class Source:
     possible: GatherDataset | None = None
 
     def rest_of(self, what: str) -> str:
-        """How the items are kept, for people."""
+        """How the items are stored, as text."""
         held = "" if self.nbytes is None else f", {size(self.nbytes)} on {self.on}"
         return (
             f"{self.encoded:,} {what} encoded once{held}" if self.encoded is not None else f"as it is{held}"
@@ -111,9 +111,9 @@ def make_source(
     epochs_differ: bool,
     tell: Callable[[str], None],
 ) -> Source:
-    """The data as `loader.cache`, `loader.placement` and `loader.fetch` want it.
+    """The data as configured by `loader.cache`, `loader.placement` and `loader.fetch`.
 
-    Raises UsageError where items cannot be kept, DoesNotFitError with the numbers where they do not fit.
+    Raises UsageError if items cannot be cached, DoesNotFitError with the sizes if they do not fit.
     """
     place = loader.placement == "device"
     gather = _gathering(data)
@@ -122,7 +122,7 @@ def make_source(
         key = "loader.cache" if loader.cache else 'loader.placement "device"'
         if epochs_differ:
             raise UsageError(
-                f"{key} keeps items, but this workload changes its items every epoch (augmentation)"
+                f"{key} caches items, but this workload changes its items every epoch (augmentation)"
             )
         data = _encode(data, collate, key, tell)
         encoded = len(cast(Any, data))
@@ -154,8 +154,8 @@ def _on_device(data: Kept, collate: Collate | None, device: torch.device, encode
     join = collate or default_collate
     if any(tensor.device.type != device.type for tensor in tensors(join([moved[0]]))):
         raise UsageError(
-            'loader.placement "device" is not possible: this workload builds its batches on the host; '
-            "loader.cache = true encodes each item once there"
+            'loader.placement "device" is not possible: this workload creates its batches on the host; '
+            "use loader.cache = true to encode each item once there"
         )
     return Source(moved, collate, None, encoded, device, needed)
 
@@ -169,9 +169,9 @@ def _gathering(data: Any) -> GatherDataset | None:
 def _encode(
     data: Dataset[Any], collate: Collate | None, key: str, tell: Callable[[str], None]
 ) -> Stacked | Kept:
-    """Each item once, after a look at what they will take."""
+    """Encode each item once, after checking that all of them fit."""
     count, predicted = len(cast(Any, data)), kept_bytes(data)
-    # Stacking holds both forms for a moment.
+    # Stacking needs memory for both forms.
     if 2 * predicted > (limit := free_bytes(torch.device("cpu"))) * SHARE:
         raise DoesNotFitError(_does_not_fit(key, 2 * predicted, limit, "the host"))
     items = []
@@ -186,7 +186,7 @@ def _encode(
 
 
 def kept_bytes(data: Dataset[Any]) -> int:
-    """What all items take once they are kept: told by what gathers, else predicted from a look at some of them."""
+    """Bytes of all cached items: exact for data that gathers, else predicted from a sample."""
     if (gather := _gathering(data)) is not None:
         return int(gather.nbytes)
     count = len(cast(Any, data))
@@ -195,17 +195,17 @@ def kept_bytes(data: Dataset[Any]) -> int:
 
 
 def gathers(data: Dataset[Any]) -> bool:
-    """Whether the items are tensors that make whole batches."""
+    """Whether the items are tensors that can be gathered into batches."""
     return _gathering(data) is not None
 
 
 def can_keep(data: Dataset[Any], epochs_differ: bool) -> bool:
-    """Whether items can lie on a device: they gather there, or are the same ones every epoch."""
+    """Whether items can be stored on a device: they gather there, or are the same every epoch."""
     return _gathering(data) is not None or not epochs_differ
 
 
 def _same_shapes(items: Sequence[Any]) -> bool:
-    """Trees of tensors alike in everything but their values."""
+    """Whether trees of tensors have the same structure, shapes and dtypes."""
 
     def shape(item: Any) -> Any:
         if isinstance(item, Tensor):
@@ -220,13 +220,13 @@ def _same_shapes(items: Sequence[Any]) -> bool:
 
 def _does_not_fit(key: str, needed: int, limit: int, where: str) -> str:
     return (
-        f"{key} does not fit: it takes {size(needed)}, and {size(limit)} are free on {where}, of which "
-        f"{SHARE:.0%} may be used; turn it off or use less data"
+        f"{key} does not fit: it needs {size(needed)}; {size(limit)} are free on {where}, of which "
+        f"at most {SHARE:.0%} may be used; turn it off or use less data"
     )
 
 
 def free_bytes(device: torch.device) -> int:
-    """What can still be allocated on a device now; on the host no more than the control group leaves."""
+    """Free memory of a device; on the host, limited by the control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()

@@ -1,4 +1,4 @@
-"""Loader processes: how they start, who died (named within seconds), and that they end with the run."""
+"""Loader worker processes: start them, report within seconds which one died, and end them with the run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-# While a batch is waited for, the workers are looked after this often.
+# How often the workers are checked while waiting for a batch.
 CHECK_S = 2.0
 
 
 class WatchedLoader(DataLoader[Any]):
-    """A loader that says which worker died, within seconds, and gives up on workers that are stuck.
+    """A DataLoader that reports within seconds which worker died, and times out on workers that hang.
 
-    torch's own check of the workers waits for the whole timeout, and for workers that are not children of this
-    process it is the only one.
+    torch checks workers that are not children of this process only after the whole timeout.
     """
 
     def __init__(self, timeout_s: float, *arguments: Any, **options: Any) -> None:
@@ -34,10 +33,10 @@ class WatchedLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if not self.num_workers:
             return super().__iter__()
-        kept: Any = self._iterator  # of persistent workers, which now hear of the new epoch
+        kept: Any = self._iterator  # persistent workers: announces the new epoch to them
         if kept is not None:
             _raise_if_dead(kept)
-            kept._timeout = self.patience_s  # no second try is possible here
+            kept._timeout = self.patience_s  # the iterator cannot be used again
         try:
             iterator: Any = super().__iter__()
         except (OSError, EOFError, RuntimeError):
@@ -48,7 +47,7 @@ class WatchedLoader(DataLoader[Any]):
 
 
 class _Watched:
-    """A loader's iterator with an eye on the workers. Raises RuntimeError that names the one that died."""
+    """A loader's iterator that checks the workers. Raises RuntimeError with the id of a worker that died."""
 
     def __init__(self, iterator: Any, patience_s: float) -> None:
         self._iterator = iterator
@@ -64,7 +63,7 @@ class _Watched:
                 return next(self._iterator)
             except (OSError, EOFError, RuntimeError) as error:
                 timed_out = "DataLoader timed out" in str(error)
-                # A connection breaks a moment before its worker counts as dead.
+                # A connection breaks shortly before its worker is reported as dead.
                 _raise_if_dead(self._iterator, 0.0 if timed_out else 1.0)
                 if not timed_out:
                     raise
@@ -73,7 +72,7 @@ class _Watched:
 
 
 def _raise_if_dead(iterator: Any, patience_s: float = 0.0) -> None:
-    """Raise RuntimeError, in torch's own words, when a worker of the iterator is no more."""
+    """Raise RuntimeError, worded like torch's, if a worker has died."""
     workers = list(getattr(iterator, "_workers", ()))
     wait([worker.sentinel for worker in workers], patience_s)
     for worker in workers:
@@ -89,10 +88,10 @@ def _raise_if_dead(iterator: Any, patience_s: float = 0.0) -> None:
 def worker_options(workers: int, prefetch: int | None) -> dict[str, Any]:
     if workers == 0:
         return {"num_workers": 0}
-    # Threads exist (recorder, sampler, perhaps the console): forking would copy their locks mid-flight.
+    # Other threads exist (recorder, sampler, console): a fork could copy locks that they hold.
     method = "forkserver" if sys.platform == "linux" else "spawn"
     if method == "forkserver":
-        # Imported once there instead of once in every worker.
+        # Imported once in the fork server instead of in every worker.
         multiprocessing.set_forkserver_preload(["torch"])
     return {
         "worker_init_fn": belong,
@@ -103,9 +102,9 @@ def worker_options(workers: int, prefetch: int | None) -> dict[str, Any]:
 
 
 def belong(_worker: int) -> None:
-    """In a worker: Ctrl-C is for the training process, which still wants batches; its death ends the worker too.
+    """Set up a worker: ignore Ctrl-C, which the training process handles, and exit when that process dies.
 
-    torch's own watch looks at the fork server, and the fork server waits for its workers: both would stay for ever.
+    torch's own watchdog watches the fork server, which in turn waits for its workers: both would stay forever.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (owner := multiprocessing.parent_process()) is not None:
@@ -118,6 +117,6 @@ def _end_with(owner: Any) -> None:
 
 
 def worker_pids(iterator: Any) -> tuple[int, ...]:
-    """Process numbers of the living workers of a loader's iterator; () without any."""
+    """Ids of the running workers of a loader's iterator."""
     inner = getattr(iterator, "_iterator", iterator)
     return tuple(worker.pid for worker in getattr(inner, "_workers", ()) if worker.is_alive())

@@ -1,1 +1,1 @@
-"""Short measurements before training: which size, which settings take effect, what a micro-batch costs."""
+"""Short measurements before training: model size, settings in effect, cost of a micro-batch."""

@@ -1,4 +1,4 @@
-"""Which model size to take when the user named none: measured on this machine, within about two seconds."""
+"""Chooses the model size if the user gave none, by measuring on this machine for about two seconds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.facts import problems
 from ndd_engine.workloads.registry import prepare
 
-# The probe runs alone; the run shares the cores with the screen, the record and other people.
+# The probe runs alone; the run shares the cores with the screen, the recorder and other users.
 MARGIN = 1.3
-# Below this share of the wanted rate a prediction, which is good to about a factor of two, settles it.
+# Below this share of the target rate the prediction decides, although it is only accurate to a factor of two.
 HOPELESS = 0.4
 MEASURE_S = 0.25
 WARM_UP_STEPS = 2
@@ -31,8 +31,8 @@ ALONE = {"workers": 0, "prefetch": None, "persistent": None, "cache": False, "pl
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """A size and, for people, why. threads: intra-op threads, where another number than the usual was better.
-    memory_gb: of the card that the size is for, see Draft.resolve."""
+    """A size and the reason as text. threads: intra-op threads if not the default number.
+    memory_gb: memory of the GPU that the size is for, see Draft.resolve."""
 
     size: str
     reason: str
@@ -43,15 +43,15 @@ class SizeChoice:
 def decide(
     draft: Draft, machine: Machine, progress: Callable[[str], None]
 ) -> tuple[Config, SizeChoice | None]:
-    """The configuration for this machine, and how its model's size was chosen where that is "auto".
+    """The configuration for this machine, and how its model size was chosen if it is "auto".
 
-    Tells torch how many threads to use.
+    Also sets torch's number of threads.
     """
     torch.set_num_threads(draft.resolve().run.threads or usable_threads(machine.host))
     if draft.size != "auto":
         return draft.resolve(), None
-    card = machine.chosen
-    total = card.memory_total_bytes if card is not None else None
+    gpu = machine.chosen
+    total = gpu.memory_total_bytes if gpu is not None else None
     memory_gb = None if total is None else total / (1 << 30)
     choice = choose_size(draft, torch.device(machine.device), progress, memory_gb)
     config = draft.resolve(choice.size, choice.memory_gb)
@@ -63,64 +63,64 @@ def decide(
 def choose_size(
     draft: Draft, device: torch.device, progress: Callable[[str], None], memory_gb: float | None = None
 ) -> SizeChoice:
-    """The size for `size = "auto"`: the card's on a card, else the largest that steps often enough.
+    """The size for `size = "auto"`: a fixed one on a GPU, else the largest that reaches the target steps per second.
 
-    memory_gb: GiB of the card, which the guides' batches go by. Leaves torch with the threads that were found best.
+    memory_gb: GiB of GPU memory, which decides the micro-batch. Leaves torch with the best number of threads.
     """
     auto = draft.auto
-    # Sizes that this data cannot feed (a text shorter than their sequence) are not in question.
+    # Skip sizes that this data is too small for (a text shorter than their sequence).
     feasible = [
         size for size in (*auto["candidates"], auto["card_size"]) if not problems(draft.resolve(size), "")
     ]
     if not feasible:
-        return SizeChoice(auto["candidates"][0], "the data is too small for every size")
+        return SizeChoice(auto["candidates"][0], "the data is too small for all sizes")
     if device.type == "cuda":
         micro = draft.resolve(feasible[-1], memory_gb).batch.micro
-        reason = f"size {feasible[-1]}, micro-batch {micro}: a CUDA card is there"
+        reason = f"size {feasible[-1]}, micro-batch {micro}: for a CUDA GPU"
         return SizeChoice(feasible[-1], reason, memory_gb=memory_gb)
     wanted = float(auto["min_steps_per_second"])
     sizes = [size for size in feasible if size in auto["candidates"]]
     if not sizes:
-        return SizeChoice(feasible[-1], f"size {feasible[-1]}: the only one that this data can feed")
+        return SizeChoice(feasible[-1], f"size {feasible[-1]}: the only one with enough data")
     size, rate, too_slow = _largest(sizes, draft, device, wanted, progress)
     threads = torch.get_num_threads()
     if rate < wanted * MARGIN and threads > 1 and draft.resolve(size).run.threads is None:
-        # When others use the cores, threads that spin at barriers take them from each other: one may be far faster.
+        # If other processes use the cores, spinning threads slow each other down: one thread may be far faster.
         torch.set_num_threads(1)
         alone = _largest(sizes, draft, device, wanted, progress)
         if alone[1] > rate:
-            beside = f"; {threads} threads {number(rate)}: others use the cores"
+            beside = f"; {number(rate)} with {threads} threads: the cores are shared"
             return SizeChoice(
-                alone[0], f"no CUDA card: size {alone[0]}, 1 thread, {number(alone[1])} steps/s{beside}", 1
+                alone[0], f"no CUDA GPU: size {alone[0]}, 1 thread, {number(alone[1])} steps/s{beside}", 1
             )
         torch.set_num_threads(threads)
-    # Short enough for one line of a narrow screen.
-    return SizeChoice(size, f"no CUDA card: size {size}, {number(rate, 2)} steps/s{too_slow}")
+    # Has to fit on one line of a narrow screen.
+    return SizeChoice(size, f"no CUDA GPU: size {size}, {number(rate, 2)} steps/s{too_slow}")
 
 
 def _largest(
     sizes: Sequence[str], draft: Draft, device: torch.device, wanted: float, progress: Callable[[str], None]
 ) -> tuple[str, float, str]:
-    """(the largest size that makes the wanted steps per second, or the smallest; its rate; why no larger one)."""
+    """(the largest size that reaches the target rate, or the smallest; its rate; why no larger one)."""
     chosen = sizes[0]
     measured = work = 0.0
     for size in sizes:
         config = draft.resolve(size)
-        # Making or reading all of the data for each size would take longer than measuring it.
+        # Preparing all of the data for each size would take longer than measuring it.
         few = config.workload.model_copy(update=draft.auto.get("probe", {}))
         config = config.model_copy(update={"workload": few})
         torch.manual_seed(config.run.seed)
         workload = prepare(config, progress)
         batch = config.batch
         size_work = float(parameter_count(workload.model) * batch.micro * batch.sequence)
-        # A size that is far too slow by its multiplications is not worth the seconds of trying it.
+        # Do not spend seconds on a size whose FLOPs already make it far too slow.
         predicted = measured * work / size_work
         if measured and predicted < wanted * HOPELESS:
-            return chosen, measured, f" ({size} {number(predicted, 2)} predicted, {wanted:g} wanted)"
-        progress(f"measuring model size {size} on this processor")
+            return chosen, measured, f" ({size} {number(predicted, 2)} predicted, target {wanted:g})"
+        progress(f"measuring model size {size} on this CPU")
         rate = steps_per_second(config, workload, device, 1 / (wanted * MARGIN))
         if measured and rate < wanted * MARGIN:
-            return chosen, measured, f" ({size} {number(rate, 2)}, {wanted:g} wanted)"
+            return chosen, measured, f" ({size} {number(rate, 2)}, target {wanted:g})"
         chosen, measured, work = size, rate, size_work
         if rate < wanted * MARGIN:
             break
@@ -130,7 +130,7 @@ def _largest(
 def steps_per_second(config: Config, workload: Workload, device: torch.device, give_up_s: float) -> float:
     """Steps per second of a configuration, by its median step over a quarter of a second.
 
-    A first step slower than three times `give_up_s` is taken as the answer: a warm-up is never that large.
+    A first step slower than three times `give_up_s` is the answer: warm-up never takes that long.
     """
     stepper = Stepper(workload, config, device, total_steps=1000)
     batches = probe_batches(workload, config)
@@ -161,6 +161,6 @@ def steps_per_second(config: Config, workload: Workload, device: torch.device, g
 
 
 def probe_batches(workload: Workload, config: Config) -> Batches:
-    """Batches for a probe: made in this process as they come, since workers and encoding ahead take their time."""
+    """Batches for a probe, created in this process: starting workers or caching would take too long."""
     config = config.model_copy(update={"loader": config.loader.model_copy(update=ALONE)})
     return Batches(workload.train_data, config, workload.collate, workload.epochs_differ)

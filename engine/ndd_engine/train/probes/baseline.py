@@ -1,7 +1,6 @@
-"""Short measurements before training: what a micro-batch costs to make, and what it costs to compute by itself.
+"""Measures the compute time of one micro-batch by itself before training.
 
-They leave no trace: random states and thread counts are put back, and one that fails says nothing instead of
-ending the run.
+Leaves no trace: random states and thread counts are restored, and a failed measurement is left out.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from ndd_engine.train.random_state import kept_random
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
-# What the probes may take, in nanoseconds; one thing is measured at least once however long it takes.
+# Time limit in nanoseconds; each measurement runs at least once however long it takes.
 BASELINE_NS = 400_000_000
-# A slow micro-batch is worth a second run, and one with another thread count, up to this length of it.
+# A micro-batch up to this long is repeated, and measured with another number of threads.
 SLOW_NS = 1_500_000_000
 MOST_RUNS = 5
 
@@ -31,8 +30,8 @@ MOST_RUNS = 5
 class Baseline:
     """Measures one micro-batch forward and backward by itself.
 
-    make: batches of another number of items, or None; make_ns: what one item of such a batch costs to make, None
-    where that is not known. cores: that this process may use.
+    make: creates a batch of another number of items, or None. make_ns: cost of creating one such item, None if
+    unknown. cores: CPU cores that this process may use.
     """
 
     make: Callable[[int], Batch] | None
@@ -40,9 +39,9 @@ class Baseline:
     cores: int
 
     def measure(self, stepper: Stepper, batch: Batch, operations: int | None) -> BaselineEvent | None:
-        """Measure `batch`, which lies on the device; None when it cannot be. Never raises an Exception.
+        """Measure `batch`, which is on the device; None if it fails. Never raises an Exception.
 
-        Gradients are left behind, and buffers of the model are moved: the caller puts them back.
+        Leaves gradients and changed buffers behind; the caller restores them.
         """
         deadline = time.perf_counter_ns() + BASELINE_NS
         micro, threads = stepper.config.batch.micro, torch.get_num_threads()
@@ -66,7 +65,7 @@ class Baseline:
         )
 
     def _other(self, stepper: Stepper, count: int, expected_ns: float, deadline: int) -> float | None:
-        """Nanoseconds of a micro-batch of `count` items; None where that takes too long or would compile anew."""
+        """Nanoseconds of a micro-batch of `count` items; None if it takes too long or would recompile."""
         if self.make is None or self.make_ns is None or not _plain(stepper):
             return None
         make = self.make
@@ -76,7 +75,7 @@ class Baseline:
 
         def measure() -> tuple[float, int]:
             batch = stepper.moved(make(count))
-            _micro(stepper, batch, 1, 0)  # libraries choose their algorithms by shape
+            _micro(stepper, batch, 1, 0)  # lets libraries choose algorithms for this shape
             return _micro(stepper, batch, MOST_RUNS, left / 2 - expected_ns)
 
         measured = _guarded(stepper, measure)
@@ -85,18 +84,18 @@ class Baseline:
     def _threads(
         self, stepper: Stepper, batch: Batch, expected_ns: float, deadline: int
     ) -> list[list[float]]:
-        """The same micro-batch with a thread a core, where the run has another number of them."""
+        """The same micro-batch with one thread per core, if the run uses another number of threads."""
         threads = torch.get_num_threads()
         if stepper.device.type != "cpu" or threads == self.cores or not _plain(stepper):
             return []
-        # Somebody chose the number of threads: what another one gives is worth some time.
+        # The user chose the number of threads, so comparing it with another one is worth the time.
         left = max(deadline - time.perf_counter_ns(), 0)
         if 2 * expected_ns > max(left, 2 * SLOW_NS):
             return []
 
         def measure() -> tuple[float, int]:
             torch.set_num_threads(self.cores)
-            _micro(stepper, batch, 1, 0)  # starts the threads
+            _micro(stepper, batch, 1, 0)  # starts the thread pool
             return _micro(stepper, batch, MOST_RUNS, left - expected_ns, SLOW_NS)
 
         try:
@@ -107,9 +106,9 @@ class Baseline:
 
 
 def _other_size(stepper: Stepper, micro: int) -> int:
-    """Twice the micro-batch where several make a step, as the question is what larger ones would gain; else half of it.
+    """Twice the micro-batch with gradient accumulation, to see what a larger one gains; otherwise half of it.
 
-    A smaller one does not tell: from some size on, operators are split among threads, or take another algorithm.
+    Half does not predict this: above some size, operators use several threads or another algorithm.
     """
     twice = stepper.config.batch.accumulation > 1
     if twice and stepper.device.type == "cuda":
@@ -122,37 +121,39 @@ def _other_size(stepper: Stepper, micro: int) -> int:
 
 
 def _plain(stepper: Stepper) -> bool:
-    """Whether steps run operation by operation: a compiler would compile anew for every change."""
+    """Whether steps run eagerly: compiled ones would recompile for every change."""
     return stepper.config.speed.compile == "off" and stepper.graph is None
 
 
 def _micro(
     stepper: Stepper, batch: Batch, most: int, budget_ns: float, slow_ns: float = 0.0
 ) -> tuple[float, int]:
-    """(nanoseconds of the fastest forward and backward pass, runs)."""
-    card = stepper.device.type == "cuda"
+    """(nanoseconds of the fastest forward and backward pass, number of runs)."""
+    gpu = stepper.device.type == "cuda"
 
     def before() -> None:
-        if stepper.config.batch.accumulation == 1:  # otherwise most of them add to gradients
+        if (
+            stepper.config.batch.accumulation == 1
+        ):  # with accumulation, most micro-batches add to existing gradients
             stepper.optimizer.zero_grad(set_to_none=True)
-        if card:
+        if gpu:
             torch.cuda.synchronize(stepper.device)
 
     def work() -> None:
         stepper.forward_backward(batch, no_phase)
-        if card:
+        if gpu:
             torch.cuda.synchronize(stepper.device)
 
     return fastest(work, most, budget_ns, before, slow_ns)
 
 
 def _guarded(stepper: Stepper, measure: Callable[[], tuple[float, int]]) -> tuple[float, int] | None:
-    """What `measure` gives, or None when it raises; memory that ran out is free again afterwards."""
+    """The result of `measure`, or None if it raises; frees the memory after running out of it."""
     try:
         return measure()
     except Exception:  # noqa: BLE001  training itself meets and tells what is wrong with the model
         pass
-    # Outside of the handler, whose traceback keeps the tensors alive.
+    # Outside the handler, because its traceback keeps the tensors alive.
     stepper.optimizer.zero_grad(set_to_none=True)
     if stepper.device.type == "cuda":
         with suppress(Exception):

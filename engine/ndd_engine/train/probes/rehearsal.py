@@ -1,6 +1,6 @@
-"""A trial micro-batch before training: compiles, counts the work, and shows which settings take effect.
+"""Runs a trial micro-batch before training: compiles, counts FLOPs, and shows which settings take effect.
 
-It leaves no trace in the training: random states and buffers are put back, gradients dropped, no optimizer step.
+It does not affect training: random states and buffers are restored, gradients dropped, and the optimizer does not step.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .baseline import Baseline
 
 @dataclass
 class Rehearsal:
-    """What a micro-batch showed.
+    """Results of the trial micro-batch.
 
-    counter: FLOPs, bytes and operations, None where counting failed. channels_last: whether a convolution's output
-    had that format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why
-    it is not used after all. part_calls: of each part's modules. micro_ns: host time of a micro-batch, run plainly.
-    baseline: a micro-batch by itself, None where that was not asked for or failed.
+    counter: FLOPs, bytes and operations, None if counting failed. channels_last: whether convolution outputs had that
+    format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why it is not
+    used. part_calls: module calls per timed part. micro_ns: host time of an eager micro-batch. baseline: the
+    micro-batch measured by itself, None if not requested or failed.
     """
 
     counter: WorkCounter | None = None
@@ -48,9 +48,9 @@ class Rehearsal:
 
 
 def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -> Rehearsal:
-    """Run one micro-batch forward and backward, plainly and then as configured. Raises what the model raises.
+    """Run one micro-batch forward and backward, first eagerly, then as configured. Raises what the model raises.
 
-    baseline: measures it afterwards, as configured.
+    baseline: also measure it, as configured.
     """
     found = Rehearsal()
     cards = [stepper.device] if stepper.device.type == "cuda" else []
@@ -90,9 +90,9 @@ def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # The counting may be at fault: the same again without it tells, and raises the model's own error.
+        # Counting may be the cause: repeat without it, which raises the model's own error if there is one.
         stepper.forward_backward(batch, no_phase)
-        found.notes.append(f"the work of a step could not be counted: {_first_line(error)}")
+        found.notes.append(f"cannot count the FLOPs of a step: {_first_line(error)}")
         return
     found.counter = counter
 
@@ -124,7 +124,7 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
 
 
 class _watch_format:  # noqa: N801  reads as a context manager
-    """Looks at the outputs of 4-D convolutions."""
+    """Checks the memory format of 4-D convolution outputs."""
 
     def __init__(self, model: nn.Module, found: Rehearsal) -> None:
         self._handles = [
@@ -142,7 +142,7 @@ class _watch_format:  # noqa: N801  reads as a context manager
             handle.remove()
 
     def _look(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
-        # One channel has both formats at once and says nothing.
+        # With one channel, both formats are the same.
         if output.dim() == 4 and output.shape[1] > 1:
             last = output.is_contiguous(memory_format=torch.channels_last)
             self._found.channels_last = last and self._found.channels_last is not False

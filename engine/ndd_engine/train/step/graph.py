@@ -1,8 +1,8 @@
-"""The whole optimizer step as one CUDA graph: recorded once, then replayed with each new batch copied into its place.
+"""Runs the whole optimizer step as one CUDA graph: captured once, then replayed with each batch copied into place.
 
-What the graph covers: every micro-batch's forward and backward, clipping and the optimizer. The learning rate is a
-tensor on the device. The first steps run operation by operation on another stream, as libraries initialise
-themselves there and the optimizer makes its state; recording itself computes nothing.
+The graph covers forward and backward of every micro-batch, clipping and the optimizer. The learning rate is a tensor on
+the device. The first steps run eagerly on a side stream, so that libraries initialise and the optimizer creates its
+state; capturing itself computes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ndd_engine.workloads.base import Batch
 from .precision import Precision
 
 WARM_UP_STEPS = 3
-# After this many batches of another shape than the recorded one, the graph counts as of no use.
+# After this many batches of other shapes than the captured one, the graph is dropped.
 MANY_OTHER_SHAPES = 3
 
 Work = Callable[[], Tensor]
@@ -34,11 +34,11 @@ Replay = Callable[[], None]
 
 
 def why_not(config: Config, device: torch.device, precision: Precision) -> str | None:
-    """Why a step of this configuration cannot be recorded; None when it can be tried."""
+    """Why a step of this configuration cannot be captured, or None."""
     if device.type != "cuda":
-        return "there is no CUDA card"
+        return "there is no CUDA GPU"
     if precision.scaler is not None:
-        return 'the loss scaling of fp16 looks at the gradients on the host: use precision.amp "bf16"'
+        return 'fp16 loss scaling checks the gradients on the host: use precision.amp "bf16"'
     if config.optimizer.name == "sgd":
         return "torch's SGD reads the learning rate on the host"
     return None
@@ -63,11 +63,11 @@ class EagerSteps(Protocol):
 
 
 class CudaRecorder:
-    """How torch records and replays; a test passes its own."""
+    """Captures and replays with torch; tests pass their own."""
 
     @contextmanager
     def warm_up(self) -> Iterator[None]:
-        """Run what is inside on another stream, in order with the current one."""
+        """Run the body on a side stream, in order with the current stream."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
         side.wait_stream(current)
@@ -76,17 +76,17 @@ class CudaRecorder:
         current.wait_stream(side)
 
     def record(self, work: Work) -> tuple[Tensor, Replay]:
-        """(what `work` returns, filled anew by each replay; the replay)."""
+        """(the result of `work`, overwritten by each replay; the replay function)."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads (the sampler) may use the card meanwhile.
+        # Other threads (the hardware sampler) may use the GPU meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = work()
         return result, graph.replay
 
 
 class StepGraph:
-    """Steps of a Stepper by replay. `failed`: why it runs operation by operation after all."""
+    """Replays the steps of a Stepper. failed: why steps run eagerly instead."""
 
     def __init__(self, stepper: EagerSteps, recorder: CudaRecorder | None = None) -> None:
         self.failed: str | None = None
@@ -100,11 +100,11 @@ class StepGraph:
 
     @property
     def settled(self) -> bool:
-        """Whether it is known how the steps run: a graph was recorded, or given up."""
+        """Whether the graph has been captured or given up."""
         return self.failed is not None or self._replay is not None
 
     def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
-        """As Stepper.step. Time of the replay belongs to "forward/graph": it cannot be told apart."""
+        """Like Stepper.step. The replay counts as "forward/graph" because it cannot be split into phases."""
         stepper = self._stepper
         clock.enter(phase.DATA_WAIT)
         micro = list(islice(batches, stepper.config.batch.accumulation))
@@ -125,7 +125,7 @@ class StepGraph:
         clock.enter_part("graph")
         self._replay()
         assert self._loss is not None
-        # The next replay overwrites what this one left, and the loss is read back later.
+        # The next replay overwrites the result, and the loss is read back later.
         loss = self._loss.clone()
         clock.enter(phase.LOG)
         return loss
@@ -134,7 +134,7 @@ class StepGraph:
         stepper = self._stepper
         warming = self.failed is None and self._replay is None
         if self._replay is not None:
-            # The gradients belong to the graph: dropped here, they are made anew for this step and lost after it.
+            # The gradients belong to the graph: drop them, so that this step allocates its own.
             stepper.optimizer.zero_grad(set_to_none=True)
         around: AbstractContextManager[Any] = self._recorder.warm_up() if warming else nullcontext()
         with around:
@@ -161,9 +161,9 @@ class StepGraph:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            self._give_up(f"recording failed: {printable(str(error).splitlines()[0])}")
+            self._give_up(f"capturing failed: {printable(str(error).splitlines()[0])}")
             return
-        text = f"recorded after {WARM_UP_STEPS} steps and replayed since"
+        text = f"captured after {WARM_UP_STEPS} steps, then replayed"
         stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "the whole step", True, text))
 
     def _give_up(self, why: str) -> None:
@@ -172,7 +172,7 @@ class StepGraph:
         self._stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "off", False, why))
 
     def _fits(self, micro: list[Batch]) -> bool:
-        """Whether the batches have the recorded shapes; complains when too many have not."""
+        """Whether the batches have the captured shapes; gives up after too many that do not."""
         same = all(
             place.shape == tensor.shape and place.dtype == tensor.dtype
             for static, batch in zip(self._static, micro, strict=True)
@@ -181,5 +181,5 @@ class StepGraph:
         if not same:
             self._other_shapes += 1
             if self._other_shapes == MANY_OTHER_SHAPES:
-                self._give_up("the shapes of the batches change: pad them to one shape")
+                self._give_up("batch shapes change: pad all batches to one shape")
         return same

@@ -16,8 +16,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer over all trainable parameters, in the configured implementation.
 
-    capturable: its step will be recorded in a CUDA graph, so the learning rate is a tensor on the device.
-    Raises RuntimeError from torch when an implementation is asked for and not to be had.
+    capturable: the step will be captured in a CUDA graph, so the learning rate is a tensor on the device.
+    Raises RuntimeError from torch if the configured implementation is not available.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kind = config.implementation
@@ -38,7 +38,7 @@ def make_optimizer(
 
 
 def learning_rate(step: int, total_steps: int, lr: float, schedule: ScheduleSection) -> float:
-    """The rate for optimizer step `step` (0-based) of `total_steps`: a pure function, so a resume needs no state."""
+    """Learning rate of optimizer step `step` (0-based); depends on nothing else, so a resume needs no state."""
     if step < schedule.warmup_steps:
         return lr * (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant":

@@ -1,4 +1,4 @@
-"""Times the sub-phases of forward by hooks on the modules that make them up."""
+"""Times sub-phases of forward with hooks on their modules."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import nn
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.workloads.base import Parted
 
-# What the two hooks of one call cost on a slow core, and the share of a micro-batch that they may take.
+# Cost of the two hooks of one call on a slow core, and the share of a micro-batch that all hooks may take.
 CALL_NS = 6_000
 ALLOWED_SHARE = 0.003
 
 
 class PartTimer:
-    """While `clock` is set, time inside a part's modules belongs to "forward/<part>"; an inner part's to itself.
+    """While `clock` is set, counts time inside a part's modules towards "forward/<part>"; inner parts count separately.
 
-    calls: of each part's modules so far.
+    calls: module calls per part so far.
     """
 
     def __init__(self, parts: Mapping[str, Parted]) -> None:
@@ -45,14 +45,14 @@ class PartTimer:
             if (clock := self.clock) is not None and self._outer:
                 clock.enter(self._outer.pop())
 
-        # Called even when the module raised: the phases must not be left inside it.
+        # Runs even if the module raises: the clock must not stay inside the part.
         return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
 
     def keep_cheap(self, calls: Counter[str], micro_ns: float) -> list[str]:
-        """Stop timing the parts that are called most until the rest costs little; returns which.
+        """Stop timing the most frequently called parts until the rest is cheap; returns the dropped parts.
 
-        calls: of each part in one micro-batch, which takes micro_ns. What a dropped part takes counts for the part
-        around it, or for forward itself.
+        calls: module calls per part in one micro-batch, which takes micro_ns. The time of a dropped part counts
+        towards the part around it, or towards forward.
         """
         dropped = []
         allowed = micro_ns * ALLOWED_SHARE / CALL_NS

@@ -1,4 +1,4 @@
-"""Mixed precision as configured, and what "auto" chooses on this device."""
+"""Mixed precision as configured; "auto" chooses by device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ndd_engine.config.schema import Config
 
 @dataclass
 class Precision:
-    """How the forward pass computes. autocast None: fp32 throughout. scaler None: no loss scaling."""
+    """Precision of the forward pass. autocast: None for fp32. scaler: None without loss scaling."""
 
     name: str
     autocast: torch.autocast | None
@@ -19,12 +19,12 @@ class Precision:
 
 
 def make_precision(config: Config, device: torch.device) -> Precision:
-    """Mixed precision for the device; sets the TF32 switches on a card."""
+    """Mixed precision for the device; also sets torch's TF32 switches on a GPU."""
     amp = config.precision.amp
     if amp == "auto":
         amp = "off"
         if device.type == "cuda":
-            # Before compute capability 8.0 bf16 is emulated: fp16 with scaling is the fast one there.
+            # bf16 is emulated below compute capability 8.0; fp16 with loss scaling is faster there.
             amp = "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if config.precision.tf32 else "highest")

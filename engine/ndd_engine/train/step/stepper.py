@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches forward and backward, then clip, update, reset. Used by the loop and the probes."""
+"""One optimizer step: forward and backward of all micro-batches, then clip, update and zero_grad."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ ATTENTION = {
 
 
 class Stepper:
-    """Model, optimizer and precision of a run, and the step that ties them together.
+    """Model, optimizer and precision of a run, and the optimizer step.
 
     `step` leaves the clock in phase `log`; the caller ends the step. `model` is the plain module, which is saved and
-    evaluated; `compute` is what training runs through, compiled where that is wanted and works.
+    evaluated; `compute` is the module that training calls, compiled if configured.
     """
 
     def __init__(self, workload: Workload, config: Config, device: torch.device, total_steps: int) -> None:
@@ -54,12 +54,12 @@ class Stepper:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.lr = config.optimizer.lr
         self.graph = StepGraph(self) if graphed else None
-        # What a compiler or a graph runs has no calls of modules that could be timed.
+        # Compiled code and CUDA graphs call no modules that could be timed.
         whole = graphed or config.speed.compile != "off"
         self.parts = PartTimer({} if whole else workload.parts)
-        # Scalars on the device worth knowing beside the loss; read back together with it.
+        # Scalars on the device that are read back together with the loss.
         self.extras: dict[str, Tensor] = {}
-        # What there is to tell of the settings since the record was last written.
+        # Setting events that wait to be recorded.
         self.reports: list[Event] = []
         chosen = ATTENTION.get(config.speed.attention)
         self.attention: Callable[[], AbstractContextManager[Any]] = (
@@ -70,14 +70,14 @@ class Stepper:
     def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
         """One optimizer step from the next `batch.accumulation` micro-batches.
 
-        Returns the mean loss (scalar, on the device, without graph), or None when the epoch has no whole step left.
+        Returns the mean loss (a detached scalar on the device), or None if the epoch has no complete step left.
         """
         if self.graph is not None:
             return self.graph.step(batches, clock, step)
         return self.eager_step(batches, clock, step)
 
     def eager_step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
-        """The step, operation by operation."""
+        """The step without a CUDA graph."""
         enter = clock.enter
         total: Tensor | None = None
         self.parts.clock = clock
@@ -102,11 +102,11 @@ class Stepper:
         return total
 
     def moved(self, batch: Batch) -> Batch:
-        """The batch on the device; what lies there already stays as it is."""
+        """The batch on the device; tensors already there are not copied."""
         return to_device(batch, self.device, self.config.loader.non_blocking)
 
     def forward_backward(self, batch: Batch, enter: Callable[[int], object]) -> Tensor:
-        """Gradients of one micro-batch on the device; returns its share of the step's loss, without graph."""
+        """Forward and backward of one micro-batch on the device; returns its share of the step's loss, detached."""
         accumulation = self.config.batch.accumulation
         scaler = self.precision.scaler
         enter(phase.FORWARD)
@@ -121,7 +121,7 @@ class Stepper:
         return loss.detach()
 
     def update(self, enter: Callable[[int], object]) -> None:
-        """Clip, and the optimizer's step at the rate that is set."""
+        """Clip gradients and step the optimizer."""
         scaler = self.precision.scaler
         max_norm = self.config.clip.max_norm
         if max_norm > 0:
@@ -135,24 +135,24 @@ class Stepper:
             return
         scaler.step(self.optimizer)
         scaler.update()
-        # get_scale() would wait for the device.
+        # get_scale() would synchronise.
         if (scale := scaler._scale) is not None:
             self.extras["loss_scale"] = scale
 
     def set_rate(self, step: int) -> None:
-        """The learning rate of optimizer step `step` (0-based)."""
+        """Set the learning rate of optimizer step `step` (0-based)."""
         lr = learning_rate(step, self.total_steps, self.config.optimizer.lr, self.config.schedule)
         if lr == self.lr and step > 0:
             return
         self.lr = lr
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)  # where a recorded graph will find it
+                group["lr"].fill_(lr)  # a captured graph reads it from here
             else:
                 group["lr"] = lr
 
     def optimizer_bytes(self) -> int:
-        """What the optimizer keeps beside the parameters; 0 before the first step."""
+        """Bytes of the optimizer state; 0 before the first step."""
         return sum(
             value.nbytes
             for state in self.optimizer.state.values()
@@ -161,13 +161,13 @@ class Stepper:
         )
 
     def moment_bytes(self) -> int:
-        """What the optimizer will keep for the parameters: Adam two moments, SGD its momentum."""
+        """Bytes of optimizer state after the first step: two moments for Adam, momentum for SGD."""
         section = self.config.optimizer
         moments = 2 if section.name != "sgd" else int(section.momentum > 0)
         return moments * sum(parameter.nbytes for parameter in self.parameters)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of this."""
+        """State for a checkpoint."""
         scaler = self.precision.scaler
         return {
             "model": self.model.state_dict(),
@@ -176,12 +176,12 @@ class Stepper:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """The reverse of state. Raises RuntimeError, ValueError or KeyError when it belongs to another model."""
+        """Restore `state`. Raises RuntimeError, ValueError or KeyError if it belongs to another model."""
         self.model.load_state_dict(state["model"])
         for saved, group in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
             if ("betas" in saved) != ("betas" in group):
                 raise ValueError(f"its optimizer is not {self.config.optimizer.name}")
-            # A resume may change the options in the configuration; the checkpoint would bring the old ones back.
+            # Options come from the configuration, which a resume may change, not from the checkpoint.
             saved.update({key: value for key, value in group.items() if key != "params"})
         self.optimizer.load_state_dict(state["optimizer"])
         self.lr = float(self.optimizer.param_groups[0]["lr"])

@@ -1,0 +1,289 @@
+"""MkDocs hooks: the parts of the documentation that are generated from the code, so that they cannot go stale.
+
+A page contains a line `<!-- generated: NAME -->`, which is replaced by what `GENERATORS[NAME]` returns. The installed
+package is imported, so no path has to be set.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import ndd_profiles
+from ndd_console.view.glossary import GLOSSARY
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import OWN, SECTIONS, Section
+from ndd_engine.diagnose import CAUSES
+from ndd_engine.record.event import VERSION
+from ndd_engine.record.events import EVENT_TYPES, PHASES, Event
+
+ROOT = Path(__file__).parents[1]
+# Meanings of fields that no docstring explains: {event or "any": {field: text}}.
+MEANINGS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("fields.toml").read_text("utf-8")
+)
+MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+# Suffix of a field's name -> its unit.
+UNITS = {
+    "_ns": "ns",
+    "_s": "s",
+    "_bytes": "bytes",
+    "_tflops": "TFLOP/s",
+    "_gb_s": "GB/s",
+    "_hz": "Hz",
+    "_mhz": "MHz",
+    "_percent": "%",
+}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the screenshots, which are stored outside the docs folder."""
+    from mkdocs.structure.files import File
+
+    for image in sorted((ROOT / "screenshots").glob("*.png")):
+        files.append(File.generated(config, f"screenshots/{image.name}", abs_src_path=str(image)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in what is generated. Raises ValueError when the diagnosis page misses a cause."""
+    if page.file.src_uri == "diagnosis.md":
+        markdown = with_titles(markdown)
+    return filled(markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuse a page that loads something from the network. Raises ValueError."""
+    if found := re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^"]*"', output):
+        raise ValueError(f"{page.file.src_uri} loads from the network: {found[0]}")
+    return output
+
+
+def filled(markdown: str) -> str:
+    """The page with every marker replaced."""
+    return MARKER.sub(lambda match: GENERATORS[match[1]](), markdown)
+
+
+def with_titles(markdown: str) -> str:
+    """The diagnosis page with the title that the screen shows under the heading of each cause."""
+    listed = re.findall(r"^### ([a-z0-9-]+)$", markdown, re.MULTILINE)
+    if sorted(listed) != sorted(CAUSES):
+        missing, unknown = set(CAUSES) - set(listed), set(listed) - set(CAUSES)
+        raise ValueError(f"diagnosis.md: missing {sorted(missing)}, unknown {sorted(unknown)}")
+    return re.sub(
+        r"^### ([a-z0-9-]+)$",
+        lambda match: f"{match[0]}\n\nShown as: *{CAUSES[match[1]]}*.",
+        markdown,
+        flags=re.MULTILINE,
+    )
+
+
+# Configuration.
+
+
+def configuration() -> str:
+    """Every section and key of the schema."""
+    parts = []
+    for name, field in Config.model_fields.items():
+        if name == "workload":
+            continue
+        assert isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+        parts.append(f"## [{name}] {{: #{name} }}\n\n{_keys(name, field.annotation)}")
+    return "\n\n".join(parts)
+
+
+def workloads() -> str:
+    """The `[workload]` section of each workload, with its sizes."""
+    return "\n\n".join(_workload(name, section) for name, section in SECTIONS.items())
+
+
+def presets() -> str:
+    """What each preset sets."""
+    rows = [
+        (f"`{name}`", _settings(ndd_profiles.read("presets", name))) for name in ndd_profiles.names("presets")
+    ]
+    return _table(("preset", "sets"), rows)
+
+
+def _workload(name: str, section: type[Section]) -> str:
+    title = "Your own: `module:factory`" if name == OWN else f"`{name}`"
+    parts = [
+        f"### {title} {{: #workload-{name} }}",
+        inspect.getdoc(section) or "",
+        _keys("workload", section),
+    ]
+    if name != OWN:
+        profile = ndd_profiles.read("workloads", name)
+        if defaults := _settings(profile.get("defaults", {})):
+            parts.append(f"Defaults of this workload: {defaults}.")
+        rows = [(f"`{size}`", _settings(values)) for size, values in profile.get("sizes", {}).items()]
+        parts.append(_table(("`workload.size`", "sets"), rows))
+    return "\n\n".join(parts)
+
+
+def _keys(section: str, model: type[Section]) -> str:
+    schema = model.model_json_schema()["properties"]
+    rows = []
+    for name, field in model.model_fields.items():
+        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+        description = field.description or {"name": "the workload"}.get(name, "")
+        rows.append((f"`{section}.{name}`", allowed(schema[name]), default, description))
+    return _table(("key", "allowed", "default", "description"), rows)
+
+
+def allowed(schema: Mapping[str, Any]) -> str:
+    """The values that a JSON schema of one key allows, in words."""
+    if "anyOf" in schema:
+        return " or ".join(allowed(item) for item in schema["anyOf"] if item.get("type") != "null")
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
+    if "enum" in schema:
+        return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    match schema.get("type"):
+        case "boolean":
+            return "`true`, `false`"
+        case "integer":
+            return "integer" + _range(schema)
+        case "number":
+            return "number" + _range(schema)
+        case "array":
+            low, high = schema.get("minItems"), schema.get("maxItems")
+            count = f" of {low}" if low is not None and low == high else ""
+            return f"list{count}, each " + allowed(schema["items"])
+        case "object":
+            return "table"
+        case "string":
+            return f"text matching `{schema['pattern']}`" if "pattern" in schema else "text"
+    return "any"
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    words = {
+        "minimum": "≥",
+        "exclusiveMinimum": ">",
+        "maximum": "≤",
+        "exclusiveMaximum": "<",
+        "multipleOf": "multiple of",
+    }
+    limits = [f"{sign} {schema[key]:,}" for key, sign in words.items() if key in schema]
+    return f" {' and '.join(limits)}" if limits else ""
+
+
+def _settings(tables: Mapping[str, Any]) -> str:
+    """`{"batch": {"micro": 16}}` as "`batch.micro = 16`"."""
+    return ", ".join(
+        f"`{section}.{key} = {json.dumps(value)}`"
+        for section, table in tables.items()
+        for key, value in table.items()
+    )
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else f"`{json.dumps(value)}`"
+
+
+# Record format.
+
+
+def record_format() -> str:
+    """Every event with its fields."""
+    parts = [f'The current version is `"v": {VERSION}`.']
+    parts += [_event(name, kind) for name, kind in EVENT_TYPES.items()]
+    return "\n\n".join(parts)
+
+
+def phases() -> str:
+    """The phases of a step, in their order."""
+    return ", ".join(f"`{name}`" for name in PHASES)
+
+
+def _event(name: str, kind: type[Event]) -> str:
+    prose, meanings = explained(inspect.getdoc(kind) or "", [item.name for item in fields(kind)])
+    meanings = {**MEANINGS["any"], **MEANINGS.get(name, {}), **meanings}
+    hints = get_type_hints(kind)
+    rows = []
+    for item in fields(kind):
+        required = item.default is MISSING and item.default_factory is MISSING
+        meaning = meanings.get(item.name, "")
+        presence = "" if required else "optional"
+        rows.append((f"`{item.name}`", _type(hints[item.name]), unit(item.name), presence, meaning))
+    return f"## {name}\n\n{prose}\n\n{_table(('field', 'type', 'unit', '', 'meaning'), rows)}"
+
+
+def explained(docstring: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """(the docstring without what it says of single fields, {field: what it says}).
+
+    A docstring says "field, other_field: text. third: text."; a name may have a `*` in it.
+    """
+    text = " ".join(docstring.split())
+    found: list[tuple[int, int, list[str]]] = []
+    for match in re.finditer(r"(?:(?<=[.;] )|^)([a-z0-9_*]+(?:, [a-z0-9_*]+)*): ", text):
+        patterns = match[1].split(", ")
+        if all(any(fnmatch(name, pattern) for name in names) for pattern in patterns):
+            found.append((match.start(), match.end(), patterns))
+    if not found:
+        return text, {}
+    ends = [start for start, _, _ in found[1:]] + [len(text)]
+    meanings: dict[str, str] = {}
+    for (_, begin, patterns), end in zip(found, ends, strict=True):
+        for name in names:
+            if any(fnmatch(name, pattern) for pattern in patterns):
+                meanings.setdefault(name, text[begin:end].strip().rstrip(";"))
+    return text[: found[0][0]].strip(), meanings
+
+
+def unit(name: str) -> str:
+    """The unit that a field's name says; empty for counts, text and tables."""
+    longest = sorted(UNITS, key=len, reverse=True)
+    return next((UNITS[suffix] for suffix in longest if name.endswith(suffix)), "")
+
+
+def _type(hint: Any) -> str:
+    if hint is type(None):
+        return "null"
+    args = getattr(hint, "__args__", ())
+    if type(None) in args:
+        return " or ".join(_type(part) for part in args)
+    origin = getattr(hint, "__origin__", hint)
+    return {int: "integer", float: "number", str: "string", bool: "boolean", dict: "object"}.get(
+        origin, "array"
+    )
+
+
+# Glossary.
+
+
+def glossary() -> str:
+    """The words on the screens."""
+    parts = []
+    for title, pairs in groups():
+        table = _table(("term", "meaning"), [(f"**{term.strip()}**", text) for term, text in pairs])
+        parts.append(f"## {title}\n\n{table}" if title else table)
+    return "\n\n".join(parts)
+
+
+def groups() -> Sequence[tuple[str, Sequence[tuple[str, str]]]]:
+    """(title, [(term, definition), …]) of the words that the screens explain."""
+    return tuple((title.capitalize(), pairs) for title, pairs in GLOSSARY)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "configuration": configuration,
+    "workloads": workloads,
+    "presets": presets,
+    "record-format": record_format,
+    "phases": phases,
+    "glossary": glossary,
+}

@@ -1,0 +1,176 @@
+"""Measure a change in an A/B trial, and predict memory and step time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ndd_engine.config import Config
+from ndd_engine.errors import MachineError, NddError, TrainingError
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.trial.request import Progress, TrialRequest
+
+from .sources import PathLike, Sets, Source, baseline_of, draft_of, root_of, strings
+from .training import restored
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """Predicted memory and time of a training run.
+
+    peak_bytes: peak memory of the process on the GPU, or on the host without one. parts: what it consists of, in bytes
+    by name. reliable: whether the prediction can be trusted; reason: why not, "" if it can. device: "cuda:0", "cpu".
+    free_bytes, total_bytes: memory of the device when the prediction started, None if unknown. fits: whether the peak
+    fits into the free memory, None if unknown. nearest: (micro-batch, accumulation) of the largest micro-batch that
+    fits at the same effective batch; None if the configuration fits or nothing does. step_s: seconds of an optimizer
+    step; step_measured: whether it was measured at this micro-batch rather than extrapolated. parameters: trainable.
+    """
+
+    peak_bytes: int
+    parts: Mapping[str, int]
+    reliable: bool
+    reason: str
+    device: str
+    free_bytes: int | None
+    total_bytes: int | None
+    fits: bool | None
+    nearest: tuple[int, int] | None
+    step_s: float
+    step_measured: bool
+    parameters: int
+
+
+def trial(
+    baseline: Source = None,
+    sets: Sets = (),
+    budget: float = 60.0,
+    *,
+    workload: str | None = None,
+    runs: PathLike | None = "runs",
+    pause: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> TrialEvent:
+    """Measure a change against a baseline in a paired A/B trial, in two processes that take turns in ABBA blocks.
+
+    Args:
+        baseline: path of a TOML file, a mapping, a Record or the name of a run; None for the workload's defaults. If
+            it is a live run, the run is paused during the trial. The result is added to the record of the run.
+        sets: the change, as in `train`.
+        budget: maximum duration in seconds, setup included; the trial ends early once the result is clear.
+        workload: name of a workload, for a baseline that is no run.
+        runs: folder of the runs; None for $NDD_RUNS, otherwise ./runs.
+        pause: pause other live runs on the same device during the trial.
+        on_progress: called a few times per second in this thread.
+
+    Returns:
+        The event. verdict: "gain", "no gain" (no significant gain), "loss", "inconclusive", "out of memory" or
+        "failed"; ratio: throughput of the candidate divided by that of the baseline, with its 95 % CI low to high.
+
+    Raises:
+        ConfigError: the baseline or the candidate is a wrong configuration.
+        UsageError: nothing is changed, or another live run on the device would disturb the measurement.
+
+    Example:
+        >>> event = trial("run.toml", {"loader.workers": 4}, budget=30)
+        >>> event.verdict, event.ratio, event.low, event.high
+        ('gain', 1.42, 1.35, 1.49)
+    """
+    from ndd_engine.trial.drafts import check
+    from ndd_engine.trial.pausing import held, to_pause
+    from ndd_engine.trial.store import record_trial
+    from ndd_engine.trial.trial import run_trial
+
+    root = root_of(runs)
+    base = baseline_of(baseline, workload, root)
+    request = TrialRequest(base, strings(sets, "sets"), budget)
+    check(request)  # mistakes, before anything is paused
+    with held(to_pause(base, root, pause)):
+        event = run_trial(request, on_progress or (lambda progress: None))
+    if base.run is not None:
+        record_trial(base.run, event)
+    return event
+
+
+def predict_memory(
+    config: Source = None,
+    *,
+    sets: Sets = (),
+    workload: str | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> MemoryPrediction:
+    """Predict peak memory and step time of a configuration, from a few small training steps in this process.
+
+    Takes seconds to a minute. Nothing is written. Seeds the random number generators of torch and Python.
+
+    Args:
+        config, sets, workload: as in `train`.
+        on_progress: called with a short text at each stage.
+
+    Raises:
+        ConfigError: the configuration or its data is wrong.
+        MachineError: the device does not exist, or even a small step runs out of memory.
+        TrainingError: a step of your own workload raised an exception, which is the `__cause__`.
+
+    Example:
+        >>> found = predict_memory({"batch": {"micro": 256}}, workload="chartext")
+        >>> found.peak_bytes / 2**30, found.fits, found.reliable
+        (1.7, True, True)
+    """
+    tell = on_progress or (lambda text: None)
+    draft = draft_of(config, sets, workload)
+    from ndd_engine.train.preflight import preflight
+
+    preflight(draft)
+    with restored():
+        import torch
+
+        from ndd_engine.hardware.detect import detect
+        from ndd_engine.predict.outlook import outlook
+        from ndd_engine.train.prepare import seed
+        from ndd_engine.train.probes.autosize import decide
+        from ndd_engine.workloads.registry import prepare
+
+        machine = detect(draft.resolve().run.device)
+        resolved, _ = decide(draft, machine, tell)
+        seed(resolved.run.seed)
+        prepared = prepare(resolved, tell)
+        device = torch.device(machine.device)
+        try:
+            found = outlook(resolved, prepared, device, machine.free_bytes, tell)
+        except NddError:
+            raise
+        except Exception as error:
+            raise _step_error(error, resolved, device) from error
+    gpu = machine.chosen
+    return MemoryPrediction(
+        peak_bytes=found.total_bytes,
+        parts={name: count for name, count in found.parts.items() if name != "total"},
+        reliable=found.memory.reliable,
+        reason=found.memory.why_not,
+        device=machine.device,
+        free_bytes=machine.free_bytes,
+        total_bytes=machine.host.memory_total_bytes if gpu is None else gpu.memory_total_bytes,
+        fits=found.fits,
+        nearest=found.nearest if found.fits is False else None,
+        step_s=found.step_s,
+        step_measured=found.step_measured,
+        parameters=found.parameters,
+    )
+
+
+def _step_error(error: Exception, config: Config, device: torch.device) -> Exception:
+    """The error to raise for one in a training step: out of memory, or a mistake in the user's own workload."""
+    from ndd_engine.config.workload_sections import OwnSection
+    from ndd_engine.measure.memory import is_out_of_memory
+    from ndd_engine.train.failures import smaller_batch
+    from ndd_engine.workloads.own_module import place, said
+
+    if is_out_of_memory(error):
+        return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}")
+    if isinstance(config.workload, OwnSection):
+        return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")
+    return error

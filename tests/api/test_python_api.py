@@ -1,0 +1,356 @@
+"""The public Python API: training, recorded runs, trials and predictions, as a script or a notebook uses them."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ndd_engine
+from ndd_engine import (
+    Config,
+    ConfigError,
+    EndEvent,
+    Event,
+    NddError,
+    Record,
+    Result,
+    RunEvent,
+    Snapshot,
+    TrialEvent,
+    UsageError,
+    WindowEvent,
+    diagnose,
+    open_run,
+    predict_memory,
+    train,
+    trial,
+)
+
+pytestmark = pytest.mark.timeout(170)
+
+TINY: dict[str, Any] = {
+    "workload": {"name": "ndd", "samples": 400, "channels": 2, "hidden": [8]},
+    "batch": {"sequence": 8, "micro": 16},
+    "run": {"threads": 1, "device": "cpu", "max_steps": 20},
+    "log": {"window_s": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train(TINY, run="one", runs=tmp_path_factory.mktemp("api") / "runs")
+
+
+def script(code: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+# The package
+
+
+def test_the_package_and_the_names_that_need_no_torch_do_not_import_it(tmp_path: Path) -> None:
+    code = (
+        "import sys, ndd_engine\n"
+        "assert not {'torch', 'pydantic', 'tomlkit'} & set(sys.modules)\n"
+        "from ndd_engine import Config, ConfigError, Finding, Snapshot, WindowEvent, diagnose, open_run\n"
+        "assert callable(diagnose) and callable(open_run)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = script(code, tmp_path)
+    assert done.wait(60) == 0, done.communicate()[1]
+
+
+@pytest.mark.parametrize("name", ["train", "trial", "diagnose"])
+def test_functions_are_not_replaced_by_the_subpackages_of_the_same_name(tmp_path: Path, name: str) -> None:
+    code = (
+        "import ndd_engine.train.run, ndd_engine.trial.trial, ndd_engine.diagnose.rules, types\n"
+        f"from ndd_engine import {name}\n"
+        f"assert isinstance({name}, types.FunctionType)\n"
+        f"from ndd_engine.{name} import __path__\n"
+    )
+    done = script(code, tmp_path)
+    assert done.wait(60) == 0, done.communicate()[1]
+
+
+def test_every_public_name_exists_and_is_documented() -> None:
+    assert set(ndd_engine.__all__) <= set(dir(ndd_engine))
+    for name in ndd_engine.__all__:
+        assert inspect.getdoc(getattr(ndd_engine, name)), name
+    for function in (train, open_run, trial, predict_memory):
+        doc = inspect.getdoc(function) or ""
+        assert "Raises:" in doc and "Example:" in doc
+    with pytest.raises(AttributeError, match="no attribute 'trains'"):
+        _ = ndd_engine.trains
+
+
+def test_types_are_marked_in_all_three_packages() -> None:
+    for name in ("ndd_engine", "ndd_console", "ndd_profiles"):
+        package = __import__(name)
+        assert (Path(package.__path__[0]) / "py.typed").is_file()
+
+
+# train
+
+
+def test_train_returns_the_end_of_the_run(trained: Result) -> None:
+    assert (trained.status, trained.step) == ("done", 20)
+    assert "20 steps" in trained.reason
+    assert trained.path.name == "one" and (trained.path / "events.jsonl").is_file()
+    assert isinstance(trained.snapshot, Snapshot)
+    assert trained.snapshot.loss is not None and trained.snapshot.final
+
+
+def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
+    train(TINY, run="one", runs=tmp_path)
+    result = train(resume="one", sets={"run.max_steps": 30}, runs=tmp_path)
+    assert (result.status, result.step) == ("done", 30)
+    assert result.snapshot.run is not None and result.snapshot.run.resumed_step == 20
+    assert result.record.config.batch.micro == 16
+    again = train(resume=result.path, sets=["run.max_steps=35"], runs=tmp_path / "elsewhere")
+    assert (again.path, again.step) == (result.path, 35)
+
+
+def test_a_file_and_values_on_top(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('workload = { name = "ndd", samples = 400, channels = 2, hidden = [8] }\n')
+    values = {
+        "run.max_steps": 3,
+        "run": {"threads": 1, "device": "cpu"},
+        "batch": {"sequence": 8, "micro": 32},
+    }
+    result = train(file, sets=values, runs=tmp_path / "runs")
+    assert result.status == "done" and result.path.name == "ndd-001"
+    assert (result.record.config.batch.micro, result.record.config.run.max_steps) == (32, 3)
+
+
+def test_events_are_passed_on_as_they_are_recorded(tmp_path: Path) -> None:
+    seen: list[tuple[float, Event]] = []
+    result = train(TINY, runs=tmp_path, on_event=lambda t, event: seen.append((t, event)))
+    assert isinstance(seen[-1][1], EndEvent)
+    assert [event.type for _, event in seen] == [event.type for _, event in result.record]
+    assert [t for t, _ in seen] == sorted(t for t, _ in seen)
+
+
+def test_a_failing_run_is_a_result(tmp_path: Path) -> None:
+    (tmp_path / "broken_api.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        raise ValueError('this model is broken')\n"
+        "def factory(settings):\n"
+        "    data = torch.utils.data.TensorDataset(torch.ones(64, 3), torch.ones(64))\n"
+        "    return dict(model=Net(3, 1), train_data=data, loss=lambda output, batch: output.sum())\n"
+    )
+    config = {"workload": {"name": "broken_api:factory", "path": [str(tmp_path)]}, "run": {"epochs": 1}}
+    result = train(config, runs=tmp_path / "runs")
+    assert result.status == "failed" and "this model is broken" in result.reason
+
+
+def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
+    threads, frozen = torch.get_num_threads(), gc.get_freeze_count()
+    handler = signal.getsignal(signal.SIGINT)
+    train(TINY, sets={"speed.deterministic": True}, runs=tmp_path)
+    assert torch.get_num_threads() == threads and not torch.are_deterministic_algorithms_enabled()
+    assert gc.isenabled() and gc.get_freeze_count() <= frozen
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_saves_a_checkpoint_and_raises_keyboard_interrupt(tmp_path: Path, presses: int) -> None:
+    endless = {**TINY, "run": {"threads": 1, "device": "cpu", "epochs": 100_000}}
+    code = f"from ndd_engine import train\ntrain({endless!r}, run='one')\nprint('not reached')\n"
+    process = script(code, tmp_path)
+    events = tmp_path / "runs" / "one" / "events.jsonl"
+    until(lambda: events.exists() and '"type":"window"' in events.read_text())
+    for _ in range(presses):
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert out == "" and "KeyboardInterrupt: run one: interrupted" in err
+    record = open_run("one", runs=tmp_path / "runs")
+    assert record.snapshot().status == "interrupted"
+    if presses == 1:
+        assert record.checkpoints
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"batch": {"micor": 3}}, ("batch.micor = 3", "did you mean micro?")),
+        ({"precision": {"amp": "fp8"}}, ("precision.amp", '"fp8"', "'bf16'")),
+        ({"batch": {"micro": object()}}, ("batch.micro", "allowed: a boolean, a number, a string")),
+        ({"workload": {"name": "nope"}}, ("workload.name", "allowed: antispoof, chartext")),
+        ("gone.toml", ("gone.toml", "cannot be read")),
+    ],
+)
+def test_a_wrong_configuration_names_the_key_and_the_allowed_values(
+    tmp_path: Path, config: Any, words: tuple[str, ...]
+) -> None:
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: train(config, runs=tmp_path / "runs"),
+        lambda: predict_memory(config),
+    )
+    for call in calls:
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+        assert "--set" not in str(caught.value)
+    assert isinstance(caught.value, UsageError) and isinstance(caught.value, NddError)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train({"batch": {"micro": 0}}, sets={"optimizer.lr": "fast", "run.epochs": None}, runs=tmp_path)
+    assert {problem.key for problem in caught.value.problems} >= {"batch.micro", "optimizer.lr"}
+
+
+def test_resume_takes_no_other_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="omit config"):
+        train(TINY, resume="one", runs=tmp_path)
+    with pytest.raises(UsageError, match="one"):
+        train(resume="one", runs=tmp_path)
+
+
+# open_run
+
+
+def test_a_record_gives_events_configuration_and_checkpoints(trained: Result) -> None:
+    record = open_run("one", runs=trained.path.parent)
+    assert isinstance(record, Record) and record.name == "one" and not record.live
+    events = [event for _, event in record]
+    assert isinstance(events[-1], EndEvent) and any(isinstance(event, RunEvent) for event in events)
+    windows = [event for _, event in record.events(WindowEvent)]
+    assert sum(window.steps for window in windows) == 20
+    assert isinstance(record.config, Config) and record.config.workload.name == "ndd"
+    (checkpoint,) = record.checkpoints[-1:]
+    assert torch.load(checkpoint, weights_only=True)["step"] == 20
+    assert record.snapshot().status == "done" and record.snapshot().step == 20
+    assert list(record.follow(timeout=5)) == []
+    assert open_run(trained.path).path == open_run(runs=trained.path.parent).path == trained.path
+
+
+def test_lines_that_are_not_events_are_skipped(trained: Result, tmp_path: Path) -> None:
+    copy = tmp_path / "torn"
+    copy.mkdir()
+    lines = (trained.path / "events.jsonl").read_bytes()
+    (copy / "events.jsonl").write_bytes(lines + b'not JSON\n{"type":"new"}\n{"type":"mark","t":')
+    assert len(list(open_run(copy))) == len(list(trained.record))
+
+
+def test_a_live_run_is_followed(tmp_path: Path) -> None:
+    opened = threading.Event()
+    endless = {
+        **TINY,
+        "run": {"threads": 1, "device": "cpu", "epochs": 100_000, "max_steps": 3000},
+        "log": {"window_s": 0.05},
+    }
+
+    def work() -> None:
+        train(endless, run="one", runs=tmp_path, on_event=lambda t, event: opened.set())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert opened.wait(60)
+        record = open_run("one", runs=tmp_path)
+        assert record.live
+        seen = [event for _, event in record.follow(timeout=100)]
+    finally:
+        thread.join(100)
+    assert isinstance(seen[-1], EndEvent) and any(isinstance(event, WindowEvent) for event in seen)
+    assert not record.live and record.snapshot().step == 3000
+
+
+def test_there_is_no_such_run(trained: Result, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one"):
+        open_run("two", runs=trained.path.parent)
+    with pytest.raises(UsageError):
+        open_run(runs=tmp_path)
+
+
+# diagnose, trial, predict_memory
+
+
+def test_a_snapshot_is_diagnosed(trained: Result) -> None:
+    found = diagnose(trained.snapshot)
+    assert found and all(finding.title and finding.cause for finding in found)
+
+
+def test_a_trial_is_measured_and_recorded_in_its_run(tmp_path: Path) -> None:
+    result = train(TINY, run="one", runs=tmp_path)
+    stages: list[str] = []
+    event = trial(
+        result.record,
+        {"batch.micro": 128},
+        90,  # ends as soon as the result is clear
+        runs=tmp_path,
+        on_progress=lambda now: stages.append(now.stage),
+    )
+    assert isinstance(event, TrialEvent)
+    assert event.sets == ["batch.micro=128"] and event.against == "run one"
+    assert event.verdict == "gain" and event.low is not None and event.low > 1, event.text
+    assert any("measuring" in stage for stage in stages)
+    assert [item.text for item in result.record.snapshot().trials] == [event.text]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "sets", "words"),
+    [
+        (TINY, (), "nothing"),
+        (TINY, {"batch.micro": 16}, "batch.micro=16"),
+        (TINY, "batch.micro=none", "batch.micro"),
+        ("gone", "batch.micro=3", "gone"),
+        ("gone.toml", "batch.micro=3", "gone.toml"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(tmp_path: Path, baseline: Any, sets: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words if words != "nothing" else None):
+        trial(baseline, sets, 5, runs=tmp_path)
+
+
+def test_memory_and_step_time_are_predicted() -> None:
+    stages: list[str] = []
+    found = predict_memory(TINY, on_progress=stages.append)
+    assert found.device == "cpu" and stages
+    assert found.peak_bytes == pytest.approx(sum(found.parts.values()), rel=0.01)
+    assert found.free_bytes is not None and found.total_bytes is not None
+    assert 0 < found.free_bytes <= found.total_bytes
+    assert found.fits is True and found.nearest is None
+    assert found.reliable is (found.reason == "")
+    assert 0 < found.step_s < 10 and found.parameters > 0
+
+
+def test_a_broken_model_is_an_error_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "broken_too.py").write_text(
+        "import torch\n"
+        "def factory(settings):\n"
+        "    data = torch.utils.data.TensorDataset(torch.ones(64, 3), torch.ones(64))\n"
+        "    def loss(output, batch):\n"
+        "        raise ValueError('no loss')\n"
+        "    return dict(model=torch.nn.Linear(3, 1), train_data=data, loss=loss)\n"
+    )
+    config = {"workload": {"name": "broken_too:factory", "path": [str(tmp_path)]}, "run": {"epochs": 1}}
+    with pytest.raises(NddError, match=r"broken_too\.py:5.*no loss"):
+        predict_memory(config)
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.05)

@@ -1,0 +1,94 @@
+"""The generated pages of the documentation: everything that the code defines is in them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ndd_engine.config.schema import Config
+from ndd_engine.config.workload_sections import SECTIONS
+from ndd_engine.diagnose import CAUSES
+from ndd_engine.record.events import EVENT_TYPES
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_key_of_the_configuration_is_listed_with_its_description(hooks: ModuleType) -> None:
+    page = hooks.filled((DOCS / "configuration.md").read_text("utf-8"))
+    sections = {name: field.annotation for name, field in Config.model_fields.items() if name != "workload"}
+    for section, model in (*sections.items(), *(("workload", model) for model in SECTIONS.values())):
+        for name, field in model.model_fields.items():
+            row = f"| `{section}.{name}` | "
+            assert row in page
+            assert name == "name" or field.description, f"{section}.{name} has no description"
+            assert (field.description or "").replace("|", "\\|") in page
+    assert (
+        '| `speed.attention` | `"auto"`, `"flash"`, `"efficient"`, `"cudnn"`, `"math"` | `"auto"` |' in page
+    )
+    assert "| `run.epochs` | integer ≥ 1 | not set |" in page
+    assert "any" not in [
+        cell.strip() for cell in re.findall(r"^\| `[a-z_.]+` \| ([^|]*)", page, re.MULTILINE)
+    ]
+
+
+def test_every_field_of_every_event_has_a_meaning(hooks: ModuleType) -> None:
+    page = hooks.filled((DOCS / "record-format.md").read_text("utf-8"))
+    for name, kind in EVENT_TYPES.items():
+        section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        for item in fields(kind):
+            row = re.search(rf"^\| `{item.name}` \|.*\|$", section, re.MULTILINE)
+            assert row is not None, f"{name}.{item.name}"
+            assert row[0].split("|")[-2].strip(), f"{name}.{item.name} has no meaning"
+
+
+def test_no_meaning_is_left_over(hooks: ModuleType) -> None:
+    known = {name: {item.name for item in fields(kind)} for name, kind in EVENT_TYPES.items()}
+    known["any"] = set().union(*known.values())
+    for event, meanings in hooks.MEANINGS.items():
+        assert set(meanings) <= known[event], event
+
+
+def test_meanings_come_from_docstrings(hooks: ModuleType) -> None:
+    text = 'What it is.\n\nfirst, step_*_ns: both of them ("a": 1). other: see there.'
+    prose, meanings = hooks.explained(text, ["first", "step_p50_ns", "other", "there"])
+    assert prose == "What it is."
+    both = 'both of them ("a": 1).'
+    assert meanings == {"first": both, "step_p50_ns": both, "other": "see there."}
+
+
+def test_units_come_from_names(hooks: ModuleType) -> None:
+    names = ("wall_ns", "seconds_s", "free_bytes", "bandwidth_gb_s", "steps")
+    assert [hooks.unit(name) for name in names] == ["ns", "s", "bytes", "GB/s", ""]
+
+
+def test_every_cause_is_explained(hooks: ModuleType) -> None:
+    page = hooks.with_titles((DOCS / "diagnosis.md").read_text("utf-8"))
+    for cause, title in CAUSES.items():
+        section = page.split(f"\n### {cause}\n")[1].split("\n### ")[0]
+        assert f"*{title}*" in section
+        if cause not in ("too-short", "healthy"):
+            assert all(f"**{word}**" in section for word in ("Means", "Evidence", "Fix")), cause
+    with pytest.raises(ValueError, match="few-workers"):
+        hooks.with_titles("### healthy\n")
+
+
+def test_every_word_of_the_screens_is_in_the_glossary(hooks: ModuleType) -> None:
+    page = hooks.filled((DOCS / "glossary.md").read_text("utf-8"))
+    for _, pairs in hooks.groups():
+        assert pairs
+        for term, text in pairs:
+            assert f"| **{term.strip()}** | " in page and text.replace("|", "\\|") in page

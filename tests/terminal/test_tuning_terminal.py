@@ -1,0 +1,42 @@
+"""Tuning in a real terminal: its screen, stopping it, and what is left on the terminal afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .screen import START_S, Terminal
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
+    output = tmp_path / "found.toml"
+    arguments = (
+        "tune", "--workload", "ndd", "--set", "workload.samples=20000", "--set", "run.threads=1",
+        "--only", "workers", "--budget", "60", "-o", str(output),
+    )  # fmt: skip
+    with Terminal(*arguments, runs=tmp_path / "runs", columns=110, rows=40) as terminal:
+        terminal.until("◐ measuring", START_S)
+        assert "tuning the workload ndd" in terminal.text and "· skipped" in terminal.text
+        terminal.press("\x1b")
+        terminal.until("written to", 90)
+        terminal.press("q")
+        assert terminal.wait() == 1  # stopped before its end
+        assert terminal.echoes() and "workers" in terminal.words
+    assert "from the workload ndd" in output.read_text()
+
+
+def test_a_mistake_in_the_configuration_is_reported_before_the_screen(tmp_path: Path) -> None:
+    with Terminal("tune", "--set", "batch.mikro=4", runs=tmp_path / "runs", columns=100) as terminal:
+        assert terminal.wait() == 2
+        assert "did you mean micro?" in terminal.words and b"\x1b[?1049h" not in terminal.raw
+
+
+def test_an_unknown_setting_is_reported_without_a_screen_left_behind(tmp_path: Path) -> None:
+    with Terminal("tune", "--only", "wrokers", runs=tmp_path / "runs", columns=100) as terminal:
+        terminal.until("--only wrokers", START_S)
+        terminal.press("q")
+        assert terminal.wait() == 2
+        assert terminal.echoes() and "--only wrokers" in terminal.words

@@ -1,0 +1,107 @@
+"""The private names of Textual that the console uses exist in the installed version, and are what the console expects.
+
+`make test-textual` runs this with the lowest and the highest version of the range in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import textual.app
+import textual.constants
+import textual.timer
+from packaging.specifiers import SpecifierSet
+from textual._compositor import ChopsUpdate, Compositor, CompositorUpdate
+from textual.app import App
+from textual.geometry import Region
+from textual.message_pump import MessagePump
+from textual.screen import Screen
+from textual.widget import Widget
+
+ROOT = Path(__file__).parents[2]
+CONSOLE = ROOT / "tui" / "ndd_console"
+# Private names of Textual in the console's code; each has a test below.
+PRIVATE = {
+    "_compositor", "_dirty_regions", "_regions_to_spans", "_skip", "_capture_stdout", "_capture_stderr", "_filters",
+}  # fmt: skip
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def supported() -> SpecifierSet:
+    return SpecifierSet(re.findall(r'"textual([<>=0-9.,]+)"', (ROOT / "pyproject.toml").read_text())[0])
+
+
+def test_the_versions_that_are_tested_and_pinned_are_in_the_range() -> None:
+    tested = re.search(r"^TEXTUAL_RANGE \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    pinned = re.search(r"^textual==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert tested is not None and pinned is not None
+    low, high = tested[1].split()
+    assert all(one in supported() for one in (low, high, pinned[1], version("textual")))
+    assert f">={low.removesuffix('.0')}" in str(supported())
+
+
+def test_every_private_name_in_use_is_checked_here() -> None:
+    """A private attribute that the console reads or writes, and that no class of the console defines."""
+    sources = [path.read_text("utf-8") for path in CONSOLE.rglob("*.py")]
+    used = {
+        name for text in sources for name in re.findall(r"\b(?:app|timer|self|screen)\.(_[a-z]\w*)", text)
+    }
+    theirs = {
+        name for kind in (App, Screen, Compositor, Widget, textual.timer.Timer) for name in _names(kind)
+    }
+    own = {name for text in sources for name in re.findall(r"(?:def |self\.)(_[a-z]\w*)(?:\(| *[:=])", text)}
+    assert used & theirs - own <= PRIVATE
+    modules = {name for text in sources for name in re.findall(r"(?:from|import) (textual\._\w+)", text)}
+    assert modules <= {"textual._compositor"}
+
+
+def _names(kind: type) -> set[str]:
+    """Private names of a class: methods, and attributes that its source sets."""
+    return {name for name in dir(kind) if re.match(r"_[a-z]", name)} | set(
+        re.findall(r"self\.(_[a-z]\w*)\b", inspect.getsource(kind))
+    )
+
+
+def test_the_compositor() -> None:
+    assert issubclass(ChopsUpdate, CompositorUpdate)
+    assert parameters(Compositor.render_partial_update) == ["self"]
+    assert parameters(CompositorUpdate.render_segments) == ["self", "console"]
+    compositor = Compositor()
+    assert compositor._dirty_regions == set()
+    assert compositor.root is None
+    assert isinstance(inspect.getattr_static(Compositor, "visible_widgets"), property)
+    spans = Compositor._regions_to_spans([Region(2, 1, 3, 1), Region(0, 0, 4, 1)])
+    assert sorted(spans) == [(0, 0, 4), (1, 2, 5)]  # (row, first column, column after the last)
+
+
+async def test_a_screen_takes_another_compositor_and_an_app_another_output() -> None:
+    assert parameters(Widget.render_lines) == ["self", "crop"]
+    app = App[None](ansi_color=True)
+    assert hasattr(app, "_capture_stdout") and hasattr(app, "_capture_stderr")
+    assert isinstance(app._filters, list)
+    async with app.run_test():
+        assert isinstance(app.screen._compositor, Compositor)
+        app.screen._compositor = Compositor()
+
+
+async def test_a_timer_that_is_late_can_be_told_to_fire() -> None:
+    assert parameters(MessagePump.set_timer) == ["self", "delay", "callback", "name", "pause"]
+    fired = asyncio.Event()
+    async with App[None]().run_test() as pilot:
+        timer = pilot.app.set_timer(0.01, fired.set)
+        assert timer._skip is True
+        timer._skip = False
+        await asyncio.wait_for(fired.wait(), 10)
+
+
+def test_the_environment_variables_are_still_read() -> None:
+    source = inspect.getsource(textual.constants)
+    assert '"TEXTUAL_FPS"' in source and '"ESCDELAY"' in source

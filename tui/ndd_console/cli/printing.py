@@ -1,0 +1,71 @@
+"""Output that several commands share: tables, JSON, and progress lines on standard error."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from ndd_console.view.interval import interval_text
+from ndd_console.view.rows import cells
+from ndd_engine.text import printable
+from ndd_engine.trial.request import Progress
+
+# Seconds between two lines about a measurement while nothing else is new.
+EVERY_S = 10.0
+
+
+def say(line: str) -> None:
+    """One line to standard error, with control characters escaped."""
+    click.echo(printable(line), err=True)
+
+
+def print_json(body: Any) -> None:
+    """One JSON document on standard output. Raises ValueError for NaN and infinities."""
+    click.echo(json.dumps(body, indent=2, allow_nan=False))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines on standard output."""
+    for line in lines:
+        click.echo(line)
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
+    """Rows of equal length as lines with aligned columns, two spaces apart. right: indices of right-aligned columns."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = []
+        for index, (text, width) in enumerate(zip(row, widths, strict=True)):
+            blank = " " * (width - cells(text))
+            padded.append(blank + text if index in right else text + blank)
+        yield "  ".join(padded).rstrip()
+
+
+def measurement(progress: Progress) -> str:
+    """ "12/60 s   measuring   4 ABBA blocks   1.41x (1.33 to 1.50)"."""
+    parts = [f"{progress.elapsed_s:3.0f}/{progress.budget_s:.0f} s", printable(progress.stage)]
+    if progress.quads:
+        parts.append(f"{progress.quads} ABBA block{'' if progress.quads == 1 else 's'}")
+    if progress.ratio is not None:
+        parts.append(interval_text(progress.ratio, progress.low, progress.high))
+    return "   ".join(parts)
+
+
+class ProgressLines:
+    """Progress in lines: `news` prints at once, `update` only when nothing was printed for EVERY_S seconds."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._next_s = 0.0
+
+    def news(self, text: str) -> None:
+        self._next_s = self._clock() + EVERY_S
+        self._say(printable(text))
+
+    def update(self, text: str) -> None:
+        if self._clock() >= self._next_s:
+            self.news(text)

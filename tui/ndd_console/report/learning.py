@@ -1,0 +1,67 @@
+"""Loss, evaluations, learning rate and gradient norm over time."""
+
+from __future__ import annotations
+
+from ndd_console.view.learning import small
+from ndd_engine.record.events import MarkEvent
+from ndd_engine.text import MISSING, duration, number
+
+from .blocks import Block, Table, Text
+from .collect import Moment
+from .model import Report
+
+_ROWS = 40
+_METRICS = 6  # maximum number of metrics shown
+
+
+def learning(report: Report) -> list[Block]:
+    """Training and evaluation loss, the other metrics, and the table of evaluations."""
+    data = report.data
+    names = [name.removeprefix("metric ") for name in data.curves if name.startswith("metric ")][:_METRICS]
+    trained = report.line("loss", "training", "blue", band=True)
+    evaluated = report.line("metric loss", "evaluation", "vermillion", dots=True) if "loss" in names else None
+    note = f"Read back every {_every(report)} steps."
+    if trained and trained.bands:
+        note += " The band spans the lowest and highest value around each point."
+    out = report.plot("Loss", "plain", trained, evaluated, log_above=50, note=note)
+    out = out or [Text("No loss was recorded.", "note")]
+    for name in names:
+        if name != "loss":
+            dots = report.line(f"metric {name}", name, "vermillion", dots=True)
+            out += report.plot(f"Evaluation: {name}", "plain", dots, height=120)
+    if found := data.marked("evaluation"):
+        out.append(_evaluations(report, found, names))
+    for key, title in (("lr", "Learning rate"), ("grad_norm", "Gradient norm"), ("loss_scale", "Loss scale")):
+        points = data.curve(key).points
+        if len({(point.low, point.high) for point in points}) == 1:
+            out.append(Text(f"{title}: {small(points[0].mean)} throughout."))
+        else:
+            item = report.line(key, title.lower(), "green", band=True)
+            out += report.plot(title, "plain", item, height=120)
+    return out
+
+
+def _every(report: Report) -> str:
+    table = report.snapshot.run.config.get("log") if report.snapshot.run is not None else None
+    return number(table.get("every_steps")) if isinstance(table, dict) else "few"
+
+
+def _evaluations(report: Report, found: list[tuple[Moment, MarkEvent]], names: list[str]) -> Table:
+    best = report.snapshot.best
+    # Evenly spaced over the run, with the last and the best one.
+    kept = {round(index * (len(found) - 1) / (_ROWS - 1)) for index in range(_ROWS)}
+    rows = []
+    for index, (at, mark) in enumerate(found):
+        is_best = best is not None and at.step == best.step
+        if len(found) <= _ROWS or index in kept or is_best:
+            metrics = mark.data.get("metrics") or {}
+            figures = (_figure(metrics.get(name)) for name in names)
+            took = duration(mark.data.get("seconds"))
+            rows.append((number(at.step), duration(at.x), *figures, took, "best" if is_best else ""))
+    columns = ("step", "after", *names, "took", "")
+    note = "" if len(rows) == len(found) else f"{len(rows)} of {number(len(found))} evaluations."
+    return Table("Evaluations", columns, tuple(rows), frozenset(range(len(columns) - 1)), note)
+
+
+def _figure(value: object) -> str:
+    return small(value, 4) if isinstance(value, (int, float)) else MISSING

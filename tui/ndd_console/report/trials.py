@@ -1,0 +1,86 @@
+"""Measured gains: every trial with its confidence interval and its effect on memory and loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ndd_console.view.diagnosis import command_text
+from ndd_console.view.interval import VERDICTS, interval_text
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import MISSING, duration, number, size
+
+from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
+from .model import Report
+
+_ROWS = 40
+_EFFECT = {True: "yes", False: "NO", None: MISSING}
+_SHOWN = {"no gain": "no significant gain", "undecided": "inconclusive"}
+
+
+def trials(report: Report) -> list[Block]:
+    """The trials of this run as plot, table and text."""
+    kept = [trial for _, trial in report.data.trials]
+    found = kept[-_ROWS:]
+    if not found:
+        command = command_text(report.name, ["KEY=VALUE"])
+        return [Text("Nothing was measured against this run yet.", "note"), Facts.of((COMMAND, command))]
+    out: list[Block] = []
+    if intervals := tuple(row for trial in found if (row := _interval(trial)) is not None):
+        note = (
+            "Throughput of the candidate relative to the baseline, measured in ABBA blocks. Bars show the "
+            f"{found[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
+        )
+        out.append(Intervals("Candidate vs. baseline", intervals, note))
+    rows = tuple(
+        (
+            _change(trial), _verdict(trial), _speed(trial), _sides(trial, "peak_bytes", size), str(trial.loss),
+            _EFFECT.get(trial.in_effect, MISSING),
+        )
+        for trial in kept
+    )  # fmt: skip
+    columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
+    table = Table("Trials", columns, rows, wide=0).newest(_ROWS)
+    return [*out, table, Facts(tuple((_change(trial), _details(trial)) for trial in found))]
+
+
+def _details(trial: TrialEvent) -> str:
+    """The result and how it was measured."""
+    where = f" on {trial.device}" if trial.device else ""
+    parts = (
+        str(trial.text),
+        f"not in effect: {trial.not_in_effect}" if trial.not_in_effect else "",
+        f"vs. {trial.against}{where}: {number(trial.quads)} ABBA blocks in {duration(trial.seconds)}",
+        f"time to first step {_sides(trial, 'prepare_s', duration)}",
+        f"breaks even after {number(trial.break_even_steps)} steps" if trial.break_even_steps else "",
+        f"losses: {trial.loss_text}" if trial.loss_text else "",
+    )
+    return "; ".join(part.rstrip(".") for part in parts if part) + "."
+
+
+def _change(trial: TrialEvent) -> str:
+    return ", ".join(map(str, trial.sets)) or "no change"
+
+
+def _verdict(trial: TrialEvent) -> str:
+    return _SHOWN.get(str(trial.verdict), str(trial.verdict))
+
+
+def _interval(trial: TrialEvent) -> Interval | None:
+    """None if nothing was compared."""
+    ratio, low, high = trial.ratio, trial.low, trial.high
+    if ratio is None or low is None or high is None or not 0 < low <= ratio <= high < math.inf:
+        return None
+    tone = TONES.get(VERDICTS.get(str(trial.verdict), ""), "")
+    return Interval(_change(trial), ratio, low, high, _verdict(trial), tone)
+
+
+def _speed(trial: TrialEvent) -> str:
+    row = _interval(trial)
+    return MISSING if row is None else interval_text(row.ratio, row.low, row.high)
+
+
+def _sides(trial: TrialEvent, key: str, form: Callable[[float | None], str]) -> str:
+    """A figure of baseline and candidate: "1.5 GB → 2.1 GB"."""
+    before, after = (side.get(key) for side in (trial.base, trial.change))
+    return MISSING if before is None and after is None else f"{form(before)} → {form(after)}"
