@@ -29,7 +29,7 @@ from .common import (
     as_seconds,
     paired,
     say,
-    summarise,
+    statistics_cells,
     undisturbed,
 )
 from .engine import ONLY_STEPS
@@ -214,7 +214,7 @@ class Search:
         ready, after = before.subject.ready, best.subject.ready
         figures = (
             as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
-            *_spread(values),
+            *statistics_cells(values, as_ratio),
         )  # fmt: skip
         for index, (says, ratio) in enumerate(guide.claims):
             cells = Target(ratio, at_least=True).cells(statistics.median(values), lambda value: f"{value:g}x")
@@ -243,7 +243,7 @@ class Search:
         ready, after = before.subject.ready, best.subject.ready
         self.result.add(
             name, as_ms(ready.items / old * 1e3), as_ms(after.items / new * 1e3), as_count(old), as_count(new),
-            *_spread(values),
+            *statistics_cells(values, as_ratio),
         )  # fmt: skip
         self.result.note(f"{name}: {training[0] / old:.0%} of a step before, {training[1] / new:.0%} after")
 
@@ -290,12 +290,6 @@ def _kept_in(values: list[float], measured: Callable[[], float]) -> Callable[[],
         return values[-1]
 
     return block
-
-
-def _spread(values: list[float]) -> tuple[str, ...]:
-    found = summarise(values)
-    interval = "" if found.interval is None else " … ".join(map(as_ratio, found.interval))
-    return (str(found.n), as_ratio(found.low), as_ratio(found.median), as_ratio(found.high), interval)
 
 
 def _further(name: str, says: str, verdict: str) -> tuple[str, ...]:

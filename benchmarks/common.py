@@ -347,3 +347,7 @@ def as_percent(value: float) -> str:
 def say(text: str) -> None:
     """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def ignore(_stage: str | None) -> None:
+    """Reports no progress of a child process."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ndd_engine.config import read
-from ndd_engine.record.events import WindowEvent, parse
+from ndd_engine.record.events import Event, WindowEvent, parse
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.prepare import Prepared, prepare_run
 from ndd_engine.train.run import Run, RunRequest
@@ -51,6 +54,59 @@ class Engine:
         return read_windows(self.run.directory.events)
 
 
+def now(device: torch.device) -> float:
+    """perf_counter, after all work queued on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class StepTimer:
+    """Times a block of steps, and records losses on demand. calls: of `tick` and `note` per step."""
+
+    def __init__(self, device: torch.device, calls: int = 1) -> None:
+        self._device, self._per_step = device, calls
+        self._calls = 0
+        self._first = self._last = -1
+        self._begin: float | None = None
+        self._end: float | None = None
+        self._noted: list[torch.Tensor] | None = None
+
+    def expect(self, warm_up: int, steps: int, note: bool = False) -> int:
+        """Prepare for a block; returns its number of steps, including the one whose start ends the timed ones."""
+        self._calls = 0
+        self._first, self._last = warm_up * self._per_step, (warm_up + steps) * self._per_step
+        self._begin = self._end = None
+        self._noted = [] if note else None
+        return warm_up + steps + 1
+
+    def tick(self) -> None:
+        """Call this at the start of each (part of a) step."""
+        if self._calls == self._first:
+            self._begin = now(self._device)
+        elif self._calls == self._last:
+            self._end = now(self._device)
+        self._calls += 1
+
+    def note(self, loss: torch.Tensor | None) -> None:
+        """Record a loss, if losses are wanted."""
+        if self._noted is not None and loss is not None:
+            self._noted.append(loss.detach().clone())
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the timed steps. Raises RuntimeError if the loop ended before them."""
+        if self._begin is None or self._end is None:
+            raise RuntimeError(f"the block ended after {self._calls} forward passes, before its last step")
+        return self._end - self._begin
+
+    @property
+    def losses(self) -> list[float]:
+        """The recorded ones, averaged per step."""
+        noted, width = [float(loss) for loss in self._noted or ()], self._per_step
+        return [sum(noted[at : at + width]) / width for at in range(0, len(noted), width)]
+
+
 @contextmanager
 def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
     """A run of this workload on this thread; everything it writes is removed afterwards."""
@@ -68,6 +124,10 @@ def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
 
 def read_windows(events: Path) -> list[tuple[float, WindowEvent]]:
     """(unix seconds, window) pairs of a record; a window ends at about that time and lasts wall_ns."""
+    return [(t, event) for t, event in read_events(events) if isinstance(event, WindowEvent)]
+
+
+def read_events(events: Path) -> Iterator[tuple[float, Event]]:
+    """(unix seconds, event) pairs of a record."""
     with events.open("rb") as file:
-        items = [parse(line) for line in file if b'"type":"window"' in line[:40]]
-    return [(item[0], item[1]) for item in items if item is not None and isinstance(item[1], WindowEvent)]
+        yield from filter(None, map(parse, file))

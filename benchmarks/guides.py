@@ -55,8 +55,8 @@ class Guide:
 _NO_WORKERS: Settings = {
     "loader.workers": "0", "loader.persistent": None, "loader.prefetch": None, "loader.pin_memory": None,
 }  # fmt: skip
-_CACHE = Step("cache encoded items", {**_NO_WORKERS, "loader.cache": "true"}, SAME)
-_GATHER = Step("gather whole batches", {**_NO_WORKERS, "loader.fetch": "batch"}, SAME)
+_CACHE = Step("encoded-item cache", {**_NO_WORKERS, "loader.cache": "true"}, SAME)
+_GATHER = Step("whole-batch gather", {**_NO_WORKERS, "loader.fetch": "batch"}, SAME)
 _ON_DEVICE = Step("data on the device", {**_NO_WORKERS, "loader.placement": "device"}, SAME)
 _ON_GPU = replace(_ON_DEVICE, gpu=True)  # on the CPU it is the same as the previous step
 _FUSED = Step("fused optimizer", {"optimizer.implementation": "fused"}, ROUNDING)
@@ -132,7 +132,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             "summarise",
             ("workload.size=tiny", "workload.dropout=0.0", "batch.effective=8"),
             {**plain, "workload.decoder": "stepwise", "batch.micro": "1"},
-            (Step("project the vocabulary once (decoder hoisted)", {"workload.decoder": "hoisted"}, ROUNDING),
+            (Step("one vocabulary projection (decoder hoisted)", {"workload.decoder": "hoisted"}, ROUNDING),
              Step("micro-batch 4, same effective batch", {"batch.micro": "4"}, ROUNDING),
              _CACHE, _FUSED, _TF32, _BF16, replace(_COMPILE, gpu=True)),
             (("2.8-3.2x, conservative plan", 2.8), ("4-4.5x, aggressive plan", 4.0)),

@@ -18,9 +18,8 @@ steps (about a second) alternate in the order A B B A; the steps per second of n
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ from .common import (
     statistics_cells,
     undisturbed,
 )
-from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
+from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine, now
 
 TITLE = "loop: engine headless / bare loop (steps per second, neighbouring blocks)"
 TARGET = Target(0.99, at_least=True)
@@ -89,7 +88,7 @@ class BareLoop:
         loader: DataLoader[Any] = DataLoader(
             workload.train_data, batch_size=config.batch.micro, shuffle=True, drop_last=True
         )
-        self.batches = _endless(loader)
+        self.batches = chain.from_iterable(repeat(loader))
         self.done = 0
         self.last_loss = float("nan")
 
@@ -107,11 +106,6 @@ class BareLoop:
             self.done += 1
             if self.done % 10 == 0:
                 self.last_loss = loss.item()
-
-
-def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader
 
 
 def measure(options: Options) -> Table:
@@ -140,11 +134,9 @@ def _case(table: Table, name: str, subject: Engine, quick: bool) -> None:
     bare = BareLoop(config, device)
 
     def timed(train: Callable[[int], None], steps: int) -> float:
-        _wait_for(device)
-        begin = time.perf_counter()
+        begin = now(device)
         train(steps)
-        _wait_for(device)
-        return steps / (time.perf_counter() - begin)
+        return steps / (now(device) - begin)
 
     subject.prepared.sampler.stop()
     block_s, pairs, limit_s = (0.4, 4, 4.0) if quick else (1.0, 28, 80.0)
@@ -193,9 +185,3 @@ def keep_memory() -> bool:
     return mallopt is not None and bool(
         mallopt(trim_threshold, 1 << 30) and mallopt(mmap_threshold, 32 << 20)
     )
-
-
-def _wait_for(device: torch.device) -> None:
-    # Between blocks only: a block ends when its work is done, not when it is queued.
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -20,7 +20,7 @@ from ndd_engine.predict.probing import Prober
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 
-from .common import Options, Table, say
+from .common import Options, Table, quantile, say
 
 CPU = torch.device("cpu")
 TIMES = (4, 8, 16, 24)
@@ -89,8 +89,8 @@ def _targets(cases: list[Case]) -> Table:
     errors = sorted(abs(case.in_use) for case in cases)
     silent = sum(case.in_use < -BELOW and case.aligned for case in cases)
     for name, value, limit, shown in (
-        ("median error of memory in use", _at(errors, 0.5), 0.005, _percent),
-        ("p95 of that error", _at(errors, 0.95), 0.02, _percent),
+        ("median error of memory in use", quantile(errors, 0.5), 0.005, _percent),
+        ("p95 of that error", quantile(errors, 0.95), 0.02, _percent),
         (
             "more than 2 % too low, without a warning",
             float(silent),
@@ -110,8 +110,8 @@ def _row(table: Table, workload: str, amp: str, cases: list[Case]) -> None:
         signed = sorted(getattr(case, name) for case in cases)
         size = sorted(map(abs, signed))
         cells += [
-            _percent(_at(size, 0.5)),
-            _percent(_at(size, 0.95)),
+            _percent(quantile(size, 0.5)),
+            _percent(quantile(size, 0.95)),
             _signed(signed[0]),
             _signed(signed[-1]),
         ]
@@ -148,10 +148,6 @@ def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: tuple
             in_use = predicted.peak(HOST_GRANULE) / real.peak(HOST_GRANULE) - 1
             reserved = predicted.on_gpu(Rules()).peak_reserved / real.on_gpu(Rules()).peak_reserved - 1
             yield Case(workload, amp, micro, in_use, reserved, family.aligned)
-
-
-def _at(ordered: list[float], part: float) -> float:
-    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
 
 
 def _percent(value: float) -> str:

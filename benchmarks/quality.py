@@ -17,10 +17,11 @@ from pathlib import Path
 
 from ndd_engine.config import read
 from ndd_engine.errors import NddError
-from ndd_engine.record.events import MarkEvent, parse
+from ndd_engine.record.events import MarkEvent
 from ndd_engine.train.run import Run, RunRequest
 
 from .common import Options, Table, say
+from .engine import read_events
 
 TITLE = "quality: metric in mixed precision - metric in fp32, vs. the spread over seeds"
 COLUMNS = (
@@ -160,9 +161,8 @@ def metrics_at_end(workload: str, sets: Sequence[str]) -> Metrics:
             gc.unfreeze()
         if end.status != "done":
             raise NddError(end.reason)
-        for line in reversed(run.directory.events.read_bytes().splitlines()):
-            item = parse(line)
-            event = item[1] if item is not None else None
-            if isinstance(event, MarkEvent) and event.kind == "evaluation":
-                return dict(event.data["metrics"])
-    raise NddError("the run ended without an evaluation")
+        marks = [event for _, event in read_events(run.directory.events) if isinstance(event, MarkEvent)]
+    done = [event for event in marks if event.kind == "evaluation"]
+    if not done:
+        raise NddError("the run ended without an evaluation")
+    return dict(done[-1].data["metrics"])

@@ -8,10 +8,9 @@ excludes one-time work of a loop (setup, first batch, teardown) and includes all
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +22,7 @@ from ndd_engine.train.data.loader import EpochBatches, to_device
 from ndd_engine.train.step.optim import make_optimizer
 from ndd_engine.workloads.base import Workload
 
-from .engine import Engine
+from .engine import Engine, StepTimer
 
 # Untimed steps at the start of every block: the first batch of an iteration, and other one-time work.
 WARM_UP = 2
@@ -31,64 +30,23 @@ WARM_UP = 2
 READ_EVERY = 10
 
 
-class Witness:
-    """Wraps `forward` and `loss`; records when steps start, and losses on demand.
-
-    accumulation: calls of forward per step.
-    """
+class Witness(StepTimer):
+    """Wraps `forward` and `loss` of a workload. accumulation: calls of forward per step."""
 
     def __init__(self, workload: Workload, accumulation: int, device: torch.device) -> None:
+        super().__init__(device, accumulation)
         self._forward, self._loss = workload.forward, workload.loss
-        self._accumulation = accumulation
-        self._device = device
-        self._calls = 0
-        self._first = self._last = -1
-        self._begin: float | None = None
-        self._end: float | None = None
-        self._noted: list[Tensor] | None = None
-
-    def expect(self, warm_up: int, steps: int, note: bool = False) -> int:
-        """Prepare for a block; returns its number of steps, including the one whose start ends the timed ones."""
-        self._calls = 0
-        self._first, self._last = warm_up * self._accumulation, (warm_up + steps) * self._accumulation
-        self._begin = self._end = None
-        self._noted = [] if note else None
-        return warm_up + steps + 1
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
         """Call the workload's function."""
-        if self._calls == self._first:
-            self._begin = self._now()
-        elif self._calls == self._last:
-            self._end = self._now()
-        self._calls += 1
+        self.tick()
         return self._forward(model, batch)
 
     def loss(self, output: Any, batch: Any) -> Tensor:
         """Call the workload's function."""
         loss = self._loss(output, batch)
-        if self._noted is not None:
-            self._noted.append(loss.detach())
+        self.note(loss)
         return loss
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the timed steps. Raises RuntimeError if the loop ended before them."""
-        if self._begin is None or self._end is None:
-            raise RuntimeError(f"the block ended after {self._calls} forward passes, before its last step")
-        return self._end - self._begin
-
-    @property
-    def losses(self) -> list[float]:
-        """The recorded ones, averaged per step."""
-        noted = [float(loss) for loss in self._noted or ()]
-        width = self._accumulation
-        return [sum(noted[at : at + width]) / width for at in range(0, len(noted), width)]
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # twice per block, so that work is done rather than queued
-        return time.perf_counter()
 
 
 class Side(Protocol):
@@ -200,7 +158,7 @@ class Bare(Rival):
         if config.precision.amp == "bf16":
             autocast = torch.autocast(device.type, dtype=torch.bfloat16)
         self.order.set(epoch)
-        batches = _endless(self.loader)
+        batches = chain.from_iterable(repeat(self.loader))
         for step in range(1, steps + 1):
             for _ in range(accumulation):
                 batch = next(batches)
@@ -218,8 +176,3 @@ class Bare(Rival):
             optimizer.zero_grad()
             if step % READ_EVERY == 0:
                 self.last_loss = loss.item()
-
-
-def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
-    while True:
-        yield from loader

@@ -24,7 +24,18 @@ from ndd_engine.config import Config
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.registry import prepare
 
-from .common import Options, Table, Target, as_ms, as_ratio, paired, say, summarise, undisturbed
+from .common import (
+    Options,
+    Table,
+    Target,
+    as_ms,
+    as_ratio,
+    paired,
+    say,
+    statistics_cells,
+    summarise,
+    undisturbed,
+)
 from .engine import ONLY_STEPS, engine
 from .loop import keep_memory
 from .parity import parity
@@ -219,12 +230,9 @@ def _row(
 ) -> None:
     blocks.warm_up(rival, steps)
     values, note, step_s = blocks.ratios(rival, side, steps)
-    found = summarise(values)
-    interval = "" if found.interval is None else " … ".join(map(as_ratio, found.interval))
     table.add(
         name, rival.name, as_ms(step_s[side.name] * 1e3), as_ms(step_s[rival.name] * 1e3), str(steps),
-        str(found.n), as_ratio(found.low), as_ratio(found.median), as_ratio(found.high), interval,
-        *target.cells(found.median, as_ratio), same,
+        *statistics_cells(values, as_ratio, target), same,
     )  # fmt: skip
     if note:
         table.note(f"{name}, vs. {rival.name}: {note}")

@@ -22,8 +22,7 @@ from ndd_engine.wizard.session import ProposalSet, to_verify
 from ndd_engine.wizard.space import Model
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of
 
-from .common import Options, Table, as_percent, as_seconds, quantile, say
-from .subject import ignore
+from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
 from .wizard import answers_of, silent
 
 ROUNDS = 5

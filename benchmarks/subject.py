@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.child import ChildError, ChildProcess, ChildServer, Json, Pipe
+from ndd_engine.record.events import MarkEvent, SettingEvent
+
+from .common import ignore
+from .engine import Engine, StepTimer, engine, read_events
 
 READY_S = 300.0  # preparing, with a compiler on few cores
 BLOCK_S = 120.0
@@ -64,10 +68,6 @@ class Subject(ChildProcess):
         return float(self.ask({"do": "fetch", "count": batches}, BLOCK_S, ignore)["seconds"])
 
 
-def ignore(_stage: str | None) -> None:
-    """A tick that reports nothing."""
-
-
 def compiler_cache(folder: str) -> None:
     """Store compiled code of this process's runs here, so that they start with a cold cache."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
@@ -93,7 +93,6 @@ class _Run(ChildServer):
         """Prepare the run and train its first steps (2 or more). Answers the fields of Ready."""
         import torch
 
-        from .engine import engine
         from .loop import keep_memory
 
         keep_memory()
@@ -108,7 +107,7 @@ class _Run(ChildServer):
         self.warm_up = 1 + loader.workers * (loader.prefetch or 2)
         count = command["losses"]
         subject.train(self.steps.expect(1, count - 1, note=True))
-        losses, step_s = self.steps.losses[:count], self.steps.seconds / (count - 1)
+        losses, step_s = tuple(self.steps.losses[:count]), self.steps.seconds / (count - 1)
         compile_s, missing = _settings(subject)
         return asdict(
             Ready(loop.config.batch.items, losses, step_s, compile_s, missing, torch.get_num_threads())
@@ -142,61 +141,26 @@ class _Run(ChildServer):
             self.sampler.stop()
 
 
-class Steps:
-    """Replaces Stepper.step: times a block of steps, and records losses on demand."""
+class Steps(StepTimer):
+    """Replaces Stepper.step."""
 
     def __init__(self, stepper: Any) -> None:
-        self._step, self._device = stepper.step, stepper.device
-        self._calls = 0
-        self._first = self._last = -1
-        self._begin = self._end = 0.0
-        self._noted: list[Any] | None = None
-
-    def expect(self, warm_up: int, steps: int, note: bool = False) -> int:
-        """Prepare for a block; returns its number of steps, including the one whose start ends the timed ones."""
-        self._calls, self._first, self._last = 0, warm_up, warm_up + steps
-        self._noted = [] if note else None
-        return warm_up + steps + 1
+        super().__init__(stepper.device)
+        self._step = stepper.step
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._calls == self._first:
-            self._begin = self._now()
-        elif self._calls == self._last:
-            self._end = self._now()
-        self._calls += 1
+        self.tick()
         loss = self._step(*arguments)
-        if self._noted is not None and loss is not None:
-            self._noted.append(loss.clone())
+        self.note(loss)
         return loss
 
-    @property
-    def seconds(self) -> float:
-        """Of the timed steps."""
-        return self._end - self._begin
 
-    @property
-    def losses(self) -> tuple[float, ...]:
-        """The recorded ones."""
-        return tuple(map(float, self._noted or ()))
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
-
-
-def _settings(subject: Any) -> tuple[float | None, tuple[str, ...]]:
+def _settings(subject: Engine) -> tuple[float | None, tuple[str, ...]]:
     """(seconds of the compiler, settings not in effect), from the run's own record."""
-    from ndd_engine.record.events import MarkEvent, SettingEvent, parse
-
     subject.run.recorder.flush()
     newest: dict[str, SettingEvent] = {}
     compile_s = None
-    for line in subject.run.directory.events.read_bytes().splitlines():
-        item = parse(line)
-        event = item[1] if item is not None else None
+    for _, event in read_events(subject.run.directory.events):
         if isinstance(event, SettingEvent):
             newest[event.name] = event
         elif isinstance(event, MarkEvent) and event.kind == "compile":

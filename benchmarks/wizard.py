@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
@@ -20,8 +21,7 @@ from ndd_engine.wizard.proposals import Proposal
 from ndd_engine.wizard.session import ProposalSet, best_measured, propose, to_verify
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of, verify
 
-from .common import Options, Table, as_percent, as_seconds, say
-from .subject import ignore
+from .common import Options, Table, as_percent, as_seconds, ignore, quantile, say
 
 GRID = 20
 GRID_S = 120.0
@@ -70,18 +70,17 @@ def measure(options: Options) -> list[Table]:
             *_errors(outcome.memory_errors), outcome.chosen, str(outcome.grid),
             _interval(outcome.over_best),
         )  # fmt: skip
-    steps = sorted(abs(error) for outcome in outcomes for error in outcome.step_errors)
+    steps = [abs(error) for outcome in outcomes for error in outcome.step_errors]
     if steps:
-        middle, ninety = steps[len(steps) // 2], steps[min(int(0.9 * len(steps)), len(steps) - 1)]
         table.note(
-            f"steps of {len(steps)} verified proposals: median error {as_percent(middle)} (target 5 %), p90 "
-            f"{as_percent(ninety)} (target 15 %)"
+            f"steps of {len(steps)} verified proposals: median error {as_percent(median(steps))} (target 5 %), p90 "
+            f"{as_percent(quantile(steps, 0.9))} (target 15 %)"
         )
-    spreads = sorted(spread for outcome in outcomes for spread in outcome.spreads)
+    spreads = [spread for outcome in outcomes for spread in outcome.spreads]
     if spreads:
         table.note(
-            f"rounds of the same proposal: median difference {as_percent(spreads[len(spreads) // 2])}, maximum "
-            f"{as_percent(spreads[-1])} (noise of this machine)"
+            f"rounds of the same proposal: median difference {as_percent(median(spreads))}, maximum "
+            f"{as_percent(max(spreads))} (noise of this machine)"
         )
     table.note(
         "first proposals: after loading the workload (target 10 s); with verification: total (target 2 min)"
@@ -179,8 +178,7 @@ def _paired(answers: Answers, other: Proposal, mine: Proposal) -> Estimate | Non
 def _errors(errors: Sequence[float]) -> tuple[str, str]:
     if not errors:
         return "none", ""
-    ordered = sorted(errors, key=abs)
-    return as_percent(abs(ordered[len(ordered) // 2])), f"{ordered[-1]:+.1%}"
+    return as_percent(median(map(abs, errors))), f"{max(errors, key=abs):+.1%}"
 
 
 def _interval(found: Estimate | None) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import ndd_profiles
+from ndd_console.view.glossary import GLOSSARY
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import OWN, SECTIONS, Section
 from ndd_engine.diagnose import CAUSES
@@ -270,12 +271,6 @@ def glossary() -> str:
 
 def groups() -> Sequence[tuple[str, Sequence[tuple[str, str]]]]:
     """(title, [(term, definition), …]) of the words that the screens explain."""
-    try:
-        from ndd_console.view.glossary import GLOSSARY
-    except ModuleNotFoundError:
-        from ndd_console.view.pager import HELP_WORDS
-
-        return (("", HELP_WORDS),)
     return tuple((title.capitalize(), pairs) for title, pairs in GLOSSARY)
 
 

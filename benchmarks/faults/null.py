@@ -13,7 +13,7 @@ from benchmarks.common import Table, say
 
 from .cases import PLAIN
 from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
-from .suite import TaskError, append, task
+from .suite import TaskError, append, read_lines, task
 
 BUDGET_S = 16.0
 # The interval of progress lines in headless runs; trials print none.
@@ -44,7 +44,7 @@ def run(folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S) -> l
     record = folder / "null.jsonl"
     if not resume:
         record.unlink(missing_ok=True)
-    done = {null.number: null for null in _kept(record)}
+    done = {null.number: null for null in read_lines(record, lambda line: Null(**json.loads(line)))}
     for number in range(count):
         if number in done:
             continue
@@ -118,13 +118,3 @@ def binomial_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple
     lower = 0.0 if hits == 0 else where(hits - 1, 1 - tail)
     upper = 1.0 if hits == trials else where(hits, tail)
     return lower, upper
-
-
-def _kept(record: Path) -> list[Null]:
-    found = []
-    for line in record.read_text("utf-8").splitlines() if record.exists() else ():
-        try:
-            found.append(Null(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue  # torn
-    return found

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.common import say
 
@@ -21,6 +22,7 @@ from .outcome import Measured, Outcome, same_change
 from .plants import neighbours, write_module
 
 Json = dict[str, Any]
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 # Seconds of a trial of the proposed fix, and the share of that for a trial of the cure if that is a different change.
 FIX_S = 24.0
@@ -49,7 +51,9 @@ class Suite:
 
     def kept(self) -> list[Outcome]:
         """The newest outcome of each completed case; a torn last line is ignored."""
-        return list({outcome.case: outcome for outcome in _read(self.record)}.values())
+        return list(
+            {outcome.case: outcome for outcome in read_lines(self.record, Outcome.from_json)}.values()
+        )
 
     def run(self, cases: Sequence[Case], resume: bool) -> list[Outcome]:
         """Run all cases; with `resume` only those without an outcome. Returns the outcomes of `cases`."""
@@ -203,23 +207,18 @@ def append(path: Path, line: str) -> None:
         file.write(("\n" if torn else "") + line + "\n")
 
 
-def _read(record: Path) -> list[Outcome]:
-    if not record.exists():
-        return []
+def read_lines(record: Path, make: Callable[[str], T]) -> list[T]:
+    """What `make` returns for each line of a record; torn lines are ignored."""
     found = []
-    for line in record.read_text("utf-8").splitlines():
-        try:
-            found.append(Outcome.from_json(line))
-        except (ValueError, TypeError, KeyError):
-            continue
+    for line in record.read_text("utf-8").splitlines() if record.exists() else ():
+        with suppress(ValueError, TypeError, KeyError):
+            found.append(make(line))
     return found
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

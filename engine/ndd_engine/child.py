@@ -242,10 +242,12 @@ class ChildServer:
     """The process itself: answers commands one at a time, and exits once the pipe closes.
 
     commands: by their "do", what answers them; None sends no answer. keeps_serving: whether it stays after an error.
+    one_line: whether to shorten the message of an NddError to its first line.
     """
 
     commands: Mapping[str, Callable[[Json], Json | None]]
     keeps_serving = True
+    one_line = False
 
     def __init__(self, pipe: Pipe, folder: Path) -> None:
         self.pipe, self.folder = pipe, folder
@@ -268,12 +270,22 @@ class ChildServer:
                 answer = self.commands[command["do"]](command)
             except BaseException as error:  # noqa: BLE001  reports every failure, sys.exit in a dataset included
                 traceback.print_exc()
-                answer = _error(error)
+                answer = self._error(error)
             with contextlib.suppress(OSError):
                 if answer is not None:
                     self.pipe.send(answer)
             if answer is not None and "error" in answer and not self.keeps_serving:
                 return
+
+    def _error(self, error: BaseException) -> Json:
+        if isinstance(error, ChildError):
+            return {"error": str(error), "kind": error.kind, "status": error.status}
+        from ndd_engine.train.failures import told
+
+        kind, text = told(error)
+        if not isinstance(error, NddError):
+            return {"error": text, "kind": kind}
+        return {"error": text if self.one_line else str(error), "kind": kind, "status": error.exit_status}
 
     def leave(self) -> NoReturn:
         """Remove what the process wrote and exit at once; if the parent was killed, nobody else would."""
@@ -284,17 +296,6 @@ class ChildServer:
 
     def clean_up(self) -> None:
         """Called before the folder is removed."""
-
-
-def _error(error: BaseException) -> Json:
-    if isinstance(error, ChildError):
-        return {"error": str(error), "kind": error.kind, "status": error.status}
-    from ndd_engine.train.failures import told
-
-    kind, text = told(error)
-    if isinstance(error, NddError):
-        return {"error": str(error), "kind": kind, "status": error.exit_status}
-    return {"error": text, "kind": kind}
 
 
 def _write(target: int, data: bytes) -> None:

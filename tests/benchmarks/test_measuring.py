@@ -145,7 +145,7 @@ def test_the_bare_loop_and_the_engine_do_the_same_work() -> None:
 
 def test_a_witness_times_the_steps_it_was_told_to_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("benchmarks.rival_loops.time.perf_counter", lambda: now)
+    monkeypatch.setattr("benchmarks.engine.time.perf_counter", lambda: now)
 
     class Work:
         def forward(self, _model: object, batch: float) -> float:

@@ -1,4 +1,4 @@
-"""`ndd-console report` on real runs: what it prints, what it writes, and what it refuses."""
+"""`ndd-console report` on real runs: output, files and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_page_is_written_into_the_runs_folder_and_its_path_is_printed(folder
         assert part in page
     assert "all 300 steps are done" in page and page.count("<svg") >= 6
     assert "bits_per_char" in page and "backward" in page
-    # Whole or not at all: nothing else is left.
+    # Written atomically: no temporary file is left.
     assert [entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")] == []
 
 
@@ -46,7 +46,7 @@ def test_a_run_is_found_by_its_path_from_anywhere(folder: Path, tmp_path: Path) 
     done = run("report", str(folder / "runs" / "one"), "-o", str(out), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(out) and out.stat().st_size > 10_000
-    # A page is there for others to read, as any file that this user writes.
+    # The page has the permissions of any file that this user writes.
     assert out.stat().st_mode & 0o777 == 0o666 & ~current_umask()
 
 
@@ -70,7 +70,7 @@ def test_json_is_one_document(folder: Path) -> None:
     body = json.loads(done.stdout)
     assert body["status"] == "done" and body["step"] == 300
     assert body["findings"] and body["findings"][0]["title"]
-    # Steps close: what the phases took is what was measured.
+    # Phases add up to the measured time.
     tops = sum(seconds for name, seconds in body["phases_s"].items() if "/" not in name)
     assert tops == pytest.approx(body["measured_s"], rel=1e-6)
     assert [item["step"] for item in body["evaluations"]] == [100, 200, 300]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -90,28 +89,11 @@ def test_the_example_learns_with_loader_workers(tmp_path: Path) -> None:
     assert result["data"]["metrics"]["accuracy"] > 0.5  # by chance it would be a third
 
 
-def test_the_readme_example_trains(tmp_path: Path) -> None:
-    section = README.read_text("utf-8").split("## Your own model")[1].split("\n## ")[0]
-    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    command = re.search(r"^    ndd-console (train .*my_workload:factory.*)$", section, re.MULTILINE)
-    assert block and command
-    assert len(block[1].splitlines()) < 20
-    write(tmp_path, block[1])
-    done = run(*shlex.split(command[1]), "--json", *QUICK, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = events(done.stdout)
-    curve = losses(found)
-    assert curve[max(curve)] < 0.2 * curve[1]
-    identity = next(event for event in found if event["type"] == "run")
-    assert identity["parameters"] == 8 * 128 + 128 + 128 + 1
-    assert any("are kept for evaluation" in event.get("text", "") for event in found)
-
-
 def test_nothing_is_overwritten_unless_asked_to(tmp_path: Path) -> None:
     write(tmp_path)
     kept = run("scaffold", folder=tmp_path)
     assert (
-        kept.returncode == 2 and "my_workload.py exists already" in kept.stderr and "--force" in kept.stderr
+        kept.returncode == 2 and "my_workload.py already exists" in kept.stderr and "--force" in kept.stderr
     )
     assert kept.stdout == "" and (tmp_path / "my_workload.py").read_text() == SMALL
     assert run("scaffold", "--force", folder=tmp_path).returncode == 0
@@ -138,8 +120,8 @@ def test_the_example_in_a_folder(tmp_path: Path) -> None:
     [
         ("my-model.py", "letters, digits and _"),
         ("class.py", "letters, digits and _"),
-        ("model", "ends in .py: model.py"),
-        ("random.py", "a module of Python itself"),
+        ("model", "must end in .py: model.py"),
+        ("random.py", "a standard library module"),
         ("nowhere/net.py", "No such file or directory"),
         (".", "is a folder"),
         ("\x1b[2J.py", "\\x1b"),
@@ -213,8 +195,8 @@ def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None
     )
     done = run("train", "project/run.toml", *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Option unknown was not used by the factory" in done.stderr
-    assert "my_workload:factory is project/my_workload.py:" in done.stderr
+    assert "Option unknown is not used by the factory" in done.stderr
+    assert "my_workload:factory is defined at project/my_workload.py:" in done.stderr
 
 
 def test_an_error_in_the_factory_is_one_line_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
@@ -253,10 +235,7 @@ def test_a_loss_that_is_no_scalar_ends_the_run_with_its_place(tmp_path: Path) ->
     )
     done = run("train", "--max-steps", "3", *OWN, folder=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert (
-        "loss must give a scalar, and gave a tensor of shape (32, 4): take its mean()"
-        in done.stdout + done.stderr
-    )
+    assert "loss returned a tensor of shape (32, 4): take its mean()" in done.stdout + done.stderr
 
 
 def test_a_model_that_fails_is_one_line_with_its_place(tmp_path: Path) -> None:

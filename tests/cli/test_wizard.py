@@ -96,6 +96,7 @@ def test_mistakes_are_reported_before_probing(tmp_path: Path, arguments: list[st
         (["--shortest", "9999"], "--min-sequence"),
         (["--leave", "inf"], "--reserve-memory"),
         (["--goal", "beside", "--size", "huge"], "--goal low-memory"),
+        (["--goal=beside", "--size", "huge"], "--goal low-memory"),
     ],
 )
 def test_old_names_of_options_work_and_warn(tmp_path: Path, old: list[str], new: str) -> None:

@@ -1,4 +1,4 @@
-"""The page of a run: every part of it, as HTML that needs nothing else, and as text."""
+"""The report of a run, section by section, as self-contained HTML and as text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALLOWED = {
 
 
 class Checker(HTMLParser):
-    """What a browser would see: tags in balance, links, and what runs or is fetched."""
+    """Parses a page like a browser: balanced tags, links, and anything that runs or is loaded."""
 
     def __init__(self, document: str) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Checker(HTMLParser):
 
 
 def check(document: str) -> Checker:
-    """A page that is whole by itself, with plots that say what they show."""
+    """Check that a page is self-contained and that its plots have descriptions."""
     seen = Checker(document)
     assert seen.outside == [] and seen.tags <= ALLOWED, seen.tags - ALLOWED
     assert len(seen.ids) == len(set(seen.ids))
@@ -110,7 +110,7 @@ def control_characters(shown: str) -> set[str]:
 
 
 @pytest.mark.parametrize("cuda", [True, False])
-def test_a_whole_life_has_every_part_in_both_forms(tmp_path: Path, cuda: bool) -> None:
+def test_html_and_text_have_every_section(tmp_path: Path, cuda: bool) -> None:
     run = write(tmp_path, whole_life(cuda))
     report, document, plain = pages(run)
     seen = check(document)
@@ -118,19 +118,19 @@ def test_a_whole_life_has_every_part_in_both_forms(tmp_path: Path, cuda: bool) -
     for shown in (document, plain):
         for part in PARTS:
             assert part in shown
-        # The verdict is that of the rules over the newest snapshot, its evidence and ceiling with it.
+        # The verdict is the first finding of the rules for the newest snapshot, with its evidence.
         finding = diagnose(report.snapshot)[0]
         assert finding.title in shown and finding.evidence[0].text in shown
-        # What it is and how it ended.
+        # The run and how it ended.
         assert (
             "6 layers, width 384" in shown and "torch 2.6.0" in shown and "all 4320 steps are done" in shown
         )
         assert "run.seed" in shown and "1337" in shown
-        # What was measured: each with its unit.
+        # Measurements with their units.
         assert "waiting for data" in shown and "data_wait" in shown and "p95" in shown
         assert "windows/s" in shown and "TFLOP" in shown and "GB" in shown
         assert ("lower bound" if cuda else "host clock") in shown
-        # Trials: the change, the ratio with its interval, memory and losses.
+        # Trials: the change, the speedup with its interval, memory and losses.
         assert "loader.workers=4" in shown and "2.11x (2.02 to 2.20)" in shown
         assert (
             "6.0 GB → 7.0 GB" in shown
@@ -186,7 +186,7 @@ NASTY = (
 
 
 def nasty_life() -> list[Timed]:
-    """Every text that a record can hold is an attack."""
+    """A record in which every text is an attack."""
     t = T0
     finding = {"cause": NASTY, "title": NASTY}
     out: list[Timed] = [
@@ -222,13 +222,13 @@ def nasty_life() -> list[Timed]:
     return out
 
 
-def test_nothing_foreign_becomes_markup_or_steers_a_terminal(tmp_path: Path) -> None:
+def test_foreign_text_becomes_neither_markup_nor_terminal_control(tmp_path: Path) -> None:
     name = "<script>alert(3)<"
     report, document, plain = pages(write(tmp_path, nasty_life(), name))
     seen = check(document)
     assert "img" not in seen.tags
     assert control_characters(document) == set() and control_characters(plain) == set()
-    # It is shown, letter by letter.
+    # It is shown literally.
     words = "".join(seen.words)
     assert name in words and "onerror=alert(2)" in words and r"\x1b[31m" in words
     assert report.data.skipped == 0
@@ -236,7 +236,7 @@ def test_nothing_foreign_becomes_markup_or_steers_a_terminal(tmp_path: Path) -> 
 
 
 def hole(folder: Path) -> RunDir:
-    """A record of which a third is gone, with torn and foreign lines in it."""
+    """A record with a third missing and with torn and unknown lines."""
     events = whole_life(cuda=False)
     times = [t for t, _ in events]
     begin, end = T0 + 40, T0 + 80
@@ -254,7 +254,7 @@ def hole(folder: Path) -> RunDir:
     return run
 
 
-def test_a_hole_in_the_record_is_a_hole_in_the_plots(tmp_path: Path) -> None:
+def test_a_gap_in_the_record_is_a_gap_in_the_plots(tmp_path: Path) -> None:
     report, document, plain = pages(hole(tmp_path))
     check(document)
     assert report.data.skipped == 4 and "4 damaged or unknown lines" in plain
@@ -317,7 +317,7 @@ def test_a_live_run_is_live_and_one_that_died_is_lost(tmp_path: Path) -> None:
     assert "Lost at step 4,320" in plain and "kill -9" in " ".join(plain.split())
 
 
-def test_what_no_recorder_writes_costs_its_own_part_only(tmp_path: Path) -> None:
+def test_a_malformed_event_costs_only_its_own_section(tmp_path: Path) -> None:
     strange: dict[str, Any] = {"parameters": "many", "config": [], "steps_per_epoch": 276}
     events: list[Timed] = [(T0, run_event(**strange)), (T0 + 2, window(18)), (T0 + 4, window(36))]
     _, document, plain = pages(write(tmp_path, events))
@@ -344,11 +344,11 @@ def test_a_long_run_is_a_page_of_the_same_size(tmp_path: Path) -> None:
         assert points.count(",") <= 1200  # a band has an upper and a lower edge
     assert all(points.count(",") <= 600 for points in re.findall(r'<polyline[^>]*points="([^"]*)"', document))
     assert len(plain.splitlines()) < 1000
-    assert "40 of" in plain  # evaluations: evenly thinned, and said so
+    assert "40 of" in plain  # evaluations are thinned out, with a note
 
 
-def test_html_alone_is_not_longer_than_what_it_says(tmp_path: Path) -> None:
-    """A text of endless length is cut, in a table and on a plot."""
+def test_very_long_texts_are_cut(tmp_path: Path) -> None:
+    """In tables and on plots."""
     events = [*whole_life()[:40], (T0 + 100, MarkEvent("warning", 9, "w" * 3_000_000))]
     report = load(write(tmp_path, events))
     assert len(html.render(page(report))) < 1_000_000

@@ -1,4 +1,4 @@
-"""A run of any length in a fixed number of points: nothing is lost on the way but detail."""
+"""Timelines and curves keep sums, means and extremes of a run of any length; axes suit their values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_timeline_keeps_the_sums(windows: list[tuple[int, float]]) -> None:
     assert all(item.wall_ns <= width * 1e9 * 1.001 for item in columns.values())
 
 
-def test_the_clock_never_falls_and_leaves_out_what_lies_between_processes() -> None:
+def test_the_clock_never_decreases_and_skips_the_time_between_processes() -> None:
     clock = RunClock()
     assert [clock.at(t) for t in (1000.0, 1010.0, 1005.0)] == [0.0, 10.0, 10.0]
     clock.resume(90_000.0)
@@ -79,7 +79,7 @@ def test_a_time_axis_has_a_few_marks_in_one_unit(length: float) -> None:
 def test_a_value_axis_holds_its_values(a: float, b: float, kind: str, log: bool) -> None:
     low, high = sorted((a, b))
     if 0 < high - low < 1e-9 * max(abs(low), abs(high)):
-        return  # closer than any plot has
+        return  # closer than in any plot
     axis = value_axis(low, high, kind, "", log)  # type: ignore[arg-type]
     slack = 1e-6 * max(abs(low), abs(high), 1e-300)
     assert axis.low <= low + slack and axis.high >= high - slack
@@ -94,7 +94,7 @@ def test_units_suit_the_largest_value() -> None:
     assert isinstance(value_axis(0, 0, "plain", "W"), Axis)
 
 
-def test_a_small_share_is_not_nothing() -> None:
+def test_a_small_share_is_not_shown_as_zero() -> None:
     assert [share_text(value) for value in (None, 0.0, 0.0002, 0.012, 0.57)] == [
         "n/a",
         "0 %",

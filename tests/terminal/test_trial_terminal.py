@@ -54,10 +54,10 @@ def begin(terminal: Terminal, runs: Path) -> list[psutil.Process]:
     return sides(terminal)
 
 
-def goes_on(runs: Path, processes: list[psutil.Process]) -> None:
-    until(lambda: look(runs).status == "training", "the run stands still")
+def resumes(runs: Path, processes: list[psutil.Process]) -> None:
+    until(lambda: look(runs).status == "training", "the run is still paused")
     step = look(runs).step
-    until(lambda: look(runs).step > step, "the run does not go on")
+    until(lambda: look(runs).step > step, "the run does not resume")
     until(lambda: not any(map(lives, processes)), "processes of the trial are left")
 
 
@@ -71,7 +71,7 @@ def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None
         processes = begin(terminal, tmp_path)
         terminal.press("\x1b")
         terminal.until("stopped before", PATIENCE_S)
-        goes_on(tmp_path, processes)
+        resumes(tmp_path, processes)
         terminal.press("t")
         terminal.until("earlier trials")
         assert "batch.micro=4   stopped" in terminal.text
@@ -79,15 +79,15 @@ def test_stopping_a_trial_and_losing_the_terminal_in_one(tmp_path: Path) -> None
         terminal.until("● training")
         processes = begin(terminal, tmp_path)
         terminal.hang_up()
-        goes_on(tmp_path, processes)
+        resumes(tmp_path, processes)
 
 
 @pytest.mark.slow
-def test_a_viewer_that_is_killed_in_a_trial_leaves_the_run_going_on(tmp_path: Path) -> None:
+def test_the_run_resumes_when_a_viewer_is_killed_in_a_trial(tmp_path: Path) -> None:
     with Terminal("train", "--run", "live", *ENDLESS, runs=tmp_path) as terminal:
         terminal.until("backward", START_S)
         with Terminal("attach", "live", runs=tmp_path) as viewer:
             viewer.until("● training")
             processes = begin(viewer, tmp_path)
             os.kill(viewer.process.pid, signal.SIGKILL)
-            goes_on(tmp_path, processes)
+            resumes(tmp_path, processes)

@@ -61,7 +61,7 @@ def test_what_recurs_lies_in_a_block_in_whole_periods() -> None:
 
 
 def test_steps_that_take_too_long_are_refused_with_what_would_be_needed() -> None:
-    with pytest.raises(BlocksDoNotFitError, match=r"a step takes 5\.0 s, .* 12 runs") as caught:
+    with pytest.raises(BlocksDoNotFitError, match=r"a step takes 5\.0 s, .* 12 of them") as caught:
         plan_blocks(SidePace(1, 1000, 5.0), SidePace(1, 1000, 1.0), 30.0, False)
     assert 60 <= caught.value.needed_s <= 70
 

@@ -100,9 +100,9 @@ def test_a_run_goes_on_by_itself_when_its_holder_is_killed(tmp_path: Path) -> No
 
 def test_a_holder_has_to_be_a_process() -> None:
     control = Control()
-    with pytest.raises(UsageError, match="there is no process 4194999"):
+    with pytest.raises(UsageError, match="process 4194999: there is no such process"):
         control.request("pause", holder=4_194_999)
-    with pytest.raises(UsageError, match="there is no process -1"):
+    with pytest.raises(UsageError, match="process -1: there is no such process"):
         control.request("pause", holder=-1)
     assert not control.paused
 
@@ -112,7 +112,7 @@ def test_a_holder_that_is_no_number_is_refused(tmp_path: Path) -> None:
         for holder in ("1", 1.5, True, [1]):
             with pytest.raises(UsageError, match="is not the number of a process"):
                 send(run.directory.control_socket, "pause", holder=holder)
-        with pytest.raises(UsageError, match="there is no process"):
+        with pytest.raises(UsageError, match="there is no such process"):
             send(run.directory.control_socket, "pause", holder=4_194_999)
         assert run.recorder.snapshot().status == "training"
 

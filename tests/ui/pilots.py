@@ -31,7 +31,7 @@ async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.
         if true():
             return
         await pilot.pause(0.02)
-    raise AssertionError("it did not come true in time")
+    raise AssertionError("the condition was not met in time")
 
 
 async def tick(pilot: Pilot[Any]) -> None:

@@ -103,7 +103,7 @@ async def test_a_proposal_can_be_edited_first() -> None:
 
 
 @pytest.mark.parametrize("key", ["escape", "q", "ctrl+c"])
-async def test_stopping_waits_for_the_run_to_go_on(key: str) -> None:
+async def test_stopping_waits_for_the_run_to_resume(key: str) -> None:
     trials = FakeTrials()
     source = FakeSource(tries=trials)
     app = make(source)

@@ -31,7 +31,7 @@ SETS = ("loader.workers=1",)
 def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.01)
 
 
@@ -82,7 +82,7 @@ def trials_of(source: EngineSource | AttachedSource, measure: Measure) -> RunTri
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_the_run_stands_still_and_goes_on(run: Run, attached: bool) -> None:
+def test_the_run_is_paused_and_resumes(run: Run, attached: bool) -> None:
     source = AttachedSource(run.directory, 0.02) if attached else EngineSource(run)
     measuring = Measuring(run)
     trials = trials_of(source, measuring)
@@ -104,7 +104,7 @@ def test_the_run_stands_still_and_goes_on(run: Run, attached: bool) -> None:
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_it_goes_on_after_a_trial_that_fails_or_is_stopped(run: Run, attached: bool) -> None:
+def test_it_resumes_after_a_trial_that_fails_or_is_stopped(run: Run, attached: bool) -> None:
     source = AttachedSource(run.directory, 0.02) if attached else EngineSource(run)
     failing = Measuring(run, RuntimeError("no such luck"))
     failing.let.set()

@@ -302,7 +302,7 @@ def test_ends() -> None:
         and "took 3 min 51 s" in text
     )
     lost = " ".join(screen(ended("lost", "")).split())
-    assert "the process ended unexpectedly (killed or power loss?); resume with: ndd-console train" in lost
+    assert "the process ended unexpectedly (kill -9 or power loss?); resume with: ndd-console train" in lost
     assert "train --resume charlm-001" in lost
     assert "checkpoint n/a" in text_of(end_rows(ended("stopped", "asked", None, checkpoint=None), "x", 60, 7))
 

@@ -11,8 +11,8 @@ from ndd_engine.config import read
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads import finetune_data
 from ndd_engine.workloads.finetune import Finetune
+from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.windows import Complaints
 
 TINY = (
     "workload.size=tiny", "workload.layers=1", "workload.width=16", "workload.document_chars=600",
@@ -36,9 +36,9 @@ def prepared(*sets: str) -> Finetune:
 def documents(*sets: str) -> finetune_data.DocumentData:
     """The data alone."""
     config = configured(*sets)
-    complaints = Complaints("x")
-    data = finetune_data.read(config, config.workload, complaints)  # type: ignore[arg-type]
-    assert data is not None and not complaints.problems, complaints.problems
+    problems = Problems("x")
+    data = finetune_data.read_documents(config, config.workload, problems, lambda _: None)  # type: ignore[arg-type]
+    assert data is not None and not problems.found, problems.found
     return data
 
 

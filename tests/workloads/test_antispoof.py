@@ -29,8 +29,8 @@ from ndd_engine.workloads.antispoof import (
 from ndd_engine.workloads.antispoof_model import AttentivePooling, SeResNet
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.registry import prepare
-from ndd_engine.workloads.windows import Complaints
 
 MakeConfig = Callable[..., Config]
 
@@ -175,13 +175,13 @@ def test_prepared_workload(make_config: MakeConfig) -> None:
     config = make_config({**TINY, "clips": 40}, micro=4, sequence=64_600)
     told: list[str] = []
     workload = prepare(config, told.append)
-    assert told == ["making voices and spoofed copies 0 of 20", "building the model"]
+    assert told == ["synthesising voices and spoofed copies 0 of 20", "building the model"]
     assert (workload.item, workload.token, workload.tokens_per_item) == ("clip", "frame", 404)
     known = facts(config)
     assert (known.train_items, known.eval_items) == (20, 20)
     assert (len(workload.train_data), len(workload.eval_data)) == (20, 20)  # type: ignore[arg-type]
     assert workload.describe_data() == (
-        "40 clips of 2 speakers, half of them Griffin-Lim copies: 20 of 404 frames a pass, 20 to evaluate"
+        "40 clips of 2 speakers, half of them Griffin-Lim copies: 20 of 404 frames per epoch, 20 for evaluation"
     )
     assert workload.describe_model() == "SE-ResNet [1, 1, 1, 1], channels 16-16-32-64, reduction 16"
     spectrogram, label = workload.train_data[0]
@@ -198,7 +198,7 @@ def test_builtin_voices_repeat_and_evaluation_hears_others(make_config: MakeConf
     assert not torch.equal(clips_of(first).samples[:2000], clips_of(other).samples[:2000])
     section = config.workload
     assert section.name == "antispoof"
-    recordings = antispoof_data.made_up(section, 4800).recordings  # type: ignore[arg-type]
+    recordings = antispoof_data.synthetic_recordings(section, 4800).recordings  # type: ignore[arg-type]
     heard = [{r.speaker for r in recordings if r.held_out is part} for part in (False, True)]
     assert [len(voices) for voices in heard] == [2, 1] and not heard[0] & heard[1]
     assert sorted(clips_of(first).labels.tolist()) == [SPOOF] * 20 + [REAL] * 20
@@ -222,7 +222,7 @@ def test_an_evaluation_of_one_kind_is_told(make_config: MakeConfig) -> None:
     short = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"batches": 2})})
     assert evaluation_notes(config, clips) == []
     assert evaluation_notes(short, clips) == [
-        "The evaluation looks at clips of one kind, so there is no eer_percent: raise evaluate.batches."
+        "All evaluated clips are of one kind, so there is no eer_percent: raise evaluate.batches."
     ]
 
 
@@ -367,9 +367,9 @@ def test_real_digits_beat_chance_and_thresholds(real_data: Path) -> None:
 
 def test_files_that_vanish_are_told(make_config: MakeConfig, tmp_path: Path) -> None:
     section = make_config({**TINY, "clips": 8}, micro=2, sequence=1600).workload
-    made = antispoof_data.made_up(section, 1600)  # type: ignore[arg-type]
-    gone = antispoof_data.Recording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
-    complaints = Complaints("x")
+    made = antispoof_data.synthetic_recordings(section, 1600)  # type: ignore[arg-type]
+    gone = antispoof_data.SpeechRecording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
+    problems = Problems("x")
     data = antispoof_data.SpeechData((gone, *made.recordings), True, 1600, None)
-    assert make_clips(data, 1, str(tmp_path), complaints, lambda _: None) is None
-    assert "gone.wav: No such file or directory" in str(complaints.problems[0])
+    assert make_clips(data, 1, str(tmp_path), problems, lambda _: None) is None
+    assert "gone.wav: No such file or directory" in str(problems.found[0])

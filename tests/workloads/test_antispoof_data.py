@@ -20,11 +20,11 @@ from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.antispoof import REAL, SPOOF, Antispoof, SpeechClips
 from ndd_engine.workloads.antispoof_data import SpeechData, held_out, read_folder
 from ndd_engine.workloads.facts import facts, problems
+from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.registry import prepare
 from ndd_engine.workloads.speech_signals import (
     decode_pcm,
 )
-from ndd_engine.workloads.windows import Complaints
 
 MakeConfig = Callable[..., Config]
 
@@ -73,9 +73,9 @@ def told(make_config: MakeConfig, data: Path | str, **batch: int) -> str:
 
 
 def folder_data(folder: Path, share: float = 0.25) -> SpeechData:
-    complaints = Complaints("x")
-    data = read_folder(str(folder), share, 4000, complaints)
-    assert data is not None and not complaints.problems, complaints.problems
+    problems = Problems("x")
+    data = read_folder(str(folder), share, 4000, problems)
+    assert data is not None and not problems.found, problems.found
     return data
 
 
@@ -124,11 +124,11 @@ def test_plain_folder_gets_copies_and_is_split_by_speaker(make_config: MakeConfi
     assert isinstance(workload, Antispoof)
     assert told[1:] == ["reading recordings and spoofed copies 0 of 9", "building the model"]
     assert workload.describe_data() == (
-        "18 clips of 3 speakers, half of them Griffin-Lim copies: 12 of 26 frames a pass, 6 to evaluate"
+        "18 clips of 3 speakers, half of them Griffin-Lim copies: 12 of 26 frames per epoch, 6 for evaluation"
     )
     assert workload.notes() == [
         "Resampled from 8,000 Hz to 16,000 Hz: 9 of 9 recordings.",
-        "Longer than batch.sequence, only the beginning is used: 9 of 9 recordings.",
+        "Cut to batch.sequence: 9 of 9 recordings, of which only the start is used.",
     ]
     clips = workload.train_data
     assert isinstance(clips, SpeechClips)
@@ -144,8 +144,11 @@ def test_plain_folder_without_speakers_is_split_by_file(make_config: MakeConfig,
         write_wav(tmp_path / "deep" / f"recording {number}.WAV", rate=16_000)
     data = folder_data(tmp_path)
     assert data.copied and data.speakers is None and data.clips(True) == 4 and data.clips(False) == 12
-    assert "the same voice may be heard in both parts" in data.notes[0]
-    assert data.line() == "16 clips, half of them Griffin-Lim copies: 12 of 26 frames a pass, 4 to evaluate"
+    assert "both parts may have the same voice" in data.notes[0]
+    assert (
+        data.line()
+        == "16 clips, half of them Griffin-Lim copies: 12 of 26 frames per epoch, 4 for evaluation"
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,8 @@ def test_folders_of_both_kinds(make_config: MakeConfig, tmp_path: Path, names: t
     data = folder_data(tmp_path)
     assert (
         not data.copied
-        and data.notes[0] == "Left out, since they lie in neither kind of folder: 1 of 17 recordings."
+        and data.notes[0]
+        == "Ignored because they are in no folder of real or spoofed speech: 1 of 17 recordings."
     )
     stems = [
         {r.path.stem for r in data.recordings if r.path and r.held_out is part} for part in (True, False)
@@ -173,7 +177,9 @@ def test_folders_of_both_kinds(make_config: MakeConfig, tmp_path: Path, names: t
     assert int(labels.sum()) == 6
     low, high = spectra[labels == REAL].mean((0, 2)), spectra[labels == SPOOF].mean((0, 2))
     assert int(low.argmax()) < int(high.argmax())
-    assert workload.describe_data() == "16 clips, 8 of them spoofed: 12 of 21 frames a pass, 4 to evaluate"
+    assert (
+        workload.describe_data() == "16 clips, 8 of them spoofed: 12 of 21 frames per epoch, 4 for evaluation"
+    )
 
 
 def test_speakers_with_one_kind_only_are_split_by_file(tmp_path: Path) -> None:
@@ -181,7 +187,7 @@ def test_speakers_with_one_kind_only_are_split_by_file(tmp_path: Path) -> None:
         write_wav(tmp_path / "real" / f"{number}_anna_0.wav")
         write_wav(tmp_path / "fake" / f"{number}_anna_1.wav")
     data = folder_data(tmp_path)
-    assert data.speakers == 1 and "cannot be parted" in data.notes[0]
+    assert data.speakers == 1 and "cannot be split by speaker" in data.notes[0]
     for part in (True, False):
         assert {r.real for r in data.recordings if r.held_out is part} == {True, False}
 
@@ -189,7 +195,7 @@ def test_speakers_with_one_kind_only_are_split_by_file(tmp_path: Path) -> None:
 def test_real_digits(real_data: Path) -> None:
     data = folder_data(real_data / "spoken-digits", 0.2)
     assert data.line() == (
-        "1,200 clips of 6 speakers, half of them Griffin-Lim copies: 1,000 of 26 frames a pass, 200 to evaluate"
+        "1,200 clips of 6 speakers, half of them Griffin-Lim copies: 1,000 of 26 frames per epoch, 200 for evaluation"
     )
     heard = [{r.speaker for r in data.recordings if r.held_out is part} for part in (True, False)]
     assert len(heard[0]) == 1 and len(heard[1]) == 5 and not heard[0] & heard[1]
@@ -199,15 +205,13 @@ def test_missing_empty_and_odd_folders(make_config: MakeConfig, tmp_path: Path) 
     (tmp_path / "voices").mkdir()
     text = told(make_config, tmp_path / "voice")
     assert "there is no such folder" in text and f"did you mean {tmp_path / 'voices'}?" in text
-    assert "there is no directory" in told(make_config, tmp_path / "no" / "x")
+    assert "does not exist either" in told(make_config, tmp_path / "no" / "x")
     assert 'did you mean "builtin"?' in told(make_config, "bulitin")
     assert "there are no WAV files" in told(make_config, tmp_path / "voices")
     path = write_wav(tmp_path / "voices" / "a.wav")
     text = told(make_config, path)
     assert "this is a file" in text and f"its folder is {tmp_path / 'voices'}" in text
-    assert "too few recordings to part into training and evaluation: 1" in told(
-        make_config, tmp_path / "voices"
-    )
+    assert "too few recordings for training and evaluation: 1" in told(make_config, tmp_path / "voices")
     assert "cannot be read" in told(make_config, "a\0b") or "no such folder" in told(make_config, "a\0b")
     assert "the folder cannot be read: " in told(make_config, "~nobody-of-this-name/voices")
     assert "cannot be read: File name too long" in told(make_config, "x" * 5000)
@@ -218,7 +222,7 @@ def test_one_kind_missing(make_config: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "spoof").mkdir()
     text = told(make_config, tmp_path)
     assert "there is no spoofed speech" in text and "fake or spoof" in text
-    assert "name the folder of the real recordings itself" in text
+    assert "set the path to the folder of real recordings" in text
     (tmp_path / "bonafide").rename(tmp_path / "fakes")
     (tmp_path / "fakes").rename(tmp_path / "fake")
     assert "there is no real speech" in told(make_config, tmp_path)
@@ -235,25 +239,25 @@ def form(kind: int = 1, channels: int = 1, rate: int = 8000, bits: int = 16) -> 
 
 
 BAD = {
-    "empty": (b"", "bad.wav: it ends early"),
-    "other kind": (b"ID3" + b"x" * 100, "bad.wav: it does not begin as a WAV file does"),
+    "empty": (b"", "bad.wav: the file is truncated"),
+    "other kind": (b"ID3" + b"x" * 100, "bad.wav: this is not a WAV file: it does not start with RIFF"),
     "other form": (
         riff(form(), (b"data", bytes(8000))).replace(b"WAVE", b"AVI "),
-        "bad.wav: it is no WAV file",
+        "bad.wav: this is not a WAV file",
     ),
     "floats": (riff(form(kind=3, bits=32), (b"data", bytes(8000))), "floating-point samples, not plain PCM"),
     # Refused by its kind before Python 3.12, which can read it, by what this one lacks since.
     "extensible": (riff(form(kind=65534), (b"data", bytes(8000))), "bad.wav: it "),
-    "compressed": (riff(form(kind=85), (b"data", bytes(8000))), "it holds format 85, not plain PCM"),
+    "compressed": (riff(form(kind=85), (b"data", bytes(8000))), "it has format 85, not plain PCM"),
     "64 bits": (riff(form(bits=64), (b"data", bytes(8000))), "its samples have 64 bits"),
     "no rate": (
         riff(form(rate=0), (b"data", bytes(8000))),
-        "sample rate of 0 Hz is not from 4,000 to 192,000",
+        "sample rate of 0 Hz is not between 4,000 and 192,000 Hz",
     ),
     "no channels": (riff(form(channels=0), (b"data", bytes(8000))), "bad.wav: it has no channels"),
-    "no data": (riff(form()), "bad.wav: it holds no samples"),
-    "short": (riff(form(), (b"data", bytes(800))), "it lasts 0.050 s, and 0.1 s are the least"),
-    "cut off": (riff(form(), (b"data", bytes(8000)))[:444], "and 0.1 s are the least"),
+    "no data": (riff(form()), "bad.wav: it has no samples"),
+    "short": (riff(form(), (b"data", bytes(800))), "it lasts 0.050 s; the minimum is 0.1 s"),
+    "cut off": (riff(form(), (b"data", bytes(8000)))[:444], "the minimum is 0.1 s"),
 }
 
 
@@ -272,16 +276,16 @@ def test_a_pipe_named_like_a_recording_is_not_waited_for(make_config: MakeConfig
     for number in range(4):
         write_wav(tmp_path / f"{number}.wav")
     os.mkfifo(tmp_path / "pipe.wav")
-    assert "pipe.wav: it is no regular file" in told(make_config, tmp_path)
+    assert "pipe.wav: this is not a regular file" in told(make_config, tmp_path)
 
 
 def test_many_bad_files_are_counted_and_all_mistakes_told(make_config: MakeConfig, tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"\x1b{number}.wav").write_bytes(b"x")
     text = told(make_config, tmp_path, micro=1, sequence=100)
-    assert text.count("\\x1b") == 5 and "4 more files like these" in text and "\x1b" not in text
-    assert "batch.micro = 1: the model normalises" in text
-    assert "batch.sequence = 100: the samples of a clip" in text and "1,600 or more" in text
+    assert text.count("\\x1b") == 5 and "4 more files with errors" in text and "\x1b" not in text
+    assert "batch.micro = 1: the model uses batch normalisation" in text
+    assert "batch.sequence = 100: a clip of this many samples" in text and "1,600 or more" in text
 
 
 def test_a_file_longer_by_its_header_than_by_its_bytes_is_used(
@@ -308,9 +312,9 @@ def test_too_few_clips_for_a_step(make_config: MakeConfig, tmp_path: Path) -> No
     assert "batch.accumulation = 4" in told(make_config, tmp_path, micro=4, accumulation=4)
     assert problems(config_of(make_config, tmp_path, micro=4, accumulation=3), "x") == []
     text = told(make_config, "builtin", micro=321)
-    assert "the training part holds 320" in text and "or a higher workload.clips" in text
+    assert "the training data has only 320" in text and "or a higher workload.clips" in text
 
 
 def test_data_beyond_memory_is_refused(make_config: MakeConfig) -> None:
     config = make_config({**TINY, "clips": 100_000}, micro=2, sequence=64_600)
-    assert "held in memory whole" in str(problems(config, "x")[0])
+    assert "kept in memory" in str(problems(config, "x")[0])

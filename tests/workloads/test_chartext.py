@@ -194,7 +194,7 @@ def test_builtin_and_stdlib_texts(make_config: Callable[..., Config]) -> None:
 def test_overlapping_windows_are_told(make_config: Callable[..., Config], text_file: Path) -> None:
     section = {"name": "chartext", "data": str(text_file), "stride": 1, "layers": 1, "heads": 1, "width": 8}
     notes = prepared(make_config(section, micro=4, sequence=32)).notes()
-    assert notes == ("Training windows overlap: each character is seen about 32 times a pass.",)
+    assert notes == ["Training windows overlap: each character is used about 32 times per epoch."]
 
 
 def test_shakespeare_has_the_counts_of_the_guide(make_config: Callable[..., Config], real_data: Path) -> None:

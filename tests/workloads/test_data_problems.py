@@ -36,7 +36,7 @@ def test_missing_file_and_directory(make_config: MakeConfig, tmp_path: Path, nam
     text = told(make_config, name, tmp_path / "recordin.csv")
     assert "there is no such file" in text and f"did you mean {tmp_path / 'recording.csv'}?" in text
     assert 'allowed: "builtin"' in text
-    assert "there is no directory" in told(make_config, name, tmp_path / "no" / "x.csv")
+    assert "the directory " in told(make_config, name, tmp_path / "no" / "x.csv")
     assert 'did you mean "builtin"?' in told(make_config, name, "bultin")
     text = told(make_config, name, tmp_path)
     assert "this is a directory" in text and "did you mean" in text
@@ -78,19 +78,19 @@ def test_text_shorter_than_its_windows(make_config: MakeConfig, tmp_path: Path) 
     assert "batch.sequence = 2000: longer than the text of 1,000 characters; allowed: at most 49" in told(
         make_config, "chartext", path, sequence=2000
     )
-    assert "the training part has 950 characters, a window needs 951" in told(
+    assert "the training part has 950 characters, but a window needs 951" in told(
         make_config, "chartext", path, sequence=950
     )
     text = told(make_config, "chartext", path, sequence=100, micro=64)
-    assert "the evaluation part has 50 characters, a window needs 101; allowed: at most 49" in text
-    assert "eval_fraction of 0.101" in text
+    assert "the evaluation part has 50 characters, but a window needs 101; allowed: at most 49" in text
+    assert "set workload.eval_fraction to 0.101" in text
     assert "batch.micro = 64: one optimizer step takes 64 windows" in text and "of at most 9" in text
     text = told(make_config, "chartext", path, sequence=10, micro=8, accumulation=50)
     assert "batch.accumulation = 50: one optimizer step takes 400 windows" in text and "of at most 94" in text
     config = make_config({"name": "chartext", "data": str(path)}, micro=2, accumulation=47, sequence=10)
     assert problems(config, "run.toml") == []
     path.write_text("abc")
-    assert "too short for any window: 3 characters" in told(make_config, "chartext", path)
+    assert "too short for a single window: 3 characters" in told(make_config, "chartext", path)
 
 
 def test_longest_sequence_that_is_allowed_is_accepted(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_longest_sequence_that_is_allowed_is_accepted(make_config: MakeConfig, t
 def test_builtin_recording_too_short(make_config: MakeConfig) -> None:
     config = make_config({"name": "ndd", "samples": 64}, micro=64, sequence=16)
     text = "\n".join(map(str, problems(config, "x")))
-    assert "the evaluation part has 7 samples, a window needs 17" in text
+    assert "the evaluation part has 7 samples, but a window needs 17" in text
     assert "one optimizer step takes 64 windows" in text
 
 
@@ -125,21 +125,24 @@ HEAD = "@relation r\n@attribute a numeric\n@attribute b numeric\n@attribute clas
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (HEAD, ["holds no samples"]),
+        (HEAD, ["has no samples"]),
         (HEAD.replace("@data\n", ""), ["there is no @data line"]),
         (
             HEAD.replace("numeric", "string") + "x,y,0\n",
             ["there are no numeric columns (columns: a, b, class)"],
         ),
-        (HEAD + "1,2\n", ["line 6: 2 cells in place of 3"]),
+        (HEAD + "1,2\n", ["line 6: 2 cells, expected 3"]),
         (HEAD + "1,2,0\n1,x,0\n", ["line 7: 'x' in column 'b' is not a number"]),
         (
             HEAD + "1,2,0\n?,2,0\n1,nan,0\n",
-            ["2 cells are missing or not finite, the first at line 7, column 'a'"],
+            ["2 cells are missing or not finite, the first one in line 7, column 'a'"],
         ),
-        (HEAD + "1,2,0\n\n1,inf,0\n", ["1 cell is missing or not finite, the first at line 8, column 'b'"]),
+        (
+            HEAD + "1,2,0\n\n1,inf,0\n",
+            ["1 cell is missing or not finite, the first one in line 8, column 'b'"],
+        ),
         (HEAD + "{0 1, 1 2}\n", ["line 6: sparse rows"]),
-        (HEAD + "1,2\n" * 9, ["line 10: 2 cells", "4 more lines like these"]),
+        (HEAD + "1,2\n" * 9, ["line 10: 2 cells", "4 more lines with errors"]),
         (
             "@relation r\n@attribute a\nhello\n@data\n1\n",
             ["line 2: an @attribute", "line 3: expected @relation"],
@@ -158,13 +161,13 @@ def test_arff_mistakes(make_config: MakeConfig, tmp_path: Path, content: str, ex
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("\n\n", "holds no samples"),
-        ("a,b\n", "a header and no samples"),
+        ("\n\n", "has no samples"),
+        ("a,b\n", "a header but no samples"),
         ("a,b\nx,y\n", "no numeric columns"),
         ("label\n1\n0\n", "no numeric columns"),
-        ("a,b\n1,2\n1,2,3\n", "line 3: 3 cells in place of 2"),
+        ("a,b\n1,2\n1,2,3\n", "line 3: 3 cells, expected 2"),
         ("a;b\n1;2\n1;x\n", "line 3: 'x' in column 'b' is not a number"),
-        ("a,b\n1,2\n1,\n", "1 cell is missing or not finite, the first at line 3, column 'b'"),
+        ("a,b\n1,2\n1,\n", "1 cell is missing or not finite, the first one in line 3, column 'b'"),
         ("1,2\n3,\x1b[31m\n", "\\x1b[31m"),
         ('a,b\n1,"' + "x" * 200_000 + '"\n', "the rows cannot be read: field larger"),
     ],

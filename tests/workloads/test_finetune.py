@@ -213,7 +213,7 @@ def test_tokens_are_counted_as_they_are_encoded() -> None:
 
 def test_cut_examples_are_told() -> None:
     notes = prepared().notes()
-    assert any(note.startswith("Of 25 examples 25 are longer than 64 tokens and are cut") for note in notes)
+    assert any(note.startswith("25 of 25 examples are longer than 64 tokens and are cut") for note in notes)
     notes = prepared("workload.document_chars=64").notes()
     assert not any("are cut" in note for note in notes)
 

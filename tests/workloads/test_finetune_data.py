@@ -23,7 +23,7 @@ def test_facts_are_found_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stdout.startswith("25 examples of 48,000 characters, 5 to evaluate; at most 256 tokens")
+    assert done.stdout.startswith("25 examples of 48,000 characters, 5 for evaluation; at most 256 tokens")
 
 
 # The builtin documents.
@@ -61,7 +61,7 @@ def test_document_chars_sets_the_length_of_examples(chars: int) -> None:
     assert {len(text) for text in data.train} == {chars}
     for example, document in zip(data.train, whole.train, strict=True):
         assert example.startswith(document[:chars])
-    note = "go on with the documents after them"
+    note = "continue with the next documents"
     assert any(note in each for each in data.notes) == (chars == 60_000)
 
 
@@ -76,7 +76,7 @@ def test_joining_uses_each_document_once() -> None:
 def test_too_many_examples_of_the_manual() -> None:
     assert "workload.examples = 5000: the manual has " in told("workload.examples=5000")
     text = told("workload.eval_examples=70", "batch.micro=32")
-    assert "manual topics are no part of the 25 that are trained on; allowed: at most " in text
+    assert "manual topics share no text with the 25 training topics; allowed: at most " in text
     assert "one optimizer step takes 32 examples" in text and "at most 25" in text
     with pytest.raises(ConfigError, match="document_chars 63 is too short"):
         configured("workload.document_chars=63")
@@ -99,8 +99,8 @@ def test_json_lines_of_both_kinds(tmp_path: Path) -> None:
     data = documents(*own(path))
     assert data.train == (TEXTS[2], TEXTS[1]) and data.evaluation == (TEXTS[0],)
     assert data.notes == (
-        "Documents left out: 1 of fewer than 64 characters.",
-        "Documents left out: 1 that are the same as another one.",
+        "Ignored documents: 1 of fewer than 64 characters.",
+        "Ignored documents: 1 duplicates.",
     )
 
 
@@ -126,7 +126,7 @@ def test_text_with_separators_and_without(tmp_path: Path) -> None:
     data = documents(*own(path, "workload.document_chars=100"))
     assert data.train + data.evaluation == (text[:100], text[100:200], text[200:300])
     share = 300 / len(text)
-    assert f"3 pieces of 100 characters, which are {share:.0%} of it" in data.notes[0]
+    assert f"3 pieces of 100 characters, {share:.0%} of the text" in data.notes[0]
 
 
 def test_folder_of_texts(tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_unused_documents_and_a_small_vocabulary_are_told(tmp_path: Path) -> Non
     path.write_text("\n---\n".join([*TEXTS, "z" * 64, "y" * 64]))
     workload = prepared(*own(path))
     notes = workload.notes()
-    assert any(note.startswith("Documents that are not used: 2 ") for note in notes)
+    assert any(note.startswith("Unused documents: 2 ") for note in notes)
     assert len(workload.encoder) < 1024
-    assert any(f"give {len(workload.encoder):,} tokens instead of 1,024" in note for note in notes)
+    assert any(f"give only {len(workload.encoder):,} of 1,024 tokens" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_unused_documents_and_a_small_vocabulary_are_told(tmp_path: Path) -> Non
         ("3", "line 2: this is a number, not an object"),
         ('{"txt": "x"}', 'line 2: there is no "text"'),
         ('{"prompt": "x"}', 'line 2: there is no "completion"'),
-        ('{"text": null}', 'line 2: "text" is null, not a text'),
-        ('{"prompt": "x", "completion": ["y"]}', 'line 2: "completion" is a list, not a text'),
+        ('{"text": null}', 'line 2: "text" is null, not a string'),
+        ('{"prompt": "x", "completion": ["y"]}', 'line 2: "completion" is a list, not a string'),
     ],
 )
 def test_mistakes_in_json_lines(tmp_path: Path, line: str, expected: str) -> None:
@@ -180,7 +180,7 @@ def test_every_mistake_is_told_and_the_many_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text("[]\n" * 9)
     text = told(*own(path, "batch.accumulation=3"))
-    assert "line 5:" in text and "line 6:" not in text and "4 more lines like these" in text
+    assert "line 5:" in text and "line 6:" not in text and "4 more lines with errors" in text
     assert "batch.accumulation = 3: one optimizer step takes 3 examples" in text
     path.write_text("\n \n")
     assert "there are no examples in this file" in told(*own(path))
@@ -192,7 +192,9 @@ def test_mistakes_in_a_folder(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_bytes(b"\xff" if number else b"")
     os.mkfifo(tmp_path / "pipe.md")
     text = told(*own(tmp_path))
-    assert "the file is empty" in text and "byte 0xff at offset 0" in text and "3 more mistakes" in text
+    assert (
+        "the file is empty" in text and "byte 0xff at offset 0" in text and "3 more files with errors" in text
+    )
 
 
 def test_missing_and_short_data(tmp_path: Path) -> None:
@@ -202,9 +204,9 @@ def test_missing_and_short_data(tmp_path: Path) -> None:
     path = tmp_path / "data.txt"
     path.write_text("\n---\n".join(TEXTS))
     text = told(f"workload.data={path}")
-    assert "25 examples to train on and 5 to evaluate on are wanted, and the data holds 3 usable" in text
+    assert "25 training and 5 evaluation examples are needed, but the data has only 3 usable" in text
     assert "set workload.examples to 2 and workload.eval_examples to 1" in text
     assert problems(configured(*own(path)), "x") == []
     path.write_text("too short")
     text = told(*own(path))
-    assert "the data holds 0 usable documents" in text and "fewer than 64 characters" in text
+    assert "the data has only 0 usable documents" in text and "fewer than 64 characters" in text

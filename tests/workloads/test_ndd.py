@@ -161,9 +161,9 @@ def test_arff_with_quotes_comments_and_label(make_config: Callable[..., Config],
     path.write_text(ARFF + "% more\n" + rows.replace("\n", "\r\n"))
     workload = prepared(make_config({"name": "ndd", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
     assert workload.describe_data().startswith(
-        "200 samples x 2 channels, 176 windows of 4 a pass, 16 to evaluate"
+        "200 samples x 2 channels, 176 windows of 4 per epoch, 16 for evaluation"
     )
-    assert workload.notes() == ("Columns without numbers or name are left out: note.",)
+    assert workload.notes() == ("Columns without numbers or without a name are ignored: note.",)
     assert [int(workload.eval_data[k][2]) for k in (0, 6, 7, 15)] == [0, 0, 1, 1]
 
 
@@ -182,7 +182,9 @@ def test_csv_with_and_without_header(
     assert workload.describe_data().startswith("200 samples x 2 channels")
     assert len(workload.eval_data[0]) == (3 if header else 2)
     if header:
-        assert workload.notes() == ("Columns without numbers or name are left out: (unnamed), time.",)
+        assert workload.notes() == (
+            "Columns without numbers or without a name are ignored: (unnamed), time.",
+        )
         assert int(workload.eval_data[15][2]) == 1
 
 
@@ -192,7 +194,7 @@ def test_label_of_one_class_in_the_evaluation_part_is_told(
     path = tmp_path / "r.csv"
     path.write_text("a,y\n" + "".join(f"{k % 7},{int(k < 20)}\n" for k in range(200)))
     workload = prepared(make_config({"name": "ndd", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
-    assert workload.notes() == ("The evaluation part has one label only, so there is no auroc.",)
+    assert workload.notes() == ("The evaluation part has only one label, so there is no auroc.",)
     assert len(workload.eval_data[0]) == 2
 
 
@@ -201,9 +203,7 @@ def test_eye_state_recording(make_config: Callable[..., Config], real_data: Path
         {"name": "ndd", "data": str(real_data / "eeg" / "eye-state.arff")}, micro=1024, sequence=64
     )
     workload = prepared(config)
-    assert workload.describe_data().startswith("14,980 samples x 14 channels, 13,418 windows of 64 a pass")
-    expected = (
-        "54 gross outliers in 14 channels are clipped to 15 robust standard deviations from the median."
-    )
+    assert workload.describe_data().startswith("14,980 samples x 14 channels, 13,418 windows of 64 per epoch")
+    expected = "54 outliers in 14 channels are clipped to 15 robust standard deviations from the median."
     assert workload.notes() == (expected,)
     assert len(workload.eval_data[0]) == 3

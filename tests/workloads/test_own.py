@@ -47,7 +47,7 @@ def test_the_end_is_kept_for_evaluation_and_said(own: Prepare) -> None:
     assert len(train) == 41 and len(evaluation) == 4  # type: ignore[arg-type]
     assert [float(evaluation[index][0][0]) for index in range(4)] == [41, 42, 43, 44]
     assert "the last 4 of 45 items are kept for evaluation" in " ".join(workload.notes())
-    assert "41 items a pass, 4 to evaluate" in workload.describe_data()
+    assert "41 items per epoch, 4 for evaluation" in workload.describe_data()
     given = own(giving(eval_data="Pairs(7)"))
     assert len(given.train_data) == 40 and len(given.eval_data) == 7  # type: ignore[arg-type]
     assert "kept for evaluation" not in " ".join(given.notes())
@@ -91,7 +91,7 @@ def test_a_loader_is_taken_apart(own: Prepare) -> None:
     notes = " ".join(workload.notes())
     assert "batch_size 16 (batch.micro is 4)" in notes and "num_workers 3 (loader.workers is 0)" in notes
     plain = own(giving(train_data="DataLoader(Pairs(), batch_size=4, shuffle=True)"))
-    assert plain.collate is None and "do not count" not in " ".join(plain.notes())
+    assert plain.collate is None and "Ignored settings" not in " ".join(plain.notes())
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_options_reach_the_factory_and_unused_ones_are_told(own: Prepare) -> Non
     workload = own(source, options={"width": 9, "hiden": 3})
     assert workload.model.encoder.out_features == 9 and workload.item == "pair"  # type: ignore[union-attr]
     notes = " ".join(workload.notes())
-    assert "Option hiden was not used by the factory; it asked for width, word." in notes
-    assert "width was not used" not in notes
+    assert "Option hiden is not used by the factory; it reads width, word." in notes
+    assert "width is not used" not in notes
     close = own(source, options={"widht": 9})
     assert "(did you mean width?)" in " ".join(close.notes())
     everything = own(giving(model="Net(**settings.options)"), options={"width": 2})
@@ -198,7 +198,7 @@ def test_options_reach_the_factory_and_unused_ones_are_told(own: Prepare) -> Non
         ("4", 2.5, "a whole number"),
         ("4", True, "a whole number"),
         ("0.5", "x", "a number"),
-        ("'a'", 3, "text"),
+        ("'a'", 3, "a string"),
         ("False", 1, "true or false"),
         ("(1,)", 5, "a list"),
     ],

@@ -36,7 +36,7 @@ def test_the_module_is_looked_through_and_not_imported(module: Callable[[str], s
     missing = told("no_such_thing_at_all:factory")
     assert str(tmp_path) in missing and "workload.path" in missing
     assert "here: workload.name" in missing
-    assert "is the name of a module of Python itself" in told("random:factory")
+    assert "is the name of a standard library module" in told("random:factory")
 
 
 def test_packages_and_names_bound_in_every_way(module: Callable[[str], str], tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_everything_that_is_missing_or_wrong_is_told_at_once(own: Prepare) -> No
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("def factory(settings):\n    Net()\n", "nothing (is a return missing?)"),
-        ("def factory(settings):\n    return Net()\n", "the model alone"),
-        ("def factory(settings):\n    return Net(), Pairs(), loss\n", "gave a tuple"),
-        ("def factory(settings):\n    return Net\n", "the class Net"),
+        ("def factory(settings):\n    Net()\n", "None (is a return statement missing?)"),
+        ("def factory(settings):\n    return Net()\n", "only the model"),
+        ("def factory(settings):\n    return Net(), Pairs(), loss\n", "returned a tuple"),
+        ("def factory(settings):\n    return Net\n", "the class Net, not an instance of it"),
         ("async def factory(settings):\n    return Net\n", "a coroutine"),
         ("def factory():\n    return Net()\n", "takes 0 positional arguments"),
         ("factory = 3\n", "is an int, not a function or class"),
-        (giving(model="nn.ReLU()"), "ReLU has no parameter that can be trained"),
+        (giving(model="nn.ReLU()"), "ReLU has no trainable parameter"),
         (giving(model="nn.LazyLinear(3)"), "has no shape yet"),
         (giving(loss="nn.MSELoss()"), "lambda output, batch: nn.MSELoss()(output, batch[1])"),
         (giving(loss="lambda output: output"), "cannot be called as loss(output, batch)"),
@@ -100,15 +100,15 @@ def test_everything_that_is_missing_or_wrong_is_told_at_once(own: Prepare) -> No
         (giving(eval_dta="1", eval_data="3"), "an int has no __len__"),
         (giving(parts="{'x': nn.Linear(1, 1)}"), "parts[x]: is not a part of the model"),
         (giving(tokens_per_item="-1"), "a number above 0"),
-        (giving(train_data="[object()] * 9"), "give collate"),
-        (giving(train_data="[torch.ones(i + 1) for i in range(9)]"), "give collate"),
-        (giving(train_data="['a'] * 9"), "holds no tensor"),
+        (giving(train_data="[object()] * 9"), "add collate"),
+        (giving(train_data="[torch.ones(i + 1) for i in range(9)]"), "add collate"),
+        (giving(train_data="['a'] * 9"), "contains no tensor"),
         (
             giving(train_data="Pairs()", collate="lambda items: SimpleNamespace(x=1)"),
-            "holds a SimpleNamespace",
+            "contains a SimpleNamespace",
         ),
         (giving(epochs_differ="True"), "item 0 of the second epoch"),
-        (giving(eval_data="DataLoader(Pairs(), collate_fn=list)"), "collated in different ways"),
+        (giving(eval_data="DataLoader(Pairs(), collate_fn=list)"), "different collate functions"),
     ],
 )
 def test_each_mistake_names_itself(own: Prepare, source: str, expected: str) -> None:
@@ -121,8 +121,8 @@ def test_each_mistake_names_itself(own: Prepare, source: str, expected: str) -> 
     ("loader", "expected"),
     [
         ("DataLoader(Pairs(), sampler=WeightedRandomSampler([1.0] * 40, 40))", "WeightedRandomSampler"),
-        ("DataLoader(Pairs(), batch_sampler=[[0, 1], [2]])", "a batch_sampler of its own"),
-        ("DataLoader(Pairs(), batch_size=None)", "makes whole batches"),
+        ("DataLoader(Pairs(), batch_sampler=[[0, 1], [2]])", "a custom batch_sampler"),
+        ("DataLoader(Pairs(), batch_size=None)", "returns whole batches"),
         ("DataLoader(Stream())", "Stream is an IterableDataset"),
         ("Stream()", "Stream is an IterableDataset"),
     ],
@@ -134,7 +134,7 @@ def test_an_order_that_cannot_be_resumed_is_refused(own: Prepare, loader: str, e
 
 def test_a_name_that_nothing_reads_is_told(own: Prepare) -> None:
     notes = " ".join(own(giving(eval_datta="Pairs(8)")).notes())
-    assert "also gave eval_datta, which is not used (did you mean eval_data?)" in notes
+    assert "also returned eval_datta, which is not used (did you mean eval_data?)" in notes
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,12 @@ def test_control_characters_of_foreign_text_are_escaped(own: Prepare) -> None:
 def test_items_that_are_drawn_anew_each_time_are_told(own: Prepare) -> None:
     source = "class Random(Pairs):\n    def __getitem__(self, index):\n        return torch.rand(3), torch.rand(())\n"
     notes = " ".join(own(source + giving(train_data="Random()")).notes())
-    assert "another item each time" in notes
-    assert "another item" not in " ".join(own().notes())
+    assert "a different item each time" in notes
+    assert "a different item" not in " ".join(own().notes())
     nan = (
         "class Nan(Pairs):\n    def __getitem__(self, index):\n        return torch.tensor([torch.nan]), 0\n"
     )
-    assert "another item" not in " ".join(own(nan + giving(train_data="Nan()")).notes())
+    assert "a different item" not in " ".join(own(nan + giving(train_data="Nan()")).notes())
 
 
 def test_data_that_no_worker_can_have_is_refused_before_it_is_sent(own: Prepare) -> None:
@@ -183,7 +183,7 @@ def test_data_that_no_worker_can_have_is_refused_before_it_is_sent(own: Prepare)
         "    return dict(model=Net(), train_data=Local(), loss=loss)\n"
     )
     (text,) = mistakes(own, local, loader={"workers": 2})
-    assert "loader.workers = 2" in text and "Local" in text and "top of the module" in text
+    assert "loader.workers = 2" in text and "Local" in text and "top level of the module" in text
     assert own(local) is not None  # without workers it may be
     (text,) = mistakes(own, giving(collate="lambda items: items[0]"), loader={"eval_workers": 1})
     assert "loader.eval_workers = 1" in text and "lambda" in text
@@ -194,7 +194,7 @@ def test_data_that_no_worker_can_have_is_refused_before_it_is_sent(own: Prepare)
     ("loss", "expected"),
     [
         ("lambda output, batch: output.squeeze(1) - batch[1]", "shape (2,): take its mean()"),
-        ("lambda output, batch: 3.0", "gave a float"),
+        ("lambda output, batch: 3.0", "returned a float, not a scalar tensor"),
         ("lambda output, batch: output.detach().mean()", "does not depend on the model's parameters"),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_loss_that_cannot_be_trained_on(own: Prepare, loss: str, expected: str
 
 @pytest.mark.parametrize(
     ("metric", "expected"),
-    [("list", "no update and no result"), ("lambda: Wrong()", "must give numbers by name")],
+    [("list", "no update and no result"), ("lambda: Wrong()", "not numbers by name")],
 )
 def test_a_metric_that_is_none(own: Prepare, metric: str, expected: str) -> None:
     source = "class Wrong:\n    def update(self, *_): ...\n    def result(self):\n        return [1]\n"
@@ -228,7 +228,7 @@ def test_another_module_of_that_name_is_not_taken_for_it(
     config = {"run": {"epochs": 1}, "workload": {"name": f"{name}:factory"}, "batch": {"micro": 4}}
     prepare(Config.model_validate(config))
     config["workload"] = {"name": f"{name}:factory", "path": [str(other)]}
-    with pytest.raises(ConfigError, match="already the name of another module"):
+    with pytest.raises(ConfigError, match="is already imported from another file"):
         prepare(Config.model_validate(config))
 
 

@@ -16,6 +16,7 @@ from ndd_engine.config import read as load
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import SummariseSection
 from ndd_engine.workloads.facts import facts
+from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.summarise_data import (
     END,
     FIRST_WORD,
@@ -27,10 +28,9 @@ from ndd_engine.workloads.summarise_data import (
     Vocabulary,
     documented,
     library_pairs,
-    read,
+    read_pairs,
     tokens,
 )
-from ndd_engine.workloads.windows import Complaints
 
 MakeConfig = Callable[..., Config]
 
@@ -40,9 +40,9 @@ ROWS = [(f"the cat number {number} sees a dog", f"cat {number} sees") for number
 def pairs_of(make_config: MakeConfig, sequence: int = 16, micro: int = 1, **section: Any) -> PairData:
     config = make_config({"name": "summarise", **section}, micro=micro, sequence=sequence)
     assert isinstance(config.workload, SummariseSection)
-    complaints = Complaints("")
-    data = read(config, config.workload, complaints)
-    assert data is not None, complaints.problems
+    problems = Problems("")
+    data = read_pairs(config, config.workload, problems, lambda _: None)
+    assert data is not None, problems.found
     return data
 
 
@@ -175,7 +175,7 @@ def test_vocabulary_has_the_most_frequent_training_words(make_config: MakeConfig
     wide = pairs_of(make_config, data=str(jsonl), vocabulary=100)
     # The 20th pair is kept for evaluation: its number is no training word.
     assert set(wide.vocabulary.words) == {"the", "cat", "number", "sees", "a", "dog", *map(str, range(19))}
-    assert any("100 stand for no word" in note for note in wide.notes)
+    assert any("of the vocabulary of 100 are not used" in note for note in wide.notes)
 
 
 def test_facts_count_what_is_trained_on(make_config: MakeConfig, jsonl: Path) -> None:
@@ -200,9 +200,9 @@ def test_all_mistakes_are_told_with_their_lines(make_config: MakeConfig, tmp_pat
     )  # fmt: skip
     text = told(make_config, path)
     for expected in (
-        "line 2: this is not JSON, column 2", "line 3: this is not a JSON object", "line 4: no summary: one of",
-        "line 5: the field text is not a text", "line 6: the source and the summary are empty",
-        "4 more lines have mistakes",
+        "line 2: this is not JSON, column 2", "line 3: this is not a JSON object", "line 4: there is no summary",
+        "line 5: the field text is not a string", "line 6: the source and the summary are empty",
+        "4 more lines with errors",
     ):  # fmt: skip
         assert expected in text
     assert "line 8" not in text
@@ -219,9 +219,9 @@ def test_files_that_cannot_be_used(make_config: MakeConfig, tmp_path: Path, json
     text = told(make_config, table)
     assert "line 4: 3 columns, expected source and summary" in text and "line 5: 1 column, expected" in text
     for content, expected in (
-        ("source\tsummary\n", "holds no pair"),
-        ("\n \n", "holds no pair"),
-        ("one two\tone\n", "there is one pair"),
+        ("source\tsummary\n", "there are no pairs"),
+        ("\n \n", "there are no pairs"),
+        ("one two\tone\n", "there is only one pair"),
     ):
         table.write_text(content)
         assert expected in told(make_config, table)

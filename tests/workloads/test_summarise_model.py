@@ -13,8 +13,8 @@ from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.summarise import Padder, Pairs, build_model
 from ndd_engine.workloads.summarise_data import END, PADDING, START, UNKNOWN
 from ndd_engine.workloads.summarise_model import (
+    EncodedSources,
     Encoder,
-    Memory,
     Pointer,
     PointerGenerator,
     Steps,
@@ -141,7 +141,7 @@ def test_probability_is_that_of_generating_or_copying(kind: type[Pointer]) -> No
     embedded = torch.randn(1, 2, 2).double()
     # Word 5, an unknown one (10), word 5 again, another unknown one (11).
     extended = torch.tensor([[5, 10, 5, 11]])
-    memory = Memory(torch.empty(0), None, torch.empty(0), extended)
+    memory = EncodedSources(torch.empty(0), None, torch.empty(0), extended)
     features = torch.cat((steps.hidden, steps.context, embedded), 2)
     generated = torch.softmax(features @ pointer.words.weight.T + pointer.words.bias, 2)[0]
     gate = torch.sigmoid(features @ pointer.gate.weight.T + pointer.gate.bias)[0, :, 0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ndd_engine.workloads.summarise_data import END, PADDING, START, UNKNOWN
-from ndd_engine.workloads.summarise_model import Memory, PointerGenerator, State
+from ndd_engine.workloads.summarise_model import EncodedSources, PointerGenerator, State
 from ndd_engine.workloads.summarise_search import beam, greedy
 
 A, B, C = 4, 5, 6
@@ -25,12 +25,12 @@ class Table:
             for following, chance in nexts.items():
                 self.likely[word, following] = math.log(chance)
 
-    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[Memory, State]:
+    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[EncodedSources, State]:
         batch = len(source)
-        memory = Memory(torch.zeros(batch, 1, 2), None, torch.zeros(batch, 1), extended)
+        memory = EncodedSources(torch.zeros(batch, 1, 2), None, torch.zeros(batch, 1), extended)
         return memory, State(torch.zeros(1, batch, 1), torch.zeros(1, batch, 1), torch.zeros(batch, 2))
 
-    def step(self, words: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
+    def step(self, words: Tensor, memory: EncodedSources, state: State) -> tuple[Tensor, State]:
         return self.likely[words], state
 
 

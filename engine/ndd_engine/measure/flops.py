@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ndd_engine.batches import tensors
 from ndd_engine.hardware.gpu import Gpu
 from ndd_engine.record.events import WorkEvent
 
@@ -205,7 +206,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops += flops
         if torch._C._current_graph_task_id() != -1:  # inside autograd's engine
             self.flops_backward += flops
-        first = next(_tensors(out), None)
+        first = next(tensors(out), None)
         if first is not None:
             kind = str(first.dtype).removeprefix("torch.")
             self.dtypes[kind] = self.dtypes.get(kind, 0) + flops
@@ -233,15 +234,6 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.uncounted.append(name)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in an argument or a result, nested lists and tuples included."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _size(tensor: Tensor) -> int:
     """Bytes of a tensor's elements; expanded dimensions count once."""
     try:
@@ -254,10 +246,10 @@ def _size(tensor: Tensor) -> int:
 
 
 def _traffic(op: _Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    written = sum(map(_size, _tensors(out)))
+    written = sum(map(_size, tensors(out)))
     if op.name in _LOOK_UP:
-        return 2 * written + sum(map(_size, _tensors(args[1:])))
-    read = sum(map(_size, _tensors(args))) + sum(sum(map(_size, _tensors(item))) for item in kwargs.values())
+        return 2 * written + sum(map(_size, tensors(args[1:])))
+    read = sum(map(_size, tensors(args))) + sum(sum(map(_size, tensors(item))) for item in kwargs.values())
     return read + written if op.returns else 2 * read
 
 

@@ -18,13 +18,14 @@ import psutil
 import torch
 from torch.utils.data import Subset
 
+from ndd_engine.batches import tensors
 from ndd_engine.config import Config
 from ndd_engine.hardware.host import resident_peak
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.text import size
 from ndd_engine.train.data.loader import Batches, gathered
-from ndd_engine.train.data.source import can_keep, gathers, kept_bytes, tensors
+from ndd_engine.train.data.source import can_keep, gathers, kept_bytes
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper

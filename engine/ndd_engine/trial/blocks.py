@@ -21,7 +21,7 @@ BLOCKS = 4  # runs in an ABBA block
 # Periodic events with at least so many occurrences in a run need not fit a whole number of times.
 OFTEN = 20
 # Overhead factor of an ABBA block: untimed lead steps, and commands.
-BESIDE = 1.1
+OVERHEAD = 1.1
 
 # Untimed steps at the start of a run, while caches evicted by the other side fill again.
 LEAD_S = 0.02
@@ -57,7 +57,7 @@ class BlockPlan:
     @property
     def abba_s(self) -> float:
         """Planned seconds of an ABBA block."""
-        return BLOCKS * self.block_s * BESIDE
+        return BLOCKS * self.block_s * OVERHEAD
 
 
 class BlocksDoNotFitError(Exception):
@@ -162,7 +162,7 @@ def plan_blocks(
 
     by_epochs: runs have to cover whole epochs. whole: they may; False after an epoch took too long.
     """
-    room_s = left_s / (BLOCKS * BESIDE)  # for one run of each ABBA block
+    room_s = left_s / (BLOCKS * OVERHEAD)  # for one run of each ABBA block
     wanted_s = min(LONG_S, max(room_s / GOOD_ABBA, min(SHORT_S, room_s / ENOUGH_ABBA)))
     sides = (base, change)
     epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch)) for side in sides], False)
@@ -175,8 +175,8 @@ def plan_blocks(
     if found.block_s * FEWEST_ABBA <= room_s:
         return found
     what = "a whole epoch" if by_epochs else "a period of the changed setting" if recurs else "a step"
-    runs = FEWEST_ABBA * BLOCKS
-    text = f"{what} takes {duration(found.block_s)}, and the budget is too small for {runs} runs of it"
+    units = FEWEST_ABBA * BLOCKS
+    text = f"{what} takes {duration(found.block_s)}, and the budget is too small for {units} of them"
     raise BlocksDoNotFitError(text, FEWEST_ABBA * found.abba_s)
 
 

@@ -82,10 +82,10 @@ def _needs_gpu(place: Place) -> str:
 def _data(config: Config, place: Place) -> Iterator[Candidate]:
     loader = config.loader
     set_already = "" if loader.fetch == "item" else SET
-    yield Candidate("gather", "gather whole batches", ("loader.fetch=auto",), missing=set_already)
+    yield Candidate("gather", "whole-batch gather", ("loader.fetch=auto",), missing=set_already)
     in_memory = config.workload.name in IN_MEMORY
     why = "the items are already in memory, unencoded" if in_memory else ""
-    yield Candidate("cache", "cache encoded items", ("loader.cache=true",), missing=why)
+    yield Candidate("cache", "encoded-item cache", ("loader.cache=true",), missing=why)
     sets: tuple[str, ...] = ("loader.placement=device",)
     if loader.workers:
         sets = ("loader.workers=0", *sets)
@@ -93,7 +93,7 @@ def _data(config: Config, place: Place) -> Iterator[Candidate]:
 
 
 def _processes(config: Config, place: Place) -> Iterator[Candidate]:
-    for count in _doubling(min(place.cores, MOST_WORKERS)):
+    for count in (2**power for power in range(min(place.cores, MOST_WORKERS).bit_length())):
         word = "worker" if count == 1 else "workers"
         yield Candidate(f"workers-{count}", f"{count} loader {word}", (f"loader.workers={count}",), "workers")
     if config.loader.persistent is False:
@@ -109,7 +109,7 @@ def _processes(config: Config, place: Place) -> Iterator[Candidate]:
 
 def _step(config: Config, place: Place) -> Iterator[Candidate]:
     if decoder := getattr(config.workload, "decoder", ""):
-        title = "project the vocabulary once for all decoder steps"
+        title = "one vocabulary projection for all decoder steps"
         why = "" if decoder == "stepwise" else SET
         yield Candidate("hoisted", title, ("workload.decoder=hoisted",), missing=why)
     batch = config.batch
@@ -172,13 +172,6 @@ def _compilers(config: Config, place: Place) -> Iterator[Candidate]:
     yield Candidate(
         "cuda-graph", "whole step as one CUDA graph", ("speed.cuda_graph=true",), missing=_needs_gpu(place)
     )
-
-
-def _doubling(most: int) -> Iterator[int]:
-    count = 1
-    while count <= most:
-        yield count
-        count *= 2
 
 
 def _has_bf16(cpuinfo: Path) -> bool | None:

@@ -12,10 +12,12 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 
 from .candidates import Place
-from .claims_measure import Found, Measure, Measurer, NotMeasuredError, Watch
+from .claims_measure import Found, Measurer, NotMeasuredError, Watch
 from .claims_table import OBSERVED, TRIALS, Claim, Part, Variant
 from .paired import CONFIDENCE
-from .request import Progress
+from .request import Measure, Progress
+from .short_run import observe
+from .trial import run_trial
 
 Verdict = Literal["confirmed", "not confirmed", "depends", "not measurable on this machine"]
 Outcome = Literal["confirmed", "not confirmed", "inconclusive", "not measured"]
@@ -108,7 +110,7 @@ def run_claims(
             tell(ClaimsState(tuple(results), claim, index, len(wanted), stage, progress))
 
         say("", None)
-        measurer = Measurer(measure or _run_trial(), watch or _observe(), budget_s, stop, say)
+        measurer = Measurer(measure or run_trial, watch or observe, budget_s, stop, say)
         begin = time.monotonic()
         parts = tuple(_measure(claim, part, place, measurer) for part in claim.parts)
         if stop.is_set():
@@ -215,15 +217,3 @@ def _part_dict(item: PartResult) -> dict[str, Any]:
         "base": list(item.variant.base) if item.variant else [],
         "change": list(item.variant.change) if item.variant else [],
     }
-
-
-def _run_trial() -> Measure:
-    from .trial import run_trial
-
-    return run_trial
-
-
-def _observe() -> Watch:
-    from .short_run import observe
-
-    return observe

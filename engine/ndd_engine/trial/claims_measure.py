@@ -15,11 +15,10 @@ from ndd_engine.text import duration, number
 from .claims_table import Claim, Part, Variant
 from .outcome import startup_s
 from .paired import interval, student_quantile
-from .recorded import BESIDE, Recorded, host_ns_of
-from .request import Base, Progress, TrialRequest
+from .recorded import OUTSIDE_STEPS, Recorded, host_ns_of
+from .request import Base, Measure, Progress, TrialRequest
 from .series import Interval, Stretch, rate, ratio, spread
 
-Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]
 Watch = Callable[[str, Sequence[str], float, threading.Event], Recorded | None]
 
 # Maximum number of trials of one change.
@@ -245,7 +244,9 @@ def _of_phase(window: WindowEvent, phase: str) -> Stretch | None:
 
 def _share_of(window: WindowEvent, phase: str, on_gpu: bool) -> Stretch | None:
     """A phase's time as `items` of the step time, without evaluations and checkpoints."""
-    whole = {name: body for name, body in window.phases.items() if "/" not in name and name not in BESIDE}
+    whole = {
+        name: body for name, body in window.phases.items() if "/" not in name and name not in OUTSIDE_STEPS
+    }
     if on_gpu:
         times = [body["device_ns"] for body in whole.values() if body.get("device_ns") is not None]
         part = _device_ns(window, phase)

@@ -22,7 +22,7 @@ from ndd_engine.text import printable
 from .series import Rate, Stretch, rate, warm_up
 
 # Phases outside of steps: how often they run is a setting, so they do not count towards the speed.
-BESIDE = ("evaluate", "checkpoint")
+OUTSIDE_STEPS = ("evaluate", "checkpoint")
 # The loss at a point of training is the mean over this share of training before that point.
 LOSS_SPAN = 0.1
 
@@ -154,7 +154,7 @@ def _events(directory: RunDir) -> Iterator[Event]:
 
 def _stretch(window: WindowEvent) -> Stretch | None:
     """The training in a window, None without steps."""
-    outside = sum(host_ns_of(window, name) for name in BESIDE)
+    outside = sum(host_ns_of(window, name) for name in OUTSIDE_STEPS)
     trained = window.steps > 0 and window.items > 0 and window.wall_ns > outside
     return Stretch(window.items, window.wall_ns - outside) if trained else None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import RunDir
 
 
@@ -48,3 +51,7 @@ class Progress:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
+
+
+# Runs a trial, as trial.run_trial does.
+Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]

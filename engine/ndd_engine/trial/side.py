@@ -84,6 +84,7 @@ class Side(ChildServer):
 
     # A failed run holds memory that the other side may need.
     keeps_serving = False
+    one_line = True
 
     def __init__(self, pipe: Pipe, folder: Path) -> None:
         super().__init__(pipe, folder)

@@ -311,7 +311,7 @@ class _Trial:
         if plan.within or self._exclusive or by_epochs:
             return plan
         # The first estimate does not show the cost of periodic events.
-        self._stage = "timing a whole run"
+        self._stage = "timing a whole segment"
         paces = []
         whole = True
         for index, pace in enumerate((base, change)):

@@ -23,11 +23,11 @@ from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
 
 from .candidates import SET, Candidate, Place, candidates, matching
-from .request import Base, Progress, TrialRequest
+from .request import Base, Measure, Progress, TrialRequest
 from .start import start_config
+from .trial import run_trial
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
-Measure = Callable[[TrialRequest, Callable[[Progress], None], threading.Event | None], TrialEvent]
 
 NOT_ASKED = "not selected with --only"
 
@@ -132,7 +132,7 @@ class _Tuning:
     ) -> None:
         self._base, self._budget_s, self._only = base, budget_s, only
         self._tell, self._stop = tell, stop
-        self._measure = measure if measure is not None else _run_trial()
+        self._measure = measure or run_trial
         self._machine = machine
         self._begun = time.monotonic()
         self._state = TuningState((), "starting")
@@ -336,10 +336,3 @@ def _figures(trial: TrialEvent) -> str:
 def _printable_lines(text: str) -> str:
     """Several lines of untrusted text, made printable."""
     return "\n".join(printable(line) for line in text.splitlines())
-
-
-def _run_trial() -> Measure:
-    # Imported here because it imports torch, which callers with their own `measure` do not need.
-    from .trial import run_trial
-
-    return run_trial

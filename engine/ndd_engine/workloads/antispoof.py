@@ -1,24 +1,24 @@
-"""The anti-spoofing workload: is a clip of speech real, or a copy that an algorithm made?"""
+"""The anti-spoofing workload: tells real speech from copies made by an algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import AntispoofSection
+from ndd_engine.errors import ConfigError
 
-from . import antispoof_data
-from .antispoof_data import SAMPLE_RATE, Recording, SpeechData
+from .antispoof_data import SAMPLE_RATE, SpeechData, SpeechRecording
 from .antispoof_model import SeResNet
-from .base import Batch, Collate, MeanLoss, Parted, built
-from .files import KEY
+from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss
+from .problems import KEY, Problems, Progress
 from .speech_signals import (
     LogMel,
     Voice,
@@ -31,19 +31,18 @@ from .speech_signals import (
     utterance,
 )
 from .wav_files import UNREADABLE, read_samples, reason
-from .windows import Complaints
 
-SPOOF, REAL = 0, 1  # labels, and places of the logits
-TELL_EVERY = 20  # recordings
+SPOOF, REAL = 0, 1  # labels, and indices of the logits
+PROGRESS_EVERY = 20  # recordings
 
 Clip = tuple[Tensor, int]  # samples (n,) int16 at 16 kHz, and label
 
 
-class SpeechClips(Dataset[Any]):
+class SpeechClips(GatherItems):
     """Waveforms in one int16 tensor; an item is (log-mel (128, frames) float32, label () int64).
 
-    The spectrogram is computed when an item is asked for. A clip is the first `sequence` samples of its
-    recording at 16 kHz, or a shorter recording over and over. starts, lengths, labels: (clips,) int64.
+    The spectrogram is computed in __getitem__. A clip is the first `sequence` samples of its recording at 16 kHz;
+    shorter recordings are repeated. starts, lengths, labels: (clips,) int64.
     """
 
     def __init__(
@@ -61,23 +60,17 @@ class SpeechClips(Dataset[Any]):
 
     @classmethod
     def of(cls, clips: Sequence[Clip], sequence: int) -> SpeechClips:
-        """Of recordings (samples,) int16 with their labels."""
+        """The dataset of recordings (samples,) int16 with labels."""
         lengths = torch.tensor([len(samples) for samples, _ in clips])
         labels = torch.tensor([label for _, label in clips])
-        return cls(
-            torch.cat([samples for samples, _ in clips]),
-            lengths.cumsum(0) - lengths,
-            lengths,
-            labels,
-            sequence,
-        )
+        starts = lengths.cumsum(0) - lengths
+        return cls(torch.cat([samples for samples, _ in clips]), starts, lengths, labels, sequence)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"clip {index} of {len(self)}")
+        self.check(index)
         indices = torch.tensor([index], device=self.samples.device)
         return self.log_mel(self.waves(indices))[0], self.labels[index]
 
@@ -90,34 +83,16 @@ class SpeechClips(Dataset[Any]):
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """The items at `indices` (B,) int64 on the samples' device, as a collated batch.
 
-        On the processor they are computed one by one, as items are: the same bits, and one clip stays in the
-        caches. On a card all are transformed at once, which agrees with the processor's items to within the
-        rounding of float32.
+        On the CPU they are computed one by one, bit-identical to the items, while each clip fits into the caches. On a
+        GPU all are transformed at once, which agrees with the CPU up to float32 rounding.
         """
         if indices.device.type == "cpu":
             return torch.stack([self[index][0] for index in indices.tolist()]), self.labels[indices]
         return self.log_mel(self.waves(indices)), self.labels[indices]
 
-    def to(self, device: torch.device) -> SpeechClips:
-        """The same waveforms on another device, where their spectrograms are then computed."""
-        return SpeechClips(
-            self.samples.to(device),
-            self.starts.to(device),
-            self.lengths.to(device),
-            self.labels.to(device),
-            self.sequence,
-            self.log_mel.to(device),
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """What `to` takes on the device."""
-        places = (self.starts, self.lengths, self.labels)
-        return sum(part.nbytes for part in (self.samples, *places, self.log_mel.window, self.log_mel.filters))
-
 
 class AugmentedClips(Dataset[Any]):
-    """The same clips, their waveforms changed anew every epoch: item i of epoch e is at e * len + i."""
+    """The same clips with random augmentation: item i of epoch e has the index e * len + i."""
 
     def __init__(self, clips: SpeechClips, seed: int) -> None:
         self.clips, self.seed = clips, seed
@@ -137,9 +112,9 @@ class AugmentedClips(Dataset[Any]):
 
 @dataclass
 class EqualErrorRate(MeanLoss):
-    """eer_percent: see `equal_error_rate`; absent when only one kind of speech was seen. And the loss.
+    """The loss and eer_percent (see `equal_error_rate`), which is absent if all clips are of one kind.
 
-    Keeps one score and one label a clip on the device.
+    Keeps a score and a label per clip on the device.
     """
 
     scores: list[Tensor] = field(default_factory=list)
@@ -159,42 +134,37 @@ class EqualErrorRate(MeanLoss):
         return loss if rate is None else {"eer_percent": rate, **loss}
 
 
-class Antispoof:
-    """A prepared classifier; implements Workload."""
+class Antispoof(BuiltinWorkload):
+    """A prepared classifier; implements Workload. Its output is logits (B, 2) of spoof and real."""
 
     name = "antispoof"
     item = "clip"
     token: str | None = "frame"
-    better = "lower"
-    collate: Collate | None = None
 
     def __init__(
-        self,
-        config: Config,
-        section: AntispoofSection,
-        data: SpeechData,
-        train: SpeechClips,
-        evaluation: SpeechClips,
+        self, config: Config, section: AntispoofSection, data: SpeechData, progress: Progress
     ) -> None:
-        self.tokens_per_item: float = data.frames
+        """Raises ConfigError for a recording that cannot be read."""
+        problems = Problems("workload")
+        clips = make_clips(data, config.run.seed, section.data, problems, progress)
+        if clips is None:
+            raise ConfigError(problems.found)
+        train, evaluation = (SpeechClips.of(part, data.samples) for part in clips)
+        super().__init__(data.line(), [*data.notes, *evaluation_notes(config, evaluation)])
+        self.tokens_per_item = data.frames
         self.epochs_differ = section.augment
-        self._section, self._data_line = section, data.line()
-        self._notes = [*data.notes, *evaluation_notes(config, evaluation)]
-        self.train_data: Dataset[Any] = AugmentedClips(train, config.run.seed) if section.augment else train
-        self.eval_data: Dataset[Any] = evaluation
-        model = built(lambda: SeResNet(section.blocks, section.channels, section.reduction, section.dropout))
-        self.model: nn.Module = model
-        self.parts: Mapping[str, Parted] = model.parts()
-
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Logits (B, 2) of spoof and real."""
-        return model(batch[0])
+        self._section = section
+        self.train_data = AugmentedClips(train, config.run.seed) if section.augment else train
+        self.eval_data = evaluation
+        self._build(
+            lambda: SeResNet(section.blocks, section.channels, section.reduction, section.dropout), progress
+        )
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Cross-entropy, each clip weighing by its class: a weighted mean over clips."""
+        """Cross-entropy, a mean over clips weighted by class."""
         labels = batch[1]
         spoof, real = self._section.class_weights
-        # From the labels, not from a tensor of weights: that would have to be brought to the device.
+        # Computed from the labels: a tensor of weights would have to be copied to the device.
         weights = spoof + (real - spoof) * labels.float()
         losses = F.cross_entropy(output.float(), labels, reduction="none")
         mean: Tensor = (weights * losses).sum() / weights.sum()
@@ -211,51 +181,26 @@ class Antispoof:
         augmenting = ", augmented" if section.augment else ""
         return f"SE-ResNet {section.blocks}, channels {channels}, reduction {section.reduction}{augmenting}"
 
-    def describe_data(self) -> str:
-        """One line."""
-        return self._data_line
-
-    def notes(self) -> Sequence[str]:
-        """How recordings were parted and changed, and what the evaluation cannot tell."""
-        return self._notes
-
-
-def prepare(
-    config: Config, section: AntispoofSection, complaints: Complaints, tell: Callable[[str], None]
-) -> Antispoof | None:
-    """The workload of a configuration; None after complaining."""
-    if section.data != "builtin":
-        tell(f"reading {section.data}")
-    data = antispoof_data.read(config, section, complaints)
-    if data is None:
-        return None
-    clips = make_clips(data, config.run.seed, section.data, complaints, tell)
-    if clips is None:
-        return None
-    tell("building the model")
-    train, evaluation = (SpeechClips.of(part, data.samples) for part in clips)
-    return Antispoof(config, section, data, train, evaluation)
-
 
 def make_clips(
-    data: SpeechData, seed: int, source: str, complaints: Complaints, tell: Callable[[str], None]
+    data: SpeechData, seed: int, source: str, problems: Problems, progress: Progress
 ) -> tuple[list[Clip], list[Clip]] | None:
-    """Clips to train on and clips to evaluate on; None after complaining about files that cannot be read.
+    """Clips to train on and clips to evaluate on; None after adding an error for a file that cannot be read.
 
-    A copy is made at its recording's own rate and then goes the same way as the recording, so that nothing but
-    its phases tells it. source: workload.data, for complaints.
+    A copy is made at its recording's own sample rate and then processed like the recording, so that only its phases
+    differ. source: workload.data, for errors.
     """
     parts: tuple[list[Clip], list[Clip]] = ([], [])
-    what = "making voices" if source == "builtin" else "reading recordings"
+    what = "synthesising voices" if source == "builtin" else "reading recordings"
     what += " and spoofed copies" if data.copied else ""
     for position, recording in enumerate(data.recordings):
-        if not position % TELL_EVERY:
-            tell(f"{what} {position:,} of {len(data.recordings):,}")
+        if not position % PROGRESS_EVERY:
+            progress(f"{what} {position:,} of {len(data.recordings):,}")
         try:
             made = _wave(recording, seed, data.samples / SAMPLE_RATE)
         except UNREADABLE as error:
-            # It could be read when its header was looked at.
-            complaints.add(KEY, f"{recording.path}: {reason(error)}", source)
+            # Its header was readable.
+            problems.add(KEY, f"{recording.path}: {reason(error)}", source)
             return None
         rate, part = recording.sample_rate, parts[recording.held_out]
         pair = [(made, REAL if recording.real else SPOOF)]
@@ -265,36 +210,33 @@ def make_clips(
     return parts
 
 
-def _wave(recording: Recording, seed: int, seconds: float) -> Tensor:
-    """At most `seconds` of a recording at its own rate: (samples,) float32.
-
-    Raises UNREADABLE for a file.
-    """
+def _wave(recording: SpeechRecording, seed: int, seconds: float) -> Tensor:
+    """Up to `seconds` of a recording at its own rate: (samples,) float32. Raises UNREADABLE for a file."""
     if recording.path is None:
         voice = Voice.draw(seeded("voice", seed, recording.speaker))
         made = utterance(voice, seeded("utterance", seed, recording.number))
         return made[: round(seconds * SAMPLE_RATE)]
     found = decode_pcm(*read_samples(recording.path, seconds))
     if not len(found):
-        raise ValueError("it holds no samples, whatever its header says")
+        raise ValueError("it has no samples, although its header says so")
     return found
 
 
 def evaluation_notes(config: Config, clips: SpeechClips) -> list[str]:
-    """Says so when the evaluation is cut so short that there is no equal error rate."""
+    """A note if the evaluation is too short for an equal error rate."""
     batches = config.evaluate.batches
     labels = clips.labels if batches is None else clips.labels[: batches * config.batch.micro]
     if 0 < int(labels.sum()) < len(labels):
         return []
-    return ["The evaluation looks at clips of one kind, so there is no eer_percent: raise evaluate.batches."]
+    return ["All evaluated clips are of one kind, so there is no eer_percent: raise evaluate.batches."]
 
 
 def equal_error_rate(scores: Tensor, labels: Tensor) -> float | None:
-    """Error in percent where as many spoofed clips are accepted as real ones rejected.
+    """The error in percent at which the rates of accepted spoofed clips and rejected real clips are equal.
 
-    scores: (N,), higher for real speech. labels: (N,) of SPOOF and REAL. Between two thresholds the rates are
-    joined by a straight line, so that equal scores of both kinds count half and a constant score gives 50. None
-    where only one kind is there, or a score is not a number.
+    scores: (N,), higher for real speech. labels: (N,) of SPOOF and REAL. Rates are interpolated linearly between
+    thresholds, so equal scores of both kinds count half and a constant score gives 50. None if all clips are of one
+    kind or a score is NaN.
     """
     real = labels == REAL
     reals, spoofs = int(real.sum()), int((~real).sum())

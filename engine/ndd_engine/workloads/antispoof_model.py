@@ -1,15 +1,15 @@
 """SE-ResNet on log-mel spectrograms: (B, mels, frames) float32 -> logits (B, 2) of spoof and real speech.
 
-Where 11,981,251 parameters come from (blocks [2, 2, 2, 2], channels 64-512, reduction 16):
+The 11,981,251 parameters (blocks [2, 2, 2, 2], channels 64-512, reduction 16):
 
     stem          7x7 convolution of one input channel, 3,136, and its BN, 128                         3,264
-    stages        per block two 3x3 convolutions without bias, two BN and SE's two matrices, without
-                  bias, of C x C/16; from the second stage on a 1x1 convolution with BN on the first
+    stages        per block two 3x3 convolutions, two BN and the two C x C/16 matrices of SE, all without
+                  bias; from the second stage on a 1x1 convolution with BN on the first
                   skip: 148,992 + 529,664 + 2,116,096 + 8,459,264                                 11,254,016
     pooling       Conv1d 512 -> 128, 65,664, and 128 -> 1, 129                                        65,793
     head          Linear 1024 -> 512 with BN, 525,824, 512 -> 256 with BN, 131,840, 256 -> 2, 514    658,178
 
-Blocks [3, 4, 6, 3] add one, two, four and one blocks without a new skip: 22,159,555 (22.16 M).
+Blocks [3, 4, 6, 3] add one, two, four and one blocks without a new skip: 22,159,555 parameters.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-ATTENTION = 128  # width of the pooling's attention
-EPS = 1e-6  # of the pooled variance, whose root has no slope at zero
+ATTENTION = 128  # width of the attention in the pooling layer
+EPS = 1e-6  # added to the pooled variance: the gradient of its root is infinite at zero
 
 
 class SqueezeExcite(nn.Module):
-    """Scales each channel of (B, C, F, T) by a factor in 0..1 that all channels' means decide."""
+    """Scales each channel of (B, C, F, T) by a factor in 0..1 computed from the means of all channels."""
 
     def __init__(self, channels: int, reduction: int) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class SqueezeExcite(nn.Module):
         return x * scale[:, :, None, None]
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions and squeeze-and-excitation beside a skip; halves the map with stride 2."""
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and squeeze-and-excitation with a skip connection; stride 2 halves the map."""
 
     def __init__(self, inputs: int, channels: int, stride: int, reduction: int) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class Block(nn.Module):
 class AttentivePooling(nn.Module):
     """(B, C, F, T) -> (B, 2C): the mean over frequency, then its mean and standard deviation over time.
 
-    Each frame weighs by an attention of its own (Okabe et al. 2018). The statistics are in float32: a variance
-    of half-precision numbers would be mostly rounding.
+    Frames are weighted by attention (Okabe et al. 2018). The statistics are in float32: the variance of half-precision
+    numbers would be mostly rounding error.
     """
 
     def __init__(self, channels: int) -> None:
@@ -82,10 +82,9 @@ class AttentivePooling(nn.Module):
 
 
 class SeResNet(nn.Module):
-    """The whole classifier; weights from torch's global generator.
+    """The classifier; weights from torch's global generator.
 
-    blocks, channels: of the four stages. reduction: of squeeze-and-excitation. dropout: of the head's two
-    hidden layers.
+    blocks, channels: per stage. reduction: of squeeze-and-excitation. dropout: of the two hidden layers of the head.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class SeResNet(nn.Module):
             layers = []
             for block in range(count):
                 stride = 2 if position and not block else 1
-                layers.append(Block(width, size, stride, reduction))
+                layers.append(ResidualBlock(width, size, stride, reduction))
                 width = size
             self.stages.append(nn.Sequential(*layers))
         self.pooling = AttentivePooling(last)
@@ -127,6 +126,6 @@ class SeResNet(nn.Module):
         return logits
 
     def parts(self) -> Mapping[str, nn.Module]:
-        """Its sub-phases, in their order."""
+        """Sub-phases of forward, in order."""
         stages = {f"stage{number}": stage for number, stage in enumerate(self.stages, 1)}
         return {"stem": self.stem, **stages, "pooling": self.pooling, "head": self.head}

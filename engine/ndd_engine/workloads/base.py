@@ -1,30 +1,34 @@
-"""What the loop needs of a workload: a model, data, a loss, a metric, and the names of its units."""
+"""What the training loop needs of a workload: a model, data, a loss, a metric, and the names of its units."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
+from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.errors import DoesNotFitError
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
+
+from .problems import Progress
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to
 
 
-Collate = Callable[[list[Any]], Batch]  # items to one batch
-Parted = nn.Module | Sequence[nn.Module]  # what a sub-phase is made of
+Collate = Callable[[list[Any]], Batch]  # a list of items to a batch
+Parted = nn.Module | Sequence[nn.Module]  # the modules of a sub-phase
 
 
 class GatherDataset(Protocol):
-    """A dataset whose tensors lie in memory, and which therefore makes a batch in one gather."""
+    """A dataset whose tensors are in memory, so that it makes a batch in one gather."""
 
     def __len__(self) -> int: ...
 
@@ -36,41 +40,64 @@ class GatherDataset(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that `to` takes on the device."""
+        """Bytes that `to` allocates on the device."""
+
+
+class GatherItems(Dataset[Any]):
+    """Base class of datasets whose attributes are the tensors; see GatherDataset."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def check(self, index: int) -> None:
+        """Raises IndexError for an index outside 0..len - 1, which also ends an iteration over the items."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+
+    def to(self, device: torch.device) -> Self:
+        """The same items on another device."""
+        moved = copy.copy(self)
+        vars(moved).update(map_tensors(vars(self), lambda tensor: tensor.to(device)))
+        return moved
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that `to` allocates on the device."""
+        return sum(tensor.nbytes for tensor in tensors(vars(self)))
 
 
 class Metric(Protocol):
-    """Accumulates over evaluation batches; one object per evaluation."""
+    """Accumulates over the batches of an evaluation; one object per evaluation."""
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        """One batch on the device. Must not keep graph or large tensors."""
+        """Adds a batch on the device. Must not keep the graph or large tensors."""
 
     def result(self) -> dict[str, float]:
-        """Figures by name, "loss" among them; the first one is the headline."""
+        """Values by name, "loss" among them; the first one is the headline metric."""
 
 
 class Workload(Protocol):
-    """A prepared workload; see `GatherDataset` for what its datasets may offer beyond torch's protocol.
+    """A prepared workload; see `GatherDataset` for what its datasets may add to torch's protocol.
 
     `forward` and `loss` are separate so that each phase is timed by itself.
 
-    A dataset's item must depend on nothing but its index and the seed in the configuration (never on a global
-    random state), so that a resumed run sees the same data.
+    An item must depend only on its index and the seed in the configuration (never on a global random state), so that
+    a resumed run sees the same data.
     """
 
     name: str
     item: str  # what one item is called: "window"
     token: str | None  # what an item is made of: "character", "sample"
-    tokens_per_item: float  # a mean over the training items where lengths vary
+    tokens_per_item: float  # the mean over the training items if lengths vary
     model: nn.Module
     train_data: Dataset[Any]
     eval_data: Dataset[Any]
     better: str  # "lower" or "higher": which way the headline metric improves
-    # Items to a batch, where torch's default_collate does not do: items of different lengths.
+    # Items to a batch, for items that torch's default_collate cannot collate (different lengths).
     collate: Collate | None
     # Sub-phases of forward, by the modules that make them up.
     parts: Mapping[str, Parted]
-    # Augmented anew each epoch: item i of epoch e is asked for as e * len(train_data) + i, and cannot be cached.
+    # Items change every epoch: item i of epoch e has the index e * len(train_data) + i, and cannot be cached.
     epochs_differ: bool
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -80,21 +107,58 @@ class Workload(Protocol):
         """Mean loss, a scalar tensor on the device, with graph."""
 
     def metric(self) -> Metric:
-        """A fresh metric."""
+        """A new metric."""
 
     def describe_model(self) -> str:
         """One line: "6 layers, 6 heads, width 384"."""
 
     def describe_data(self) -> str:
-        """One line: "465,231 characters, 1,723 windows of 256 a pass"."""
+        """One line: "465,231 characters, 1,723 windows of 256 per epoch"."""
 
     def notes(self) -> Sequence[str]:
-        """Things a user should know of this data or model: clipped outliers, dropped characters."""
+        """What a user should know about this data or model: clipped outliers, dropped characters."""
+
+
+class BuiltinWorkload:
+    """What the built-in workloads have in common; see Workload."""
+
+    token: str | None
+    tokens_per_item: float
+    train_data: Dataset[Any]
+    eval_data: Dataset[Any]
+    model: nn.Module
+    parts: Mapping[str, Parted]
+    better: str = "lower"
+    collate: Collate | None = None
+    epochs_differ: bool = False
+
+    def __init__(self, data: str, notes: Sequence[str]) -> None:
+        """data: the one-line description of the data."""
+        self._data_line, self._notes = data, notes
+
+    def _build(self, build: Callable[[], Model], progress: Progress) -> Model:
+        """Builds and returns the model, which names its sub-phases with a method `parts`."""
+        progress("building the model")
+        model: Any = build_checked(build)
+        self.model, self.parts = model, model.parts()
+        return model  # type: ignore[no-any-return]
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The model's output for the first part of a batch."""
+        return model(batch[0])
+
+    def describe_data(self) -> str:
+        """One line."""
+        return self._data_line
+
+    def notes(self) -> Sequence[str]:
+        """What the reader of the data did to it, and what the metrics cannot show."""
+        return self._notes
 
 
 @dataclass
 class MeanLoss:
-    """The simplest metric: mean loss over batches, weighted by batch size, on the device until asked."""
+    """The default metric: mean loss over batches, weighted by batch size, on the device until `result`."""
 
     total: Tensor | None = None
     count: int = 0
@@ -109,54 +173,46 @@ class MeanLoss:
         return {"loss": float(self.total) / self.count if self.total is not None else float("nan")}
 
 
-class _Unwritten(TorchFunctionMode):
-    """What would only be written in place stays as it is: without contents there is nothing to draw, and torch would
-    load much of itself to do nothing."""
+class _SkipInitialisation(TorchFunctionMode):
+    """Skips in-place operations: tensors without contents need no initialisation, and it would make torch import
+    much of itself."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, named = getattr(func, "__name__", ""), kwargs or {}
         if name.endswith("_") and not name.endswith("__"):
-            return args[0] if args else named["tensor"]  # as `torch.nn.init` hands it over
+            return args[0] if args else named["tensor"]  # torch.nn.init passes it by name
         return func(*args, **named)
 
 
-def built(build: Callable[[], Model]) -> Model:
-    """The model, unless its parameters alone take more memory than there is: found out before any is taken.
+def build_checked(build: Callable[[], Model]) -> Model:
+    """The model that `build` returns, after checking on the meta device that its parameters fit into memory.
 
-    Raises DoesNotFitError.
+    Raises DoesNotFitError before anything is allocated.
     """
-    with torch.device("meta"), _Unwritten():
+    with torch.device("meta"), _SkipInitialisation():
         needed = sum(parameter.nbytes for parameter in build().parameters())
     if needed > (free := free_memory()):
         raise DoesNotFitError(
-            f"the parameters of this model take {size(needed)}, and {size(free)} of memory are free"
+            f"the parameters of this model take {size(needed)}, but only {size(free)} of memory are free"
         )
     return build()
 
 
 def batch_size(batch: Batch) -> int:
     """Items in a batch: the first dimension of the first tensor that has one."""
-    return next(int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim)
-
-
-def _tensors(batch: Batch) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, (tuple, list, dict)):
-        for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from _tensors(part)
+    return next(int(tensor.shape[0]) for tensor in tensors(batch) if tensor.ndim)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Trainable parameters, shared ones counted once."""
+    """Trainable parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def overlapping(series: Tensor, span: int) -> Tensor:
-    """A view (N - span + 1, span, …) of all windows of a contiguous series (N, …): nothing is copied.
+def sliding_windows(series: Tensor, span: int) -> Tensor:
+    """A view (N - span + 1, span, …) of all windows of a contiguous series (N, …), without copying.
 
-    Each window is one stretch of memory, so index_select copies whole stretches, where indexing with a matrix of
-    places would copy row by row.
+    Each window is contiguous, so index_select copies whole windows; indexing with a matrix of positions would copy
+    row by row.
     """
     shape, strides = series.shape, series.stride()
     return series.as_strided((len(series) - span + 1, span, *shape[1:]), (strides[0], *strides))

@@ -1,7 +1,7 @@
-"""A byte-pair encoder in plain Python: learns its merges from texts, encodes any text and decodes it again.
+"""A byte-pair encoder in plain Python: learns its merges from texts, encodes and decodes any text.
 
-It remembers no words, so that the cost of a text grows with its length: it is the tokeniser that stands in a data
-loader's way. Method: Sennrich, Haddow & Birch 2016, on bytes and on words as in GPT-2 (Radford et al. 2019).
+It caches no words, so that its cost grows with the length of the text, as for a tokeniser in a data loader. Method:
+Sennrich, Haddow & Birch 2016, on bytes and on words as in GPT-2 (Radford et al. 2019).
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-BYTES = 256  # the tokens 0..255 are the bytes; the merges follow in the order in which they were learned
-LONGEST = 32  # characters of a word; merging takes quadratic time within one, so a text without spaces is cut
-REPEATED = 2  # a pair that occurs once is not worth a token
+from .problems import Progress
+
+BYTES = 256  # tokens 0..255 are the bytes; the merges follow in the order of learning
+LONGEST = 32  # characters of a word; merging takes quadratic time, so a text without spaces is cut
+REPEATED = 2  # minimum count of a pair that becomes a token
 
 Pair = tuple[int, int]
 
-# Letters, digits or other signs, with one space before them; then white space. Every character is in one of them.
+# Letters, digits or other characters with an optional space before them, or white space; matches every character.
 _WORD = re.compile(
     rf" ?[^\W\d_]{{1,{LONGEST}}}| ?\d{{1,3}}| ?(?:[^\s\w]|_){{1,{LONGEST}}}|\s{{1,{LONGEST}}}(?!\S)|\s{{1,{LONGEST}}}"
 )
 
 
 class BytePairs:
-    """Merges in the order of their ranks; merge i makes the token 256 + i.
-
-    pieces: the bytes that each token stands for.
-    """
+    """Merges in the order of their ranks; merge i makes token 256 + i. pieces: the bytes of each token."""
 
     def __init__(self, merges: Sequence[Pair]) -> None:
         self.merges = tuple(merges)
@@ -48,7 +47,7 @@ class BytePairs:
         return tokens
 
     def encode_word(self, word: str) -> list[int]:
-        """The tokens of one of `words`: its bytes, merged pair by pair, the lowest rank first."""
+        """The tokens of one of the `words` of a text: its bytes, merged pair by pair, lowest rank first."""
         tokens = to_bytes(word)
         ranks, never = self._ranks, len(self._ranks)
         while len(tokens) > 1:
@@ -60,22 +59,22 @@ class BytePairs:
         return tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text again. Raises UnicodeDecodeError where the tokens begin or end within a character."""
+        """The text of the tokens. Raises UnicodeDecodeError if they start or end within a character."""
         return b"".join(self.pieces[token] for token in tokens).decode("utf-8", "surrogatepass")
 
 
 def words(text: str) -> list[str]:
-    """The parts of a text within which pairs are merged; joined they are the text."""
+    """Splits a text into words, within which pairs are merged; joined, they are the text again."""
     return _WORD.findall(text)
 
 
 def to_bytes(text: str) -> list[int]:
-    """UTF-8, in which a lone surrogate (from a JSON escape) has a form of its own too."""
+    """UTF-8 bytes; lone surrogates (from JSON escapes) are encoded too."""
     return list(text.encode("utf-8", "surrogatepass"))
 
 
 def merge(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
-    """Every occurrence of the pair, from left to right, replaced by one token."""
+    """The tokens with every occurrence of the pair, from left to right, replaced by `token`."""
     left, right = pair
     merged: list[int] = []
     place, last = 0, len(tokens) - 1
@@ -89,46 +88,44 @@ def merge(tokens: Sequence[int], pair: Pair, token: int) -> list[int]:
     return merged
 
 
-def learn(
-    texts: Iterable[str], vocabulary: int, tell: Callable[[str], None]
-) -> tuple[BytePairs, dict[str, int]]:
+def learn(texts: Iterable[str], vocabulary: int, progress: Progress) -> tuple[BytePairs, dict[str, int]]:
     """(an encoder of at most `vocabulary` tokens, the number of tokens of each distinct word of the texts).
 
-    The most frequent pair is merged first; of equally frequent ones that with the lower left token, then the lower
-    right one. The vocabulary stays smaller when no pair is left that occurs twice. tell: progress.
+    Merges the most frequent pair first; ties go to the lower left token, then to the lower right one. The vocabulary is
+    smaller if no remaining pair occurs twice.
     """
-    tell("learning byte pairs")
+    progress("learning byte pairs")
     counted = Counter[str]()
     for text in texts:
         counted.update(words(text))
-    lesson = _Lesson([to_bytes(word) for word in counted], list(counted.values()))
+    counts = _PairCounts([to_bytes(word) for word in counted], list(counted.values()))
     wanted = vocabulary - BYTES
     merges: list[Pair] = []
-    while len(merges) < wanted and (pair := lesson.most_frequent()) is not None:
+    while len(merges) < wanted and (pair := counts.most_frequent()) is not None:
         if merges and len(merges) % 256 == 0:
-            tell(f"learning byte pairs: {len(merges):,} of {wanted:,}")
-        lesson.merge(pair, BYTES + len(merges))
+            progress(f"learning byte pairs: {len(merges):,} of {wanted:,}")
+        counts.merge(pair, BYTES + len(merges))
         merges.append(pair)
-    return BytePairs(merges), dict(zip(counted, map(len, lesson.tokens), strict=True))
+    return BytePairs(merges), dict(zip(counted, map(len, counts.tokens), strict=True))
 
 
-class _Lesson:
-    """Distinct words as tokens, how often each occurs, and the pairs in them, counted anew only where they change."""
+class _PairCounts:
+    """Distinct words as tokens, their frequencies, and the counts of their pairs, updated only where words change."""
 
     def __init__(self, tokens: list[list[int]], weights: list[int]) -> None:
         self.tokens, self.weights = tokens, weights
         self.counts: dict[Pair, int] = defaultdict(int)
-        self.places: dict[Pair, set[int]] = defaultdict(set)  # words that hold the pair, or held it once
+        self.places: dict[Pair, set[int]] = defaultdict(set)  # words that contain the pair, or did so before
         for place, word in enumerate(tokens):
             for pair in pairwise(word):
                 self.counts[pair] += weights[place]
                 self.places[pair].add(place)
-        # May hold outdated counts; a pair whose count changes is put in again.
+        # May contain outdated counts; a pair whose count changes is pushed again.
         self.heap = [(-count, pair) for pair, count in self.counts.items()]
         heapq.heapify(self.heap)
 
     def most_frequent(self) -> Pair | None:
-        """The pair to merge next; None when none occurs twice."""
+        """The pair to merge next; None if no pair occurs twice."""
         while self.heap:
             negative, pair = heapq.heappop(self.heap)
             if self.counts.get(pair) == -negative:
@@ -136,7 +133,7 @@ class _Lesson:
         return None
 
     def merge(self, pair: Pair, token: int) -> None:
-        """Replace the pair in every word; only the counts of its neighbours change."""
+        """Replaces the pair in every word and updates the counts of its neighbours."""
         left, right = pair
         counts, changed = self.counts, {pair}
         for place in self.places.pop(pair):
@@ -167,7 +164,7 @@ class _Lesson:
 
 
 def _find(tokens: list[int], left: int, right: int, start: int) -> int:
-    """Where the pair stands next, at `start` or later; -1 where it does not."""
+    """Index of the next occurrence of the pair from `start` on; -1 if there is none."""
     last = len(tokens) - 1
     try:
         while tokens[(start := tokens.index(left, start, last)) + 1] != right:

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
-from . import text_data
-from .base import Batch, Collate, MeanLoss, Parted, built, overlapping
-from .chartext_model import NextCharacterModel, ScoreModel
+from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, sliding_windows
+from .chartext_model import CharacterModel, NextCharacterModel, ScoreModel
+from .problems import Progress
 from .text_data import TextData
-from .windows import Complaints, window_count
+from .windows import window_count
 
-NOISE_EPS = 1e-3  # the least time, and what is left unabsorbed at time 1 (SEDD's log-linear noise)
+NOISE_EPS = 1e-3  # minimum time, and the share not absorbed at time 1 (SEDD's log-linear noise)
 
 
-class TextWindows(Dataset[Any]):
+class TextWindows(GatherItems):
     """Windows of `sequence` characters over one int64 tensor (N,), their starts `stride` apart.
 
-    An item is (input, target), both (sequence,) int64 and the target one character later; without `shifted`
-    it is the input alone. Every window has room for the target, so both forms have the same items.
+    An item is (input, target), both (sequence,) int64, the target one character later; without `shifted` it is the
+    input only. Every window has room for the target, so both forms have the same items.
     """
 
     def __init__(self, codes: Tensor, sequence: int, stride: int, shifted: bool = True) -> None:
@@ -38,8 +36,7 @@ class TextWindows(Dataset[Any]):
         return window_count(len(self.codes), self.sequence + 1, self.stride)
 
     def __getitem__(self, index: int) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of {len(self)}")
+        self.check(index)
         start = index * self.stride
         window = self.codes[start : start + self.sequence]
         if not self.shifted:
@@ -48,24 +45,15 @@ class TextWindows(Dataset[Any]):
 
     def batch(self, indices: Tensor) -> Any:
         """The items at `indices` (B,) int64 on the text's device, as a collated batch, by one gather."""
-        windows = overlapping(self.codes, self.sequence)
+        windows = sliding_windows(self.codes, self.sequence)
         starts = indices * self.stride
         inputs = windows.index_select(0, starts)
         return inputs if not self.shifted else (inputs, windows.index_select(0, starts + 1))
 
-    def to(self, device: torch.device) -> TextWindows:
-        """The same windows of the text on another device."""
-        return TextWindows(self.codes.to(device), self.sequence, self.stride, self.shifted)
-
-    @property
-    def nbytes(self) -> int:
-        """What `to` takes on the device."""
-        return self.codes.nbytes
-
 
 class Diffused(NamedTuple):
-    """What the diffusion loss needs. log_ratio: (B, T, vocabulary), see ScoreModel. weight: (B, T), zero
-    where the character was not absorbed."""
+    """The inputs of the diffusion loss. log_ratio: (B, T, vocabulary), see ScoreModel. weight: (B, T), zero for
+    characters that are not absorbed."""
 
     log_ratio: Tensor
     weight: Tensor
@@ -73,44 +61,43 @@ class Diffused(NamedTuple):
 
 @dataclass
 class BitsPerCharacter(MeanLoss):
-    """The loss, and the same in bits; for diffusion both are upper bounds."""
+    """The loss in nats and in bits; upper bounds for the diffusion objective."""
 
     def result(self) -> dict[str, float]:
         loss = super().result()["loss"]
         return {"bits_per_char": loss / math.log(2), "loss": loss}
 
 
-class Chartext:
+class Chartext(BuiltinWorkload):
     """A prepared character model; implements Workload. The index i stands for vocabulary[i]."""
 
     name = "chartext"
     item = "window"
     token: str | None = "character"
-    better = "lower"
-    collate: Collate | None = None
-    epochs_differ = False
 
-    def __init__(self, section: ChartextSection, seed: int, data: TextData) -> None:
-        layout = data.layout
-        self.vocabulary = data.vocabulary
-        self.tokens_per_item: float = layout.sequence
+    def __init__(self, config: Config, section: ChartextSection, data: TextData, progress: Progress) -> None:
+        self.vocabulary, layout = data.vocabulary, data.layout
+        self.tokens_per_item = layout.sequence
         self.diffusion = section.objective == "diffusion"
-        self._section, self._seed, self._data_line, self._notes = section, seed, data.line(), data.notes
+        notes = list(data.notes)
+        if self.diffusion:
+            notes.append(
+                "Bits per character of the diffusion objective are an upper bound, estimated with random noise."
+            )
+        super().__init__(data.line(), notes)
+        self._section, self._seed = section, config.run.seed
         self._eval_noise: torch.Generator | None = None
-        codes = encode(data.text, data.vocabulary)
+        codes, shifted = encode(data.text, data.vocabulary), not self.diffusion
         train, evaluation = codes[: layout.parts.train], codes[layout.parts.train :]
-        shifted = not self.diffusion
-        self.train_data: Dataset[Any] = TextWindows(train, layout.sequence, layout.stride, shifted)
-        self.eval_data: Dataset[Any] = TextWindows(evaluation, layout.sequence, layout.eval_stride, shifted)
-        model = built(lambda: build_model(section, len(data.vocabulary), layout.sequence))
-        self.model: nn.Module = model
-        self.parts: Mapping[str, Parted] = model.parts()
+        self.train_data = TextWindows(train, layout.sequence, layout.stride, shifted)
+        self.eval_data = TextWindows(evaluation, layout.sequence, layout.eval_stride, shifted)
+        self._build(lambda: build_model(section, len(data.vocabulary), layout.sequence), progress)
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Logits (B, T, vocabulary), or Diffused; noise comes from torch's global generator of the device.
+        """Logits (B, T, vocabulary), or Diffused, with noise from torch's global generator of the device.
 
-        In evaluation it comes from a generator that starts anew with each `metric()`: every evaluation meets
-        the same noise, so that results compare, and evaluating does not change the training that follows.
+        In evaluation, the noise comes from a generator that each `metric()` resets: every evaluation has the same
+        noise, and does not affect the training that follows.
         """
         if not self.diffusion:
             return model(batch[0])
@@ -141,33 +128,8 @@ class Chartext:
             f"{self.tokens_per_item}, {kind}"
         )
 
-    def describe_data(self) -> str:
-        """One line."""
-        return self._data_line
 
-    def notes(self) -> Sequence[str]:
-        """Overlapping windows, a large vocabulary, and what the diffusion figures mean."""
-        if not self.diffusion:
-            return self._notes
-        return (
-            *self._notes,
-            "Bits per character of the diffusion objective are an upper bound, estimated with random noise.",
-        )
-
-
-def prepare(
-    config: Config, section: ChartextSection, complaints: Complaints, tell: Callable[[str], None]
-) -> Chartext | None:
-    """The workload of a configuration; None after complaining."""
-    tell(f"reading {text_data.source_name(section)}")
-    data = text_data.read(config, section, complaints)
-    if data is None:
-        return None
-    tell("building the model")
-    return Chartext(section, config.run.seed, data)
-
-
-def build_model(section: ChartextSection, vocabulary: int, context: int) -> ScoreModel | NextCharacterModel:
+def build_model(section: ChartextSection, vocabulary: int, context: int) -> CharacterModel:
     """The model of the objective, with weights from torch's global generator."""
     size = (vocabulary, context, section.layers, section.heads, section.width, section.dropout)
     if section.objective == "diffusion":
@@ -176,7 +138,7 @@ def build_model(section: ChartextSection, vocabulary: int, context: int) -> Scor
 
 
 def encode(text: str, vocabulary: str) -> Tensor:
-    """Each character's index in the vocabulary: (len(text),) int64. Characters must be of the vocabulary."""
+    """The index of each character in the vocabulary, which must contain all of them: (len(text),) int64."""
     points = torch.frombuffer(bytearray(text.encode("utf-32-le")), dtype=torch.int32)
     table = torch.zeros(ord(max(vocabulary)) + 1, dtype=torch.int64)
     table[torch.tensor([ord(character) for character in vocabulary])] = torch.arange(len(vocabulary))
@@ -184,10 +146,10 @@ def encode(text: str, vocabulary: str) -> Tensor:
 
 
 def absorb(clean: Tensor, absorbing: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Characters (B, T) -> (noisy (B, T), total noise (B,), weight of each place in the loss (B, T)).
+    """Characters (B, T) -> (noisy (B, T), total noise (B,), weight of each position in the loss (B, T)).
 
-    With log-linear noise a character is absorbed by time t with probability (1 - eps) t. The times of a batch
-    are spread evenly from one random start: each is uniform by itself, and the loss varies less.
+    With log-linear noise, a character is absorbed by time t with probability (1 - eps) t. The times of a batch are
+    evenly spaced from a random start: each is uniformly distributed, and the variance of the loss is smaller.
     """
     batch, device = clean.shape[0], clean.device
     start = torch.rand(1, generator=generator, device=device)
@@ -202,13 +164,11 @@ def absorb(clean: Tensor, absorbing: int, generator: torch.Generator | None) -> 
 def score_entropy(output: Diffused, clean: Tensor) -> Tensor:
     """Denoising score entropy of absorbed characters (Lou et al. 2024), a mean over characters in nats.
 
-    With r = 1 / (exp(noise) - 1), the true ratio at the clean character, and score = r exp(l), their
-    sum(score) - r log(score[clean]) + r (log r - 1) is r (sum(exp l) - l[clean] - 1); and for log-linear
-    noise r times the rate of the noise is 1 / t. So the weight is 1 / t, and nothing overflows.
+    With r = 1 / (exp(noise) - 1), the true ratio at the clean character, and score = r exp(l), the entropy
+    sum(score) - r log(score[clean]) + r (log r - 1) is r (sum(exp l) - l[clean] - 1). For log-linear noise, r times the
+    rate of the noise is 1 / t. So the weight is 1 / t, and nothing overflows.
     """
     log_ratio = output.log_ratio
-    chosen = F.nll_loss(log_ratio.flatten(0, 1), clean.flatten(), reduction="none").view_as(
-        clean
-    )  # -l[clean]
-    entropy = log_ratio.exp().sum(-1) + chosen - 1
+    chosen = F.nll_loss(log_ratio.flatten(0, 1), clean.flatten(), reduction="none")  # -l[clean]
+    entropy = log_ratio.exp().sum(-1) + chosen.view_as(clean) - 1
     return (output.weight * entropy).mean()

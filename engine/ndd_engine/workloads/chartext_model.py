@@ -14,7 +14,7 @@ FREQUENCIES = 256  # sines and cosines of the noise level
 EXPANSION = 4  # feed-forward width over model width
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Multi-head self-attention without biases: (B, T, width) -> (B, T, width)."""
 
     def __init__(self, width: int, heads: int, dropout: float, causal: bool) -> None:
@@ -47,8 +47,8 @@ class FeedForward(nn.Module):
         return result
 
 
-class Block(nn.Module):
-    """Pre-norm attention and feed-forward; with `conditioned`, adaLN-zero (Peebles & Xie 2023).
+class TransformerBlock(nn.Module):
+    """Pre-norm attention and feed-forward; with adaLN-zero (Peebles & Xie 2023) if `conditioned`.
 
     forward(x (B, T, width), condition (B, CONDITIONING) or None) -> (B, T, width).
     """
@@ -56,7 +56,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, causal: bool, conditioned: bool) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(width, bias=False)
-        self.attention = Attention(width, heads, dropout, causal)
+        self.attention = SelfAttention(width, heads, dropout, causal)
         self.norm_feed = nn.LayerNorm(width, bias=False)
         self.feed = FeedForward(width)
         self.drop = nn.Dropout(dropout)
@@ -81,8 +81,7 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """Embeddings, blocks and a final norm: (B, T) int64 -> (B, T, width); T at most `context`.
 
-    With `conditioned` the index `vocabulary` is the absorbing state (see ScoreModel), and attention looks
-    both ways.
+    If `conditioned`, the index `vocabulary` is the absorbing state (see ScoreModel), and attention is not causal.
     """
 
     def __init__(
@@ -100,13 +99,15 @@ class Trunk(nn.Module):
         self.characters = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.drop = nn.Dropout(dropout)
-        blocks = (Block(width, heads, dropout, not conditioned, conditioned) for _ in range(layers))
+        blocks = (
+            TransformerBlock(width, heads, dropout, not conditioned, conditioned) for _ in range(layers)
+        )
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width, bias=False)
 
     def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
         """Sub-phases of forward."""
-        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
         return {
             "attention": [block.attention for block in blocks],
             "feed_forward": [block.feed for block in blocks],
@@ -115,7 +116,7 @@ class Trunk(nn.Module):
     def forward(self, indices: Tensor, condition: Tensor | None = None) -> Tensor:
         table = self.characters.weight
         if self.absorbing:
-            table = F.pad(table, (0, 0, 0, 1))  # the absorbing state: a zero row after the characters
+            table = F.pad(table, (0, 0, 0, 1))  # the absorbing state: a row of zeros after the characters
         x = F.embedding(indices, table) + self.positions.weight[: indices.shape[1]]
         x = self.drop(x)
         for block in self.blocks:
@@ -124,11 +125,22 @@ class Trunk(nn.Module):
         return result
 
 
-class NextCharacterModel(nn.Module):
+class CharacterModel(nn.Module):
+    """A trunk and a head."""
+
+    trunk: Trunk
+    head: nn.Linear
+
+    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
+        """Sub-phases of forward."""
+        return {**self.trunk.parts(), "head": self.head}
+
+
+class NextCharacterModel(CharacterModel):
     """Autoregressive: (B, T) int64 -> logits of the next character (B, T, vocabulary). No biases anywhere.
 
-    Parameters: vocabulary x width + context x width + layers x (12 width^2 + 2 width) + width, and
-    vocabulary x width more for the output layer unless it shares the embedding (`tie_weights`).
+    Parameters: (vocabulary + context) x width + layers x (12 width^2 + 2 width) + width, and vocabulary x width for the
+    output layer unless it shares the embedding (`tie_weights`).
     """
 
     def __init__(
@@ -147,10 +159,6 @@ class NextCharacterModel(nn.Module):
         if tie_weights:
             self.head.weight = self.trunk.characters.weight
         initialise(self, layers)
-
-    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward."""
-        return {**self.trunk.parts(), "head": self.head}
 
     def forward(self, indices: Tensor) -> Tensor:
         logits: Tensor = self.head(self.trunk(indices))
@@ -176,18 +184,17 @@ class NoiseEmbedding(nn.Module):
         return F.silu(self.second(F.silu(self.first(waves))))
 
 
-class ScoreModel(nn.Module):
+class ScoreModel(CharacterModel):
     """Diffusion over characters with an absorbing state (SEDD: Lou, Meng & Ermon, ICML 2024).
 
-    forward(indices (B, T) int64, noise (B,)) -> (B, T, vocabulary) float: the logarithm of
-    score x (exp(noise) - 1), where score estimates p(character at this place) / p(absorbed here). The factor
-    is the known size of that ratio, so that an untrained model says "all characters are equally likely".
+    forward(indices (B, T) int64, noise (B,)) -> (B, T, vocabulary) float: the logarithm of score x (exp(noise) - 1),
+    where score estimates p(this character) / p(absorbed). The factor is the known scale of that ratio, so an untrained
+    model gives all characters the same probability.
 
-    The absorbing state is the index `vocabulary`, one past the last character. Its embedding is fixed at
-    zero: a learned one would add nothing, since any vector added to it can as well be added to all position
-    embeddings and taken from all character embeddings. And it is never predicted, so it has no output. Both
-    tables therefore have exactly `vocabulary` rows: 11,739,585 parameters for 65 characters at the guide's
-    size.
+    The absorbing state is the index `vocabulary`, one past the last character. Its embedding is fixed at zero: a vector
+    added to it could as well be added to all position embeddings and subtracted from all character embeddings. It is
+    never predicted, so it has no output. Both tables therefore have `vocabulary` rows: 11,739,585 parameters for 65
+    characters at the size "guide".
     """
 
     def __init__(
@@ -201,14 +208,10 @@ class ScoreModel(nn.Module):
         self.modulation = nn.Linear(CONDITIONING, 2 * width)
         self.head = nn.Linear(width, vocabulary)
         initialise(self, layers)
-        # adaLN-zero: every block starts as the identity and the head says nothing.
+        # adaLN-zero: every block starts as the identity, and the head with equal scores.
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and (name.endswith("modulation") or name == "head"):
                 nn.init.zeros_(module.weight)
-
-    def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward."""
-        return {**self.trunk.parts(), "head": self.head}
 
     def forward(self, indices: Tensor, noise: Tensor) -> Tensor:
         condition = self.noise(noise)
@@ -219,7 +222,7 @@ class ScoreModel(nn.Module):
 
 
 def initialise(model: nn.Module, layers: int) -> None:
-    """GPT-2's start: normal 0.02, and the projections into the residual stream smaller by sqrt(2 layers)."""
+    """As in GPT-2: normal with std 0.02, divided by sqrt(2 layers) for projections into the residual stream."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             std = 0.02 / math.sqrt(2 * layers) if name.endswith(".project") else 0.02

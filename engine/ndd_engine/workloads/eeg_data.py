@@ -1,4 +1,4 @@
-"""Recordings for the forecasters: ARFF and CSV files as numbers with labels. No torch here."""
+"""EEG recordings for the forecasters: ARFF, CSV and TSV files as numbers with labels. No torch here."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
-from .files import KEY, read_text
-from .windows import Complaints, DataFacts, Layout, split
+from .files import read_text
+from .problems import KEY, SHOWN_ERRORS, ErrorList, Problems, Progress
+from .windows import DataFacts, Layout, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
 LABEL_NAMES = frozenset({"label", "class", "y", "eyedetection"})
 MISSING_CELLS = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
-SHOWN_ERRORS = 5  # lines told one by one; the rest is counted
 
 _ATTRIBUTE = re.compile(r"""@attribute\s+('(?:[^'\\]|\\.)*'|"[^"]*"|[^\s{]+)\s*(.+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Recording:
-    """values: samples x channels, row by row. labels: one 0 or 1 a sample, or None without a label."""
+class EegRecording:
+    """values: samples x channels, row by row. labels: 0 or 1 per sample, or None without a label column."""
 
     channels: tuple[str, ...]
     values: array[float]
@@ -36,15 +36,15 @@ class Recording:
 
     @property
     def samples(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.values) // len(self.channels)
 
 
 @dataclass(frozen=True)
 class EegData:
-    """A recording and how it is cut. recording is None for the builtin data, which is made, not read."""
+    """A recording and how it is cut into windows. recording: None for the builtin data, which is synthetic."""
 
-    recording: Recording | None
+    recording: EegRecording | None
     channels: int
     layout: Layout
 
@@ -53,92 +53,76 @@ class EegData:
         return self.layout.facts(self.line())
 
     def line(self) -> str:
-        """The data in one line for people."""
-        layout = self.layout
-        return (
-            f"{layout.parts.total:,} samples x {self.channels} channels, {layout.train_items:,} windows of "
-            f"{layout.sequence:,} a pass, {layout.eval_items:,} to evaluate"
-        )
+        """A one-line summary."""
+        return f"{self.layout.parts.total:,} samples x {self.channels} channels, {self.layout.text}"
 
 
-def read(config: Config, section: NddSection, complaints: Complaints) -> EegData | None:
-    """The recording, with every mistake of it in `complaints`; None when there is no usable one."""
-    recording = None
-    before = len(complaints.problems)
-    if section.data != "builtin":
-        recording = read_recording(section.data, complaints)
+def read_eeg(config: Config, section: NddSection, problems: Problems, progress: Progress) -> EegData | None:
+    """The recording, or None after adding every error to `problems`."""
+    before = len(problems.found)
+    builtin = section.data == "builtin"
+    progress("synthesising the recording" if builtin else f"reading {section.data}")
+    recording = None if builtin else read_recording(section.data, problems)
     if section.model == "mlp" and config.batch.micro == 1:
-        message = "the mlp normalises over the items of a micro-batch and needs at least two"
-        complaints.add("batch.micro", message, 1, "2 or more", 'or workload.model "lstm" or "gru"')
-    if recording is None and section.data != "builtin":
+        message = "the mlp uses batch normalisation, which needs a micro-batch of at least two items"
+        problems.add("batch.micro", message, 1, "2 or more", 'or set workload.model to "lstm" or "gru"')
+    if recording is None and not builtin:
         return None
     samples = section.samples if recording is None else recording.samples
     layout = Layout(split(samples, section.eval_fraction), config.batch.sequence, 1, 1, "sample", "recording")
-    layout.check(config.batch, complaints)
-    if len(complaints.problems) > before:
+    layout.check(config.batch, problems)
+    if len(problems.found) > before:
         return None
     return EegData(recording, section.channels if recording is None else len(recording.channels), layout)
 
 
-def read_recording(data: str, complaints: Complaints) -> Recording | None:
-    """A .arff, .csv or .tsv file; None after complaining, with line numbers."""
+def read_recording(data: str, problems: Problems) -> EegRecording | None:
+    """The recording in a .arff, .csv or .tsv file, or None after adding errors with line numbers."""
     suffix = Path(data).suffix.lower()
-    text = read_text(data, complaints, SUFFIXES, ("builtin",))
+    text = read_text(data, problems, SUFFIXES, ("builtin",))
     if text is None:
         return None
     if suffix not in SUFFIXES:
-        complaints.add(
-            KEY,
-            f"files of the kind {suffix or 'without a suffix'!r} cannot be read",
-            data,
-            ", ".join(SUFFIXES),
+        message = (
+            f"files with the suffix {suffix!r} are not supported" if suffix else "the name has no suffix"
         )
+        problems.add(KEY, message, data, ", ".join(SUFFIXES))
         return None
-    errors = _LineErrors(data, complaints)
+    errors = _LineErrors(data, problems)
     try:
         table = _arff(text, errors) if suffix == ".arff" else _delimited(text, errors)
     except csv.Error as error:
-        complaints.add(KEY, f"the rows cannot be read: {error}", data)
+        problems.add(KEY, f"the rows cannot be read: {error}", data)
         return None
     if table is None or errors.finish():
         return None
-    return table.recording(data, complaints)
+    return table.recording(data, problems)
 
 
 @dataclass
-class _LineErrors:
-    """Tells the first few mistakes of a file with their lines and counts the others."""
+class _LineErrors(ErrorList):
+    """Counts missing cells separately from other errors in lines."""
 
-    data: str
-    complaints: Complaints
-    count: int = 0
     missing: int = 0
     first_missing: str = ""
-
-    def add(self, line: int, message: str) -> None:
-        self.count += 1
-        if self.count <= SHOWN_ERRORS:
-            self.complaints.add(KEY, f"line {line:,}: {message}", self.data)
 
     def add_missing(self, line: int, column: str) -> None:
         self.missing += 1
         self.first_missing = self.first_missing or f"line {line:,}, column {column!r}"
 
     def finish(self) -> bool:
-        """Tells the rest; whether there was any mistake."""
-        if self.count > SHOWN_ERRORS:
-            self.complaints.add(KEY, f"{self.count - SHOWN_ERRORS:,} more lines like these", self.data)
+        found = super().finish()
         if self.missing:
             cells = "1 cell is" if self.missing == 1 else f"{self.missing:,} cells are"
-            message = f"{cells} missing or not finite, the first at {self.first_missing}"
+            message = f"{cells} missing or not finite, the first one in {self.first_missing}"
             advice = "fill the gaps or remove those rows"
-            self.complaints.add(KEY, message, self.data, "a finite number in every cell", advice)
-        return bool(self.count or self.missing)
+            self.problems.add(KEY, message, self.data, "a finite number in every cell", advice)
+        return found or bool(self.missing)
 
 
 @dataclass
 class _Table:
-    """Columns and what has been read of them. numeric: positions of the channels; label: of the label."""
+    """Columns and their contents so far. numeric: indices of the channels. label: index of the label column."""
 
     names: Sequence[str]
     numeric: Sequence[int]
@@ -149,7 +133,7 @@ class _Table:
 
     def add(self, row: Sequence[str], line: int, errors: _LineErrors) -> None:
         if len(row) != len(self.names):
-            errors.add(line, f"{len(row)} cells in place of {len(self.names)}")
+            errors.add(line, f"{len(row)} cells, expected {len(self.names)}")
             return
         try:
             cells = [float(row[position]) for position in self.numeric]
@@ -157,13 +141,13 @@ class _Table:
         except ValueError:
             good = False
         if not good:
-            self._explain(row, line, errors)
+            self._add_errors(row, line, errors)
             return
         self.values.extend(cells)
         if self.label is not None:
             self.labels.append(row[self.label].strip())
 
-    def _explain(self, row: Sequence[str], line: int, errors: _LineErrors) -> None:
+    def _add_errors(self, row: Sequence[str], line: int, errors: _LineErrors) -> None:
         for position in self.numeric:
             cell = row[position].strip()
             try:
@@ -175,9 +159,9 @@ class _Table:
                     continue
             errors.add_missing(line, self.names[position])
 
-    def recording(self, data: str, complaints: Complaints) -> Recording | None:
+    def recording(self, data: str, problems: Problems) -> EegRecording | None:
         if not self.values:
-            complaints.add(KEY, "the file holds no samples", data)
+            problems.add(KEY, "the file has no samples", data)
             return None
         notes, labels = list(self.notes), None
         if self.label is not None:
@@ -187,23 +171,19 @@ class _Table:
             else:
                 name = printable(self.names[self.label])
                 notes.append(
-                    f"The label {name!r} has {len(kinds)} values; two are needed, so it is not used."
+                    f"The label {name!r} is not used: it has {len(kinds)} values, and two are needed."
                 )
         channels = tuple(self.names[position] for position in self.numeric)
-        return Recording(channels, self.values, labels, tuple(notes))
+        return EegRecording(channels, self.values, labels, tuple(notes))
 
 
 def _lines(text: str) -> list[str]:
-    # Not splitlines: it also splits at form feeds and the like, and line numbers would be off.
+    # Not splitlines, which also splits at form feeds: the line numbers would be wrong.
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def _is_label(name: str) -> bool:
-    return name.lower() in LABEL_NAMES
-
-
 def _arff(text: str, errors: _LineErrors) -> _Table | None:
-    """Attribute-relation file format (Weka): numeric attributes are channels, one attribute is the label."""
+    """Attribute-relation file format (Weka): numeric attributes are channels, one attribute may be the label."""
     lines = _lines(text)
     names: list[str] = []
     kinds: list[str] = []
@@ -228,7 +208,7 @@ def _arff(text: str, errors: _LineErrors) -> _Table | None:
                 break
     if start is None:
         if not errors.finish():
-            errors.complaints.add(KEY, "there is no @data line", errors.data, "an ARFF file")
+            errors.problems.add(KEY, "there is no @data line", errors.data, "an ARFF file")
         return None
     is_number = [kind.split()[0] in ("numeric", "real", "integer") for kind in kinds]
     table = _columns(names, is_number, errors)
@@ -246,7 +226,7 @@ def _arff(text: str, errors: _LineErrors) -> _Table | None:
 
 
 def _delimited(text: str, errors: _LineErrors) -> _Table | None:
-    """Comma, semicolon or tab separated values; the header is optional, a label needs one."""
+    """Comma, semicolon or tab separated values; the header is optional, but a label needs one."""
     lines = _lines(text)
     first = next((line for line in lines if line.strip()), "")
     delimiter = max(",;\t", key=first.count)
@@ -254,7 +234,7 @@ def _delimited(text: str, errors: _LineErrors) -> _Table | None:
     rows = ((reader.line_num, row) for row in reader if row and (len(row) > 1 or row[0].strip()))
     top = next(rows, None)
     if top is None:
-        errors.complaints.add(KEY, "the file holds no samples", errors.data)
+        errors.problems.add(KEY, "the file has no samples", errors.data)
         return None
     if all(_number_or_missing(cell) for cell in top[1]):
         names = [f"column {position + 1}" for position in range(len(top[1]))]
@@ -263,9 +243,9 @@ def _delimited(text: str, errors: _LineErrors) -> _Table | None:
         names = [cell.strip() for cell in top[1]]
         sample = next(rows, top)
         if sample is top:
-            errors.complaints.add(KEY, "the file has a header and no samples", errors.data)
+            errors.problems.add(KEY, "the file has a header but no samples", errors.data)
             return None
-    # The first sample says which columns hold numbers; an unnamed one is an index written by a tool.
+    # The first sample decides which columns are numeric; an unnamed column is an index written by a tool.
     cells = sample[1] if len(sample[1]) == len(names) else [""] * len(names)
     is_number = [bool(name) and _number_or_missing(cell) for name, cell in zip(names, cells, strict=True)]
     table = _columns(names, is_number, errors)
@@ -278,21 +258,21 @@ def _delimited(text: str, errors: _LineErrors) -> _Table | None:
 
 
 def _columns(names: Sequence[str], is_number: Iterable[bool], errors: _LineErrors) -> _Table | None:
-    """Channels and label among the columns; None after complaining that there are no channels."""
+    """The channels and the label among the columns, or None after adding an error if there is no channel."""
     numbers = list(is_number)
-    labels = [position for position, name in enumerate(names) if _is_label(name)]
+    labels = [position for position, name in enumerate(names) if name.lower() in LABEL_NAMES]
     label = labels[-1] if labels else None
     numeric = [position for position, number in enumerate(numbers) if number and position != label]
     if not numeric:
         found = ", ".join(names[:8]) or "none"
         message = f"there are no numeric columns (columns: {found})"
-        errors.complaints.add(KEY, message, errors.data, "at least one numeric column besides the label")
+        errors.problems.add(KEY, message, errors.data, "at least one numeric column in addition to the label")
         return None
     notes = []
     ignored = [names[p] or "(unnamed)" for p, number in enumerate(numbers) if not number and p != label]
     if ignored:
         listed = printable(", ".join(ignored[:8]))
-        notes.append(f"Columns without numbers or name are left out: {listed}.")
+        notes.append(f"Columns without numbers or without a name are ignored: {listed}.")
     return _Table(names, numeric, label, notes)
 
 

@@ -1,6 +1,9 @@
-"""What a configuration's data holds, and every mistake in it, without importing torch."""
+"""The size of a configuration's data and the errors in it, without importing torch."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import (
@@ -14,43 +17,38 @@ from ndd_engine.config.workload_sections import (
 from ndd_engine.errors import ConfigError, Problem
 
 from . import antispoof_data, eeg_data, finetune_data, own_module, summarise_data, text_data
-from .windows import Complaints, DataFacts
+from .problems import Problems, Progress
+from .windows import DataFacts
+
+_READERS: dict[type, Callable[[Config, Any, Problems, Progress], Any]] = {
+    AntispoofSection: antispoof_data.read_recordings,
+    ChartextSection: text_data.read_characters,
+    FinetuneSection: finetune_data.read_documents,
+    NddSection: eeg_data.read_eeg,
+    SummariseSection: summarise_data.read_pairs,
+}
 
 
 def facts(config: Config) -> DataFacts | None:
-    """The facts of the configured data; None for a user's own. Raises ConfigError with every mistake."""
-    complaints = Complaints("workload")
-    found = _read(config, complaints)
-    if complaints.problems:
-        raise ConfigError(complaints.problems)
-    return found
+    """The facts of the configured data; None for your own workload. Raises ConfigError with every error."""
+    problems = Problems("workload")
+    data = read_data(config, problems)
+    if problems.found:
+        raise ConfigError(problems.found)
+    return None if data is None else data.facts()
 
 
 def problems(config: Config, where: str) -> list[Problem]:
-    """Every mistake of the configured data; [] when it can be trained on. `where` goes into each."""
-    complaints = Complaints(where)
-    _read(config, complaints)
-    return complaints.problems
+    """Every error in the configured data, each with `where` as its origin; [] if it can be trained on."""
+    collected = Problems(where)
+    read_data(config, collected)
+    return collected.found
 
 
-def _read(config: Config, complaints: Complaints) -> DataFacts | None:
+def read_data(config: Config, problems: Problems, progress: Progress = lambda _: None) -> Any:
+    """The data of a built-in workload; None after adding to `problems`, and for your own workload."""
     section = config.workload
-    data: (
-        antispoof_data.SpeechData | text_data.TextData | finetune_data.DocumentData | eeg_data.EegData
-        | summarise_data.PairData | None
-    )  # fmt: skip
-    match section:
-        case AntispoofSection():
-            data = antispoof_data.read(config, section, complaints)
-        case ChartextSection():
-            data = text_data.read(config, section, complaints)
-        case FinetuneSection():
-            data = finetune_data.read(config, section, complaints)
-        case NddSection():
-            data = eeg_data.read(config, section, complaints)
-        case SummariseSection():
-            data = summarise_data.read(config, section, complaints)
-        case OwnSection():
-            own_module.check(section, complaints)
-            return None
-    return None if data is None else data.facts()
+    if isinstance(section, OwnSection):
+        own_module.check(section, problems)
+        return None
+    return _READERS[type(section)](config, section, problems, progress)

@@ -1,36 +1,35 @@
-"""The fine-tuning workload: a small language model on a few long examples, tokenised anew each time they are used."""
+"""The fine-tuning workload: a small language model on a few long examples, tokenised in every epoch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import FinetuneSection
 
-from . import finetune_data
-from .base import Batch, Collate, Parted, built
+from .base import Batch, BuiltinWorkload
 from .byte_pairs import BytePairs, learn, words
 from .chartext_model import NextCharacterModel
 from .finetune_data import DocumentData
-from .windows import Complaints
+from .problems import Progress
 
-PADDING = 0  # any token would do: nothing before the padding sees it, and what follows is not scored
+PADDING = 0  # any token would do: attention is causal, and labels at padding are not scored
 UNSCORED = -100  # cross_entropy's ignore_index
 
 
 class Examples(Dataset[Any]):
-    """Texts that become tokens when they are asked for: item i is (n,) int64 with 2 <= n <= sequence + 1.
+    """Texts that are tokenised in __getitem__: item i is (n,) int64 with 2 <= n <= sequence + 1.
 
-    The whole text is encoded and then cut, as tokenisers do it. To encode each text once and keep the tokens is the
-    loader's business (loader.cache), not this dataset's.
+    The whole text is encoded and then cut, as tokenisers do. Encoding each text only once is left to the loader
+    (loader.cache).
     """
 
     def __init__(self, texts: Sequence[str], encoder: BytePairs, sequence: int) -> None:
@@ -47,10 +46,10 @@ class Examples(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Pad:
-    """Examples to a batch: (tokens, tokens one later), both (B, T) int64, padded at the end.
+    """Collates examples to (tokens, next tokens), both (B, T) int64, padded on the right.
 
-    T is that of the longest example, or always `length`. Padding at the end needs no mask: in a causal model a token
-    attends only to tokens before it, so none attends to the padding, and the padding's own outputs are UNSCORED.
+    T is `length`, or that of the longest example. Right padding needs no mask: in a causal model no token attends to
+    the padding after it, and the labels at padding are UNSCORED.
     """
 
     length: int | None = None
@@ -67,10 +66,10 @@ class Pad:
 
 @dataclass
 class Perplexity:
-    """perplexity: exp of the mean loss of all tokens; loss: that mean, in nats; bits_per_byte: it per byte of text.
+    """loss: mean over all tokens, in nats; perplexity: its exp; bits_per_byte: the loss in bits per byte of text.
 
-    Tokens count alike whatever batch they are in. Only bits_per_byte compares between vocabularies: a larger one has
-    fewer tokens, each harder to predict. piece_bytes: (vocabulary,) int64, bytes of each token.
+    Every token has the same weight. Only bits_per_byte is comparable between vocabularies: with a larger one, a text
+    has fewer tokens, each harder to predict. piece_bytes: (vocabulary,) int64, bytes of each token.
     """
 
     piece_bytes: Tensor
@@ -89,7 +88,7 @@ class Perplexity:
         self.bytes_.append((self.piece_bytes[labels.clamp(min=0)] * scored).sum())
 
     def result(self) -> dict[str, float]:
-        """As named above."""
+        """perplexity, loss and bits_per_byte."""
         nats, tokens, text_bytes = (_total(values) for values in (self.nats, self.tokens, self.bytes_))
         loss = nats / tokens if tokens else math.nan
         return {
@@ -100,41 +99,35 @@ class Perplexity:
 
 
 def _total(values: Sequence[Tensor]) -> float:
-    """The sum in double precision, read back at once."""
+    """The sum in double precision, with one copy to the host."""
     return float(torch.stack(list(values)).cpu().double().sum()) if values else 0.0
 
 
-class Finetune:
-    """A prepared language model; implements Workload."""
+class Finetune(BuiltinWorkload):
+    """A prepared language model; implements Workload. Its output is logits (B, T, vocabulary) of the next token."""
 
     name = "finetune"
     item = "example"
     token: str | None = "token"
-    better = "lower"
-    epochs_differ = False
 
-    def __init__(
-        self, section: FinetuneSection, data: DocumentData, encoder: BytePairs, counts: Sequence[int]
-    ) -> None:
-        """counts: tokens of each training example, before it is cut."""
+    def __init__(self, _: Config, section: FinetuneSection, data: DocumentData, progress: Progress) -> None:
+        encoder, lengths = learn(data.documents, section.vocabulary, progress)
+        progress("counting tokens")
+        counts = [count_tokens(text, encoder, lengths) for text in data.train]  # before they are cut
         predicted = [min(count - 1, data.sequence) for count in counts]
+        self.tokens_per_item = sum(predicted) / len(predicted)
+        line = f"{data.line()}; {self.tokens_per_item:,.0f} training tokens per example on average"
+        super().__init__(line, [*data.notes, *_notes(section, data.sequence, counts, len(encoder))])
         self.encoder = encoder
-        self.tokens_per_item: float = sum(predicted) / len(predicted)
-        self._section, self._data, self._counts, self._predicted = section, data, counts, predicted
+        self._section, self._sequence = section, data.sequence
         self._piece_bytes = torch.tensor([len(piece) for piece in encoder.pieces])
-        self.train_data: Dataset[Any] = Examples(data.train, encoder, data.sequence)
-        self.eval_data: Dataset[Any] = Examples(data.evaluation, encoder, data.sequence)
-        self.collate: Collate | None = Pad(data.sequence if section.pad == "full" else None)
-        model = built(lambda: build_model(section, len(encoder), data.sequence))
-        self.model: nn.Module = model
-        self.parts: Mapping[str, Parted] = model.parts()
-
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Logits of the next token (B, T, vocabulary)."""
-        return model(batch[0])
+        self.train_data = Examples(data.train, encoder, data.sequence)
+        self.eval_data = Examples(data.evaluation, encoder, data.sequence)
+        self.collate = Pad(data.sequence if section.pad == "full" else None)
+        self._build(lambda: build_model(section, len(encoder), data.sequence), progress)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Cross-entropy in nats, a mean over the real tokens of the micro-batch."""
+        """Cross-entropy in nats, a mean over the tokens of the micro-batch that are not padding."""
         return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten(), ignore_index=UNSCORED)
 
     def metric(self) -> Perplexity:
@@ -146,62 +139,42 @@ class Finetune:
         section = self._section
         return (
             f"{section.layers} layers, {section.heads} heads, width {section.width}, context "
-            f"{self._data.sequence:,}, {len(self.encoder):,} byte-pair tokens"
+            f"{self._sequence:,}, {len(self.encoder):,} byte-pair tokens"
         )
 
-    def describe_data(self) -> str:
-        """One line."""
-        return f"{self._data.line()}; a mean example trains {self.tokens_per_item:,.0f} tokens"
 
-    def notes(self) -> Sequence[str]:
-        """Examples that are cut, batches of varying shape, a small vocabulary, and what the reader noted."""
-        notes = list(self._data.notes)
-        sequence, counts = self._data.sequence, self._counts
-        longer = sum(count - 1 > sequence for count in counts)
-        if longer:
-            share = sum(self._predicted) / sum(count - 1 for count in counts)
-            notes.append(
-                f"Of {len(counts):,} examples {longer:,} are longer than {sequence:,} tokens and are cut after "
-                f"encoding: {share:.1%} of the tokens are trained on."
-            )
-        if self._section.pad == "longest" and len(set(self._predicted)) > 1:
-            notes.append(
-                "Batches are as long as their examples, so shapes vary; for one shape (compile, CUDA graphs) set "
-                'workload.pad to "full".'
-            )
-        if len(self.encoder) < self._section.vocabulary:
-            notes.append(
-                f"The examples give {len(self.encoder):,} tokens instead of {self._section.vocabulary:,}: no other "
-                "pair occurs twice."
-            )
-        return notes
-
-
-def prepare(
-    config: Config, section: FinetuneSection, complaints: Complaints, tell: Callable[[str], None]
-) -> Finetune | None:
-    """The workload of a configuration; None after complaining."""
-    tell(f"reading {finetune_data.source_name(section)}")
-    data = finetune_data.read(config, section, complaints)
-    if data is None:
-        return None
-    encoder, lengths = learn(data.documents, section.vocabulary, tell)
-    tell("counting tokens")
-    counts = [count_tokens(text, encoder, lengths) for text in data.train]
-    tell("building the model")
-    return Finetune(section, data, encoder, counts)
+def _notes(section: FinetuneSection, sequence: int, counts: Sequence[int], vocabulary: int) -> list[str]:
+    """Examples that are cut, batches of varying shape, and a small vocabulary."""
+    notes = []
+    predicted = [min(count - 1, sequence) for count in counts]
+    if longer := sum(count - 1 > sequence for count in counts):
+        share = sum(predicted) / sum(count - 1 for count in counts)
+        notes.append(
+            f"{longer:,} of {len(counts):,} examples are longer than {sequence:,} tokens and are cut after encoding: "
+            f"{share:.1%} of the tokens are used for training."
+        )
+    if section.pad == "longest" and len(set(predicted)) > 1:
+        notes.append(
+            "Batches are padded to their longest example, so shapes vary; for a fixed shape (compile, CUDA graphs) set "
+            'workload.pad to "full".'
+        )
+    if vocabulary < section.vocabulary:
+        notes.append(
+            f"The examples give only {vocabulary:,} of {section.vocabulary:,} tokens: no other pair occurs twice."
+        )
+    return notes
 
 
 def count_tokens(text: str, encoder: BytePairs, lengths: Mapping[str, int]) -> int:
-    """len(encoder.encode(text)), at the price of looking up its words. lengths: tokens of the words met in learning.
+    """len(encoder.encode(text)), by looking up its words. lengths: the number of tokens of each learned word.
 
-    A word that is not in there stands where two documents were joined.
+    Only words at the joint of two documents are missing from `lengths`.
     """
     return sum(lengths.get(word) or len(encoder.encode_word(word)) for word in words(text))
 
 
 def build_model(section: FinetuneSection, vocabulary: int, context: int) -> NextCharacterModel:
-    """The transformer of the character models on tokens, its embedding shared with the output layer as in GPT-2.
+    """The transformer of the character models on tokens, with the embedding tied to the output layer as in GPT-2.
 
     Parameters: (vocabulary + context) x width + layers x (12 width^2 + 2 width) + width.
     """

@@ -1,4 +1,4 @@
-"""Documents to fine-tune on: the manual's longest topics, a file or a folder, shared out as examples. No torch here."""
+"""Documents to fine-tune on: the manual's longest topics, a file or a folder, made into examples. No torch here."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.config.schema import BatchSection, Config
+from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import FinetuneSection
 
-from .files import KEY, MAX_BYTES, read_text
-from .windows import Complaints, DataFacts
+from .files import MAX_BYTES, UNREADABLE_PATH, manual_topics, read_text, source_name
+from .problems import KEY, SHOWN_ERRORS, ErrorList, Problems, Progress, check_step
+from .windows import DataFacts
 
 WORDS = ("builtin",)
 FOLDER_SUFFIXES = (".txt", ".text", ".md")
 SUFFIXES = (*FOLDER_SUFFIXES, ".jsonl")
 SHORTEST = (
-    64  # characters of a document: two words of the encoder at least, so that there is a token to predict
+    64  # characters of a document: at least two words of the encoder, so that there is a token to predict
 )
-PIECE = 16_000  # characters of a document where a text names none
-SHOWN_ERRORS = 5  # lines told one by one; the rest is counted
-JOINT = "\n\n"  # between documents that make one example
-SHARED = 40  # characters from which a paragraph counts as the same text in two topics
+PIECE = 16_000  # characters of a document cut from a text without separators
+JOINT = "\n\n"  # between the documents of an example
+SHARED = 40  # characters; two topics that share a paragraph this long have text in common
 
 _SEPARATOR = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
 
@@ -34,8 +34,8 @@ _SEPARATOR = re.compile(r"^---[ \t\r]*$", re.MULTILINE)
 class DocumentData:
     """What to train and to evaluate on.
 
-    documents: the training documents once each, as the encoder learns from them. train: the examples made of them.
-    evaluation: other documents. sequence: tokens after which an example is cut.
+    documents: each training document once, for learning the encoder. train: the examples made of them. evaluation:
+    other documents. sequence: the length in tokens at which an example is cut.
     """
 
     documents: tuple[str, ...]
@@ -45,57 +45,46 @@ class DocumentData:
     notes: tuple[str, ...]
 
     def facts(self) -> DataFacts:
-        """The facts that need no torch; tokens_per_item is an upper bound, as nothing is encoded here."""
-        tokens = self._mean_at_most()
-        text = f"{self.line()}; at most {tokens:,.0f} tokens in a mean example (not encoded yet)"
+        """The facts that need no torch; tokens_per_item is an upper bound, since nothing is encoded here."""
+        # No token is shorter than a byte, and the first one is not predicted.
+        tokens = sum(min(self.sequence, utf8_bytes(text) - 1) for text in self.train) / len(self.train)
+        text = f"{self.line()}; at most {tokens:,.0f} tokens per example on average (not encoded yet)"
         return DataFacts(len(self.train), len(self.evaluation), tokens, "example", "token", text)
 
     def line(self) -> str:
-        """The data in one line for people."""
+        """A one-line summary."""
         lengths = [len(text) for text in self.train]
         span = " to ".join(f"{length:,}" for length in dict.fromkeys((min(lengths), max(lengths))))
-        return f"{len(lengths):,} examples of {span} characters, {len(self.evaluation):,} to evaluate"
-
-    def _mean_at_most(self) -> float:
-        # No token is shorter than a byte, and the first one is not predicted.
-        most = (min(self.sequence, utf8_bytes(text) - 1) for text in self.train)
-        return sum(most) / len(self.train)
+        return f"{len(lengths):,} examples of {span} characters, {len(self.evaluation):,} for evaluation"
 
 
 @dataclass
-class _Found:
-    """Documents in their order, and what a user should know about them."""
+class _Documents:
+    """Documents in order, and what a user should know about them."""
 
     documents: list[str]
     notes: list[str] = field(default_factory=list)
 
 
-def source_name(section: FinetuneSection) -> str:
-    """What the documents are called while they are read."""
-    return "the manual topics" if section.data == "builtin" else Path(section.data).name
-
-
-def read(config: Config, section: FinetuneSection, complaints: Complaints) -> DocumentData | None:
-    """The documents, with every mistake of them in `complaints`; None when there are no usable ones."""
-    before = len(complaints.problems)
-    if section.data == "builtin":
-        found = manual_topics(section, complaints)
-    else:
-        found = _own_documents(section, complaints)
-    _check_step(section, config.batch, complaints)
+def read_documents(
+    config: Config, section: FinetuneSection, problems: Problems, progress: Progress
+) -> DocumentData | None:
+    """The documents, or None after adding every error to `problems`."""
+    progress(f"reading {source_name(section.data, builtin='the manual topics')}")
+    before = len(problems.found)
+    found = _topics(section, problems) if section.data == "builtin" else _own_documents(section, problems)
+    check_step(config.batch, section.examples, "examples", problems, "or a higher workload.examples")
     if found is None:
         return None
     wanted = section.examples + section.eval_examples
     if len(found.documents) < wanted:
-        _complain_too_few(section, found, complaints)
-    if len(complaints.problems) > before:
+        _add_too_few(section, found, problems)
+    if len(problems.found) > before:
         return None
     notes = list(found.notes)
     if section.data != "builtin" and len(found.documents) > wanted:
         rest = len(found.documents) - wanted
-        notes.append(
-            f"Documents that are not used: {rest:,} (see workload.examples, workload.eval_examples)."
-        )
+        notes.append(f"Unused documents: {rest:,} (see workload.examples and workload.eval_examples).")
     chars = section.document_chars or None
     chosen = [text[:chars] for text in found.documents[:wanted]]
     documents, evaluation = chosen[: section.examples], chosen[section.examples :]
@@ -105,8 +94,8 @@ def read(config: Config, section: FinetuneSection, complaints: Complaints) -> Do
         count = sum(example != document for example, document in zip(train, documents, strict=True))
         if count:
             notes.append(
-                f"Of {len(train):,} examples {count:,} are shorter than {chars:,} characters and go on with the "
-                "documents after them."
+                f"{count:,} of {len(train):,} documents are shorter than {chars:,} characters: their examples "
+                "continue with the next documents."
             )
     return DocumentData(
         tuple(documents), tuple(train), tuple(evaluation), config.batch.sequence, tuple(notes)
@@ -114,9 +103,9 @@ def read(config: Config, section: FinetuneSection, complaints: Complaints) -> Do
 
 
 def joined(documents: Sequence[str], chars: int) -> list[str]:
-    """An example per document: it and those after it (after the last the first) until there are `chars` characters.
+    """An example per document: the document and the next ones (cyclically), up to `chars` characters.
 
-    No document stands twice in an example, so one may stay shorter.
+    An example contains no document twice, so it may be shorter.
     """
     examples = []
     for first in range(len(documents)):
@@ -130,42 +119,40 @@ def joined(documents: Sequence[str], chars: int) -> list[str]:
 
 
 def utf8_bytes(text: str) -> int:
-    """Bytes of a text, whose lone surrogates (from JSON escapes) count too."""
+    """Length of a text in bytes, including lone surrogates (from JSON escapes)."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def manual_topics(section: FinetuneSection, complaints: Complaints) -> _Found | None:
-    """The topics of Python's manual (PSF licence), the longest first; None after complaining.
+def _topics(section: FinetuneSection, problems: Problems) -> _Documents | None:
+    """The manual's topics, longest first, or None after adding an error.
 
-    After those to train on only such as share no paragraph with them: many a topic is a part of a longer one, and
-    evaluating on what was trained on would measure memory.
+    Evaluation topics share no paragraph with the training topics: many topics are part of a longer one, and evaluating
+    on training text would measure memorisation.
     """
-    try:
-        from pydoc_data.topics import topics  # some distributions leave it out
-    except ImportError:
-        advice = "give a path to a text file or a folder of them"
-        complaints.add(KEY, "this Python was installed without pydoc_data", "builtin", suggestion=advice)
+    topics = manual_topics(problems, "use a path to a text file or to a folder of text files")
+    if topics is None:
         return None
-    ordered = [topics[name] for name in sorted(topics) if len(topics[name]) >= SHORTEST]
-    ordered.sort(key=len, reverse=True)
+    ordered = sorted((text for text in topics if len(text) >= SHORTEST), key=len, reverse=True)
     train, others = ordered[: section.examples], ordered[section.examples :]
     if not others:
-        message = f"the manual has {len(ordered)} topics, and some must be left to evaluate on"
-        complaints.add("workload.examples", message, section.examples, f"at most {len(ordered) - 1}")
+        message = f"the manual has {len(ordered)} topics, and at least one is needed for evaluation"
+        problems.add("workload.examples", message, section.examples, f"at most {len(ordered) - 1}")
         return None
     known = {paragraph for text in train for paragraph in _paragraphs(text)}
     apart = [text for text in others if known.isdisjoint(_paragraphs(text))]
     if len(apart) < section.eval_examples:
-        message = f"{len(apart)} manual topics are no part of the {len(train)} that are trained on"
+        message = f"only {len(apart)} manual topics share no text with the {len(train)} training topics"
         allowed = f"at most {len(apart)}" if apart else None
         advice = "or a smaller workload.examples"
-        complaints.add("workload.eval_examples", message, section.eval_examples, allowed, advice)
+        problems.add("workload.eval_examples", message, section.eval_examples, allowed, advice)
         return None
     evaluation = apart[: section.eval_examples]
     notes = []
     if skipped := others.index(evaluation[-1]) + 1 - len(evaluation):
-        notes.append(f"Not evaluated on: {skipped} topics that repeat paragraphs of the training examples.")
-    return _Found([*train, *evaluation], notes)
+        notes.append(
+            f"Not used for evaluation: {skipped} topics that share paragraphs with the training examples."
+        )
+    return _Documents([*train, *evaluation], notes)
 
 
 def _paragraphs(text: str) -> Iterator[str]:
@@ -175,18 +162,18 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield plain
 
 
-def _own_documents(section: FinetuneSection, complaints: Complaints) -> _Found | None:
-    """A user's documents, the longest first, each once; None after complaining."""
+def _own_documents(section: FinetuneSection, problems: Problems) -> _Documents | None:
+    """The documents of a file or folder, longest first, without duplicates; None after adding errors."""
     notes: list[str] = []
     texts: list[str] | None
     if _is_folder(section.data):
-        texts = _folder(section.data, complaints)
+        texts = _folder(section.data, problems)
     else:
-        text = read_text(section.data, complaints, SUFFIXES, WORDS)
+        text = read_text(section.data, problems, SUFFIXES, WORDS)
         if text is None:
             texts = None
         elif section.data.lower().endswith(".jsonl"):
-            texts = _json_lines(text, section.data, complaints)
+            texts = _json_lines(text, section.data, problems)
         else:
             texts = _parts(text, section, notes)
     if texts is None:
@@ -194,49 +181,51 @@ def _own_documents(section: FinetuneSection, complaints: Complaints) -> _Found |
     usable = [text for text in texts if len(text) >= SHORTEST and not text.isspace()]
     once = list(dict.fromkeys(usable))
     if len(usable) < len(texts):
-        notes.append(f"Documents left out: {len(texts) - len(usable):,} of fewer than {SHORTEST} characters.")
+        notes.append(f"Ignored documents: {len(texts) - len(usable):,} of fewer than {SHORTEST} characters.")
     if len(once) < len(usable):
-        notes.append(f"Documents left out: {len(usable) - len(once):,} that are the same as another one.")
-    return _Found(sorted(once, key=len, reverse=True), notes)
+        notes.append(f"Ignored documents: {len(usable) - len(once):,} duplicates.")
+    return _Documents(sorted(once, key=len, reverse=True), notes)
 
 
 def _is_folder(data: str) -> bool:
     try:
         return Path(data).expanduser().is_dir()
-    except (OSError, RuntimeError, ValueError):  # a name that cannot be looked up: reading it says why
+    except UNREADABLE_PATH:  # reading the path reports why
         return False
 
 
-def _folder(data: str, complaints: Complaints) -> list[str] | None:
-    """The text files below a folder, in the order of their paths; None after complaining about each that is none."""
+def _folder(data: str, problems: Problems) -> list[str] | None:
+    """The text files below a folder, sorted by path, or None after adding an error for every unusable file."""
     top = Path(data).expanduser()
     paths: list[Path] = []
-    before = len(complaints.problems)
+    before = len(problems.found)
 
     def unreadable(error: OSError) -> None:
-        complaints.add(KEY, f"the folder cannot be read: {error.strerror}", str(error.filename))
+        problems.add(KEY, f"the folder cannot be read: {error.strerror}", str(error.filename))
 
     for folder, subfolders, names in os.walk(top, onerror=unreadable):
         subfolders.sort()
         paths += [Path(folder) / name for name in sorted(names) if _is_text_name(name)]
-    if not paths and len(complaints.problems) == before:
-        complaints.add(KEY, "there are no text files in this folder", data, ", ".join(FOLDER_SUFFIXES))
+    if not paths and len(problems.found) == before:
+        problems.add(
+            KEY, "there are no text files in this folder or below it", data, ", ".join(FOLDER_SUFFIXES)
+        )
     texts: list[str] = []
     total = 0
     for path in paths:
-        text = read_text(str(path), complaints, FOLDER_SUFFIXES)
+        text = read_text(str(path), problems, FOLDER_SUFFIXES)
         if text is not None:
             texts.append(text.strip("\r\n"))
             total += len(text)
         if total > MAX_BYTES:
-            message = "the texts are held in memory, and together they are too long"
-            complaints.add(KEY, message, data, f"at most {MAX_BYTES:,} characters")
+            message = "the texts are too long in total to be kept in memory"
+            problems.add(KEY, message, data, f"at most {MAX_BYTES:,} characters")
             break
-    problems = complaints.problems[before:]
-    if len(problems) > SHOWN_ERRORS:
-        del complaints.problems[before + SHOWN_ERRORS :]
-        complaints.add(KEY, f"{len(problems) - SHOWN_ERRORS:,} more mistakes like these", data)
-    return None if problems else texts
+    errors = len(problems.found) - before
+    if errors > SHOWN_ERRORS:
+        del problems.found[before + SHOWN_ERRORS :]
+        problems.add(KEY, f"{errors - SHOWN_ERRORS:,} more files with errors", data)
+    return None if errors else texts
 
 
 def _is_text_name(name: str) -> bool:
@@ -244,53 +233,46 @@ def _is_text_name(name: str) -> bool:
 
 
 def _parts(text: str, section: FinetuneSection, notes: list[str]) -> list[str]:
-    """A text cut at its lines of "---"; without any, into pieces of equal length from its beginning."""
+    """A text split at lines of "---"; without any, cut into pieces of equal length from its start."""
     if _SEPARATOR.search(text):
         parts = (part.strip("\r\n") for part in _SEPARATOR.split(text))
         return [part for part in parts if part]
     wanted = section.examples + section.eval_examples
     length = max(min(section.document_chars or PIECE, len(text) // wanted), 1)
     notes.append(
-        f'The text has no line of "---": it is cut into {wanted:,} pieces of {length:,} characters, which are '
-        f"{min(wanted * length / len(text), 1):.0%} of it."
+        f'The text has no lines of "---": it is cut into {wanted:,} pieces of {length:,} characters, '
+        f"{min(wanted * length / len(text), 1):.0%} of the text."
     )
     return [text[start : start + length] for start in range(0, wanted * length, length)]
 
 
-def _json_lines(text: str, data: str, complaints: Complaints) -> list[str] | None:
-    """The examples of a .jsonl file; None after complaining, with line numbers."""
+def _json_lines(text: str, data: str, problems: Problems) -> list[str] | None:
+    """The examples of a .jsonl file, or None after adding errors with line numbers."""
     texts: list[str] = []
-    errors = 0
+    errors = ErrorList(data, problems, '{"text": "…"} or {"prompt": "…", "completion": "…"}')
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         content, message = _example(line)
         if message is None:
             texts.append(content)
-            continue
-        errors += 1
-        if errors <= SHOWN_ERRORS:
-            allowed = '{"text": "…"} or {"prompt": "…", "completion": "…"}'
-            complaints.add(KEY, f"line {number:,}: {message}", data, allowed)
-    if errors > SHOWN_ERRORS:
-        complaints.add(KEY, f"{errors - SHOWN_ERRORS:,} more lines like these", data)
-    if not texts and not errors:
-        complaints.add(KEY, "there are no examples in this file", data)
+        else:
+            errors.add(number, message)
+    if errors.finish():
         return None
-    return None if errors else texts
+    if not texts:
+        problems.add(KEY, "there are no examples in this file", data)
+        return None
+    return texts
 
 
 def _example(line: str) -> tuple[str, str | None]:
-    """(the text of a line of JSON, what is wrong with it or None)."""
+    """(the text of a line of JSON, None), or ("", what is wrong with it)."""
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        reason = (
-            f"{error.msg} at column {error.colno:,}"
-            if isinstance(error, json.JSONDecodeError)
-            else str(error)
-        )
-        return "", f"this is not JSON: {reason}"
+        at = f"{error.msg} at column {error.colno:,}" if isinstance(error, json.JSONDecodeError) else error
+        return "", f"this is not JSON: {at}"
     if not isinstance(value, dict):
         return "", f"this is {_kind(value)}, not an object"
     keys = ("text",) if "text" in value else ("prompt", "completion")
@@ -299,40 +281,26 @@ def _example(line: str) -> tuple[str, str | None]:
         return "", f'there is no "{missing[0]}"' if len(missing) == 1 else 'there is no "text"'
     wrong = [key for key in keys if not isinstance(value[key], str)]
     if wrong:
-        return "", f'"{wrong[0]}" is {_kind(value[wrong[0]])}, not a text'
+        return "", f'"{wrong[0]}" is {_kind(value[wrong[0]])}, not a string'
     return "".join(value[key] for key in keys), None
 
 
 def _kind(value: Any) -> str:
-    words = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    words = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return words.get(type(value), "a number")
 
 
-def _check_step(section: FinetuneSection, batch: BatchSection, complaints: Complaints) -> None:
-    """Complains when the examples do not make one optimizer step."""
-    if batch.items <= section.examples:
-        return
-    key, found = ("batch.accumulation", batch.accumulation)
-    if batch.micro > section.examples:
-        key, found = ("batch.micro", batch.micro)
-    message = (
-        f"one optimizer step takes {batch.items:,} examples (micro {batch.micro} x accumulation "
-        f"{batch.accumulation}), and workload.examples is {section.examples:,}"
-    )
-    complaints.add(key, message, found, f"micro x accumulation of at most {section.examples:,}")
-
-
-def _complain_too_few(section: FinetuneSection, found: _Found, complaints: Complaints) -> None:
+def _add_too_few(section: FinetuneSection, found: _Documents, problems: Problems) -> None:
     count = len(found.documents)
     message = (
-        f"{section.examples:,} examples to train on and {section.eval_examples:,} to evaluate on are wanted, and "
-        f"the data holds {count:,} usable documents"
+        f"{section.examples:,} training and {section.eval_examples:,} evaluation examples are needed, but the data has "
+        f"only {count:,} usable documents"
     )
     if found.notes:
         message = f"{message} ({' '.join(found.notes)})"
     evaluation = max(1, min(section.eval_examples, count // 5))
     if count < 3:
-        complaints.add("workload.examples", message, section.examples, suggestion="give more documents")
+        problems.add("workload.examples", message, section.examples, suggestion="add more documents")
         return
     advice = f"set workload.examples to {count - evaluation:,} and workload.eval_examples to {evaluation:,}"
-    complaints.add("workload.examples", message, section.examples, f"at most {count - 1:,}", advice)
+    problems.add("workload.examples", message, section.examples, f"at most {count - 1:,}", advice)

@@ -1,33 +1,31 @@
-"""The EEG workload: forecast the next sample of every channel; the error marks a seizure."""
+"""The EEG workload: forecasts the next sample of every channel; a large error indicates a seizure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import Tensor
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
-from . import eeg_data
-from .base import Batch, Collate, MeanLoss, Parted, built, overlapping
+from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, sliding_windows
 from .eeg_data import EegData
 from .eeg_signals import OUTLIER_SIGMAS, clip_outliers, standardise, synthetic
 from .ndd_model import build_model
-from .windows import Complaints, window_count
+from .problems import Progress
+from .windows import window_count
 
 
-class SampleWindows(Dataset[Any]):
+class SampleWindows(GatherItems):
     """Windows of stride 1 over one tensor (samples, channels): samples - sequence items.
 
-    An item is (window (sequence, channels), next sample (1, channels)), and with labels (samples,) also the
-    label of that next sample, a scalar.
+    An item is (window (sequence, channels), next sample (1, channels)); with labels (samples,) also the label of that
+    next sample, a scalar.
     """
 
     def __init__(self, signal: Tensor, sequence: int, labels: Tensor | None = None) -> None:
@@ -37,8 +35,7 @@ class SampleWindows(Dataset[Any]):
         return window_count(len(self.signal), self.sequence + 1)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of {len(self)}")
+        self.check(index)
         end = index + self.sequence
         item = (self.signal[index:end], self.signal[end : end + 1])
         return item if self.labels is None else (*item, self.labels[end])
@@ -46,25 +43,13 @@ class SampleWindows(Dataset[Any]):
     def batch(self, indices: Tensor) -> tuple[Tensor, ...]:
         """The items at `indices` (B,) int64 on the signal's device, as a collated batch, by one gather."""
         ends = indices + self.sequence
-        found = (
-            overlapping(self.signal, self.sequence).index_select(0, indices),
-            self.signal[ends].unsqueeze(1),
-        )
+        windows = sliding_windows(self.signal, self.sequence).index_select(0, indices)
+        found = (windows, self.signal[ends].unsqueeze(1))
         return found if self.labels is None else (*found, self.labels[ends])
-
-    def to(self, device: torch.device) -> SampleWindows:
-        """The same windows of the recording on another device."""
-        labels = None if self.labels is None else self.labels.to(device)
-        return SampleWindows(self.signal.to(device), self.sequence, labels)
-
-    @property
-    def nbytes(self) -> int:
-        """What `to` takes on the device."""
-        return self.signal.nbytes + (0 if self.labels is None else self.labels.nbytes)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class EegSignal:
     """signal: (samples, channels) float32, standardised. labels: (samples,) uint8 or None."""
 
     signal: Tensor
@@ -74,10 +59,10 @@ class Prepared:
 
 @dataclass
 class ForecastError(MeanLoss):
-    """rmse: mean over channels and consecutive spans of `span` predictions; auroc of the error, with labels.
+    """rmse: the mean over channels and spans of `span` predictions; auroc: of the error, if there are labels.
 
-    Both in standard deviations of the channel. Batches are taken in the order of the recording. Keeps one
-    float per prediction and channel on the device: 4 MB for 10,000 samples of 100 channels.
+    Errors are in standard deviations of the channel. Batches must come in the order of the recording. Keeps one float
+    per prediction and channel on the device: 4 MB for 10,000 samples of 100 channels.
     """
 
     span: int = 64
@@ -96,48 +81,37 @@ class ForecastError(MeanLoss):
         squares = torch.cat(self.squares).cpu()  # (N, channels)
         result = {"rmse": windowed_rmse(squares, self.span), **super().result()}
         if self.labels:
-            # Averaging over channels first: a seizure shows in many of them.
+            # The mean over channels: a seizure shows in many of them.
             score = area_under_roc(squares.mean(dim=1), torch.cat(self.labels).cpu())
             if score is not None:
                 result["auroc"] = score
         return result
 
 
-class Ndd:
-    """A prepared forecaster; implements Workload."""
+class Ndd(BuiltinWorkload):
+    """A prepared forecaster; implements Workload. Its output is the predicted next sample (B, 1, channels)."""
 
     name = "ndd"
     item = "window"
     token: str | None = "sample"
-    better = "lower"
-    collate: Collate | None = None
-    epochs_differ = False
 
-    def __init__(self, section: NddSection, data: EegData, prepared: Prepared) -> None:
-        layout = data.layout
-        train = layout.parts.train
-        self.tokens_per_item: float = layout.sequence
-        self._section, self._channels, self._data_line = section, data.channels, data.line()
-        self._notes = prepared.notes
-        signal, labels = prepared.signal, prepared.labels
-        self.train_data: Dataset[Any] = SampleWindows(signal[:train], layout.sequence)
-        self.eval_data: Dataset[Any] = SampleWindows(
-            signal[train:], layout.sequence, None if labels is None else labels[train:]
-        )
-        model = built(lambda: build_model(section, data.channels, layout.sequence))
-        self.model: nn.Module = model
-        self.parts: Mapping[str, Parted] = {"hidden": model.hidden, "head": model.head}
-
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Predicted next sample (B, 1, channels)."""
-        return model(batch[0])
+    def __init__(self, config: Config, section: NddSection, data: EegData, progress: Progress) -> None:
+        recording = make_signal(section, config.run.seed, data)
+        super().__init__(data.line(), recording.notes)
+        sequence, train = data.layout.sequence, data.layout.parts.train
+        self.tokens_per_item = sequence
+        self._section, self._channels = section, data.channels
+        signal, labels = recording.signal, recording.labels
+        self.train_data = SampleWindows(signal[:train], sequence)
+        self.eval_data = SampleWindows(signal[train:], sequence, None if labels is None else labels[train:])
+        self._build(lambda: build_model(section, data.channels, sequence), progress)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Mean squared error over items and channels."""
         return F.mse_loss(output.float(), batch[1])
 
     def metric(self) -> ForecastError:
-        """RMSE over spans as long as a window, and AUROC."""
+        """RMSE over spans of the length of a window, and AUROC."""
         return ForecastError(span=int(self.tokens_per_item))
 
     def describe_model(self) -> str:
@@ -145,60 +119,39 @@ class Ndd:
         hidden = "-".join(map(str, self._section.hidden))
         return f"{self._section.model} {hidden}, {self._channels} channels"
 
-    def describe_data(self) -> str:
-        """One line."""
-        return self._data_line
 
-    def notes(self) -> Sequence[str]:
-        """Clipped outliers, constant channels, labels that are of no use."""
-        return self._notes
-
-
-def prepare(
-    config: Config, section: NddSection, complaints: Complaints, tell: Callable[[str], None]
-) -> Ndd | None:
-    """The workload of a configuration; None after complaining."""
-    tell("making the recording" if section.data == "builtin" else f"reading {section.data}")
-    data = eeg_data.read(config, section, complaints)
-    if data is None:
-        return None
-    prepared = prepare_data(section, config.run.seed, data)
-    tell("building the model")
-    return Ndd(section, data, prepared)
-
-
-def prepare_data(section: NddSection, seed: int, data: EegData) -> Prepared:
-    """The standardised recording: made from the seed, or cleaned of gross outliers."""
+def make_signal(section: NddSection, seed: int, data: EegData) -> EegSignal:
+    """The standardised recording: synthesised from the seed, or read and clipped."""
     parts, recording = data.layout.parts, data.recording
     if recording is None:
         signal, labels = synthetic(parts, section.channels, section.sample_rate, seed)
-        return Prepared(standardise(signal, parts.train)[0], labels, ())
+        return EegSignal(standardise(signal, parts.train)[0], labels, ())
     notes = list(recording.notes)
     values = torch.frombuffer(recording.values, dtype=torch.float64).reshape(parts.total, data.channels)
     clipped, count, channels = clip_outliers(values, parts.train)
     if count:
         notes.append(
-            f"{count:,} gross outliers in {channels} channels are clipped to {OUTLIER_SIGMAS:g} robust "
-            "standard deviations from the median."
+            f"{count:,} outliers in {channels} channels are clipped to {OUTLIER_SIGMAS:g} robust standard "
+            "deviations from the median."
         )
     signal, constant = standardise(clipped, parts.train)
     if constant:
         names = printable(", ".join(recording.channels[index] for index in constant[:8]))
-        notes.append(f"Channels that never change in the training part: {names}.")
+        notes.append(f"Channels that are constant in the training part: {names}.")
     file_labels = None
     if recording.labels is not None:
         file_labels = torch.frombuffer(recording.labels, dtype=torch.uint8).clone()
         evaluated = file_labels[parts.train + data.layout.sequence :]
         if not 0 < int(evaluated.sum()) < len(evaluated):
-            notes.append("The evaluation part has one label only, so there is no auroc.")
+            notes.append("The evaluation part has only one label, so there is no auroc.")
             file_labels = None
-    return Prepared(signal, file_labels, tuple(notes))
+    return EegSignal(signal, file_labels, tuple(notes))
 
 
 def windowed_rmse(squares: Tensor, span: int) -> float:
     """Squared errors (N, channels), in order -> mean over channels and spans of the root mean square.
 
-    A shorter last span weighs by its length.
+    A shorter last span is weighted by its length.
     """
     spans = (squares[start : start + span] for start in range(0, len(squares), span))
     total = sum(float(part.mean(dim=0).sqrt().mean()) * len(part) for part in spans)
@@ -206,9 +159,9 @@ def windowed_rmse(squares: Tensor, span: int) -> float:
 
 
 def area_under_roc(scores: Tensor, labels: Tensor) -> float | None:
-    """How often a positive (label 1) scores above a negative, ties counting half; None with one class only.
+    """Probability that a positive (label 1) scores above a negative; ties count half. None if there is one class.
 
-    scores (N,), labels (N,) of 0 and 1. By ranks (Mann-Whitney), so it takes one sort.
+    scores: (N,). labels: (N,) of 0 and 1. Computed from ranks (Mann-Whitney), with one sort.
     """
     positive = labels.bool()
     ones, zeros = int(positive.sum()), int((~positive).sum())

@@ -9,8 +9,19 @@ from torch import Tensor, nn
 from ndd_engine.config.workload_sections import NddSection
 
 
-class Mlp(nn.Module):
-    """Flatten, then Linear, BatchNorm, ReLU and Dropout for each hidden size, and Linear to the channels."""
+class Forecaster(nn.Module):
+    """A model of hidden layers and a linear head."""
+
+    hidden: nn.Module
+    head: nn.Linear
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Sub-phases of forward."""
+        return {"hidden": self.hidden, "head": self.head}
+
+
+class Mlp(Forecaster):
+    """Flatten, then Linear, BatchNorm, ReLU and Dropout per hidden size, then Linear to the channels."""
 
     def __init__(self, channels: int, sequence: int, hidden: Sequence[int], dropout: float) -> None:
         super().__init__()
@@ -27,8 +38,8 @@ class Mlp(nn.Module):
         return prediction.unsqueeze(1)
 
 
-class Recurrent(nn.Module):
-    """One layer of LSTM or GRU and Linear from its last state to the channels."""
+class Recurrent(Forecaster):
+    """One layer of LSTM or GRU, then Linear from its last state to the channels."""
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], channels: int, hidden: int) -> None:
         super().__init__()
@@ -41,7 +52,7 @@ class Recurrent(nn.Module):
         return prediction
 
 
-def build_model(section: NddSection, channels: int, sequence: int) -> Mlp | Recurrent:
+def build_model(section: NddSection, channels: int, sequence: int) -> Forecaster:
     """The configured forecaster, with weights from torch's global generator."""
     if section.model == "mlp":
         return Mlp(channels, sequence, section.hidden, section.dropout)

@@ -1,26 +1,27 @@
-"""A user's own workload: a factory is called with `Settings`, and what it gives becomes a `Workload`.
+"""Your own workload: a factory receives `Settings` and returns a model and its data, which become a `Workload`.
 
-The factory returns an object, a dict or a SimpleNamespace. It must have
+The factory returns an object, a dict or a SimpleNamespace. Required:
 
-    model            a torch.nn.Module, on the processor
-    train_data       a map-style dataset (__len__ and __getitem__), or a DataLoader: its dataset and collate_fn count
+    model            a torch.nn.Module, on the CPU
+    train_data       a map-style dataset (__len__ and __getitem__), or a DataLoader, of which only the dataset and
+                     collate_fn are used
     loss             a function (output, batch) -> mean loss, a scalar tensor
 
-and may have
+Optional:
 
-    eval_data        as train_data; else the last 10 % of train_data are kept for evaluation
-    forward          a function (model, batch) -> output; else model(batch) for a tensor, model(batch[0]) for a tuple or
-                     list, model(**batch) for a dict
+    eval_data        like train_data; default: the last 10 % of train_data are kept for evaluation
+    forward          a function (model, batch) -> output; default: model(batch) for a tensor, model(batch[0]) for a
+                     tuple or list, model(**batch) for a dict
     metric           a function () -> an object with update(output, batch, loss) and result() -> {name: number}; the
-                     first one is the headline; else the mean loss
-    better           "lower" or "higher": which way the headline improves; else "lower"
-    collate          a function from a list of items to a batch; else the DataLoader's, else torch's default_collate
+                     first value is the headline metric; default: the mean loss
+    better           "lower" or "higher": which way the headline metric improves; default: "lower"
+    collate          a function from a list of items to a batch; default: that of the DataLoader, or default_collate
     item, token      what an item is called, and what it is made of ("sentence", "word")
-    tokens_per_item  how many tokens an item has, on average; needed with token
-    parts            {"encoder": model.encoder}: modules whose time is shown by itself within forward
-    epochs_differ    True when items change each epoch: item i of epoch e is asked for as e * len(train_data) + i
+    tokens_per_item  mean number of tokens per item; required with token
+    parts            {"encoder": model.encoder}: modules that are timed separately within forward
+    epochs_differ    True if items change every epoch: item i of epoch e has the index e * len(train_data) + i
     describe_model, describe_data, notes
-                     text for people, or functions without arguments that return it
+                     strings to show (notes: a list), or functions without arguments that return them
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ from ndd_engine.text import printable
 
 from . import own_items, own_module
 from .base import Batch, Collate, MeanLoss, Metric, Parted
-from .own_given import Given, take
-from .own_module import calling
-from .windows import Complaints
+from .own_module import calling, kind
+from .own_result import FactoryResult, read_result
+from .problems import Problems, Progress, check_step
 
 T = TypeVar("T")
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
     float: ((float, int), "a number"),
-    str: ((str,), "text"),
+    str: ((str,), "a string"),
     list: ((list,), "a list"),
     tuple: ((list,), "a list"),
     dict: ((dict,), "a table"),
@@ -61,31 +62,34 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 class Options(Mapping[str, Any]):
-    """The table `[workload.options]`; remembers what was asked for."""
+    """The table `[workload.options]`: a read-only mapping that records which options are read.
+
+    read: names of the options read so far. wrong: options of a wrong type, with what is allowed.
+    """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
-        self.asked: set[str] = set()
-        self.wrong: dict[str, str] = {}  # name -> what is allowed
+        self.read: set[str] = set()
+        self.wrong: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Any:
-        self.asked.add(name)
+        self.read.add(name)
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        self.asked.update(self._values)
+        self.read.update(self._values)
         return iter(self._values)
 
     def __len__(self) -> int:
         return len(self._values)
 
     def option(self, name: str, default: Any) -> Any:
-        """The value, or the default: when it is not set, and when it is of another kind, which is remembered."""
+        """The value, or the default if the option is not set or has another type, which is recorded in `wrong`."""
         value: Any = self.get(name)
         if value is None:
             return default
         kinds, allowed = _KINDS.get(type(default), ((object,), ""))
-        # To Python true is a whole number, to a user it is not.
+        # bool is a subclass of int, but true is no number for a user.
         fits = (
             type(value) in kinds
             if isinstance(value, bool) and object not in kinds
@@ -97,25 +101,40 @@ class Options(Mapping[str, Any]):
         return type(default)(value) if isinstance(default, (float, tuple)) else value
 
     def unused(self) -> list[str]:
-        """What was set and nobody asked for, as sentences."""
-        asked = ", ".join(sorted(self.asked))
+        """Notes about options that are set but were not read."""
+        read = ", ".join(sorted(self.read))
+        tail = f"; it reads {printable(read)}" if read else ", which reads no options"
         notes = []
         for name in self._values:
-            if name not in self.asked:
-                close = difflib.get_close_matches(name, self.asked, n=1)
-                tail = f"; it asked for {printable(asked)}" if asked else ", which asked for none"
+            if name not in self.read:
+                close = difflib.get_close_matches(name, self.read, n=1)
                 meant = f" (did you mean {printable(close[0])}?)" if close else ""
-                notes.append(f"Option {printable(name)} was not used by the factory{tail}{meant}.")
+                notes.append(f"Option {printable(name)} is not used by the factory{tail}{meant}.")
         return notes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the configuration says, for a factory.
+    """The settings of a run: the only argument of your factory.
 
-    sequence: `batch.sequence`, tokens of one item. micro: `batch.micro`, items of one batch. seed: `run.seed`; the
-    generators of torch, Python and numpy are seeded with it before the factory is called. data, size: as in
-    `[workload]`. options: `[workload.options]`.
+    Attributes:
+        sequence: `batch.sequence`, the length of an item in tokens (samples, characters, words, …).
+        micro: `batch.micro`, the number of items in a micro-batch.
+        seed: `run.seed`. The generators of torch, random and NumPy are seeded with it before the factory is called; use
+            it to seed generators of your own.
+        data: `workload.data`, a string with a meaning of your choice, such as a path; "builtin" if it is not set.
+        size: `workload.size`, a string with a meaning of your choice, such as "small"; None if it is not set.
+        options: `[workload.options]`, a read-only mapping of your own options; `option` reads one with a default.
+
+    Example::
+
+        def factory(settings: Settings) -> SimpleNamespace:
+            width = settings.option("width", 64)  # --set workload.options.width=128
+            return SimpleNamespace(
+                model=Net(width),
+                train_data=Lines(settings.data, settings.sequence),
+                loss=lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+            )
     """
 
     sequence: int
@@ -130,141 +149,142 @@ class Settings:
     @overload
     def option(self, name: str, default: T) -> T: ...
     def option(self, name: str, default: Any = None) -> Any:
-        """`workload.options.<name>`, or the default. A value of another kind than the default is refused."""
+        """The option `workload.options.<name>`, or `default` if it is not set.
+
+        A value whose type differs from the default's is an error (an int is allowed for a float, a list for a tuple).
+        """
         return self.options.option(name, default)
 
 
 class OwnMetric:
-    """A user's metric beside the mean loss. Implements Metric."""
+    """A user's metric and the mean loss; implements Metric."""
 
-    def __init__(self, metric: Metric, complain: Callable[[str], TrainingError]) -> None:
-        self._metric, self._loss, self._complain = metric, MeanLoss(), complain
+    def __init__(self, metric: Metric, error: Callable[[str], TrainingError]) -> None:
+        self._metric, self._loss, self._error = metric, MeanLoss(), error
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        """One batch on the device."""
+        """Adds a batch on the device."""
         self._loss.update(output, batch, loss)
         self._metric.update(output, batch, loss)
 
     def result(self) -> dict[str, float]:
-        """The user's figures, and the loss where it is not among them. Raises TrainingError when they are none."""
+        """The user's values, with the mean loss unless they have a "loss". Raises TrainingError if one is no number."""
         found = self._metric.result()
         try:
-            figures = {printable(str(name)): float(value) for name, value in found.items()}
+            values = {printable(str(name)): float(value) for name, value in found.items()}
         except (AttributeError, TypeError, ValueError, RuntimeError):
-            raise self._complain(
-                "metric().result() must give numbers by name, as in {'accuracy': 0.9}"
-            ) from None
-        return figures if "loss" in figures else {**figures, **self._loss.result()}
+            message = (
+                f"metric().result() returned {kind(found)}, not numbers by name such as {{'accuracy': 0.9}}"
+            )
+            raise self._error(message) from None
+        return values if "loss" in values else {**values, **self._loss.result()}
 
 
 class Own:
     """A user's workload; implements Workload."""
 
-    def __init__(self, section: OwnSection, settings: Settings, given: Given, where: str) -> None:
+    def __init__(self, section: OwnSection, settings: Settings, result: FactoryResult, where: str) -> None:
         self.name = section.name
-        self.item, self.token, self.tokens_per_item = given.item, given.token, given.tokens_per_item
-        self.model: nn.Module = given.model
-        self.better = given.better
-        self.collate: Collate | None = given.collate
-        self.parts: Mapping[str, Parted] = given.parts
-        self.epochs_differ = given.epochs_differ
-        self._given, self._settings, self._where = given, settings, where
-        train, evaluation, notes = own_items.train_and_eval(given, where)
+        self.item, self.token, self.tokens_per_item = result.item, result.token, result.tokens_per_item
+        self.model: nn.Module = result.model
+        self.better = result.better
+        self.collate: Collate | None = result.collate
+        self.parts: Mapping[str, Parted] = result.parts
+        self.epochs_differ = result.epochs_differ
+        self._result, self._settings, self._where = result, settings, where
+        train, evaluation, notes = own_items.train_and_eval(result, where)
         self.train_data: Dataset[Any] = train
         self.eval_data: Dataset[Any] = evaluation
-        self._notes = [*given.notes, *notes, *own_items.try_items(train, evaluation, given, where)]
+        self._notes = [*result.notes, *notes, *own_items.try_items(train, evaluation, result, where)]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """The factory's forward, or the model called with the batch, its first part or its named parts."""
-        if self._given.forward is not None:
-            return self._given.forward(model, batch)
+        """The factory's forward, or the model called with the batch, its first element or its items as keywords."""
+        if self._result.forward is not None:
+            return self._result.forward(model, batch)
         if isinstance(batch, dict):
             return model(**batch)
         return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
-        """The factory's loss. Raises TrainingError when it is no scalar that can be trained on."""
-        value = self._given.loss(output, batch)
+        """The factory's loss. Raises TrainingError if it is not a scalar with a gradient."""
+        value = self._result.loss(output, batch)
         if not isinstance(value, Tensor):
-            raise self._wrong(f"loss must give a tensor, and gave a {type(value).__name__}")
+            raise self._wrong(f"loss returned {kind(value)}, not a scalar tensor")
         if value.ndim:
-            raise self._wrong(
-                f"loss must give a scalar, and gave a tensor of shape {tuple(value.shape)}: take its mean()"
-            )
+            raise self._wrong(f"loss returned a tensor of shape {tuple(value.shape)}: take its mean()")
         if torch.is_grad_enabled() and not value.requires_grad:
             raise self._wrong(
-                "loss does not depend on the model's parameters (detached, or made of plain numbers?)"
+                "loss does not depend on the model's parameters: is it detached, or computed from plain numbers?"
             )
         return value
 
     def metric(self) -> Metric:
-        """The factory's metric beside the mean loss, or the mean loss alone."""
-        if self._given.metric is None:
+        """The factory's metric with the mean loss, or only the mean loss."""
+        if self._result.metric is None:
             return MeanLoss()
-        found = self._given.metric()
+        found = self._result.metric()
         lacks = [name for name in ("update", "result") if not callable(getattr(found, name, None))]
         if lacks:
-            raise self._wrong(
-                f"metric() must give an object with update and result; it has no {' and no '.join(lacks)}"
-            )
+            message = f"metric() returned {kind(found)}, which has no {' and no '.join(lacks)}"
+            raise self._wrong(f"{message}; return an object with update(output, batch, loss) and result()")
         return OwnMetric(found, self._wrong)
 
     def describe_model(self) -> str:
-        """One line: the factory's, or the class and its layers."""
-        if self._given.describe_model is not None:
-            return self._given.describe_model
+        """One line: that of the factory, or the class and its layers."""
+        if self._result.describe_model is not None:
+            return self._result.describe_model
         leaves = [module for module in self.model.modules() if not any(module.children())]
         kinds = Counter(type(module).__name__ for module in leaves if module is not self.model)
-        layers = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
+        layers = ", ".join(f"{count} {name}" for name, count in kinds.most_common(4))
         return printable(type(self.model).__name__ + (f": {layers}" if layers else ""))
 
     def describe_data(self) -> str:
-        """One line: the factory's, or the numbers of items."""
-        if self._given.describe_data is not None:
-            return self._given.describe_data
+        """One line: that of the factory, or the numbers of items."""
+        if self._result.describe_data is not None:
+            return self._result.describe_data
         train, evaluation = (len(data) for data in (self.train_data, self.eval_data))  # type: ignore[arg-type]
-        return f"{train:,} items a pass, {evaluation:,} to evaluate"
+        return f"{train:,} items per epoch, {evaluation:,} for evaluation"
 
     def notes(self) -> Sequence[str]:
-        """Where the factory is, what it said, what was decided for it, and options that it did not use."""
-        return [f"{self.name} is {self._where}", *self._notes, *self._settings.options.unused()]
+        """The place of the factory, its notes, notes about its data, and options that it did not read."""
+        return [f"{self.name} is defined at {self._where}", *self._notes, *self._settings.options.unused()]
 
     def _wrong(self, message: str) -> TrainingError:
         return TrainingError(f"{self._where}: {message}")
 
 
-def prepare(
-    config: Config, section: OwnSection, complaints: Complaints, tell: Callable[[str], None]
-) -> Own | None:
-    """The workload that the factory gives; None after complaining of the configuration.
+def prepare(config: Config, section: OwnSection, problems: Problems, progress: Progress) -> Own | None:
+    """The workload that the factory returns, or None after adding to `problems`.
 
-    Raises ConfigError with everything that the factory's object lacks, or with the line at which the user's code
-    failed and its error as the cause.
+    Raises ConfigError with everything that is wrong in the factory's result, or with the line at which the user's code
+    failed, caused by its exception.
     """
-    own_module.check(section, complaints)
-    if complaints.problems:
+    own_module.check(section, problems)
+    if problems.found:
         return None
-    tell(f"importing {section.name.partition(':')[0]}")
+    progress(f"importing {section.name.partition(':')[0]}")
     factory = own_module.load(section)
     where = own_module.definition(factory)
     batch = config.batch
     settings = Settings(
         batch.sequence, batch.micro, config.run.seed, section.data, section.size, Options(section.options)
     )
-    # What the module drew when it was imported must not count: it is imported once, and prepared again and again.
+    # Random numbers drawn by the import must not matter: the module is imported once, but prepared several times.
     _seed(config.run.seed)
-    tell(f"calling {section.name}")
+    progress(f"calling {section.name}")
     with calling("the factory", where=where):
         value = factory(settings)
     for name, allowed in settings.options.wrong.items():
-        complaints.add(f"workload.options.{name}", "has the wrong type", settings.options[name], allowed)
-    if complaints.problems:
+        problems.add(
+            f"workload.options.{name}", "the factory needs another type", settings.options[name], allowed
+        )
+    if problems.found:
         return None
-    tell(f"looking at the data of {section.name}")
-    own = Own(section, settings, take(value, where, config), where)
-    own_items.check_count(own.train_data, config, complaints)
-    own_items.check_workers(own.train_data, own.eval_data, own.collate, config, complaints)
-    return None if complaints.problems else own
+    progress(f"checking the data of {section.name}")
+    own = Own(section, settings, read_result(value, where, config), where)
+    check_step(config.batch, len(own.train_data), "items", problems)  # type: ignore[arg-type]
+    own_items.check_workers(own.train_data, own.eval_data, own.collate, config, problems)
+    return None if problems.found else own
 
 
 def _seed(seed: int) -> None:

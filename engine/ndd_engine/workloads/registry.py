@@ -1,8 +1,9 @@
-"""Builds the configured workload: its data and its model, on the processor."""
+"""Builds the configured workload, its data and its model, on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import (
@@ -15,34 +16,38 @@ from ndd_engine.config.workload_sections import (
 )
 from ndd_engine.errors import ConfigError
 
-from . import antispoof, chartext, finetune, ndd, own, summarise
+from . import own
+from .antispoof import Antispoof
 from .base import Workload
-from .windows import Complaints
+from .chartext import Chartext
+from .facts import read_data
+from .finetune import Finetune
+from .ndd import Ndd
+from .problems import Problems, Progress
+from .summarise import Summarise
+
+_BUILDERS: dict[type, Callable[[Config, Any, Any, Progress], Workload]] = {
+    AntispoofSection: Antispoof,
+    ChartextSection: Chartext,
+    FinetuneSection: Finetune,
+    NddSection: Ndd,
+    SummariseSection: Summarise,
+}
 
 
-def prepare(config: Config, progress: Callable[[str], None] | None = None) -> Workload:
-    """Model and datasets on the processor. Raises ConfigError with every mistake in the data.
+def prepare(config: Config, progress: Progress = lambda _: None) -> Workload:
+    """Model and datasets on the CPU. Raises ConfigError with every error in the data.
 
-    The weights are drawn from torch's global generator, which the caller seeds before; made-up data comes
-    from a generator of its own, seeded with run.seed. `progress` is told short texts on the way.
+    The weights come from torch's global generator, which the caller seeds; synthetic data comes from a separate
+    generator seeded with run.seed. `progress` is called with short texts to show.
     """
-    tell = progress or (lambda _: None)
-    complaints = Complaints("workload")
+    problems = Problems("workload")
     section = config.workload
-    workload: Workload | None
-    match section:
-        case AntispoofSection():
-            workload = antispoof.prepare(config, section, complaints, tell)
-        case ChartextSection():
-            workload = chartext.prepare(config, section, complaints, tell)
-        case FinetuneSection():
-            workload = finetune.prepare(config, section, complaints, tell)
-        case NddSection():
-            workload = ndd.prepare(config, section, complaints, tell)
-        case SummariseSection():
-            workload = summarise.prepare(config, section, complaints, tell)
-        case OwnSection():
-            workload = own.prepare(config, section, complaints, tell)
-    if workload is None or complaints.problems:
-        raise ConfigError(complaints.problems)
+    workload: Workload | None = None
+    if isinstance(section, OwnSection):
+        workload = own.prepare(config, section, problems, progress)
+    elif (data := read_data(config, problems, progress)) is not None:
+        workload = _BUILDERS[type(section)](config, section, data, progress)
+    if workload is None or problems.found:
+        raise ConfigError(problems.found)
     return workload

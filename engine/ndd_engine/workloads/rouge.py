@@ -1,8 +1,7 @@
-"""ROUGE-1, ROUGE-2 and ROUGE-L: how much of a reference summary another summary says. No torch here.
+"""ROUGE-1, ROUGE-2 and ROUGE-L: how much of a reference summary a candidate summary contains. No torch here.
 
-The definitions of Lin (2004, "ROUGE: A Package for Automatic Evaluation of Summaries"), as F1, for one reference:
-precision and recall weigh the same. Words are lower-cased runs of letters and digits; there is no stemming and
-no list of words to ignore, and ROUGE-L takes the whole summary as one sentence.
+The F1 scores of Lin (2004, "ROUGE: A Package for Automatic Evaluation of Summaries") for a single reference. Words are
+lower-cased runs of letters and digits, without stemming or stop words; ROUGE-L takes the summary as one sentence.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ def rouge(candidate: str, reference: str) -> dict[str, float]:
 
 
 def words(text: str) -> list[str]:
-    """The words that count: "Don't use foo_bar()" has don, t, use, foo and bar."""
+    """The words of a text: "Don't use foo_bar()" has don, t, use, foo and bar."""
     return _WORD.findall(text.lower())
 
 
 def overlap(candidate: Sequence[str], reference: Sequence[str], n: int) -> float:
-    """F1 of the n-grams that both have; one that is repeated counts as often as both repeat it."""
+    """F1 of the n-grams that both have, counting repetitions that both have."""
     left, right = (
         Counter(zip(*(text[start:] for start in range(n)), strict=False)) for text in (candidate, reference)
     )
@@ -38,7 +37,7 @@ def overlap(candidate: Sequence[str], reference: Sequence[str], n: int) -> float
 
 
 def common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
-    """Length of the longest sequence of words that both have in this order, with anything in between."""
+    """Length of the longest common subsequence of words."""
     above = [0] * (len(right) + 1)
     for word in left:
         row = [0]
@@ -49,5 +48,5 @@ def common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 def f1(hits: int, candidate: int, reference: int) -> float:
-    """Harmonic mean of hits / candidate and hits / reference; 0 where nothing was hit or there is nothing."""
+    """Harmonic mean of hits / candidate and hits / reference; 0 if there are no hits."""
     return 2 * hits / (candidate + reference) if hits else 0.0

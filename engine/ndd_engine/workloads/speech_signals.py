@@ -1,6 +1,6 @@
-"""Speech as tensors: log-mel spectrograms, resampling, synthesised voices, Griffin-Lim copies, augmentation.
+"""Speech as tensors: log-mel spectrograms, resampling, synthetic voices, Griffin-Lim copies, augmentation.
 
-Waveforms are float32 in -1..1. What is random comes from generators of its own, see `seeded`.
+Waveforms are float32 in -1..1. Random functions take a generator, see `seeded`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -17,9 +18,9 @@ from .antispoof_data import HOP, SAMPLE_RATE
 
 N_FFT = 512
 MELS = 128
-FLOOR = 1e-6  # power below which a mel band counts as silent; the rounding of 16-bit samples lies below it
+FLOOR = 1e-6  # minimum power of a mel band; rounding to 16 bits is below it
 
-GRIFFIN_LIM_ROUNDS = 4  # a copy that is understood, and heard to be one
+GRIFFIN_LIM_ROUNDS = 4  # few enough that the copy is intelligible but audibly artificial
 RESAMPLING_ZEROS = 16  # zero crossings of the sinc on each side
 
 # Formants of English vowels in Hz (Peterson and Barney 1952, men's means).
@@ -32,15 +33,15 @@ BANDWIDTHS = (60, 90, 120, 180, 250)
 
 
 def seeded(*parts: object) -> Generator:
-    """A generator for exactly these parts: ("voice", seed, 3). torch takes 32 bits of a seed, hence the hash."""
+    """A generator seeded with a hash of `parts`, such as ("voice", seed, 3); only 32 bits of a seed matter to torch."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return Generator().manual_seed(int.from_bytes(digest, "big"))
 
 
 def decode_pcm(content: bytes, width: int, channels: int) -> Tensor:
-    """Little-endian PCM of 1 to 4 bytes a sample, as in WAV files, to one channel (samples,) in -1..1.
+    """Decodes little-endian PCM of 1 to 4 bytes per sample, as in WAV files, to one channel (samples,) in -1..1.
 
-    One byte is unsigned, more are signed; several channels are averaged.
+    Single bytes are unsigned, wider samples signed; channels are averaged.
     """
     usable = len(content) // (width * channels) * width * channels
     if not usable:
@@ -49,7 +50,7 @@ def decode_pcm(content: bytes, width: int, channels: int) -> Tensor:
     if width == 1:
         values = octets.double() / 128 - 1
     else:
-        # The top byte carries the sign.
+        # The most significant byte has the sign.
         parts = octets.view(-1, width).double()
         scale = torch.tensor([256.0 ** (position + 1 - width) / 128 for position in range(width)])
         values = parts @ scale.double()
@@ -58,7 +59,7 @@ def decode_pcm(content: bytes, width: int, channels: int) -> Tensor:
 
 
 def to_int16(wave: Tensor) -> Tensor:
-    """As 16-bit samples; louder waves than full scale are made quieter, since clipping would give them away."""
+    """16-bit samples; a wave above full scale is scaled down, since clipping would reveal a copy."""
     peak = wave.abs().max().clamp(min=1.0) if len(wave) else 1.0
     return (wave / peak * 32767).round().to(torch.int16)
 
@@ -66,8 +67,8 @@ def to_int16(wave: Tensor) -> Tensor:
 def resample(wave: Tensor, rate: int, target: int) -> Tensor:
     """(samples,) at `rate` Hz -> (ceil(samples * target / rate),) at `target` Hz, by a polyphase windowed sinc.
 
-    An output sample lies at one of target / gcd phases between two input samples; each phase has its own
-    filter, with 16 zero crossings a side under a Hann window and the cut-off at 95 % of the lower Nyquist rate.
+    An output sample has one of target / gcd phases between two input samples; each phase has its own filter, with 16
+    zero crossings per side, a Hann window and the cut-off at 95 % of the lower Nyquist frequency.
     """
     if rate == target or not len(wave):
         return wave
@@ -78,7 +79,7 @@ def resample(wave: Tensor, rate: int, target: int) -> Tensor:
     taps = torch.arange(1 - reach, reach + 1)
     count = -(-len(wave) * phases // step)
     used = min(phases, count)
-    late = torch.arange(used).double() * step % phases / phases  # after the input sample before it
+    late = torch.arange(used).double() * step % phases / phases  # offset from the previous input sample
     distance = (taps - late.unsqueeze(1)) * cutoff
     window = torch.cos(math.pi / 2 * (distance / RESAMPLING_ZEROS).clamp(-1, 1)).square()
     filters = torch.sinc(distance) * window
@@ -86,7 +87,7 @@ def resample(wave: Tensor, rate: int, target: int) -> Tensor:
     padded = F.pad(wave, (reach, reach))
     out = torch.zeros(-(-count // used), used)
     for phase in range(used):
-        # Outputs of one phase lie `step` inputs apart.
+        # The outputs of a phase are `step` inputs apart.
         inputs = padded[phase * step // phases + 1 :].unfold(0, 2 * reach, step)
         rows = -(-(count - phase) // used)
         out[:rows, phase] = inputs[:rows] @ filters[phase]
@@ -94,10 +95,10 @@ def resample(wave: Tensor, rate: int, target: int) -> Tensor:
 
 
 def mel_filters(mels: int = MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE) -> Tensor:
-    """Triangles over the bins of a spectrum, evenly spaced in mel (O'Shaughnessy's formula): (mels, bins).
+    """Triangular filters over the bins of a spectrum, evenly spaced in mel (O'Shaughnessy's formula): (mels, bins).
 
-    The peak of each is 1. The lowest are narrower than the distance of two bins and might miss them all: none
-    reaches less far than that distance, so that every mel has its share of a bin.
+    Each has a peak of 1. The lowest filters would be narrower than the distance between bins and could miss all of
+    them, so each side of a filter is at least as wide as that distance.
     """
     highest = 2595 * math.log10(1 + rate / 2 / 700)
     points = 700 * (10 ** (torch.linspace(0, highest, mels + 2, dtype=torch.float64) / 2595) - 1)
@@ -109,15 +110,14 @@ def mel_filters(mels: int = MELS, n_fft: int = N_FFT, rate: int = SAMPLE_RATE) -
     return (1 - torch.where(distance < 0, -distance / below, distance / above)).clamp(min=0).float()
 
 
-class LogMel:
+class LogMel(NamedTuple):
     """Waveforms (B, samples) -> natural log of mel power (B, 128, 1 + samples // 160), both float32.
 
-    Hann windows of 512 samples, centred on every 160th; the ends are reflected.
+    Hann windows of 512 samples, centred on every 160th sample; the ends are reflected.
     """
 
-    def __init__(self, window: Tensor | None = None, filters: Tensor | None = None) -> None:
-        self.window = torch.hann_window(N_FFT) if window is None else window
-        self.filters = mel_filters() if filters is None else filters
+    window: Tensor = torch.hann_window(N_FFT)
+    filters: Tensor = mel_filters()
 
     def __call__(self, waves: Tensor) -> Tensor:
         spectrum = torch.stft(
@@ -126,15 +126,11 @@ class LogMel:
         power = spectrum.real.square() + spectrum.imag.square()
         return (self.filters @ power + FLOOR).log()
 
-    def to(self, device: torch.device) -> LogMel:
-        """The same on another device."""
-        return LogMel(self.window.to(device), self.filters.to(device))
-
 
 def griffin_lim(wave: Tensor, rate: int, generator: Generator) -> Tensor:
-    """A copy of a wave (samples,) at `rate` Hz with its magnitudes, and phases found anew from random ones.
+    """A copy of a wave (samples,) at `rate` Hz with the same magnitudes, and phases estimated from random ones.
 
-    A few rounds of Griffin and Lim (1984) with windows of about 32 ms, a quarter apart.
+    A few iterations of Griffin and Lim (1984) with windows of about 32 ms and a hop of a quarter window.
     """
     n_fft = 1 << max(round(math.log2(0.032 * rate)), 4)
     hop = n_fft // 4
@@ -157,7 +153,7 @@ def griffin_lim(wave: Tensor, rate: int, generator: Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Voice:
-    """A made-up speaker. pitch: Hz. tract: formants relative to VOWELS. The rest: how steady, how breathy."""
+    """A synthetic speaker. pitch: Hz. tract: formants relative to VOWELS. The rest: steadiness and breathiness."""
 
     pitch: float
     tract: float
@@ -170,7 +166,7 @@ class Voice:
 
     @classmethod
     def draw(cls, generator: Generator) -> Voice:
-        """A voice by eight uniform numbers; high ones tend to have short vocal tracts."""
+        """A random voice; voices of high pitch tend to have short vocal tracts."""
         u = torch.rand(8, generator=generator, dtype=torch.float64).tolist()
         return cls(
             pitch=85 * 2 ** (1.5 * u[0]),
@@ -185,10 +181,10 @@ class Voice:
 
 
 def utterance(voice: Voice, generator: Generator) -> Tensor:
-    """One to three seconds of 4 to 8 syllables at 16 kHz: (samples,), its peak at 0.3 to 0.9.
+    """One to three seconds of speech at 16 kHz, 4 to 8 syllables: (samples,), with a peak of 0.3 to 0.9.
 
-    A syllable is a glottal pulse train with breath noise, gliding from one vowel's resonators to another's; in
-    most gaps before it there is a hiss.
+    A syllable is a glottal pulse train with breath noise, gliding from the resonators of one vowel to those of another;
+    most gaps before a syllable have a hiss.
     """
     count = int(torch.randint(4, 9, (), generator=generator))
     draw = torch.rand(6, count, generator=generator, dtype=torch.float64)
@@ -202,7 +198,7 @@ def utterance(voice: Voice, generator: Generator) -> Tensor:
     vowels = voice.tract * vowels * (1 + 0.04 * torch.randn(vowels.shape, generator=generator))
     upper = (voice.tract * torch.tensor(UPPER_FORMANTS, dtype=torch.float64)).expand(2, count, -1)
     bandwidths = voice.bandwidth * torch.tensor(BANDWIDTHS, dtype=torch.float64)
-    spoken, hiss = 8192, 4096  # the longest syllable and gap, and room for their resonators to die away
+    spoken, hiss = 8192, 4096  # the longest syllable and gap, with room for their resonators to decay
     throat = _glottis(voice.tilt, spoken) * _resonators(torch.cat((vowels, upper), dim=2), bandwidths, spoken)
     mouth = _resonators(2500 + 3500 * draw[2, :, None], torch.tensor([900.0]), hiss)
 
@@ -230,14 +226,14 @@ def utterance(voice: Voice, generator: Generator) -> Tensor:
 
 
 def _pulses(voice: Voice, length: int, accents: int, generator: Generator) -> Tensor:
-    """The source (length,): a pulse a glottal cycle, placed between samples, and breath that swells with it."""
+    """The excitation (length,): a pulse per glottal cycle, placed between samples, and breath modulated by it."""
     seconds = torch.arange(length, dtype=torch.float64) / SAMPLE_RATE
     accent = _line(0.15 * torch.randn(accents + 1, generator=generator), length)
     jitter = _line(voice.jitter * torch.randn(length // 80 + 2, generator=generator), length)  # every 5 ms
     start = float(torch.rand((), generator=generator))
     vibrato = voice.vibrato * torch.sin(2 * math.pi * (voice.vibrato_hertz * seconds + start))
     falling = 0.2 * torch.linspace(0, 1, length, dtype=torch.float64)
-    cycles = voice.pitch * 2 ** (accent - falling) * (1 + jitter + vibrato) / SAMPLE_RATE  # a sample
+    cycles = voice.pitch * 2 ** (accent - falling) * (1 + jitter + vibrato) / SAMPLE_RATE  # per sample
     phase = cycles.cumsum(0)
     at = (phase[1:].floor() > phase[:-1].floor()).nonzero().flatten() + 1
     late = (phase[at] - phase[at].floor()) / cycles[at]
@@ -250,12 +246,12 @@ def _pulses(voice: Voice, length: int, accents: int, generator: Generator) -> Te
 
 
 def _line(points: Tensor, length: int) -> Tensor:
-    """Straight lines through evenly spaced points: (length,) float64."""
+    """Linear interpolation of evenly spaced points: (length,) float64."""
     return F.interpolate(points.double()[None, None], size=length, mode="linear", align_corners=True)[0, 0]
 
 
 def _stretches(starts: Tensor, lengths: Tensor, span: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Places in the wave, envelope with soft ends, and the way from 0 to 1 along it: each (stretches, span)."""
+    """Indices in the wave, envelope with soft ends, and position from 0 to 1: each (stretches, span)."""
     within = torch.arange(span)
     places = starts.unsqueeze(1) + within
     along = within / lengths.unsqueeze(1)
@@ -265,7 +261,7 @@ def _stretches(starts: Tensor, lengths: Tensor, span: int) -> tuple[Tensor, Tens
 
 
 def _circle(span: int) -> Tensor:
-    """z to the power -1 at the frequencies of an rfft of `span` samples."""
+    """z^-1 at the frequencies of an rfft of `span` samples."""
     return torch.polar(
         torch.ones(span // 2 + 1, dtype=torch.float64),
         -2 * math.pi * torch.arange(span // 2 + 1, dtype=torch.float64) / span,
@@ -273,7 +269,7 @@ def _circle(span: int) -> Tensor:
 
 
 def _resonators(hertz: Tensor, bandwidths: Tensor, span: int) -> Tensor:
-    """Frequency response of two-pole resonators in a row (Klatt 1980): (…, formants) -> (…, span // 2 + 1)."""
+    """Frequency response of two-pole resonators in series (Klatt 1980): (…, formants) -> (…, span // 2 + 1)."""
     radius = torch.exp(-math.pi * bandwidths.double() / SAMPLE_RATE)
     second = -radius.square()
     first = 2 * radius * torch.cos(2 * math.pi * hertz.clamp(max=0.48 * SAMPLE_RATE) / SAMPLE_RATE)
@@ -285,15 +281,15 @@ def _resonators(hertz: Tensor, bandwidths: Tensor, span: int) -> Tensor:
 
 
 def _glottis(tilt: float, span: int) -> Tensor:
-    """Frequency response of a glottal pulse, two equal real poles, and of the lips, a difference."""
+    """Frequency response of the glottal pulse (two equal real poles) and of the lips (a difference)."""
     back = _circle(span)
     return (1 - 0.97 * back) / (1 - tilt * back).square()
 
 
 def augmented(wave: Tensor, generator: Generator) -> Tensor:
-    """The wave (samples,) through a random filter of 20 to 100 taps, 6 dB louder or quieter, with coloured noise.
+    """The wave (samples,) after a random filter of 20 to 100 taps, a gain of -6 to 6 dB and coloured noise.
 
-    The noise lies 10 to 40 dB below it.
+    The noise is 10 to 40 dB below the wave.
     """
     taps = int(torch.randint(20, 101, (), generator=generator))
     gain, noise_level, colour = torch.rand(3, generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""Pairs of a text and its summary: the standard library and its docstrings, or a user's file. No torch here."""
+"""Pairs of a text and its summary: the standard library and its docstrings, or a file. No torch here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,32 +17,29 @@ from typing import NamedTuple
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import SummariseSection
 
-from .files import KEY, read_text
+from .files import read_text, source_name
+from .problems import KEY, ErrorList, Problems, Progress, check_step
 from .text_data import library_texts
-from .windows import Complaints, DataFacts, split
+from .windows import DataFacts, split
 
-# What comes before the words of the vocabulary.
+# The special tokens, before the words of the vocabulary.
 UNKNOWN, START, END, PADDING = range(4)
 FIRST_WORD = 4
 
 SOURCE_NAMES = ("source", "article", "text", "document")
 SUMMARY_NAMES = ("summary", "target", "abstract")
 SUFFIXES = (".jsonl", ".ndjson", ".tsv")
-# Mistakes in lines that are told one by one; the rest are counted.
-_SHOWN = 5
 
-# A function shorter than this says little beyond its name, and a summary of three words little at all.
-_LEAST_SOURCE = 30
-_LEAST_SUMMARY = 4
+# In tokens. A shorter function has little content beyond its name, and so has a shorter summary.
+_MIN_SOURCE = 30
+_MIN_SUMMARY = 4
 
 _TOKEN = re.compile(r"\w+(?:['’](?:s|t|re|ve|ll|d|m)\b)?|[^\w\s]")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
-Tell = Callable[[str], None]
-
 
 class Pair(NamedTuple):
-    """A text and its summary, as lower-cased tokens. reference: the summary as it was written."""
+    """A text and its summary, as lower-cased tokens. reference: the original summary."""
 
     source: tuple[str, ...]
     summary: tuple[str, ...]
@@ -50,8 +47,11 @@ class Pair(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A pair as numbers. In `extended` and `target_out` the i-th distinct source word that the vocabulary lacks
-    is `len(vocabulary) + i`: it can be copied. unknowns: these words, in this order."""
+    """A pair as numbers.
+
+    In `extended` and `target_out`, `len(vocabulary) + i` is the i-th distinct source word that is not in the
+    vocabulary, so that it can be copied. unknowns: these words in order.
+    """
 
     source: list[int]
     extended: list[int]
@@ -61,14 +61,14 @@ class Encoded(NamedTuple):
 
 
 class Vocabulary:
-    """The most frequent words, numbered from FIRST_WORD on; `size` rows, even where there are fewer words."""
+    """The most frequent words, numbered from FIRST_WORD on; `size` rows, even if there are fewer words."""
 
     def __init__(self, words: Sequence[str], size: int) -> None:
         self.words, self.size = tuple(words), size
         self._numbers = {word: number for number, word in enumerate(words, FIRST_WORD)}
 
     def encode(self, pair: Pair, target: int) -> Encoded:
-        """target: the longest summary in tokens. A summary that is cut has no end, so none is learned there."""
+        """target: the maximum length of a summary in tokens. A summary that is cut has no END."""
         unknowns: dict[str, int] = {}
         source, extended = [], []
         for word in pair.source:
@@ -84,18 +84,18 @@ class Vocabulary:
         return Encoded(source, extended, inputs[:target], outputs[:target], list(unknowns))
 
     def decode(self, numbers: Sequence[int], unknowns: Sequence[str]) -> list[str]:
-        """The words of extended numbers, of a pair with these unknowns. UNKNOWN, START and PADDING are no words."""
+        """The words of extended numbers, for a pair with these unknowns. Special tokens are skipped."""
         return [
             unknowns[number - self.size] if number >= self.size else self.words[number - FIRST_WORD]
             for number in numbers
-            # A row that stands for no word is never trained towards, yet has some probability.
+            # A row without a word is never a target, but has some probability.
             if number >= self.size or FIRST_WORD <= number < FIRST_WORD + len(self.words)
         ]
 
 
 @dataclass(frozen=True)
 class PairData:
-    """The pairs to train on and to evaluate with, sources cut to `sequence` tokens. origin: what they are."""
+    """Training and evaluation pairs, sources cut to `sequence` tokens. origin: where they come from."""
 
     train: tuple[Pair, ...]
     evaluation: tuple[Pair, ...]
@@ -107,7 +107,7 @@ class PairData:
 
     @property
     def tokens_per_item(self) -> float:
-        """Source and target tokens of a training pair, the mean."""
+        """Mean number of source and target tokens of a training pair."""
         total = sum(len(pair.source) + min(len(pair.summary) + 1, self.target) for pair in self.train)
         return total / len(self.train)
 
@@ -118,42 +118,43 @@ class PairData:
         )
 
     def line(self) -> str:
-        """The data in one line for people."""
+        """A one-line summary."""
         return (
-            f"{self.origin}: {len(self.train):,} pairs a pass, {len(self.evaluation):,} to evaluate, "
+            f"{self.origin}: {len(self.train):,} pairs per epoch, {len(self.evaluation):,} for evaluation, "
             f"{self.tokens_per_item:,.0f} tokens each, vocabulary {self.vocabulary.size:,}"
         )
 
 
-def source_name(section: SummariseSection) -> str:
-    """What the data is called while it is read."""
-    return "the standard library's docstrings" if section.data == "builtin" else f"{Path(section.data).name}"
-
-
-def read(
-    config: Config, section: SummariseSection, complaints: Complaints, tell: Tell = lambda _: None
+def read_pairs(
+    config: Config, section: SummariseSection, problems: Problems, progress: Progress
 ) -> PairData | None:
-    """The pairs, with every mistake in `complaints`; None when they cannot be trained on."""
-    before = len(complaints.problems)
+    """The pairs, or None after adding every error to `problems`."""
+    progress(f"reading {source_name(section.data, builtin='the docstrings of the standard library')}")
+    before = len(problems.found)
     builtin = section.data == "builtin"
-    pairs = _library(section, complaints, tell) if builtin else _file(section, complaints)
-    if pairs is None or len(complaints.problems) > before:
+    pairs = _library(section, problems, progress) if builtin else _read_file(section, problems)
+    if pairs is None or len(problems.found) > before:
         return None
     if len(pairs) == 1:
-        message = f"there is one pair of text and summary: {pairs[0].reference[:60]}"
-        complaints.add(KEY, message, section.data, "at least 2, one to train on and one to evaluate")
+        message = f"there is only one pair of text and summary: {pairs[0].reference[:60]}"
+        problems.add(KEY, message, section.data, "at least 2, one for training and one for evaluation")
         return None
     sequence = config.batch.sequence
     count = split(len(pairs), section.eval_fraction).train
     train, evaluation = pairs[:count], pairs[count:]
     origin = f"{len(pairs):,} pairs"
     if builtin:
-        origin += " of the standard library, joined"
+        origin += " from the standard library, joined"
         train, evaluation = (_joined(part, sequence) for part in (train, evaluation))
-    if len(train) < config.batch.items:
-        _too_few(config, len(train), complaints)
+    if not train:
+        problems.add(
+            KEY, "no pair is left for training", suggestion="add more, or lower workload.eval_fraction"
+        )
         return None
-    notes = _cuts((*train, *evaluation), sequence, section.target, builtin)
+    check_step(config.batch, len(train), "pairs", problems)
+    if len(problems.found) > before:
+        return None
+    notes = _cut_notes((*train, *evaluation), sequence, section.target, builtin)
     train, evaluation = (
         tuple(pair._replace(source=pair.source[:sequence]) for pair in part) for part in (train, evaluation)
     )
@@ -161,39 +162,25 @@ def read(
     kept = sorted(words, key=lambda word: (-words[word], word))[: section.vocabulary - FIRST_WORD]
     if len(kept) < section.vocabulary - FIRST_WORD:
         notes.append(
-            f"The training pairs have {len(kept):,} different words: {section.vocabulary - len(kept):,} rows of "
-            f"the vocabulary of {section.vocabulary:,} stand for no word."
+            f"The training pairs have only {len(kept):,} different words: {section.vocabulary - len(kept):,} rows of "
+            f"the vocabulary of {section.vocabulary:,} are not used."
         )
     vocabulary = Vocabulary(kept, section.vocabulary)
     return PairData(train, evaluation, vocabulary, sequence, section.target, origin, tuple(notes))
 
 
 def tokens(text: str) -> tuple[str, ...]:
-    """Lower-cased words, identifiers and numbers, and every other character by itself; "don't" is one word."""
-    # The same word many times is one string in memory.
+    """Lower-cased words, identifiers, numbers, and every other character by itself; "don't" is one word."""
+    # Interned: a repeated word takes memory only once.
     return tuple(map(sys.intern, _TOKEN.findall(text.lower())))
 
 
-def _too_few(config: Config, train: int, complaints: Complaints) -> None:
-    batch = config.batch
-    if not train:
-        complaints.add(KEY, "no pair is left to train on", suggestion="give more, or a lower eval_fraction")
-        return
-    key = "batch.micro" if batch.micro > train else "batch.accumulation"
-    message = (
-        f"one optimizer step takes {batch.items:,} pairs (micro {batch.micro} x accumulation "
-        f"{batch.accumulation}), there are {train:,} to train on"
-    )
-    found = batch.micro if key == "batch.micro" else batch.accumulation
-    complaints.add(key, message, found, f"micro x accumulation of at most {train:,}")
-
-
-def _cuts(pairs: Sequence[Pair], sequence: int, target: int, builtin: bool) -> list[str]:
+def _cut_notes(pairs: Sequence[Pair], sequence: int, target: int, builtin: bool) -> list[str]:
     notes = []
     if builtin:
         notes.append(
-            f"Functions that follow each other are joined to sources of {sequence:,} tokens, cut there; their "
-            "summaries likewise."
+            f"Consecutive functions are joined until a source has {sequence:,} tokens, where it is cut; their "
+            "summaries are joined too."
         )
     elif cut := sum(len(pair.source) > sequence for pair in pairs):
         notes.append(f"{cut:,} of {len(pairs):,} sources are cut to batch.sequence, {sequence:,} tokens.")
@@ -202,41 +189,38 @@ def _cuts(pairs: Sequence[Pair], sequence: int, target: int, builtin: bool) -> l
     return notes
 
 
-# The standard library.
-
-
-def _library(section: SummariseSection, complaints: Complaints, tell: Tell) -> tuple[Pair, ...] | None:
-    pairs = library_pairs(section.pairs, tell)
+def _library(section: SummariseSection, problems: Problems, progress: Progress) -> tuple[Pair, ...] | None:
+    pairs = library_pairs(section.pairs, progress)
     if not pairs:
-        advice = "give a path to a .jsonl or .tsv file"
-        message = "this Python was installed without its source or its docstrings"
-        complaints.add(KEY, message, "builtin", suggestion=advice)
+        advice = "use a path to a .jsonl or .tsv file"
+        message = "this Python is installed without its source or its docstrings"
+        problems.add(KEY, message, "builtin", suggestion=advice)
         return None
     return pairs
 
 
-def library_pairs(limit: int | None, tell: Tell = lambda _: None) -> tuple[Pair, ...]:
-    """Functions and classes of the standard library (PSF licence), without their docstring, and its first paragraph.
+def library_pairs(limit: int | None, progress: Progress = lambda _: None) -> tuple[Pair, ...]:
+    """Functions and classes of the standard library (PSF licence), each with the first paragraph of its docstring.
 
-    In the order of the file names and of the lines; about 5,500, at most `limit`.
+    About 5,500, or up to `limit`, in the order of file names and lines. The source is without the docstring.
     """
     pairs: list[Pair] = []
     for number, text in enumerate(library_texts()):
         if number % 50 == 0:
-            tell(f"reading the standard library: {number:,} files, {len(pairs):,} docstrings")
+            progress(f"reading the standard library: {number:,} files, {len(pairs):,} docstrings")
         pairs += documented(text)
         if limit is not None and len(pairs) >= limit:
             break
     return tuple(pairs[:limit])
 
 
-# Kept for the life of the process: choosing a model size by measuring reads the data again for each size.
+# Cached: measuring to choose a model size reads the data again for each size.
 @functools.cache
 def documented(text: str) -> tuple[Pair, ...]:
-    """The documented functions and classes of a Python source that are worth a pair; none of a broken source."""
+    """A pair for every function and class of a Python source that is long enough; () if the source is invalid."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # templates, and what is not of this Python
+    except (SyntaxError, ValueError, RecursionError):  # templates, and syntax of other Python versions
         return ()
     lines = text.splitlines()
     definitions = [node for node in ast.walk(tree) if isinstance(node, _DEFINITIONS)]
@@ -248,13 +232,13 @@ def documented(text: str) -> tuple[Pair, ...]:
         code = lines[node.lineno - 1 : inner.lineno - 1] + lines[inner.end_lineno : node.end_lineno]
         reference = re.split(r"\n\s*\n", docstring.strip())[0]
         pair = Pair(tokens("\n".join(code)), tokens(reference), reference)
-        if len(pair.source) >= _LEAST_SOURCE and len(pair.summary) >= _LEAST_SUMMARY:
+        if len(pair.source) >= _MIN_SOURCE and len(pair.summary) >= _MIN_SUMMARY:
             pairs.append(pair)
     return tuple(pairs)
 
 
 def _joined(pairs: Sequence[Pair], sequence: int) -> tuple[Pair, ...]:
-    """Pairs that follow each other as one, until the sources reach `sequence` tokens."""
+    """Consecutive pairs joined until the source has `sequence` tokens."""
     joined: list[Pair] = []
     open_until = 0
     for pair in pairs:
@@ -269,42 +253,35 @@ def _joined(pairs: Sequence[Pair], sequence: int) -> tuple[Pair, ...]:
     return tuple(joined)
 
 
-# A user's file.
-
-
-def _file(section: SummariseSection, complaints: Complaints) -> tuple[Pair, ...] | None:
-    text = read_text(section.data, complaints, SUFFIXES, ("builtin",))
+def _read_file(section: SummariseSection, problems: Problems) -> tuple[Pair, ...] | None:
+    text = read_text(section.data, problems, SUFFIXES, ("builtin",))
     if text is None:
         return None
     suffix = Path(section.data).suffix.lower()
     if suffix not in SUFFIXES:
         allowed = 'a name that ends in .jsonl (one {"source": …, "summary": …} a line) or .tsv'
-        complaints.add(KEY, "the name does not say what kind of file this is", section.data, allowed)
+        problems.add(KEY, "the suffix of the file name is not supported", section.data, allowed)
         return None
-    # Not splitlines(): it also cuts at characters that a JSON string may hold.
+    # Not splitlines(), which also splits at characters that a JSON string may contain.
     lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1)]
     lines = [(number, line) for number, line in lines if line.strip()]
     rows = _tsv(lines) if suffix == ".tsv" else ((number, _json(line)) for number, line in lines)
     pairs: list[Pair] = []
-    wrong = 0
+    errors = ErrorList(section.data, problems)
     for number, row in rows:
         if section.pairs is not None and len(pairs) == section.pairs:
             break
         found = _pair(row)
         if isinstance(found, Pair):
             pairs.append(found)
-            continue
-        wrong += 1
-        if wrong <= _SHOWN:
-            complaints.add(KEY, f"line {number:,}: {found}", section.data)
-    if wrong > _SHOWN:
-        complaints.add(KEY, f"{wrong - _SHOWN:,} more lines have mistakes", section.data)
-    if not wrong and not pairs:
-        complaints.add(KEY, "the file holds no pair", section.data)
+        else:
+            errors.add(number, found)
+    if not errors.finish() and not pairs:
+        problems.add(KEY, "there are no pairs in this file", section.data)
     return tuple(pairs)
 
 
-RawPair = tuple[str, str] | str  # source and summary, or what is wrong
+RawPair = tuple[str, str] | str  # source and summary, or an error
 
 
 def _pair(row: RawPair) -> Pair | str:
@@ -327,15 +304,15 @@ def _json(line: str) -> RawPair:
     for names in (SOURCE_NAMES, SUMMARY_NAMES):
         name = next((name for name in names if name in value), None)
         if name is None:
-            return f"no {names[0]}: one of the fields {', '.join(names)} is needed"
+            return f"there is no {names[0]}: one of the fields {', '.join(names)} is needed"
         if not isinstance(value[name], str):
-            return f"the field {name} is not a text"
+            return f"the field {name} is not a string"
         texts.append(value[name])
     return texts[0], texts[1]
 
 
 def _tsv(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, RawPair]]:
-    """Rows of source and summary, or of the columns that a first line names so."""
+    """Rows of source and summary, or of the columns with these names in the first line."""
     places, columns = [0, 1], 2
     names = [cell.strip().lower() for cell in lines[0][1].split("\t")] if lines else []
     found = [
@@ -347,7 +324,7 @@ def _tsv(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, RawPair]]:
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != columns:
-            expected = "source and summary with a tab between" if columns == 2 else f"{columns} as in line 1"
+            expected = "source and summary separated by a tab" if columns == 2 else f"{columns} as in line 1"
             yield number, f"{len(cells)} column{'s' * (len(cells) > 1)}, expected {expected}"
         else:
             yield number, (cells[places[0]], cells[places[1]])

@@ -1,8 +1,8 @@
-"""The pointer-generator (See, Liu & Manning, ACL 2017): BiLSTM encoder, attending LSTM decoder, copied words.
+"""The pointer-generator (See, Liu & Manning, ACL 2017): BiLSTM encoder, LSTM decoder with attention, copied words.
 
-Two forms of one model, with the same parameters by the same names, loss and gradients. Stepwise works as one
-would write it down first: each decoder step projects the encoder's states, the vocabulary and the copies. Hoisted
-leaves in the loop only what depends on the step before, the LSTM cells and the attention.
+Two forms of one model, with the same parameter names, loss and gradients. "Stepwise" is the straightforward form: each
+decoder step projects the encoder's states, the vocabulary and the copies. "Hoisted" keeps in the loop only what depends
+on the previous step: the LSTM cells and the attention.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from torch import Tensor, nn
 
 from .summarise_data import PADDING, START, UNKNOWN
 
-# Larger than any sum of a gate and exact in fp16: its sigmoid is 1, that of its negative 0, without rounding.
+# Exceeds any gate's input and is exact in fp16: sigmoid(SHUT) is exactly 1, sigmoid(-SHUT) exactly 0.
 SHUT = 1e4
-# Keeps the logarithm of a target that has no probability finite, and its gradient too. fp32 holds it.
+# Keeps the logarithm of a zero probability finite, and its gradient too. Not zero in fp32.
 EPS = 1e-12
 
-# cuDNN would rather have the encoder's weights in one piece, but they are put together anew for each batch.
+# cuDNN prefers contiguous weights, but the encoder concatenates its weights again for every batch.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
-class Memory(NamedTuple):
-    """A batch of sources as the decoder sees it. states: (B, S, 2 H). keys: (B, S, H), the projected states, or
-    None where every step projects them. barred: (B, S) fp32, -inf at padding, else 0. extended: (B, S) int64, the
-    source words, those that the vocabulary lacks by numbers from `vocabulary` on."""
+class EncodedSources(NamedTuple):
+    """A batch of encoded sources, as the decoder reads it.
+
+    states: (B, S, 2 H). keys: (B, S, H), the projected states, or None if every step projects them. barred: (B, S)
+    fp32, -inf at padding, else 0. extended: (B, S) int64, the source words; those not in the vocabulary are numbered
+    from `vocabulary` on.
+    """
 
     states: Tensor
     keys: Tensor | None
@@ -40,7 +43,7 @@ class Memory(NamedTuple):
 
 
 class State(NamedTuple):
-    """What one decoder step hands to the next. hidden, cell: (layers, B, H). context: (B, 2 H)."""
+    """The decoder's state between steps. hidden, cell: (layers, B, H). context: (B, 2 H)."""
 
     hidden: Tensor
     cell: Tensor
@@ -48,26 +51,28 @@ class State(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What T decoder steps found. hidden: (B, T, H), of the last layer. context: (B, T, 2 H). attention: (B, T, S),
-    at least fp32, each row with sum 1."""
+    """The outputs of T decoder steps.
+
+    hidden: (B, T, H), of the last layer. context: (B, T, 2 H). attention: (B, T, S), at least fp32, rows sum to 1.
+    """
 
     hidden: Tensor
     context: Tensor
     attention: Tensor
 
 
-def wide(x: Tensor) -> Tensor:
-    """At least fp32: where half precision would lose the result."""
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Casts half precision to fp32."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def lstm_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """Around a call of torch's LSTM: under fp16 autocast it computes in fp32 on a processor, where oneDNN lacks it."""
+    """Runs torch's LSTM in fp32 under fp16 autocast on the CPU, where oneDNN does not support fp16."""
     kind = x.device.type
-    lacks = (
+    unsupported = (
         kind == "cpu" and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
     )
-    return torch.autocast(kind, enabled=False) if lacks else nullcontext()
+    return torch.autocast(kind, enabled=False) if unsupported else nullcontext()
 
 
 class Encoder(nn.Module):
@@ -76,11 +81,10 @@ class Encoder(nn.Module):
     forward(embedded (B, S, E), real (B, S) bool) -> (states (B, S, 2 H), hidden and cell (layers, B, H) of the
     forward direction after each source's last word).
 
-    Padding on the right would reach the backward direction first, and move the forward direction on after the
-    last word. So the input has one more feature that is set at padding, with fixed weights that shut the input
-    gates and hold the forget gates open: a cell passes over padding as if it were not there, exactly. Unlike
-    packed sequences this needs no lengths on the host and has one shape, and unlike reversing by an index both
-    directions stay in one call.
+    Right padding would be the backward direction's first input, and would change the forward direction's final state.
+    So the input has one more feature that marks padding, with fixed weights that close the input gates and open the
+    forget gates: the cell state does not change at padding, exactly. Unlike packed sequences, this needs no lengths
+    on the host and has one shape; unlike reversing by an index, both directions stay in one call.
     """
 
     shut: Tensor
@@ -92,7 +96,7 @@ class Encoder(nn.Module):
             for layer in range(layers)
         )
         self.dropout = nn.Dropout(dropout)
-        # The gates in torch's order: input, forget, cell, output.
+        # Gates in torch's order: input, forget, cell, output.
         shut = torch.tensor([-SHUT, SHUT, 0.0, 0.0]).repeat_interleave(hidden).unsqueeze(1)
         self.register_buffer("shut", shut, persistent=False)
 
@@ -112,19 +116,19 @@ class Encoder(nn.Module):
                     x, (start, start), self._weights(lstm), True, 1, 0.0, self.training, True, True
                 )
             one_way = x[..., : lstm.hidden_size]
-            # The cell holds still over padding; what it gives out does not, so that is looked up.
+            # The cell state is constant over padding, but the output is not, so it is gathered.
             hidden.append(one_way.gather(1, last.expand(-1, 1, lstm.hidden_size)).squeeze(1))
             cell.append(ends[0])
         return x, torch.stack(hidden), torch.stack(cell)
 
     def _weights(self, lstm: nn.LSTM) -> list[Tensor]:
         found = []
-        for below, before, *biases in lstm.all_weights:  # forwards, then backwards
+        for below, before, *biases in lstm.all_weights:  # forward, then backward direction
             found += [torch.cat((below, self.shut), dim=1), before, *biases]
         return found
 
 
-class Attention(nn.Module):
+class AdditiveAttention(nn.Module):
     """Additive attention (Bahdanau et al. 2015) without biases.
 
     forward(query (B, H), memory) -> (weights (B, S), at least fp32, context (B, 2 H)).
@@ -136,22 +140,22 @@ class Attention(nn.Module):
         self.query = nn.Linear(hidden, hidden, bias=False)
         self.score = nn.Linear(hidden, 1, bias=False)
 
-    def forward(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+    def forward(self, query: Tensor, memory: EncodedSources) -> tuple[Tensor, Tensor]:
         keys = self.keys(memory.states) if memory.keys is None else memory.keys
         scores = self.score(torch.tanh(keys + self.query(query).unsqueeze(1))).squeeze(2)
-        weights = torch.softmax(wide(scores) + memory.barred, dim=1)
+        weights = torch.softmax(at_least_fp32(scores) + memory.barred, dim=1)
         states = memory.states
         context = torch.bmm(weights.to(states.dtype).unsqueeze(1), states).squeeze(1)
         return weights, context
 
 
 class Decoder(nn.Module):
-    """LSTM layers over [word, context of the step before], with attention after each step.
+    """LSTM layers over [word, previous context], with attention after each step.
 
-    forward(embedded (B, T, E), memory, state) -> (steps, state after them), for any T.
+    forward(embedded (B, T, E), memory, state) -> (steps, final state), for any T.
 
-    The words are known beforehand (teacher forcing), so their part of the first layer's gates is one product
-    for all steps; and each layer's input and recurrent weights are one matrix inside the loop.
+    The words are known in advance (teacher forcing), so their part of the first layer's gates is one product for all
+    steps; inside the loop, each layer's input and recurrent weights are one matrix.
     """
 
     def __init__(self, embedding: int, hidden: int, layers: int, dropout: float) -> None:
@@ -164,12 +168,12 @@ class Decoder(nn.Module):
             batch_first=True,
             dropout=dropout if layers > 1 else 0.0,  # torch warns otherwise
         )
-        self.attention = Attention(hidden)
+        self.attention = AdditiveAttention(hidden)
 
-    def forward(self, embedded: Tensor, memory: Memory, state: State) -> tuple[Steps, State]:
+    def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[Steps, State]:
         below, _, bias = self._layer(0)
         own = F.linear(embedded, below[:, : self.embedding], bias)
-        # Cast once under autocast: it would cast what is no parameter anew in every step.
+        # Cast once: autocast caches casts of parameters only, and would cast these in every step.
         weights, biases = self._cells(own.dtype)
         hidden = list(state.hidden.to(own.dtype).unbind(0))
         cell = list(state.cell.to(own.dtype).unbind(0))
@@ -191,7 +195,7 @@ class Decoder(nn.Module):
         return steps, State(torch.stack(hidden), torch.stack(cell), context)
 
     def _cells(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-        """(inputs below and of the step before x gates, of each layer; biases of all layers but the first)."""
+        """(per layer: input and recurrent weights, (inputs, gates); biases of all layers but the first)."""
         weights, biases = [], []
         for layer in range(self.lstm.num_layers):
             below, before, bias = self._layer(layer)
@@ -203,22 +207,22 @@ class Decoder(nn.Module):
         return weights, biases
 
     def _layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(weights of the input below, of the step before, sum of the biases) of a layer."""
+        """(input weights, recurrent weights, sum of the biases) of a layer."""
         below, before, first, second = self.lstm.all_weights[layer]
         return below, before, first + second
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed gates (B, 4 H) in torch's order and the cell (B, H) before -> hidden and cell (B, H)."""
+    """Gate inputs (B, 4 H) in torch's order and the previous cell (B, H) -> hidden and cell (B, H)."""
     into, forget, new, out = gates.chunk(4, dim=1)
     cell = torch.addcmul(forget.sigmoid() * cell, into.sigmoid(), new.tanh())
     return out.sigmoid() * cell.tanh(), cell
 
 
 class StepwiseDecoder(Decoder):
-    """The same, one call of the LSTM after the other."""
+    """The same with one call of the LSTM per step."""
 
-    def forward(self, embedded: Tensor, memory: Memory, state: State) -> tuple[Steps, State]:
+    def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[Steps, State]:
         hidden, cell, context = state
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         for word in embedded.unbind(1):
@@ -234,8 +238,8 @@ class StepwiseDecoder(Decoder):
 class Pointer(nn.Module):
     """Probability of each target word: generated from the vocabulary, or copied from the source.
 
-    forward(steps, embedded (B, T, E), memory, target (B, T)) -> (B, T), at least fp32. Only the target's own
-    probability is computed, from its logit and the attention on its places in the source.
+    forward(steps, embedded (B, T, E), memory, target (B, T)) -> (B, T), at least fp32. Only the target's
+    probability is computed, from its logit and the attention at its positions in the source.
     """
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
@@ -245,9 +249,9 @@ class Pointer(nn.Module):
         self.words = nn.Linear(features, vocabulary)
         self.gate = nn.Linear(features, 1)
 
-    def forward(self, steps: Steps, embedded: Tensor, memory: Memory, target: Tensor) -> Tensor:
+    def forward(self, steps: Steps, embedded: Tensor, memory: EncodedSources, target: Tensor) -> Tensor:
         features = torch.cat((steps.hidden, steps.context, embedded), dim=2)
-        logits, gate = wide(self.words(features)), wide(self.gate(features)).squeeze(2)
+        logits, gate = at_least_fp32(self.words(features)), at_least_fp32(self.gate(features)).squeeze(2)
         known = target < self.vocabulary
         word = torch.where(known, target, UNKNOWN)
         surprise = F.cross_entropy(logits.flatten(0, 1), word.flatten(), reduction="none").view_as(gate)
@@ -256,33 +260,33 @@ class Pointer(nn.Module):
         copied = (steps.attention * places).sum(2)
         return gate.sigmoid() * generated + (-gate).sigmoid() * copied
 
-    def distribution(self, steps: Steps, embedded: Tensor, memory: Memory) -> Tensor:
-        """Over the vocabulary and the source words that it lacks: (B, T, vocabulary + S), at least fp32.
+    def distribution(self, steps: Steps, embedded: Tensor, memory: EncodedSources) -> Tensor:
+        """Probabilities of the vocabulary and of the source words not in it: (B, T, vocabulary + S), at least fp32.
 
-        A source of S words lacks at most S, so the shape does not depend on the words.
+        A source of S words has at most S such words, so the shape does not depend on the words.
         """
         features = torch.cat((steps.hidden, steps.context, embedded), dim=2)
-        generated = torch.softmax(wide(self.words(features)), dim=2)
-        gate = wide(self.gate(features)).sigmoid()
+        generated = torch.softmax(at_least_fp32(self.words(features)), dim=2)
+        gate = at_least_fp32(self.gate(features)).sigmoid()
         extended = memory.extended.unsqueeze(1).expand_as(steps.attention)
         both = F.pad(gate * generated, (0, extended.shape[2]))
         return both.scatter_add(2, extended, (1 - gate) * steps.attention)
 
 
 class StepwisePointer(Pointer):
-    """The same by way of the whole distribution."""
+    """The same, computed from the whole distribution."""
 
-    def forward(self, steps: Steps, embedded: Tensor, memory: Memory, target: Tensor) -> Tensor:
+    def forward(self, steps: Steps, embedded: Tensor, memory: EncodedSources, target: Tensor) -> Tensor:
         return self.distribution(steps, embedded, memory).gather(2, target.unsqueeze(2)).squeeze(2)
 
 
 class PointerGenerator(nn.Module):
-    """forward(source, extended (B, S), target_in, target_out (B, T), all int64) -> probability of each target word
-    (B, T), at least fp32.
+    """The whole model.
 
-    Sources and targets are padded on the right with PADDING. `extended` and `target_out` number the source words
-    that the vocabulary lacks from `vocabulary` on. The decoder starts from the forward direction's final states,
-    layer by layer; nothing is between.
+    forward(source, extended (B, S), target_in, target_out (B, T), all int64) -> probability of each target word (B, T),
+    at least fp32. Sources and targets are padded on the right with PADDING. `extended` and `target_out` number source
+    words that are not in the vocabulary from `vocabulary` on. The decoder starts from the forward direction's final
+    states, layer by layer.
 
     Parameters with vocabulary V, embedding E, hidden H, L layers: embeddings 2 V E; encoder 2 directions of
     4 H (E + H + 2) and, for each further layer, 4 H (3 H + 2); decoder 4 H (E + 3 H + 2) and 4 H (2 H + 2) for
@@ -307,7 +311,7 @@ class PointerGenerator(nn.Module):
                 table.weight[PADDING].zero_()
 
     def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward. Attention runs inside the decoder's loop; `keys` before it, or inside."""
+        """Sub-phases of forward. Attention runs in the decoder's loop; `keys` before it, or inside."""
         attention = self.decoder.attention
         return {
             "embedding": [self.source_words, self.target_words],
@@ -331,33 +335,33 @@ class PointerGenerator(nn.Module):
             each.append(self.pointer(steps, embedded[:, here], memory, target_out[:, here]))
         return torch.cat(each, dim=1)
 
-    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[Memory, State]:
-        """The sources (B, S) as the decoder needs them; project: the states once, for all steps."""
+    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[EncodedSources, State]:
+        """Encodes the sources (B, S). project: project the states once, for all steps."""
         real = source != PADDING
         states, hidden, cell = self.encoder(self.dropout(self.source_words(source)), real)
         barred = torch.zeros_like(source, dtype=torch.float32).masked_fill(~real, -torch.inf)
         keys = self.decoder.attention.keys(states) if project else None
         context = states.new_zeros(states.shape[0], states.shape[2])
-        return Memory(states, keys, barred, extended), State(hidden, cell, context)
+        return EncodedSources(states, keys, barred, extended), State(hidden, cell, context)
 
-    def step(self, words: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]:
-        """One step of writing: extended words (B,) -> (log-probability of the next (B, vocabulary + S), state).
+    def step(self, words: Tensor, memory: EncodedSources, state: State) -> tuple[Tensor, State]:
+        """A step of generation: extended words (B,) -> (log-probabilities of the next (B, vocabulary + S), state).
 
-        -inf where a word says nothing: UNKNOWN, START, PADDING.
+        -inf for UNKNOWN, START and PADDING.
         """
         known = torch.where(words < self.pointer.vocabulary, words, UNKNOWN)
         embedded = self.target_words(known).unsqueeze(1)
         steps, state = self.decoder(embedded, memory, state)
         likely = torch.log(self.pointer.distribution(steps, embedded, memory).squeeze(1) + EPS)
-        for nothing in (UNKNOWN, START, PADDING):
-            likely[:, nothing] = -torch.inf
+        for special in (UNKNOWN, START, PADDING):
+            likely[:, special] = -torch.inf
         return likely, state
 
 
 def negative_log_likelihood(chosen: Tensor, target_out: Tensor) -> Tensor:
-    """Probability of each target word (B, T) -> mean over the words of a summary, then over the summaries, in nats.
+    """Probability of each target word (B, T) -> mean over the words of a summary, then over summaries, in nats.
 
-    Each summary counts the same, so that a batch has the gradient of its items one by one.
+    Each summary has the same weight, so the gradient of a batch is the mean of its items' gradients.
     """
     real = target_out != PADDING
     surprise = torch.where(real, -torch.log(chosen + EPS), 0.0)

@@ -1,4 +1,4 @@
-"""Writes summaries with a pointer-generator: the likeliest word each time, or a beam. Many sources at once."""
+"""Generates summaries with a pointer-generator, by greedy or beam search, for many sources at once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from .summarise_data import END, PADDING, START
-from .summarise_model import Memory, State
+from .summarise_model import EncodedSources, State
 
 
 class Searcher(Protocol):
-    """What a search needs of a model; see PointerGenerator."""
+    """The methods of a model that a search uses; see PointerGenerator."""
 
-    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[Memory, State]: ...
+    def read(self, source: Tensor, extended: Tensor, project: bool) -> tuple[EncodedSources, State]: ...
 
-    def step(self, words: Tensor, memory: Memory, state: State) -> tuple[Tensor, State]: ...
+    def step(self, words: Tensor, memory: EncodedSources, state: State) -> tuple[Tensor, State]: ...
 
 
 class Written(NamedTuple):
-    """A summary as extended words, without its end. score: mean log-probability of its words and its end."""
+    """A summary as extended words, without END. score: mean log-probability of its words and END."""
 
     words: list[int]
     score: float
@@ -28,7 +28,7 @@ class Written(NamedTuple):
 
 @torch.no_grad()
 def greedy(model: Searcher, source: Tensor, extended: Tensor, limit: int) -> list[Written]:
-    """The likeliest next word each time: sources (B, S) -> B summaries of at most `limit` words."""
+    """Takes the most probable word in each step: sources (B, S) -> B summaries of at most `limit` words."""
     memory, state = model.read(source, extended, True)
     words = torch.full_like(source[:, 0], START)
     done = torch.zeros_like(words, dtype=torch.bool)
@@ -48,10 +48,10 @@ def greedy(model: Searcher, source: Tensor, extended: Tensor, limit: int) -> lis
 
 @torch.no_grad()
 def beam(model: Searcher, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
-    """The best of `width` summaries that are written side by side: sources (B, S) -> B summaries.
+    """Beam search with `width` summaries per source: sources (B, S) -> B summaries.
 
-    Each step keeps the `width` likeliest beginnings; one that has ended stays as it is and competes with the
-    others. The best is that of the highest mean, as a sum would favour short ones. With width 1 it is `greedy`.
+    Each step keeps the `width` most probable prefixes; finished summaries stay and compete with the others. The best
+    has the highest mean log-probability, since a sum would favour short ones. With width 1 this is `greedy`.
     """
     batch = len(source)
     memory, state = model.read(source, extended, True)
@@ -59,20 +59,20 @@ def beam(model: Searcher, source: Tensor, extended: Tensor, width: int, limit: i
     states, barred, extended = (
         tensor.repeat_interleave(width, 0) for tensor in (memory.states, memory.barred, memory.extended)
     )
-    memory = Memory(states, keys, barred, extended)
+    memory = EncodedSources(states, keys, barred, extended)
     state = State(*(tensor.repeat_interleave(width, _rows(name)) for name, tensor in state._asdict().items()))
-    first = torch.arange(batch, device=source.device).unsqueeze(1) * width  # of each source's rows
+    first = torch.arange(batch, device=source.device).unsqueeze(1) * width  # row of each source
     words = torch.full((batch, width), START, device=source.device)
     done = torch.zeros_like(words, dtype=torch.bool)
     length = torch.zeros_like(words)
-    # All rows of a source begin alike: only one of them may go on at first.
+    # All rows of a source start equal: only one of them may be extended in the first step.
     total = torch.full(words.shape, -torch.inf, dtype=torch.float64, device=words.device)
     total[:, 0] = 0.0
     written = words.new_zeros(batch, width, 0)
     while written.shape[2] < limit and not bool(done.all()):
         likely, state = model.step(words.flatten(), memory, state)
         likely = likely.view(batch, width, -1).double()
-        # What has ended goes on with padding alone, at no cost.
+        # A finished summary is extended by padding only, at no cost.
         ended = torch.full_like(likely[0, 0], -torch.inf)
         ended[PADDING] = 0.0
         likely = torch.where(done.unsqueeze(2), ended, likely)
@@ -93,12 +93,12 @@ def beam(model: Searcher, source: Tensor, extended: Tensor, width: int, limit: i
 
 
 def _rows(name: str) -> int:
-    """Where a part of State counts the batch: the LSTM's parts count layers first."""
+    """The batch dimension of a field of State: those of the LSTM have layers first."""
     return 0 if name == "context" else 1
 
 
 def _written(words: Tensor, scores: Tensor) -> list[Written]:
-    """Rows of words (B, T), an END and anything after it left out."""
+    """The summaries in words (B, T), each up to END."""
     found = []
     for row, score in zip(words.tolist(), scores.tolist(), strict=True):
         end = row.index(END) if END in row else len(row)

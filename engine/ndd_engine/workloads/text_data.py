@@ -1,4 +1,4 @@
-"""Text for the character model: the manual's topics, the library's source, or a file. No torch here."""
+"""Text for the character model: the manual's topics, the standard library's source, or a file. No torch here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pathlib import Path
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
-from .files import KEY, read_text
-from .windows import Complaints, DataFacts, Layout, split
+from .files import manual_topics, read_text, source_name
+from .problems import KEY, Problems, Progress
+from .windows import DataFacts, Layout, split
 
 WORDS = ("builtin", "stdlib")
-# Tests are half of the library and mostly tables; installed packages are not the library.
+# Tests are half of the library and mostly tables; installed packages are not part of it.
 _LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 
 @dataclass(frozen=True)
 class TextData:
-    """A text and how it is cut. vocabulary: its distinct characters in code point order."""
+    """A text and how it is cut into windows. vocabulary: its distinct characters, sorted by code point."""
 
     text: str
     vocabulary: str
@@ -33,78 +34,55 @@ class TextData:
         return self.layout.facts(self.line())
 
     def line(self) -> str:
-        """The data in one line for people."""
-        layout = self.layout
-        return (
-            f"{len(self.text):,} characters ({len(self.vocabulary)} distinct), "
-            f"{layout.train_items:,} windows of {layout.sequence:,} a pass, {layout.eval_items:,} to evaluate"
-        )
+        """A one-line summary."""
+        return f"{len(self.text):,} characters ({len(self.vocabulary)} distinct), {self.layout.text}"
 
 
-def source_name(section: ChartextSection) -> str:
-    """What the text is called while it is read."""
-    return {"builtin": "the manual topics", "stdlib": "the standard library's source"}.get(
-        section.data, Path(section.data).name
-    )
-
-
-def read(config: Config, section: ChartextSection, complaints: Complaints) -> TextData | None:
-    """The text, with every mistake of it in `complaints`; None when there is no usable text."""
+def read_characters(
+    config: Config, section: ChartextSection, problems: Problems, progress: Progress
+) -> TextData | None:
+    """The text, or None after adding every error to `problems`."""
+    names = {"builtin": "the manual topics", "stdlib": "the standard library's source"}
+    progress(f"reading {source_name(section.data, **names)}")
     if section.data == "builtin":
-        text = manual_topics(complaints)
+        topics = manual_topics(problems, 'use a path to a text file, or "stdlib"')
+        text = None if topics is None else "\n".join(topics)
     elif section.data == "stdlib":
-        text = library_source(complaints)
+        text = library_source(problems)
     else:
-        text = read_text(section.data, complaints, (".txt", ".text", ".md"), WORDS)
+        text = read_text(section.data, problems, (".txt", ".text", ".md"), WORDS)
     if text is None:
         return None
     text = text[: section.max_characters]
     vocabulary = "".join(sorted(set(text)))
     if len(vocabulary) < 2:
-        message = f"the text has one distinct character, {vocabulary!r}: there is nothing to learn"
-        complaints.add(KEY, message, section.data)
+        message = f"the text has only one distinct character, {vocabulary!r}: there is nothing to learn"
+        problems.add(KEY, message, section.data)
         return None
-    sequence = config.batch.sequence
-    # Evaluation never overlaps: each character of it is predicted once, whatever the training stride.
-    layout = Layout(
-        split(len(text), section.eval_fraction),
-        sequence,
-        section.stride or sequence,
-        sequence,
-        "character",
-        "text",
-    )
-    before = len(complaints.problems)
-    layout.check(config.batch, complaints)
-    if len(complaints.problems) > before:
+    sequence, stride = config.batch.sequence, section.stride or config.batch.sequence
+    # Evaluation windows never overlap: each character is predicted once, whatever the training stride.
+    parts = split(len(text), section.eval_fraction)
+    layout = Layout(parts, sequence, stride, sequence, "character", "text")
+    before = len(problems.found)
+    layout.check(config.batch, problems)
+    if len(problems.found) > before:
         return None
     return TextData(text, vocabulary, layout, tuple(_notes(layout, len(vocabulary))))
 
 
-def manual_topics(complaints: Complaints) -> str | None:
-    """The topics of Python's manual (PSF licence), about 465,000 characters, in the order of their names."""
-    try:
-        from pydoc_data.topics import topics  # some distributions leave it out
-    except ImportError:
-        advice = 'give a path to a text file, or "stdlib"'
-        complaints.add(KEY, "this Python was installed without pydoc_data", "builtin", suggestion=advice)
-        return None
-    return "\n".join(topics[name] for name in sorted(topics))
-
-
-def library_source(complaints: Complaints) -> str | None:
-    """The standard library's own Python source (PSF licence), about 12 MB, in the order of the file names."""
+def library_source(problems: Problems) -> str | None:
+    """The standard library's own Python source (PSF licence), about 12 MB, sorted by file name; None if missing."""
     texts = list(library_texts())
     if not texts:
-        advice = 'give a path to a text file, or "builtin"'
+        advice = 'use a path to a text file, or "builtin"'
         top = sysconfig.get_path("stdlib")
-        complaints.add(KEY, f"there is no Python source in {top}", "stdlib", suggestion=advice)
+        problems.add(KEY, f"there is no Python source in {top}", "stdlib", suggestion=advice)
         return None
     return "\n".join(texts)
 
 
 def library_texts() -> Iterator[str]:
-    """The source files of the standard library one by one; those that cannot be read are left out."""
+    """The source files of the standard library one by one; unreadable files are skipped."""
     for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = sorted(set(subfolders) - _LEFT_OUT)
         for name in sorted(names):
@@ -116,14 +94,12 @@ def library_texts() -> Iterator[str]:
                 yield text
 
 
-def _notes(layout: Layout, vocabulary: int) -> list[str]:
-    notes = []
+def _notes(layout: Layout, vocabulary: int) -> Iterator[str]:
     if layout.stride < layout.sequence:
         times = layout.sequence / layout.stride
-        notes.append(f"Training windows overlap: each character is seen about {times:.3g} times a pass.")
+        yield f"Training windows overlap: each character is used about {times:.3g} times per epoch."
     elif layout.stride > layout.sequence:
         share = layout.sequence / layout.stride
-        notes.append(f"Training windows leave gaps: {share:.0%} of the characters are seen in a pass.")
+        yield f"Training windows leave gaps: {share:.0%} of the characters are used per epoch."
     if vocabulary > 1000:
-        notes.append(f"The text has {vocabulary:,} distinct characters; the output layer grows with them.")
-    return notes
+        yield f"The text has {vocabulary:,} distinct characters, which makes the output layer large."

@@ -1,9 +1,9 @@
-"""A model and data of your own, to be changed into yours. It runs as it stands:
+"""An example workload: replace the model and the data with your own. It runs as it is:
 
     ndd-console train --workload my_workload:factory --max-steps 20
     ndd-console train --workload my_workload:factory --set run.epochs=5 --set workload.options.width=64
 
-or with a file, `ndd-console train my_workload.toml`:
+or with a configuration file, `ndd-console train my_workload.toml`:
 
     [workload]
     name = "my_workload:factory"
@@ -15,7 +15,7 @@ or with a file, `ndd-console train my_workload.toml`:
     micro = 64
     sequence = 128
 
-`ndd-console check --workload my_workload:factory --set run.epochs=5` tells rough memory and time before.
+`ndd-console check --workload my_workload:factory --set run.epochs=5` estimates memory and time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SHAPES = 3  # sine, triangle, square
 
 
 class Waves(Dataset[tuple[Tensor, int]]):
-    """Noisy waves. An item is (wave (sequence,) float32, which shape it has).
+    """Noisy waves. An item is (wave (sequence,) float32, index of its shape).
 
-    An item depends on the seed and its index alone, so that a resumed run sees the same data. The class stands at
-    the top of the module, so that loader workers (loader.workers = 4) can import it.
+    An item depends only on the seed and its index, so that a resumed run sees the same data. The class is at the top
+    level of the module, so that loader workers (loader.workers = 4) can import it.
     """
 
     def __init__(self, count: int, sequence: int, seed: int, noise: float) -> None:
@@ -72,7 +72,7 @@ class Classifier(nn.Module):
 
 
 class Accuracy:
-    """The figure of an evaluation. Sums stay on the device until they are asked for."""
+    """The metric of an evaluation. Values stay on the device until `result`."""
 
     def __init__(self) -> None:
         self.right: list[Tensor] = []
@@ -85,22 +85,22 @@ class Accuracy:
 
 
 def loss(output: Tensor, batch: list[Tensor]) -> Tensor:
-    """The mean loss of a batch, a scalar. What it needs beside the batch must lie on output.device."""
+    """The mean loss of a batch, a scalar. Tensors used in addition to the batch must be on output.device."""
     return nn.functional.cross_entropy(output.float(), batch[1])
 
 
 def factory(settings: Settings) -> SimpleNamespace:
-    """What is trained. `settings` has sequence, micro, seed, data, size, and the knobs of [workload.options]."""
+    """Builds the model and its data. See Settings for sequence, micro, seed, data, size and options."""
     width = settings.option("width", 32)
     noise = settings.option("noise", 0.3)
     model = Classifier(width)
     return SimpleNamespace(
-        # Needed. A batch is what torch's DataLoader would make of the items.
+        # Required. Items are collated to batches as by torch's DataLoader.
         model=model,
         train_data=Waves(6000, settings.sequence, settings.seed, noise),
         loss=loss,
-        # The rest may be left out. Without eval_data the last 10 % of train_data are kept for evaluation; without
-        # forward the model is called with the batch, or with its first part when it is a tuple or list.
+        # Optional. Without eval_data, the last 10 % of train_data are kept for evaluation; without forward, the model
+        # is called with the batch, or with its first element if it is a tuple or list.
         eval_data=Waves(600, settings.sequence, settings.seed + 1, noise),
         forward=lambda model, batch: model(batch[0]),
         metric=Accuracy,
@@ -108,6 +108,6 @@ def factory(settings: Settings) -> SimpleNamespace:
         item="wave",
         token="sample",
         tokens_per_item=settings.sequence,
-        parts={"encoder": model.encoder, "head": model.head},  # timed by themselves within forward
+        parts={"encoder": model.encoder, "head": model.head},  # timed separately within forward
         describe_model=f"convolutions of width {width}",
     )

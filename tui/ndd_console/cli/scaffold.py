@@ -1,4 +1,4 @@
-"""`ndd-console scaffold`: a commented example of a user's own workload, which runs as it stands."""
+"""`ndd-console scaffold`: writes a commented example of your own workload, ready to run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DEFAULT = "my_workload.py"
 
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path), default=DEFAULT)
-@click.option("--force", is_flag=True, help="Overwrite the file when it is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def scaffold(path: Path, force: bool) -> None:
-    """Write an example of your own model and data to PATH (default: my_workload.py), to be changed into yours.
+    """Write an example of your own model and data to PATH (default: my_workload.py), for you to edit.
 
     Prints the command that trains it.
     """
@@ -33,7 +33,7 @@ def scaffold(path: Path, force: bool) -> None:
             file.write(text)
     except FileExistsError:
         raise UsageError(
-            f"{_shown(path)} exists already; choose another name, or overwrite it with --force"
+            f"{_shown(path)} already exists; choose another name, or overwrite it with --force"
         ) from None
     except OSError as error:
         raise UsageError(f"{_shown(path)} cannot be written: {error.strerror}") from None
@@ -43,22 +43,22 @@ def scaffold(path: Path, force: bool) -> None:
 
 
 def _check_name(path: Path) -> None:
-    """Raises UsageError when a file of this name could not be imported."""
+    """Raises UsageError if a file of this name cannot be imported."""
     if path.is_dir():
-        raise UsageError(f"{_shown(path)} is a folder; name a file in it: {_shown(path / DEFAULT)}")
+        raise UsageError(f"{_shown(path)} is a folder; use a file in it, such as {_shown(path / DEFAULT)}")
     name = path.name.removesuffix(".py")
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise UsageError(f"{_shown(path)}: a module's name has letters, digits and _ only, as in {DEFAULT}")
+        raise UsageError(f"{_shown(path)}: a module name has only letters, digits and _, as in {DEFAULT}")
     if path.suffix != ".py":
-        raise UsageError(f"{_shown(path)}: a Python file ends in .py: {_shown(path.with_name(f'{name}.py'))}")
+        raise UsageError(f"{_shown(path)}: the name must end in .py: {_shown(path.with_name(f'{name}.py'))}")
     if name in sys.stdlib_module_names:
         raise UsageError(
-            f"{_shown(path)}: {name} is the name of a module of Python itself; choose another one"
+            f"{_shown(path)}: {name} is the name of a standard library module; choose another name"
         )
 
 
 def _importable(path: Path) -> tuple[str, Path | None]:
-    """(the module's name, the folder to start in: None for the current one)."""
+    """(the module's name, the folder to run in, or None for the current one)."""
     full, here = path.parent.resolve() / path.name, Path.cwd()
     if full.is_relative_to(here):
         parts = full.relative_to(here).with_suffix("").parts

@@ -42,32 +42,26 @@ _OLD_GOAL, _NEW_GOAL = "beside", "low-memory"
 
 
 class WizardCommand(click.Command):
-    """Accepts the options of earlier releases."""
+    """Accepts the options and the goal of earlier releases."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         for place, arg in enumerate(args[:end]):
-            old, equals, value = arg.partition("=")
-            if new := RENAMED.get(old):
-                click.echo(f"warning: {old} is now called {new}", err=True)
+            option, equals, value = arg.partition("=")
+            goal = arg if place and args[place - 1] == "--goal" else value if option == "--goal" else ""
+            if goal == _OLD_GOAL:
+                click.echo(f"warning: --goal {_OLD_GOAL} is now called --goal {_NEW_GOAL}", err=True)
+                args[place] = arg.replace(_OLD_GOAL, _NEW_GOAL)
+            elif new := RENAMED.get(option):
+                click.echo(f"warning: {option} is now called {new}", err=True)
                 args[place] = new + equals + value
         return super().parse_args(ctx, args)
-
-
-class GoalChoice(click.Choice[str]):
-    """One of the goals; accepts the name of an earlier release."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value == _OLD_GOAL:
-            click.echo(f"warning: --goal {_OLD_GOAL} is now called --goal {_NEW_GOAL}", err=True)
-            value = _NEW_GOAL
-        return super().convert(value, param, ctx)
 
 
 @click.command(cls=WizardCommand)
 @configuration
 @click.option(
-    "--goal", type=GoalChoice(tuple(GOALS)), default="throughput", show_default=True,
+    "--goal", type=click.Choice(tuple(GOALS)), default="throughput", show_default=True,
     help="Highest throughput, low memory use, reproducible results, or shortest time for --items.",
 )  # fmt: skip
 @click.option(

@@ -91,10 +91,6 @@ class Console:
         self.engine = threading.Thread(target=run.execute, name="ndd-engine")
         return EngineSource(run)
 
-    def _start_named(self, workload: str) -> RunSource:
-        """From the home screen."""
-        return self._start(read(workload=workload))
-
     def _start(self, draft: Draft) -> RunSource:
         source = self._open(RunRequest(draft, self.root))
         self._begin()
@@ -128,7 +124,7 @@ class Console:
             ascii_only=self.can.ascii_only,
             monochrome=self.can.monochrome,
             ssh=self.can.ssh,
-            start=self._start_named,
+            start=lambda workload: self._start(read(workload=workload)),
             attach=lambda name: AttachedSource(find_run(self.root, name)),
             start_file=lambda path: self._start(read(Path(path))),
             wizard=self._wizard,
@@ -235,14 +231,8 @@ class Console:
 def _abandon(run: Run) -> None:
     """The engine hangs in native code: close the record and terminate the process."""
     step = run.recorder.snapshot().step
-    run.put(
-        EndEvent(
-            "interrupted",
-            "interrupted (Ctrl-C) while a call did not return",
-            step,
-            EXIT_INTERRUPTED,
-        )
-    )
+    reason = "interrupted (Ctrl-C) while a call did not return"
+    run.put(EndEvent("interrupted", reason, step, EXIT_INTERRUPTED))
     run.close()
     click.echo(f"run {run.directory.name}: a call did not return; terminated at step {step}", err=True)
     os._exit(EXIT_INTERRUPTED)

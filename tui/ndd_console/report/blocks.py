@@ -6,13 +6,14 @@ Texts are as recorded; the renderers escape them. x is always in seconds since t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from .axis import Kind, formatter
 
 Tone = Literal["", "note", "good", "warn", "bad"]
 Point = tuple[float, float]
+TONES: dict[str, Tone] = {"good": "good", "warn": "warn", "bad": "bad"}  # styles of the screens
 COMMAND = "measure with"  # label of a row whose text is a command
 
 
@@ -46,6 +47,11 @@ class Table:
     right: frozenset[int] = frozenset()
     note: str = ""
     wide: int = -1
+
+    def newest(self, limit: int) -> Table:
+        """The table with its last `limit` rows and a note if there were more."""
+        note = f"The newest {limit} of {len(self.rows):,}." if len(self.rows) > limit else ""
+        return replace(self, rows=self.rows[-limit:], note=note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from ndd_engine.diagnose import CAUSES
 from ndd_engine.text import duration, number
 
 from .blocks import Block, SpanRow, Spans, Table, Text
-from .model import Report, newest_note, pauses
+from .model import Report, pauses
 from .safe import clip
 
 _ROWS = 60
 _SPAN_ROWS = 24
+_FIGURES = frozenset({0, 1})
 _HOVER = 160  # characters of a text under the pointer
 # Kind of a mark -> (name of its row, colour).
 _MARKS = {
@@ -36,7 +37,7 @@ def findings(report: Report) -> list[Block]:
         return [Text("The run recorded no findings.", "note")]
     present: dict[str, tuple[float, str]] = {}
     spans: dict[str, list[Span]] = {}
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for at, event in data.findings:
         cause = str(event.cause)
         found = spans.setdefault(cause, [])
@@ -55,7 +56,8 @@ def findings(report: Report) -> list[Block]:
         for cause, found in list(spans.items())[:_SPAN_ROWS]
     )
     columns = ("after", "step", "", "cause", "finding")
-    return [Spans("When each finding was present", drawn, report.time), _log("Changes", columns, rows)]
+    table = Table("Changes", columns, tuple(rows), _FIGURES).newest(_ROWS)
+    return [Spans("When each finding was present", drawn, report.time), table]
 
 
 def events(report: Report) -> list[Block]:
@@ -80,18 +82,11 @@ def events(report: Report) -> list[Block]:
     ]
     rows = tuple(SpanRow(name, tint, _merged(spans, data.x)) for name, tint, spans in groups if spans)
     out: list[Block] = [Spans("Timeline", rows, report.time)] if rows else []
-    marks: list[tuple[str, ...]] = [
-        (duration(at.x), number(at.step), str(mark.kind), str(mark.text))
-        for at, mark in data.marked(*_LISTED)
-    ]
+    marks = data.marked(*_LISTED)
     if marks:
-        out.append(_log("Log", ("after", "step", "kind", "event"), marks))
+        cells = tuple((duration(at.x), number(at.step), str(mark.kind), str(mark.text)) for at, mark in marks)
+        out.append(Table("Log", ("after", "step", "kind", "event"), cells, _FIGURES).newest(_ROWS))
     return out or [Text("Nothing but steps was recorded.", "note")]
-
-
-def _log(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    """The newest rows, the first two columns being figures."""
-    return Table(title, columns, tuple(rows[-_ROWS:]), frozenset({0, 1}), newest_note(_ROWS, len(rows)))
 
 
 def _seconds(value: object) -> float:

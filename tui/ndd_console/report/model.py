@@ -14,7 +14,7 @@ from ndd_engine.record.derive import figures
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, duration, number
+from ndd_engine.text import MISSING, duration
 
 from .axis import Kind
 from .blocks import Block, Line, Lines, Point, Time
@@ -143,8 +143,3 @@ def pauses(data: History) -> list[tuple[float, float]]:
 def ns(value: float | None) -> str:
     """Nanoseconds as a duration."""
     return MISSING if value is None else duration(value * 1e-9)
-
-
-def newest_note(limit: int, count: int) -> str:
-    """The note under a list that shows the newest `limit` of `count` entries."""
-    return f"The newest {limit} of {number(count)}." if count > limit else ""

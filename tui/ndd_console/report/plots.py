@@ -158,9 +158,6 @@ class SpansPlot(TimePlot):
     def __init__(self, block: Spans) -> None:
         super().__init__(block.time, self.row * len(block.rows), left=180, top=4, below=22)
 
-    def width(self, begin: float, end: float) -> float:
-        return max(self.x(end) - self.x(begin), 2.5)
-
 
 class IntervalsPlot:
     """Each ratio as a dot with its interval, on a logarithmic axis with a line at 1."""

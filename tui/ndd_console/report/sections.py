@@ -13,13 +13,12 @@ from ndd_engine.diagnose import CAUSES, Finding
 from ndd_engine.text import MISSING, duration, number, size
 
 from . import blocks, events, learning, machine, methods, timings, trials
-from .blocks import COMMAND, Block, Facts, Page, Section, Table, Text, Tone
+from .blocks import COMMAND, TONES, Block, Facts, Page, Section, Table, Text, Tone
 from .differences import differences
 from .model import Report
 
 # A record may hold anything: a section that cannot be shown does not cost the page.
 _DAMAGE = (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
-_TONES: dict[str, Tone] = {"good": "good", "warn": "warn", "bad": "bad"}
 
 
 def page(report: Report) -> Page:
@@ -45,7 +44,7 @@ def page(report: Report) -> Page:
     return Page(
         name=report.name,
         subtitle=", ".join(str(word) for word in words if word),
-        status=(snapshot.status, _TONES.get(STATUS.get(snapshot.status, ("", ""))[1], "")),
+        status=(snapshot.status, TONES.get(STATUS.get(snapshot.status, ("", ""))[1], "")),
         summary=_summary(report),
         made=f"written {_date(report.made_t)} from {number(report.data.bytes_read)} bytes of record",
         sections=tuple(Section(key, title, _guarded(build, report)) for key, title, build in parts),
@@ -54,7 +53,7 @@ def page(report: Report) -> Page:
 
 def _guarded(build: Callable[[Report], list[Block]], report: Report) -> tuple[Block, ...]:
     try:
-        return tuple(build(report))
+        return tuple(block for block in build(report) if not isinstance(block, Table) or block.rows)
     except _DAMAGE as error:
         text = f"This part of the record cannot be shown: {type(error).__name__}: {error}"
         return (Text(text, "warn"),)
@@ -124,7 +123,7 @@ def identity(report: Report) -> list[Block]:
         ("step", f"{number(run.items_per_step)} items ({run.item})"),
         (
             "length",
-            f"{number(run.total_steps)} steps, {number(run.epochs)} epochs of {number(run.steps_per_epoch)}",
+            f"{number(run.total_steps)} steps; {number(run.epochs)} epochs of {number(run.steps_per_epoch)} steps",
         ),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),

@@ -14,10 +14,6 @@ CAPACITY = 512
 FIRST_WIDTH_S = 0.05
 
 
-def _sums() -> defaultdict[str, float]:
-    return defaultdict(float)
-
-
 class RunClock:
     """Seconds since the start of the run, without the time between a process that ended and the one that resumed."""
 
@@ -49,8 +45,8 @@ class Slice:
     step: int = 0
     gc_ns: float = 0.0
     gc_max_ns: int = 0
-    host: defaultdict[str, float] = field(default_factory=_sums)
-    device: defaultdict[str, float] = field(default_factory=_sums)
+    host: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    device: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @classmethod
     def of(cls, window: WindowEvent) -> Slice:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ndd_console.view.blocks import on_gpu
-from ndd_console.view.throughput import plural, rates, step_time, work_texts
+from ndd_console.view.throughput import flops, plural, rates, step_time, work_texts
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
 from ndd_engine.record.events import PHASES, KernelsEvent, RunEvent, StacksEvent
@@ -34,6 +34,7 @@ COLOURS = {
 }  # fmt: skip
 SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
 _TOP = 12
+Shares = dict[str, float]
 
 
 def phases(report: Report) -> list[Block]:
@@ -46,29 +47,23 @@ def phases(report: Report) -> list[Block]:
     total = {name: value / whole.wall_ns for name, value in by_rank if "/" not in name}
     note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
 
-    def shares(item: Slice) -> dict[str, float]:
+    def shares(item: Slice) -> Shares:
         return {name: value / item.wall_ns for name, value in item.host.items()}
 
-    stack = _stack(report, "Share of wall time by phase", shares, total, "smaller phases")
+    stack = _stack(report, "Share of wall time by phase", shares, total)
     stacks = _stacks(data.stacks) if data.stacks is not None else []
     return [replace(stack, note=note), _table(report, whole), *_step_times(report), *stacks]
 
 
-def _stack(
-    report: Report,
-    title: str,
-    shares: Callable[[Slice], dict[str, float]],
-    whole: dict[str, float],
-    rest: str,
-) -> Stack:
-    """The shares of each slice as layers in the order of `whole`; small ones are summed as `rest`."""
+def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole: Shares) -> Stack:
+    """The shares of each slice as layers in the order of `whole`; small ones are summed."""
     width, slices = report.data.timeline.slices(COLUMNS)
     columns = {index: shares(item) for index, item in slices.items()}
     small = [name for name, share in whole.items() if 0 < share < SMALLEST]
     small = small if len(small) > 1 else []
     large = [name for name, share in whole.items() if share > 0 and name not in small]
     groups = [(name, _colour(name, index), [name]) for index, name in enumerate(large)]
-    groups += [(rest, "faint", small)] if small else []
+    groups += [("below 1 % each", "faint", small)] if small else []
     layers = []
     for name, tint, names in groups:
         values = {index: sum(found.get(part, 0.0) for part in names) for index, found in columns.items()}
@@ -123,7 +118,7 @@ def _stacks(stacks: StacksEvent) -> list[Block]:
     )
     title = f"Stack samples ({number(stacks.looks)}, the latest at step {number(stacks.step)})"
     columns = ("share", "phase", "line", "function")
-    return [Table(title, columns, rows, frozenset({0}), wide=2)] if rows else []
+    return [Table(title, columns, rows, frozenset({0}), wide=2)]
 
 
 def idle(report: Report) -> list[Block]:
@@ -149,12 +144,12 @@ def idle(report: Report) -> list[Block]:
     return [bars, *_idle_over_time(report, run, causes, what), *captures]
 
 
-def _idle_over_time(report: Report, run: RunEvent, causes: dict[str, float], what: str) -> list[Block]:
-    def shares(item: Slice) -> dict[str, float]:
+def _idle_over_time(report: Report, run: RunEvent, causes: Shares, what: str) -> list[Block]:
+    def shares(item: Slice) -> Shares:
         part = item.as_window()
         return dict(idle_of(run, [part], phase_shares([part]), None).causes)
 
-    stack = _stack(report, f"{what} over time, by cause", shares, causes, "smaller causes")
+    stack = _stack(report, f"{what} over time, by cause", shares, causes)
     heights = sorted(sum(layer.values[slot] for layer in stack.layers) for slot in stack.slots)
     if not heights or heights[-1] <= 0:
         return []
@@ -169,7 +164,7 @@ def _method(name: str) -> str:
     return METHODS.get(name, name)
 
 
-def _bars(title: str, causes: dict[str, float], note: str) -> Bars:
+def _bars(title: str, causes: Shares, note: str) -> Bars:
     rows = tuple(
         (cause, share, share_text(share), _colour(cause, index))
         for index, (cause, share) in enumerate(sorted(causes.items(), key=lambda item: -item[1]))
@@ -188,16 +183,14 @@ def _capture(step: int, capture: KernelsEvent) -> list[Block]:
         f"Steps are slower under the profiler. Busy {share_text(capture.busy_ns / wall)}, of which copying "
         f"{share_text(capture.copy_ns / wall)}; {number(capture.launches / steps)} launches per step."
     )
-    out: list[Block] = [_bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)]
+    bars = _bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)
     rows = tuple(
         (share_text(item[1] / wall), ns(item[1] / steps), number(item[2] / steps), str(item[0]))
         for item in capture.top[:_TOP]
         if len(item) >= 3
     )
-    if rows:
-        columns = ("share", "time per step", "calls per step", "kernel or operator")
-        out.append(Table(f"Slowest kernels and operators in the {at}", columns, rows, frozenset({0, 1, 2})))
-    return out
+    columns = ("share", "time per step", "calls per step", "kernel or operator")
+    return [bars, Table(f"Slowest kernels and operators in the {at}", columns, rows, frozenset({0, 1, 2}))]
 
 
 def speed(report: Report) -> list[Block]:
@@ -218,7 +211,7 @@ def speed(report: Report) -> list[Block]:
     ]
     if work := snapshot.work:
         rows += [
-            ("compute per step", f"{_large(work.flops_per_step)}FLOP"),
+            ("compute per step", flops(work.flops_per_step).removesuffix("/s")),
             ("memory traffic", f"{size(work.bytes_per_step)} per step without fusion, an upper bound"),
             ("attention", ", ".join(work.attention)),
             ("not counted", ", ".join(work.uncounted)),
@@ -231,11 +224,3 @@ def _items_per_s(item: Slice) -> float | None:
     """None where there was hardly any training."""
     trained = item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
     return item.items / (item.stepping_ns * 1e-9) if trained else None
-
-
-def _large(value: int | None) -> str:
-    if value is None:
-        return f"{MISSING} "
-    scales = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-    scale, letter = next(((scale, letter) for scale, letter in scales if value >= scale), (1.0, ""))
-    return f"{number(value / scale)} {letter}"

@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ndd_console.view.diagnosis import command_text
 from ndd_console.view.interval import VERDICTS, interval_text
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, duration, number, size
 
-from .blocks import Block, Facts, Interval, Intervals, Table, Text, Tone
-from .model import Report, newest_note
+from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
+from .model import Report
 
 _ROWS = 40
-_TONES: dict[str, Tone] = {"good": "good", "warn": "warn", "bad": "bad"}
 _EFFECT = {True: "yes", False: "NO", None: MISSING}
 _SHOWN = {"no gain": "no significant gain", "undecided": "inconclusive"}
 
 
 def trials(report: Report) -> list[Block]:
     """The trials of this run as plot, table and text."""
-    found = [trial for _, trial in report.data.trials][-_ROWS:]
+    kept = [trial for _, trial in report.data.trials]
+    found = kept[-_ROWS:]
     if not found:
-        command = f"ndd-console try {report.name} --set KEY=VALUE"
-        return [Text(f"Nothing was measured against this run yet. Measure a change with: {command}", "note")]
+        command = command_text(report.name, ["KEY=VALUE"])
+        return [Text("Nothing was measured against this run yet.", "note"), Facts.of((COMMAND, command))]
     out: list[Block] = []
     if intervals := tuple(row for trial in found if (row := _interval(trial)) is not None):
         note = (
@@ -36,13 +37,11 @@ def trials(report: Report) -> list[Block]:
             _change(trial), _verdict(trial), _speed(trial), _sides(trial, "peak_bytes", size), str(trial.loss),
             _EFFECT.get(trial.in_effect, MISSING),
         )
-        for trial in found
+        for trial in kept
     )  # fmt: skip
     columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
-    note = newest_note(_ROWS, len(report.data.trials))
-    out.append(Table("Trials", columns, rows, frozenset(), note, wide=0))
-    out.append(Facts(tuple((_change(trial), _details(trial)) for trial in found)))
-    return out
+    table = Table("Trials", columns, rows, wide=0).newest(_ROWS)
+    return [*out, table, Facts(tuple((_change(trial), _details(trial)) for trial in found))]
 
 
 def _details(trial: TrialEvent) -> str:
@@ -72,7 +71,7 @@ def _interval(trial: TrialEvent) -> Interval | None:
     ratio, low, high = trial.ratio, trial.low, trial.high
     if ratio is None or low is None or high is None or not 0 < low <= ratio <= high < math.inf:
         return None
-    tone = _TONES.get(VERDICTS.get(str(trial.verdict), ""), "")
+    tone = TONES.get(VERDICTS.get(str(trial.verdict), ""), "")
     return Interval(_change(trial), ratio, low, high, _verdict(trial), tone)
 
 

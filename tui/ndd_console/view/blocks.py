@@ -158,31 +158,24 @@ class StepTable:
         other = [phase for phase in top if phase.name == "other"]
         if not top:
             return [(("no steps measured yet", "dim"),)] if count > 0 else []
-        shown = took
-        rest: list[PhaseShare] = []
+        room = len(took) if len(took) + len(other) <= count else max(count - len(other) - 1, 0)
         if count < 3:  # no room for a total of the rest
-            ranked = sorted(took, key=lambda phase: -phase.host_ns)[:count]
-            shown, other = [phase for phase in took if phase in ranked], []
-        elif len(took) + len(other) > count:
-            largest = sorted(took, key=lambda phase: -phase.host_ns)[: max(count - len(other) - 1, 0)]
-            shown = [phase for phase in took if phase in largest]
-            rest = [phase for phase in took if phase not in largest]
+            room, other = count, []
+        largest = sorted(took, key=lambda phase: -phase.host_ns)[:room]
+        shown = [phase for phase in took if phase in largest]
+        rest = [phase for phase in took if phase not in largest] if count >= 3 else []
         scale = max((phase.share for phase in top), default=0.0) or 1.0
         spare = count - len(shown) - len(other)
         lines: list[Row] = []
         for phase in shown:
             lines.append(self._row(phase, phase.name, scale))
-            if not rest:
-                parts = [
-                    part for part in phases if part.name.startswith(phase.name + "/") and part.host_ns > 0
-                ]
-                for part in parts[: max(spare, 0)]:
-                    lines.append(self._row(part, "  " + foreign(part.name.partition("/")[2]), scale))
-                    spare -= 1
+            parts = [part for part in phases if part.name.startswith(phase.name + "/") and part.host_ns > 0]
+            for part in parts[: 0 if rest else max(spare, 0)]:
+                lines.append(self._row(part, "  " + foreign(part.name.partition("/")[2]), scale))
+                spare -= 1
         if rest:
-            total = PhaseShare(
-                "rest", sum(p.host_ns for p in rest), sum(p.share for p in rest), None, None, None, None
-            )
+            host_ns, share = sum(phase.host_ns for phase in rest), sum(phase.share for phase in rest)
+            total = PhaseShare("rest", host_ns, share, None, None, None, None)
             lines.append(self._row(total, f"{len(rest)} smaller", scale, bare=True))
         lines.extend(self._row(phase, phase.name, scale) for phase in other)
         return lines[:count]
@@ -190,18 +183,17 @@ class StepTable:
     def _row(self, phase: PhaseShare, label: str, scale: float, bare: bool = False) -> Row:
         base = phase.name.partition("/")[0]
         style = "wait" if base in _WAIT else "overhead" if base in _OVERHEAD or bare else "compute"
-        name: Span = (
-            shorten(label, _NAME_WIDTH - 1).ljust(_NAME_WIDTH),
-            "text" if "/" not in phase.name else "dim",
-        )
+        name = shorten(label, _NAME_WIDTH - 1).ljust(_NAME_WIDTH)
         figures = self.milliseconds(phase.host_ns) + percent(phase.share).rjust(_SHARE)
-        if bare:
-            return (name, (bar(phase.share / scale, self.bar), style), (figures, "text"))
-        more = self.milliseconds(phase.device_ns) if self.device else ""
-        spread = (phase.p50_ns, phase.p95_ns, phase.max_ns) if self.spread == 3 else (phase.p95_ns,)
+        more: list[float | None] = [phase.device_ns] if self.device else []
         if self.spread:
-            more += "".join(self.milliseconds(value) for value in spread)
-        return (name, (bar(phase.share / scale, self.bar), style), (figures, "text"), (more, "dim"))
+            more += [phase.p50_ns, phase.p95_ns, phase.max_ns] if self.spread == 3 else [phase.p95_ns]
+        return (
+            (name, "dim" if "/" in phase.name else "text"),
+            (bar(phase.share / scale, self.bar), style),
+            (figures, "text"),
+            ("" if bare else "".join(self.milliseconds(value) for value in more), "dim"),
+        )
 
 
 def idle_heading(snapshot: Snapshot, width: int) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ndd_engine.text import MISSING
+from ndd_engine.text import MISSING, printable
 
 from .entries import RunRow, StartRow
 from .frame import Keys, footer_row, framed, inner_width
@@ -54,7 +54,7 @@ def home_rows(state: HomeState, width: int, height: int) -> list[Row]:
     if shown:
         style = "dim" if state.machine is None else "text"
         top += [BLANK, rule("this machine", inner)]
-        top += [((shorten(foreign(line), inner), style),) for line in machine[:shown]]
+        top += [((shorten(printable(line), inner), style),) for line in machine[:shown]]
         room -= shown + 2
         if room > len(entries) and height >= 20:
             top.append(BLANK)

@@ -17,7 +17,7 @@ _MARK_STYLE = {
     "evaluation": "accent",
     "recompile": "warn",
 }
-LOST = "the process ended unexpectedly (killed or power loss?)"
+LOST = "the process ended unexpectedly (kill -9 or power loss?)"
 
 
 def small(value: float | None, digits: int = 3) -> str:

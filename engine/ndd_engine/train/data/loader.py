@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
+from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads.base import Batch, Collate
 
-from .source import Source, WholeBatches, make_source, mapped, tensors
+from .source import Source, WholeBatches, make_source
 from .workers import WatchedLoader, worker_options, worker_pids
 
 CPU = torch.device("cpu")
@@ -215,7 +216,7 @@ def gathered(source: Source, lists: Iterator[Tensor], pin: bool) -> Iterator[Bat
             batch = source.gather.batch(indices.to(source.on, non_blocking=True))
         else:
             batch = join([source.data[index] for index in indices.tolist()])
-        yield mapped(batch, Tensor.pin_memory) if pin else batch
+        yield map_tensors(batch, Tensor.pin_memory) if pin else batch
 
 
 def checksum(data: Dataset[Any], items: int, looked_at: int = 16) -> int:
@@ -233,4 +234,4 @@ def checksum(data: Dataset[Any], items: int, looked_at: int = 16) -> int:
 
 def to_device(batch: Batch, device: torch.device, non_blocking: bool = True) -> Batch:
     """Move a batch to the device, tensor by tensor; copies from pinned memory need not block."""
-    return mapped(batch, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=non_blocking))

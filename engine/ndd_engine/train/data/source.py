@@ -5,7 +5,7 @@ All of them create the same batches; only the time differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import LoaderSection
 from ndd_engine.errors import DoesNotFitError, UsageError
 from ndd_engine.hardware.host import free_memory
@@ -48,15 +49,15 @@ class Stacked(Dataset[Any]):
         return int(next(tensors(self.tree)).shape[0])
 
     def __getitem__(self, index: int) -> Any:
-        return mapped(self.tree, lambda tensor: tensor[index])
+        return map_tensors(self.tree, lambda tensor: tensor[index])
 
     def batch(self, indices: Tensor) -> Batch:
         """The items at `indices` (B,)."""
-        return mapped(self.tree, lambda tensor: tensor[indices])
+        return map_tensors(self.tree, lambda tensor: tensor[indices])
 
     def to(self, device: torch.device) -> Stacked:
         """The items on another device."""
-        return Stacked(mapped(self.tree, lambda tensor: tensor.to(device)))
+        return Stacked(map_tensors(self.tree, lambda tensor: tensor.to(device)))
 
     @property
     def nbytes(self) -> int:
@@ -149,7 +150,7 @@ def _on_device(data: Kept, collate: Collate | None, device: torch.device, encode
     needed = sum(item_bytes(item) for item in data.items)
     if needed > (limit := free_bytes(device)) * SHARE:
         raise DoesNotFitError(_does_not_fit('loader.placement "device"', needed, limit, str(device)))
-    moved = Kept([mapped(item, lambda tensor: tensor.to(device)) for item in data.items])
+    moved = Kept([map_tensors(item, lambda tensor: tensor.to(device)) for item in data.items])
     join = collate or default_collate
     if any(tensor.device.type != device.type for tensor in tensors(join([moved[0]]))):
         raise UsageError(
@@ -229,28 +230,6 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory()
-
-
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """Every tensor in a tuple, list or dict of them."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (list, tuple, dict)):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from tensors(value)
-
-
-def mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same tree with every tensor changed."""
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: mapped(value, change) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(mapped(value, change) for value in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(mapped(value, change) for value in tree)
-    return tree
 
 
 def item_bytes(item: Any) -> int:

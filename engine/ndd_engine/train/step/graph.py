@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.record.events import Event, SettingEvent
 from ndd_engine.text import printable
-from ndd_engine.train.data.source import mapped, tensors
 from ndd_engine.workloads.base import Batch
 
 from .precision import Precision
@@ -144,7 +144,7 @@ class StepGraph:
 
     def _record(self, micro: list[Batch]) -> None:
         stepper = self._stepper
-        self._static = [mapped(stepper.moved(batch), Tensor.clone) for batch in micro]
+        self._static = [map_tensors(stepper.moved(batch), Tensor.clone) for batch in micro]
         stepper.optimizer.zero_grad(set_to_none=True)
 
         def work() -> Tensor:

@@ -1,4 +1,4 @@
-"""What a user's factory gave, checked: everything that is missing or of the wrong kind, told at once."""
+"""Checks the result of a user's factory and reports everything that is missing or wrong, all at once."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from ndd_engine.text import printable
 
 from .base import Collate, Parted
 from .own_module import calling, kind
-from .windows import Complaints
+from .problems import Problems
 
 NEEDED = ("model", "train_data", "loss")
 OPTIONAL = (
     "eval_data", "forward", "metric", "better", "item", "token", "tokens_per_item", "collate", "parts",
     "epochs_differ", "describe_model", "describe_data", "notes",
 )  # fmt: skip
-MAP_STYLE = "a map-style dataset: an object with __len__ and __getitem__(index)"
-FIRST = "an object with model, train_data and loss"
+MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
+RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 
 
 @dataclass
-class Given:
-    """The parts of a workload as the factory gave them; None where an optional one is left out."""
+class FactoryResult:
+    """The parts of a workload that a factory returned, or their defaults."""
 
     model: nn.Module
     train_data: Any
@@ -60,16 +60,16 @@ class Given:
     notes: list[str] = field(default_factory=list)
 
 
-def take(value: object, where: str, config: Config) -> Given:
-    """The parts of what a factory returned. where: the place of the factory.
+def read_result(value: object, where: str, config: Config) -> FactoryResult:
+    """The parts of the value that a factory returned. where: file and line of the factory.
 
     Raises ConfigError with everything that is missing or wrong.
     """
-    complaints = Complaints(where)
-    if (wrong := _not_an_object(value)) is not None:
-        complaints.add("", f"the factory gave {wrong}", allowed=FIRST)
-        raise ConfigError(complaints.problems)
-    reader = _Reader(value, complaints)
+    problems = Problems(where)
+    if (wrong := _wrong_result(value)) is not None:
+        problems.add("", f"the factory returned {wrong}", allowed=RESULT)
+        raise ConfigError(problems.found)
+    reader = _Reader(value, problems)
     model = reader.model()
     train = reader.data("train_data", config, needed=True)
     evaluation = reader.data("eval_data", config)
@@ -77,13 +77,11 @@ def take(value: object, where: str, config: Config) -> Given:
     if isinstance(loss, nn.modules.loss._Loss):
         name = type(loss).__name__
         advice = f"write it as: lambda output, batch: nn.{name}()(output, batch[1])"
-        complaints.add(
-            "loss", f"nn.{name} takes (output, target)", None, "a function of (output, batch)", advice
-        )
+        reader.add("loss", f"nn.{name} takes (output, target)", "a function loss(output, batch)", advice)
     better = reader.text("better") or "lower"
     if better not in ("lower", "higher"):
-        message = "says which way the first figure of the metric improves"
-        complaints.add("better", message, better, '"lower" or "higher"')
+        message = "this is not a direction in which a metric improves"
+        problems.add("better", message, better, '"lower" or "higher"')
     others: dict[str, Any] = {
         "better": better,
         "forward": reader.function("forward", ("model", "batch")),
@@ -94,19 +92,19 @@ def take(value: object, where: str, config: Config) -> Given:
         "collate": reader.collate(train, evaluation),
         "parts": reader.parts(model),
         "epochs_differ": reader.flag("epochs_differ"),
-        "describe_model": reader.line("describe_model"),
-        "describe_data": reader.line("describe_data"),
+        "describe_model": reader.text("describe_model", called=True),
+        "describe_data": reader.text("describe_data", called=True),
         "notes": [*reader.lines("notes"), *train.notes, *evaluation.notes, *reader.unknown()],
     }
-    if complaints.problems:
-        raise ConfigError(complaints.problems)
+    if problems.found:
+        raise ConfigError(problems.found)
     assert model is not None and loss is not None
-    return Given(model, train.data, loss, evaluation.data, **others)
+    return FactoryResult(model, train.data, loss, evaluation.data, **others)
 
 
 @dataclass(frozen=True)
 class _Data:
-    """A dataset, what its loader collates it with (None: torch's default), and what to tell of that loader."""
+    """A dataset, its DataLoader's collate function (None: torch's default), and notes about that DataLoader."""
 
     data: Any = None
     collate: Collate | None = None
@@ -114,28 +112,30 @@ class _Data:
 
 
 class _Reader:
-    """Reads the attributes of what the factory gave, and complains."""
+    """Reads the attributes of the factory's result and adds a problem for each wrong one."""
 
-    def __init__(self, value: object, complaints: Complaints) -> None:
+    def __init__(self, value: object, problems: Problems) -> None:
         self.value = SimpleNamespace(**value) if isinstance(value, Mapping) else value
-        self.complaints = complaints
+        self.problems, self._type = problems, type(value).__name__
+
+    def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
+        """Adds a problem with the part `name`."""
+        self.problems.add(name, message, None, allowed, suggestion)
 
     def get(self, name: str, needed: bool = False) -> Any:
-        """An attribute; None when it is left out, after complaining when it is needed."""
-        with calling(f"reading {name}", where=self.complaints.where):
+        """An attribute, or None; adds a problem if it is missing and needed."""
+        with calling(f"reading {name}", where=self.problems.where):
             found = getattr(self.value, name, None)
         if found is None and needed:
-            close = difflib.get_close_matches(
-                name, [known for known in self._names() if known not in NEEDED], n=1
-            )
-            advice = f"did you mean it by {printable(close[0])}?" if close else None
-            self.complaints.add(
-                name, f"is missing from the {kind(self.value)} that the factory gave", suggestion=advice
-            )
+            others = [known for known in self._names() if known not in NEEDED]
+            close = difflib.get_close_matches(name, others, n=1)
+            advice = f"rename {printable(close[0])} to {name}" if close else f"add it: {name}=…"
+            message = f"is missing from the {self._type} that the factory returned"
+            self.add(name, message, suggestion=advice)
         return found
 
     def unknown(self) -> list[str]:
-        """What was given by a name that nothing reads; only where every name must be meant for us."""
+        """Notes about unknown names in a dict or SimpleNamespace; other objects may have attributes of their own."""
         if type(self.value) is not SimpleNamespace:
             return []
         notes = []
@@ -143,7 +143,7 @@ class _Reader:
             if name not in (*NEEDED, *OPTIONAL):
                 close = difflib.get_close_matches(name, OPTIONAL, n=1)
                 meant = f" (did you mean {close[0]}?)" if close else ""
-                notes.append(f"The factory also gave {printable(name)}, which is not used{meant}.")
+                notes.append(f"The factory also returned {printable(name)}, which is not used{meant}.")
         return notes
 
     def model(self) -> nn.Module | None:
@@ -156,66 +156,69 @@ class _Reader:
         lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
         if lazy:
             advice = "run one batch through the model in the factory"
-            self.complaints.add("model", f"{lazy[0]} has no shape yet (a lazy layer)", suggestion=advice)
+            self.add("model", f"the parameter {lazy[0]} has no shape yet (lazy layer)", suggestion=advice)
         elif not any(parameter.requires_grad for parameter in found.parameters()):
-            self.complaints.add("model", f"{type(found).__name__} has no parameter that can be trained")
+            advice = "set requires_grad to True for the parameters to train"
+            self.add("model", f"{type(found).__name__} has no trainable parameter", suggestion=advice)
         return found
 
     def data(self, name: str, config: Config, needed: bool = False) -> _Data:
-        """A map-style dataset; a DataLoader is taken apart."""
+        """A map-style dataset, which may be that of a DataLoader."""
         found = self.get(name, needed)
         if found is None:
             return _Data()
-        taken = self._apart(name, found, config) if isinstance(found, DataLoader) else _Data(found)
-        data = taken.data
+        read = self._from_loader(name, found, config) if isinstance(found, DataLoader) else _Data(found)
+        data = read.data
         if isinstance(data, IterableDataset):
-            message = (
-                f"{type(data).__name__} is an IterableDataset: a resumed run cannot find its place in it"
-            )
-            self.complaints.add(name, message, allowed=MAP_STYLE)
+            message = f"{type(data).__name__} is an IterableDataset, in which a run cannot resume"
+            advice = "wrap it in a Dataset that returns the item at an index"
+            self.add(name, message, MAP_STYLE, advice)
         elif isinstance(data, (Mapping, str, bytes)):
             self._wrong(name, data, MAP_STYLE)
         else:
             lacks = [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]
             if lacks:
-                self.complaints.add(name, f"{kind(data)} has no {' and no '.join(lacks)}", allowed=MAP_STYLE)
+                message, advice = (
+                    f"{kind(data)} has no {' and no '.join(lacks)}",
+                    f"define {' and '.join(lacks)}",
+                )
+                self.add(name, message, MAP_STYLE, advice)
             else:
                 self._length(name, data)
-        return taken
+        return read
 
     def collate(self, train: _Data, evaluation: _Data) -> Collate | None:
-        """What was given by that name, else the loaders' own."""
-        given = self.function("collate", ("items",))
-        if given is not None:
-            return given
+        """The factory's collate function, else that of the DataLoaders."""
+        own = self.function("collate", ("items",))
+        if own is not None:
+            return own
         if train.data is not None and evaluation.data is not None and train.collate != evaluation.collate:
-            message = "train_data and eval_data are collated in different ways"
-            self.complaints.add(
-                "collate", message, allowed="one function, from a list of items to a batch, for both"
-            )
+            message = "the DataLoaders train_data and eval_data have different collate functions"
+            allowed = "one function for both, from a list of items to a batch"
+            self.add("collate", message, allowed=allowed, suggestion="return it as collate")
         return train.collate
 
     def function(
         self, name: str, arguments: tuple[str, ...], needed: bool = False
     ) -> Callable[..., Any] | None:
-        """Something that can be called with that many arguments."""
+        """A callable that takes these arguments."""
         found = self.get(name, needed)
         if found is None:
             return None
         call = f"{name}({', '.join(arguments)})"
         if not callable(found):
-            self._wrong(name, found, f"a function that is called as {call}")
+            self._wrong(name, found, f"a function {call}")
             return None
         try:
             inspect.signature(found).bind(*arguments)
         except TypeError as error:
-            self.complaints.add(name, f"cannot be called as {call}: {error}")
+            self.add(name, f"cannot be called as {call}: {error}")
         except ValueError:
-            pass  # written in C: it does not say what it takes
+            pass  # written in C, without a signature
         return found  # type: ignore[no-any-return]
 
     def parts(self, model: nn.Module | None) -> Mapping[str, Parted]:
-        """Names of sub-phases, each with modules of the model."""
+        """Names of sub-phases, each with one or more modules of the model."""
         found = self.get("parts")
         if found is None:
             return {}
@@ -226,39 +229,36 @@ class _Reader:
         for name, part in found.items():
             modules = list(part) if isinstance(part, (Sequence, nn.ModuleList)) else [part]
             if not isinstance(name, str) or not all(isinstance(module, nn.Module) for module in modules):
-                self.complaints.add(
-                    f"parts[{printable(str(name))}]",
-                    "is no module",
-                    allowed="a module of the model, or a list of them",
-                )
+                allowed = "a module of the model, or a list of them"
+                self.add(f"parts[{printable(str(name))}]", "is not a module", allowed=allowed)
             elif inside is not None and not inside.issuperset(modules):
-                self.complaints.add(f"parts[{printable(name)}]", "is not a part of the model")
+                advice = "use submodules of model, as in model.encoder"
+                self.add(f"parts[{printable(name)}]", "is not a part of the model", suggestion=advice)
         return found
 
     def tokens_per_item(self) -> float:
         found, token = self.get("tokens_per_item"), self.get("token")
         if found is None:
             if token is not None:
-                self.complaints.add(
-                    "tokens_per_item", f"is missing: how many of {token!r} an item holds, on average"
-                )
+                message = f"is missing, but token is set ({token!r})"
+                advice = "add the mean number of tokens per item"
+                self.add("tokens_per_item", message, suggestion=advice)
             return 1.0
-        if (
-            isinstance(found, bool)
-            or not isinstance(found, (int, float))
-            or not math.isfinite(found)
-            or found <= 0
-        ):
+        number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        if not number or not math.isfinite(found) or found <= 0:
             self._wrong("tokens_per_item", found, "a number above 0")
             return 1.0
         return float(found)
 
-    def text(self, name: str) -> str | None:
-        found = self.get(name)
+    def text(self, name: str, called: bool = False) -> str | None:
+        """A string, on one line; if `called`, a function without arguments may return it."""
+        found = self._called(name) if called else self.get(name)
         if found is not None and not isinstance(found, str):
-            self._wrong(name, found, "text")
+            self._wrong(
+                name, found, f"a string{', or a function without arguments that returns one' * called}"
+            )
             return None
-        return None if found is None else printable(found)
+        return None if found is None else printable(" ".join(found.split()))
 
     def flag(self, name: str) -> bool:
         found = self.get(name)
@@ -266,22 +266,16 @@ class _Reader:
             self._wrong(name, found, "True or False")
         return found is True
 
-    def line(self, name: str) -> str | None:
-        """Text, or a function without arguments that returns it."""
-        found = self._called(name)
-        if found is not None and not isinstance(found, str):
-            self._wrong(name, found, "text, or a function without arguments that returns it")
-            return None
-        return None if found is None else printable(" ".join(found.split()))
-
     def lines(self, name: str) -> list[str]:
-        """Texts, or a function without arguments that returns them."""
+        """A string or strings, or a function without arguments that returns them."""
         found = self._called(name)
         texts = [found] if isinstance(found, str) else found
-        if texts is not None and not (
+        strings = texts is None or (
             isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-        ):
-            self._wrong(name, texts, "a list of texts, or a function without arguments that returns it")
+        )
+        if not strings:
+            message = "has other items than strings" if isinstance(texts, Sequence) else f"is {kind(texts)}"
+            self.add(name, message, "a list of strings, or a function without arguments that returns one")
             return []
         return [printable(" ".join(text.split())) for text in texts or ()]
 
@@ -289,31 +283,29 @@ class _Reader:
         found = self.get(name)
         if not callable(found):
             return found
-        with calling(f"{name}()", where=self.complaints.where):
+        with calling(f"{name}()", where=self.problems.where):
             return found()
 
     def _names(self) -> list[str]:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]
 
     def _wrong(self, name: str, found: object, allowed: str) -> None:
-        self.complaints.add(name, f"is {kind(found)}", allowed=allowed)
+        self.add(name, f"is {kind(found)}", allowed)
 
     def _length(self, name: str, data: Sized) -> None:
-        with calling(f"len({name})", where=self.complaints.where):
+        with calling(f"len({name})", where=self.problems.where):
             count = len(data)
         if not count:
-            self.complaints.add(name, "is empty")
+            self.add(name, "is empty", allowed="at least one item")
 
-    def _apart(self, name: str, loader: DataLoader[Any], config: Config) -> _Data:
-        """The dataset and the collate function of a loader; the engine's own settings take the place of the rest."""
+    def _from_loader(self, name: str, loader: DataLoader[Any], config: Config) -> _Data:
+        """The dataset and collate function of a DataLoader; the configuration replaces its other settings."""
         data: Any = loader.dataset
         if isinstance(data, IterableDataset):
             return _Data(data)
-        if (own := _own_order(loader)) is not None:
-            message = (
-                f"the DataLoader has {own}; items are drawn in an order that a resumed run can find again"
-            )
-            self.complaints.add(name, message, allowed=f"{MAP_STYLE}, or a DataLoader without it")
+        if (order := _custom_order(loader)) is not None:
+            message = f"the DataLoader has {order}, so a resumed run cannot restore the order of the items"
+            self.add(name, message, allowed=f"{MAP_STYLE}, or a DataLoader without it")
         collate: Any = None if loader.collate_fn is default_collate else loader.collate_fn
         train = name == "train_data"
         workers = config.loader.workers if train else config.loader.eval_workers
@@ -326,37 +318,37 @@ class _Reader:
         if loader.worker_init_fn is not None:
             other.append("worker_init_fn")
         if train and isinstance(loader.sampler, SequentialSampler):
-            other.append("shuffle=False (training items are shuffled)")
-        notes = (f"Of the DataLoader {name}, these do not count: {', '.join(other)}.",) if other else ()
+            other.append("shuffle=False (training items are always shuffled)")
+        notes = (f"Ignored settings of the DataLoader {name}: {', '.join(other)}.",) if other else ()
         return _Data(data, collate, notes)
 
 
-def _own_order(loader: DataLoader[Any]) -> str | None:
-    """What makes a loader's order its own, in words; None when it is torch's usual one."""
+def _custom_order(loader: DataLoader[Any]) -> str | None:
+    """What makes the order of a DataLoader custom, for people; None if it is torch's default."""
     sampler: Any = loader.sampler
     if loader.batch_sampler is None:
-        return "batch_size=None (its dataset makes whole batches)"
+        return "batch_size=None (its dataset returns whole batches)"
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        return f"a batch_sampler of its own ({type(loader.batch_sampler).__name__})"
+        return f"a custom batch_sampler ({type(loader.batch_sampler).__name__})"
     if type(sampler) is RandomSampler:
         if sampler.replacement or sampler.num_samples != len(sampler.data_source):
-            return "a RandomSampler that repeats or leaves out items"
+            return "a RandomSampler that repeats or omits items"
     elif type(sampler) is not SequentialSampler:
-        return f"a sampler of its own ({type(sampler).__name__})"
+        return f"a custom sampler ({type(sampler).__name__})"
     return None
 
 
-def _not_an_object(value: object) -> str | None:
-    """What the factory gave, in words, when it cannot have the parts of a workload at all."""
+def _wrong_result(value: object) -> str | None:
+    """The type of a factory's result, for people, if it cannot have the parts of a workload; else None."""
     if value is None:
-        return "nothing (is a return missing?)"
+        return "None (is a return statement missing?)"
     if isinstance(value, type):
-        return f"the class {value.__name__}, not an object of it"
+        return f"the class {value.__name__}, not an instance of it"
     if isinstance(value, nn.Module) and getattr(value, "model", None) is None:
-        return "the model alone"
+        return "only the model"
     if inspect.iscoroutine(value):
         value.close()
-        return "a coroutine (it is an async function)"
+        return "a coroutine (it is defined with async def)"
     if isinstance(value, (list, str, bytes, int, float)) or type(value) is tuple:
         return kind(value)
     return None

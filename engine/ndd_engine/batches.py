@@ -1,0 +1,37 @@
+"""Walks over nested batches: tensors in tuples, named tuples, lists and dicts, at any depth.
+
+torch.utils._pytree takes subclasses of dict, list and tuple that it does not know for leaves, so it is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Everything in the tree that is not a tuple, list or dict."""
+    if isinstance(tree, (list, tuple, dict)):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(value)
+    else:
+        yield tree
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Every tensor in the tree, in order."""
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
+
+
+def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same tree with `change` applied to every tensor; other leaves are kept."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(value, change) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        values = [map_tensors(value, change) for value in tree]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree

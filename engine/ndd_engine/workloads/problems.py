@@ -1,0 +1,76 @@
+"""Collects the errors of a configuration's data, to report all of them at once. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ndd_engine.config.schema import BatchSection
+from ndd_engine.errors import Problem
+from ndd_engine.text import printable
+
+Progress = Callable[[str], None]  # called with short texts to show
+
+KEY = "workload.data"
+SHOWN_ERRORS = 5  # lines or files reported one by one; the rest are counted
+
+
+@dataclass
+class Problems:
+    """The errors found so far. where: the file or option that the configuration came from."""
+
+    where: str
+    found: list[Problem] = field(default_factory=list)
+
+    def add(
+        self,
+        key: str,
+        message: str,
+        found: object = None,
+        allowed: str | None = None,
+        suggestion: str | None = None,
+    ) -> None:
+        """Adds an error; arguments as in Problem. Control characters in text from files are escaped."""
+        shown = f'"{printable(found)}"' if isinstance(found, str) else None if found is None else str(found)
+        advice = None if suggestion is None else printable(suggestion)
+        self.found.append(Problem(self.where, key, printable(message), shown, allowed, advice))
+
+
+@dataclass
+class ErrorList:
+    """Errors in the lines or files of `data`: the first few are added to `problems`, the rest are counted."""
+
+    data: str
+    problems: Problems
+    allowed: str | None = None
+    kind: str = "lines"
+    count: int = 0
+
+    def add(self, place: int | str, message: str, suggestion: str | None = None) -> None:
+        """place: a line number, or the name of a file."""
+        self.count += 1
+        if self.count <= SHOWN_ERRORS:
+            place = f"line {place:,}" if isinstance(place, int) else place
+            self.problems.add(KEY, f"{place}: {message}", self.data, self.allowed, suggestion)
+
+    def finish(self) -> bool:
+        """Adds the number of errors not shown. Returns whether there was any error."""
+        if self.count > SHOWN_ERRORS:
+            self.problems.add(KEY, f"{self.count - SHOWN_ERRORS:,} more {self.kind} with errors", self.data)
+        return self.count > 0
+
+
+def check_step(
+    batch: BatchSection, items: int, unit: str, problems: Problems, suggestion: str | None = None
+) -> None:
+    """Adds a problem if `items` training items are fewer than one optimizer step takes. unit: "windows"."""
+    if items >= batch.items:
+        return
+    key, found = ("batch.accumulation", batch.accumulation)
+    if batch.micro > items:
+        key, found = ("batch.micro", batch.micro)
+    message = (
+        f"one optimizer step takes {batch.items:,} {unit} (micro {batch.micro} x accumulation "
+        f"{batch.accumulation}), but the training data has only {items:,}"
+    )
+    problems.add(key, message, found, f"micro x accumulation of at most {items:,}", suggestion)
