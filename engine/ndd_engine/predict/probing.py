@@ -329,7 +329,8 @@ def longest_first(workload: Workload, config: Config, micro: int, first: Sequenc
     if not first:
         yield from endless(workload, config, micro)
     source = probe_batches(workload, config).source
-    others = cycle([place for place in range(len(cast(Any, workload.train_data))) if place not in set(first)])
+    places = range(len(cast(Any, workload.train_data)))
+    others = cycle(sorted(set(places) - set(first)))
     while True:
         indices = [*first, *islice(others, max(micro - len(first), 0))][:micro]
         yield from gathered(source, iter([torch.tensor(indices)]), False)
