@@ -48,7 +48,7 @@ def transfer(view: View) -> Finding | None:
         f"host-to-device copies take {percent(cost.share)} of each step",
         cost,
         [
-            Evidence(f"copies take {span(cost.ns)} of each step, {percent(cost.share)}", DEVICE),
+            Evidence(f"copies take {span(cost.ns)} of each step ({percent(cost.share)})", DEVICE),
             Evidence(f"a micro-batch is {batch / 1e6:.1f} MB", "record") if batch else None,
             Evidence(
                 f"loader.pin_memory is {str(view.get('loader.pin_memory')).lower()}, loader.non_blocking "

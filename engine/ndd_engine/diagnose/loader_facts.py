@@ -226,8 +226,7 @@ def slower(view: View) -> Evidence | None:
     """Evidence that the model is slower than alone; None if it is not."""
     if view.slowed is None or view.slowed < SLOWED:
         return None
-    text = f"forward and backward take {view.slowed:.2g} times as long as without data loading before training"
-    return Evidence(text, BASELINE)
+    return Evidence(f"forward and backward take {view.slowed:.2g} times as long as before training", BASELINE)
 
 
 def free(view: View) -> Evidence | None:
