@@ -106,7 +106,7 @@ class Draft:
         if size is not None and size not in sizes and self.profile:
             allowed = ", ".join((*self.sizes, "auto") if self.auto else self.sizes)
             problems.append(
-                self.problem(("workload", "size"), "unknown size", size, allowed or "none")
+                self.problem(("workload", "size"), "there is no such size", size, allowed or "none")
             )
         preset = self._written("run", "preset", None)
         known = isinstance(preset, str) and preset in ndd_profiles.names("presets")
@@ -207,7 +207,7 @@ def read(
             Problem(
                 "--workload" if workload is not None else draft.where(("workload", "name")),
                 "workload.name",
-                "unknown workload",
+                "there is no such workload",
                 shown(name),
                 ", ".join(WORKLOADS) + ', or "package.module:factory" for your own model',
                 meant(name, WORKLOADS),

@@ -79,27 +79,27 @@ def explain(item: Any) -> tuple[str, str | None]:
     """(message, allowed values or None) for one pydantic error."""
     kind, context = item["type"], item.get("ctx", {})
     if kind in _EXPECTED:
-        return "wrong type", _EXPECTED[kind]
+        return "has the wrong type", _EXPECTED[kind]
     if kind == "extra_forbidden":
         return "unknown key", None
     if kind == "missing":
-        return "is missing", None
+        return "is required", None
     if kind == "literal_error":
-        return "invalid value", context.get("expected")
+        return "is not a valid choice", context.get("expected")
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         sign = {"greater_than_equal": "≥", "greater_than": ">", "less_than_equal": "≤", "less_than": "<"}[
             kind
         ]
         limit = next(iter(value for name, value in context.items() if name in ("ge", "gt", "le", "lt")))
-        return "out of range", f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
+        return "is out of range", f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
     if kind == "string_pattern_mismatch":
         pattern = context.get("pattern", "")
         return (
-            "invalid value",
+            "is not a valid value",
             "auto, cpu, cuda or cuda:N" if "cuda" in pattern else "up to 64 letters, digits, '.', '_' and '-'",
         )
     if kind == "finite_number":
-        return "not a finite number", None
+        return "is not a finite number", None
     if kind == "value_error":
         return str(context.get("error", item["msg"])), None
     return item["msg"][:1].lower() + item["msg"][1:], None

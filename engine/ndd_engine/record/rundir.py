@@ -129,7 +129,7 @@ def find_run(root: Path, name: str | None) -> RunDir:
     runs = sorted(all_runs(root), key=lambda run: run.path.stat().st_mtime)
     if name is None:
         if not runs:
-            raise UsageError(f"no runs in {printable(str(root))}")
+            raise UsageError(f"there are no runs in {printable(str(root))}")
         live = [run for run in runs if run.live_owner()]
         return (live or runs)[-1]
     for path in (root / name, Path(name)):
@@ -137,7 +137,8 @@ def find_run(root: Path, name: str | None) -> RunDir:
             return RunDir(path.resolve() if path.name in ("", ".", "..") else path)
     known = ", ".join(run.name for run in reversed(runs[-8:]))
     raise UsageError(
-        f"no run {printable(name)} in {printable(str(root))}" + (f"; existing runs: {known}" if known else "")
+        f"there is no run {printable(name)} in {printable(str(root))}"
+        + (f"; existing runs: {known}" if known else "")
     )
 
 
