@@ -96,7 +96,9 @@ def explain(item: Any) -> tuple[str, str | None]:
         pattern = context.get("pattern", "")
         return (
             "is not a valid value",
-            "auto, cpu, cuda or cuda:N" if "cuda" in pattern else "up to 64 letters, digits, '.', '_' and '-'",
+            "auto, cpu, cuda or cuda:N"
+            if "cuda" in pattern
+            else "up to 64 letters, digits, '.', '_' and '-'",
         )
     if kind == "finite_number":
         return "is not a finite number", None
@@ -107,6 +109,12 @@ def explain(item: Any) -> tuple[str, str | None]:
 
 def shown(value: object) -> str:
     """A value as TOML shows it, in at most 80 characters."""
-    text = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+    text = (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f'"{value}"'
+        if isinstance(value, str)
+        else str(value)
+    )
     text = printable(text)
     return text if len(text) <= 80 else text[:77] + "…"

@@ -15,7 +15,8 @@ from .workload_sections import Section, WorkloadSection
 
 class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
-        None, description="run name and directory name: up to 64 letters, digits, '.', '_' and '-'; default: workload and a number"
+        None,
+        description="run name and directory name: up to 64 letters, digits, '.', '_' and '-'; default: workload and a number",
     )
     preset: Literal["fastest", "balanced", "reproducible"] | None = Field(
         None, description="named set of precision and speed settings; explicit keys override it"
@@ -45,7 +46,9 @@ class BatchSection(Section):
     micro: int = Field(32, ge=1, description="micro-batch size: items per forward and backward pass")
     accumulation: int = Field(1, ge=1, description="number of micro-batches per optimizer step")
     effective: int | None = Field(
-        None, ge=1, description="effective batch size: items per optimizer step; sets accumulation = effective / micro"
+        None,
+        ge=1,
+        description="effective batch size: items per optimizer step; sets accumulation = effective / micro",
     )
     sequence: int = Field(256, ge=2, description="sequence length of an item, in tokens of the workload")
 
@@ -88,10 +91,14 @@ class LoaderSection(Section):
         None, ge=1, description="batches prefetched by each worker (needs workers); default: 2"
     )
     eval_workers: int = Field(0, ge=0, le=512, description="number of loader workers for evaluation")
-    eval_pin_memory: bool | None = Field(None, description="pin_memory for evaluation; default: as in training")
+    eval_pin_memory: bool | None = Field(
+        None, description="pin_memory for evaluation; default: as in training"
+    )
     eval_persistent: bool = Field(False, description="keep workers running between evaluations")
     eval_prefetch: int | None = Field(
-        None, ge=1, description="batches prefetched by each evaluation worker (needs eval_workers); default: 2"
+        None,
+        ge=1,
+        description="batches prefetched by each evaluation worker (needs eval_workers); default: 2",
     )
     cache: bool = Field(
         False, description="encode each item once and cache it in memory; an error if it does not fit"
@@ -138,16 +145,20 @@ class SpeedSection(Section):
         Field("off", description="torch.compile mode for the model; off: eager mode")
     )
     compile_dynamic: bool | None = Field(
-        None, description="compile for dynamic shapes (true) or static shapes (false); default: dynamic after a shape change"
+        None,
+        description="compile for dynamic shapes (true) or static shapes (false); default: dynamic after a shape change",
     )
     cuda_graph: bool = Field(
-        False, description="capture the whole step in a CUDA graph and replay it; needs a GPU and static shapes"
+        False,
+        description="capture the whole step in a CUDA graph and replay it; needs a GPU and static shapes",
     )
     channels_last: bool = Field(False, description="use the channels_last memory format (for convolutions)")
     attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
         "auto", description="backend of scaled dot-product attention; auto: chosen by PyTorch"
     )
-    cudnn_benchmark: bool = Field(False, description="torch.backends.cudnn.benchmark: choose the fastest algorithms (for fixed shapes)")
+    cudnn_benchmark: bool = Field(
+        False, description="torch.backends.cudnn.benchmark: choose the fastest algorithms (for fixed shapes)"
+    )
     deterministic: bool = Field(
         False, description="use only deterministic algorithms; operations without one raise an error"
     )
@@ -205,9 +216,15 @@ class EvaluateSection(Section):
 class CheckpointSection(Section):
     every_steps: int = Field(0, ge=0, description="save a checkpoint every N optimizer steps; 0: never")
     every_epochs: int = Field(1, ge=0, description="save a checkpoint every N epochs; 0: never")
-    every_minutes: float = Field(10.0, ge=0, description="save a checkpoint if the last one is N minutes old; 0: never")
-    at_end: bool = Field(True, description="save a checkpoint when the run ends (stopping a run always saves one)")
-    keep: int = Field(3, ge=1, description="number of newest checkpoints to keep, in addition to the best one")
+    every_minutes: float = Field(
+        10.0, ge=0, description="save a checkpoint if the last one is N minutes old; 0: never"
+    )
+    at_end: bool = Field(
+        True, description="save a checkpoint when the run ends (stopping a run always saves one)"
+    )
+    keep: int = Field(
+        3, ge=1, description="number of newest checkpoints to keep, in addition to the best one"
+    )
 
 
 class LogSection(Section):
@@ -242,7 +259,8 @@ class ConsoleSection(Section):
         description="maximum screen refreshes per second; lowered if they use more than 0.75 % of a core",
     )
     on_hangup: Literal["continue", "stop"] = Field(
-        "continue", description="when the terminal is lost: continue without a screen, or save a checkpoint and stop"
+        "continue",
+        description="when the terminal is lost: continue without a screen, or save a checkpoint and stop",
     )
 
 

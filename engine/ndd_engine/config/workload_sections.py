@@ -30,7 +30,7 @@ class ChartextSection(Section):
     data: str = Field(
         "builtin",
         description='training data: "builtin" (topics of the Python manual), "stdlib" (source code of the standard '
-        'library) or the path of a text file',
+        "library) or the path of a text file",
     )
     size: str | None = Field(
         None,
@@ -79,7 +79,9 @@ class NddSection(Section):
     size: str | None = Field(None, description="model size: a size name of the workload")
     model: Literal["mlp", "lstm", "gru"] = Field("mlp", description="type of the forecaster")
     hidden: list[Annotated[int, Field(ge=1)]] = Field(
-        default=[128, 64], min_length=1, description="hidden layer sizes (mlp), or a single hidden size (lstm, gru)"
+        default=[128, 64],
+        min_length=1,
+        description="hidden layer sizes (mlp), or a single hidden size (lstm, gru)",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout probability of the mlp")
     channels: int = Field(8, ge=1, le=1024, description="number of channels of the builtin data")
@@ -107,12 +109,20 @@ class AntispoofSection(Section):
     )
     size: str | None = Field(None, description="model size: a size name of the workload")
     blocks: list[Annotated[int, Field(ge=1, le=64)]] = Field(
-        default=[2, 2, 2, 2], min_length=4, max_length=4, description="number of residual blocks of the four stages"
+        default=[2, 2, 2, 2],
+        min_length=4,
+        max_length=4,
+        description="number of residual blocks of the four stages",
     )
     channels: list[Annotated[int, Field(ge=4, le=4096)]] = Field(
-        default=[64, 128, 256, 512], min_length=4, max_length=4, description="number of channels of the four stages; multiples of reduction"
+        default=[64, 128, 256, 512],
+        min_length=4,
+        max_length=4,
+        description="number of channels of the four stages; multiples of reduction",
     )
-    reduction: int = Field(16, ge=1, le=64, description="reduction ratio of the squeeze-and-excitation blocks")
+    reduction: int = Field(
+        16, ge=1, le=64, description="reduction ratio of the squeeze-and-excitation blocks"
+    )
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout probability of the classifier")
     augment: bool = Field(
         False,
@@ -122,7 +132,11 @@ class AntispoofSection(Section):
         default=[0.1, 0.9], min_length=2, max_length=2, description="loss weights of spoofed and real speech"
     )
     clips: int = Field(
-        400, ge=8, le=100_000, multiple_of=2, description="number of clips of the builtin data, half of them spoofed; even"
+        400,
+        ge=8,
+        le=100_000,
+        multiple_of=2,
+        description="number of clips of the builtin data, half of them spoofed; even",
     )
     eval_fraction: float = Field(
         0.2,
@@ -156,7 +170,9 @@ class FinetuneSection(Section):
     vocabulary: int = Field(
         1024, ge=257, le=65536, description="vocabulary size of the byte-pair encoder (256 bytes plus merges)"
     )
-    examples: int = Field(25, ge=2, le=100_000, description="number of training examples (the longest of the data)")
+    examples: int = Field(
+        25, ge=2, le=100_000, description="number of training examples (the longest of the data)"
+    )
     document_chars: int = Field(
         0,
         ge=0,
@@ -167,7 +183,9 @@ class FinetuneSection(Section):
         "longest",
         description="longest: pad each batch to its longest example; full: always pad to batch.sequence (fixed shape)",
     )
-    eval_examples: int = Field(5, ge=1, le=100_000, description="number of evaluation examples (the next longest)")
+    eval_examples: int = Field(
+        5, ge=1, le=100_000, description="number of evaluation examples (the next longest)"
+    )
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> FinetuneSection:
@@ -211,7 +229,9 @@ class SummariseSection(Section):
         description="number of summaries generated for ROUGE at each evaluation (greedy and beam); 0: none",
     )
     pairs: int | None = Field(
-        None, ge=2, description="maximum number of pairs to use, counted before functions are joined; default: all"
+        None,
+        ge=2,
+        description="maximum number of pairs to use, counted before functions are joined; default: all",
     )
     eval_fraction: float = Field(0.05, gt=0, lt=0.5, description="fraction of the pairs used for evaluation")
 
@@ -267,7 +287,9 @@ class OwnSection(Section):
     @model_validator(mode="after")
     def _no_size_to_find(self) -> OwnSection:
         if self.size == "auto":
-            raise ValueError('size "auto" is supported by built-in workloads only; choose a size of your factory')
+            raise ValueError(
+                'size "auto" is supported by built-in workloads only; choose a size of your factory'
+            )
         return self
 
 

@@ -80,7 +80,8 @@ def cudnn_shapes(view: View) -> Finding | None:
         ],
         [
             Change(
-                "disable cuDNN benchmarking: it runs again for every new shape", ("speed.cudnn_benchmark=false",)
+                "disable cuDNN benchmarking: it runs again for every new shape",
+                ("speed.cudnn_benchmark=false",),
             ),
             Change("pad all batches to one shape or to a few fixed lengths"),
         ],
@@ -128,7 +129,8 @@ def _format(view: View, cause: str, kind: str, what: str, sets: tuple[str, ...])
         Cost(share * view.step_ns, share, view.model.error, share),
         [
             Evidence(
-                f"peak {now:g} TFLOP/s now, {then:g} TFLOP/s in {kind} ({times(then / now)})", "published peaks"
+                f"peak {now:g} TFLOP/s now, {then:g} TFLOP/s in {kind} ({times(then / now)})",
+                "published peaks",
             ),
             Evidence(f"the run reaches {percent(mfu)} of the current peak (MFU)", "counted operations"),
         ],

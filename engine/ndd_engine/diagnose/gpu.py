@@ -72,9 +72,14 @@ def launch_bound(view: View) -> Finding | None:
         evidence = Evidence(f"launch gaps take {percent(gaps)} of a profiler capture", CAPTURE)
     else:
         evidence = Evidence(
-            f"the host takes as long for the model as the GPU, and the GPU is only {percent(1 - share)} busy", NVML
+            f"the host takes as long for the model as the GPU, and the GPU is only {percent(1 - share)} busy",
+            NVML,
         )
-    changes = [Change("capture the step in a CUDA graph and replay it", ("speed.cuda_graph=true", *_graph_needs(view)))]
+    changes = [
+        Change(
+            "capture the step in a CUDA graph and replay it", ("speed.cuda_graph=true", *_graph_needs(view))
+        )
+    ]
     if view.get("speed.compile") == "off":
         changes.append(Change("fuse small kernels with torch.compile", ("speed.compile=default",)))
     accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")
@@ -122,7 +127,9 @@ def sync(view: View) -> Finding | None:
     line = view.line("forward", "loss", "clip", "log")
     changes.append(
         Change(
-            "remove .item(), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step", (), line
+            "remove .item(), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
+            (),
+            line,
         )
     )
     return finding(

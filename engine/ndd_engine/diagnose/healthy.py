@@ -41,5 +41,7 @@ def _ideas(view: View) -> tuple[Change, ...]:
     if view.card and view.get("precision.amp") == "off":
         ideas.append(Change("try bf16: it may be faster on this GPU", ("precision.amp=bf16",)))
     if view.get("speed.compile") == "off":
-        ideas.append(Change("try torch.compile: the compiled model may be faster", ("speed.compile=default",)))
+        ideas.append(
+            Change("try torch.compile: the compiled model may be faster", ("speed.compile=default",))
+        )
     return tuple(ideas)

@@ -74,7 +74,9 @@ def worker_restart(view: View) -> Finding | None:
     cost = Cost(waited / totals.steps, waited / stepping, None, waited / totals.wall_ns)
     changes = [Change("keep workers between epochs", ("loader.persistent=true",))]
     if view.snapshot.loader is not None and ready(view.snapshot.loader):
-        changes.append(Change("load in the training process: the data is already in memory", no_workers(view)))
+        changes.append(
+            Change("load in the training process: the data is already in memory", no_workers(view))
+        )
     return finding(
         "worker-restart",
         f"input-bound: restarting the workers every epoch takes {percent(share)} of the time",
@@ -117,7 +119,10 @@ def in_memory_workers(view: View) -> Finding | None:
             workers_are(view),
         ],
         [
-            Change("load in the training process: copying a batch between processes costs more than making it", sets),
+            Change(
+                "load in the training process: copying a batch between processes costs more than making it",
+                sets,
+            ),
             on_device(view),
         ],
         "certain" if wait.clear else "likely",
@@ -220,7 +225,12 @@ def many_workers(view: View) -> Finding | None:
             slower(view),
             workers_are(view),
         ],
-        [Change("load in the training process: making a batch takes less time than waiting for one", no_workers(view))],
+        [
+            Change(
+                "load in the training process: making a batch takes less time than waiting for one",
+                no_workers(view),
+            )
+        ],
         bound=crowded_bound(view),
     )
 

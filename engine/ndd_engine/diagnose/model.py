@@ -86,12 +86,17 @@ def user_code(view: View) -> Finding | None:
         [
             evidence,
             Evidence(
-                f"{percent(seen.share)} of {seen.looks} stack samples in forward and loss are in {seen.line}", STACKS
+                f"{percent(seen.share)} of {seen.looks} stack samples in forward and loss are in {seen.line}",
+                STACKS,
             )
             if seen is not None
             else None,
         ],
-        [Change("move constant work out of the step, or replace Python loops with tensor operations", (), line)],
+        [
+            Change(
+                "move constant work out of the step, or replace Python loops with tensor operations", (), line
+            )
+        ],
         "likely" if between else "possible",
         bound=ceiling(min(UNSEEN * share, host.share)),
     )
@@ -171,7 +176,12 @@ def stepwise(view: View) -> Finding | None:
             if loop.ns and forward.ns
             else None,
         ],
-        [Change("compute the projections once for all decoder steps (same loss and gradients)", ("workload.decoder=hoisted",))],
+        [
+            Change(
+                "compute the projections once for all decoder steps (same loss and gradients)",
+                ("workload.decoder=hoisted",),
+            )
+        ],
         bound=ceiling(view.model.share * max(whole, part)),
     )
 

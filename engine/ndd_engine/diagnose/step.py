@@ -216,7 +216,9 @@ def _evaluation_changes(view: View) -> list[Change]:
                 Change(f"evaluate on {count} of {batches} batches", (f"evaluate.batches={count}",))
             )
     if view.get("workload.name") == "summarise" and view.whole("workload.summaries"):
-        changes.append(Change("do not generate summaries for ROUGE during training", ("workload.summaries=0",)))
+        changes.append(
+            Change("do not generate summaries for ROUGE during training", ("workload.summaries=0",))
+        )
     return changes
 
 
