@@ -56,7 +56,7 @@ def test_a_preset_that_is_none_is_told() -> None:
 
 
 def test_a_preset_and_a_key_that_contradict_each_other_are_told() -> None:
-    assert "exclude each other" in message("run.preset=reproducible", "speed.cudnn_benchmark=true")
+    assert "are mutually exclusive" in message("run.preset=reproducible", "speed.cudnn_benchmark=true")
 
 
 def test_accumulation_follows_from_the_effective_batch() -> None:
@@ -118,8 +118,8 @@ def test_settings_that_cannot_be(key: str, part: str) -> None:
 
 
 def test_settings_that_exclude_each_other() -> None:
-    assert "needs no workers" in message("loader.placement=device", "loader.workers=2")
-    assert "turn one of them off" in message(
+    assert "does not support workers" in message("loader.placement=device", "loader.workers=2")
+    assert "disable one of them" in message(
         "workload.name=antispoof", "workload.augment=true", "loader.cache=true"
     )
     text = message("speed.cuda_graph=true", "speed.compile=reduce-overhead")

@@ -118,7 +118,7 @@ def test_with_a_cuda_graph_the_device_clock_abstains() -> None:
     graphed = window(1, 1, 100, phases=phases, device_steps=1)
     shot = snapshot(graphed, device="cuda:0")
     assert (shot.idle.share, shot.idle.causes) == (None, ())
-    assert shot.idle.reason == "a CUDA graph replays the step as one: press k"
+    assert shot.idle.reason == "not measurable with a CUDA graph: press k"
     shot = snapshot(graphed, SampleEvent({"util_percent": 80}, {}), device="cuda:0")
     assert (shot.idle.method, shot.idle.share) == ("nvml", pytest.approx(0.2))
     shot = snapshot(graphed, capture(1), device="cuda:0")
@@ -142,7 +142,7 @@ def capture(step: int, method: str = "kernels", **idle_ns: int) -> KernelsEvent:
     return KernelsEvent(method, step, 3, 1000, 1000 - sum(causes.values()), 50, causes, 40)
 
 
-def test_a_burst_takes_the_place_of_the_estimate() -> None:
+def test_a_capture_takes_the_place_of_the_estimate() -> None:
     for device, method in (("cuda:0", "kernels"), ("cpu", "operators")):
         phases = {
             "forward": phase(60, 90),
@@ -160,19 +160,19 @@ def test_a_burst_takes_the_place_of_the_estimate() -> None:
         assert shot.idle.share == pytest.approx(sum(share for _, share in shot.idle.causes))
 
 
-def test_a_burst_before_the_first_window_counts() -> None:
+def test_a_capture_before_the_first_window_counts() -> None:
     idle = snapshot(capture(4, "operators")).idle
     assert (idle.share, idle.step) == (pytest.approx(0.4), 4)
 
 
-def test_a_burst_grows_old() -> None:
+def test_a_capture_grows_old() -> None:
     # Steps of 10 s: it stands for the run for 30 of them.
     windows = [window(10 + index, 1, 10_000_000_000) for index in range(40)]
     for count, method in ((1, "operators"), (31, "operators"), (32, "host")):
         assert snapshot(capture(10, "operators"), *windows[:count]).idle.method == method
 
 
-def test_a_burst_in_words() -> None:
+def test_a_capture_in_words() -> None:
     event = KernelsEvent(
         "operators",
         14,
@@ -186,7 +186,8 @@ def test_a_burst_in_words() -> None:
         "t.json",
     )
     assert capture_text(event) == (
-        "compute idle 50% (operators) over 3 steps: waiting for data 50%; longest: aten::mm 30%; trace in t.json"
+        "profiler capture of 3 steps (operators): compute idle 50% (waiting for data 50%); longest: aten::mm 30%; "
+        "trace in t.json"
     )
 
 

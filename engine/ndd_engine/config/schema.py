@@ -16,7 +16,7 @@ from .workload_sections import Section, WorkloadSection
 class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
         None,
-        description="run name and directory name: up to 64 letters, digits, '.', '_' and '-'; default: workload and a number",
+        description="run name and directory: up to 64 letters, digits, '.', '_', '-'; default: workload and number",
     )
     preset: Literal["fastest", "balanced", "reproducible"] | None = Field(
         None, description="named set of precision and speed settings; explicit keys override it"

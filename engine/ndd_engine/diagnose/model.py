@@ -128,7 +128,7 @@ def small_micro(view: View) -> Finding | None:
     sets = (f"batch.micro={micro * factor}", f"batch.accumulation={accumulation // factor}")
     return finding(
         "small-micro",
-        f"small micro-batches: fixed overhead takes {percent(fixed)} of each ({accumulation} of {micro} items per step)",
+        f"{accumulation} micro-batches of {micro} items: fixed overhead takes {percent(fixed)} of each",
         Cost(share * view.step_ns, share, repeated.error, share),
         [
             Evidence(
@@ -178,7 +178,7 @@ def stepwise(view: View) -> Finding | None:
         ],
         [
             Change(
-                "compute the projections once for all decoder steps (same loss and gradients)",
+                "compute the projections once for all steps (same loss and gradients)",
                 ("workload.decoder=hoisted",),
             )
         ],

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from ndd_engine.record.snapshot import Snapshot
 
-from . import formats, hazards, healthy, loader, model, processor, step
-from . import gpu as card
+from . import formats, gpu, hazards, healthy, loader, model, processor, step
 from .finding import Finding
 from .view import View, ceiling
 from .worth import leave, tried
@@ -21,7 +20,7 @@ ALWAYS: tuple[Rule, ...] = (*hazards.RULES, model.compile_cost)
 RULES: tuple[Rule, ...] = (
     *loader.RULES,
     *processor.RULES,
-    *card.RULES,
+    *gpu.RULES,
     *formats.RULES,
     *model.RULES,
     *step.RULES,

@@ -27,18 +27,18 @@ def optimizer(view: View) -> Finding | None:
     if not cost.clear:
         return None
     sets: tuple[str, ...] = ()
-    told = []
+    parts = []
     applied = _applied(view, "optimizer.implementation") or view.get("optimizer.implementation")
     slow = applied in ("loop", "foreach")
     if slow:
         sets += ("optimizer.implementation=fused",)
-        told.append("use the fused optimizer (one kernel for all parameters)")
+        parts.append("use the fused optimizer (one kernel for all parameters)")
     if view.get("optimizer.set_to_none") is False and view.cost("zero_grad").share >= FLOOR / 2:
         sets += ("optimizer.set_to_none=true",)
-        told.append("set gradients to None instead of zero")
+        parts.append("set gradients to None instead of zero")
     if not sets and cost.share < MUCH:
         return None
-    changes = [Change(" and ".join(told), sets)] if sets else []
+    changes = [Change(" and ".join(parts), sets)] if sets else []
     changes.append(
         Change(
             "use a larger effective batch for fewer updates (changes the training; adjust the learning rate)"
@@ -94,18 +94,18 @@ def logging(view: View) -> Finding | None:
     if not cost.clear:
         return None
     sets: tuple[str, ...] = ()
-    told = []
+    parts = []
     window_s, every = view.get("log.window_s"), view.whole("log.every_steps")
     if isinstance(window_s, (int, float)) and window_s < SHORT_WINDOW_S:
         sets += ("log.window_s=1.0",)
-        told.append(f"log.window_s is {window_s:g}")
+        parts.append(f"log.window_s is {window_s:g}")
     if every is not None and every < FEW_STEPS:
         sets += ("log.every_steps=10",)
-        told.append(f"log.every_steps is {every}")
+        parts.append(f"log.every_steps is {every}")
     stacks = view.get("log.stacks_hz")
     if isinstance(stacks, (int, float)) and stacks > 20:
         sets += ("log.stacks_hz=10.0",)
-        told.append(f"log.stacks_hz is {stacks:g}")
+        parts.append(f"log.stacks_hz is {stacks:g}")
     if not sets:
         return None
     # The recorder's thread shares the interpreter lock with the training thread.
@@ -114,7 +114,7 @@ def logging(view: View) -> Finding | None:
         "logging",
         f"logging takes {percent(cost.share)} of each step",
         cost,
-        [taken(cost, "reading losses and writing the record takes"), Evidence(", ".join(told), CONFIG)],
+        [taken(cost, "reading losses and writing the record takes"), Evidence(", ".join(parts), CONFIG)],
         [Change("log less often", sets)],
         bound=bound,
     )

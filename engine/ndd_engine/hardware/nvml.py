@@ -99,11 +99,11 @@ class Nvml:
         return _whole(self._ask("count", "nvmlDeviceGetCount"))
 
     def handle(self, index: int) -> Any:
-        """Handle of the card at `index` in PCI bus order."""
+        """Handle of the GPU at `index` in PCI bus order."""
         return self._ask("handle", "nvmlDeviceGetHandleByIndex", index)
 
     def handle_by_uuid(self, uuid: str) -> Any:
-        """Handle of a card ("GPU-…") or a MIG instance ("MIG-…")."""
+        """Handle of a GPU ("GPU-…") or a MIG instance ("MIG-…")."""
         return self._ask("handle", "nvmlDeviceGetHandleByUUID", uuid)
 
     def uuid(self, handle: Any) -> str | None:
@@ -120,7 +120,7 @@ class Nvml:
         return None if value is None else (int(value[0]), int(value[1]))
 
     def mig_instances(self, handle: Any) -> tuple[Any, ...] | None:
-        """Handles of the card's MIG instances; None when MIG is off or not supported."""
+        """Handles of the GPU's MIG instances; None if MIG is off or not supported."""
         mode = self._ask("mig", "nvmlDeviceGetMigMode", handle)
         if mode is None or not mode[0]:
             return None

@@ -131,7 +131,7 @@ def send(path: Path, action: str, timeout_s: float = 3.0, **more: object) -> Non
             answer = json.loads(_line(connection))
     except (FileNotFoundError, ConnectionRefusedError):
         raise UsageError(
-            "the run is not listening: it has ended, or its file system does not support sockets"
+            "the run is not listening: it has ended, or its file system has no sockets"
         ) from None
     except TimeoutError:
         raise UsageError(f"the run did not answer within {timeout_s:g} s") from None

@@ -293,7 +293,7 @@ def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | 
 
 
 def setting_text(setting: SettingEvent) -> str:
-    """One setting in one line: "loader.pin_memory: requested true, not in effect: no CUDA card"."""
+    """One setting in one line: "loader.pin_memory: requested true, not in effect: no CUDA GPU"."""
     asked = f"{setting.name}: requested {setting.requested}"
     if setting.applied != setting.requested:
         asked += f", applied {setting.applied}"
