@@ -1,4 +1,4 @@
-"""Every mistake in a configuration is told at once, with its place, what was found and what is allowed."""
+"""All mistakes in a configuration are reported at once, with location, value found and allowed values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def problems(path: Path | None = None, sets: tuple[str, ...] = ()) -> tuple[Prob
 
 
 def only(path: Path | None = None, sets: tuple[str, ...] = ()) -> str:
-    """The one mistake there is, as it is told."""
+    """The message of the only mistake."""
     found = problems(path, sets)
     assert len(found) == 1, [str(problem) for problem in found]
     return str(found[0])

@@ -264,7 +264,7 @@ def test_headroom_of_a_card_takes_the_allocator_first_and_the_driver_for_the_res
     assert (room.used_bytes, room.peak_bytes) == (3 * GIB, 5 * GIB)
     room = snapshot(memory(free_bytes=None, total_bytes=None), card, device="cuda:0").headroom
     assert (room.free_bytes, room.total_bytes) == (1, 2)
-    # A card that is full has no room; that is known, and different from not knowing.
+    # A full GPU has 0 bytes free, which differs from unknown.
     assert snapshot(memory(free_bytes=0), card, device="cuda:0").headroom.free_bytes == 0
     nothing = SampleEvent({"memory_free_bytes": None}, {})
     assert snapshot(nothing, device="cuda:0").headroom.free_bytes is None
@@ -288,10 +288,10 @@ def test_achieved_work_against_the_peak() -> None:
 
 
 def test_without_a_peak_there_is_a_rate_and_a_reason() -> None:
-    found = throughput(work(peak_tflops=None, bandwidth_gb_s=None, reason="no card here"), 20e6)
+    found = throughput(work(peak_tflops=None, bandwidth_gb_s=None, reason="no GPU"), 20e6)
     assert found.flops_per_s == pytest.approx(5e10)
     assert (found.mfu, found.ridge, found.side, found.peak_kind) == (None,) * 4
-    assert (found.intensity, found.reason) == (10.0, "no card here")
+    assert (found.intensity, found.reason) == (10.0, "no GPU")
     # A bandwidth without a peak has no ridge either.
     assert throughput(work(peak_tflops=None), 20e6).side is None
 

@@ -111,7 +111,7 @@ class LoaderSection(Section):
         description="make batches item by item (item) or in one gather operation (batch); auto: batch if supported",
     )
     timeout_s: float = Field(
-        120.0, gt=0, description="seconds to wait for a batch before the run fails because workers are stuck"
+        120.0, gt=0, description="maximum seconds to wait for a batch from the workers; then the run fails"
     )
 
     @model_validator(mode="after")

@@ -125,7 +125,7 @@ def _format(view: View, cause: str, kind: str, what: str, sets: tuple[str, ...])
         return None  # not bound by arithmetic
     return finding(
         cause,
-        f"the model takes {percent(view.model.share)} of each step and runs in {run.precision if run is not None else 'fp32'}",
+        f"the model takes {percent(view.model.share)} of each step, in {run.precision if run is not None else 'fp32'}",
         Cost(share * view.step_ns, share, view.model.error, share),
         [
             Evidence(

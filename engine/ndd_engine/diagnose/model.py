@@ -132,7 +132,7 @@ def small_micro(view: View) -> Finding | None:
         Cost(share * view.step_ns, share, repeated.error, share),
         [
             Evidence(
-                f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}, one of {other} takes {span(other_ns)}",
+                f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}, of {other}: {span(other_ns)}",
                 BASELINE,
             ),
             Evidence(f"batch.micro is {micro}, batch.accumulation is {accumulation}", CONFIG),
