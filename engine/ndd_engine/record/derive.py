@@ -250,18 +250,9 @@ def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEve
     """Free and used memory of the GPU, or of the host if the run is on the CPU."""
     if run is not None and run.device.startswith("cuda"):
         card = (sample.card if sample else None) or {}
-        free = (
-            memory.free_bytes if memory and memory.free_bytes is not None else card.get("memory_free_bytes")
-        )
-        total = (
-            memory.total_bytes
-            if memory and memory.total_bytes is not None
-            else card.get("memory_total_bytes")
-        )
-        others = (
-            memory.others_bytes
-            if memory and memory.others_bytes is not None
-            else card.get("memory_others_bytes")
+        free, total, others = (
+            value if (value := getattr(memory, name, None)) is not None else card.get(f"memory_{name}")
+            for name in ("free_bytes", "total_bytes", "others_bytes")
         )
         used = memory.reserved_bytes if memory else None
         peak = memory.peak_reserved_bytes if memory else None
