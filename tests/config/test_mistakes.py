@@ -130,7 +130,7 @@ def test_wrong_types_name_the_type_that_is_wanted(item: str, expected: str | Non
 
 def test_a_section_given_as_a_value(toml: Path) -> None:
     toml.write_text("batch = 3\n")
-    assert only(toml) == f"{toml} line 1: batch = 3: has the wrong type; allowed: a table"
+    assert only(toml) == f"{toml} line 1: batch = 3: has the wrong type; allowed: a table of keys"
 
 
 def test_the_workload_given_as_a_value_is_one_message(toml: Path) -> None:

@@ -69,9 +69,9 @@ _EXPECTED = {
     "bool_type": "true or false",
     "string_type": 'a string ("…")',
     "list_type": "a list ([…])",
-    "model_type": "a table",
-    "model_attributes_type": "a table",
-    "dict_type": "a table",
+    "model_type": "a table of keys",
+    "model_attributes_type": "a table of keys",
+    "dict_type": "a table of keys",
 }
 
 
