@@ -1,4 +1,4 @@
-"""What can go wrong for a user, each with the exit status that the command line returns."""
+"""Errors shown to the user, with the exit status of the command line."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ EXIT_TERMINATED = 143
 
 
 class NddError(Exception):
-    """An error that is told to the user in one message, never as a traceback."""
+    """An error that is shown to the user as a message without a traceback."""
 
     exit_status = EXIT_FAILED
 
 
 class UsageError(NddError):
-    """The user asked for something that does not exist or cannot be combined."""
+    """An invalid request: something does not exist or cannot be combined."""
 
     exit_status = EXIT_USAGE
 
 
 class MachineError(NddError):
-    """The machine lacks what was asked for: a card, a driver, a core."""
+    """The machine lacks what was requested, such as a GPU or a driver."""
 
     exit_status = EXIT_MACHINE
 
 
 class DoesNotFitError(MachineError):
-    """What was asked for needs more memory than there is; nothing of it was allocated."""
+    """The request needs more memory than available; raised before anything is allocated."""
 
 
 class RunLockedError(UsageError):
-    """Another process is writing this run."""
+    """Another process is writing to this run."""
 
 
 class CheckpointError(NddError):
-    """A checkpoint is missing, damaged or does not belong to this run."""
+    """A checkpoint is missing, corrupt or does not match this run."""
 
 
 class TrainingError(NddError):
-    """Training cannot go on; the message says at which step, why, and what was saved."""
+    """Training cannot continue; the message gives the step, the reason and the saved checkpoint."""
 
 
 class OutOfMemoryError(TrainingError):
-    """An allocation failed; the message says what filled the memory and what would fit."""
+    """An allocation failed; the message gives the memory in use and a micro-batch that would fit."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a configuration.
+    """A mistake in a configuration.
 
-    where: the file (with line when known) or option it came from. key: dotted path. found: the value as
-    written. allowed: what would be accepted. suggestion: what was probably meant.
+    where: file (with line if known) or option. key: dotted key, "" if none. found: the value as written. allowed:
+    valid values. suggestion: probable intention, such as "did you mean micro?".
     """
 
     where: str
@@ -81,7 +81,7 @@ class Problem:
 
 
 class ConfigError(UsageError):
-    """A configuration with mistakes; carries all of them."""
+    """An invalid configuration, with all its problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -1,4 +1,4 @@
-"""Text for people: figures with their units, and foreign text made safe for a terminal."""
+"""Formats numbers with units, and escapes untrusted text for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MISSING = "n/a"
 
 
 def printable(text: str) -> str:
-    """Foreign text with every control character escaped, so that it cannot steer the terminal."""
+    """The text with all non-printable characters escaped, so that it cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -17,7 +17,7 @@ def printable(text: str) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes as people read them (binary units): 1.5 GB, 512 MB, 17 B."""
+    """Bytes in binary units: 1.5 GB, 512 MB, 17 B."""
     if count is None:
         return MISSING
     value = float(count)
@@ -31,7 +31,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A span of time in at most two units: 850 ms, 12.3 s, 4 min 10 s, 1 h 12 m, 3 d 4 h."""
+    """A duration in at most two units: 850 ms, 12.3 s, 4 min 10 s, 1 h 12 m, 3 d 4 h."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     if seconds < 1:
@@ -48,7 +48,7 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with thousands separated, or with `digits` significant digits when it is small."""
+    """A number with thousands separators, or with `digits` significant digits below 1000."""
     if value is None or not math.isfinite(value):
         return MISSING if value is None else str(value)
     if abs(value) >= 1000:

@@ -85,7 +85,7 @@ def test_a_workload_on_the_command_line_beats_the_file(toml: Path) -> None:
     toml.write_text('[workload]\nname = "chartext"\nsize = "tiny"\n')
     with pytest.raises(ConfigError) as caught:
         read(toml, workload="ndd").resolve()
-    # The size of the other workload is a mistake, and it is told where it stands.
+    # The size of another workload is an error, reported with its line.
     assert "run.toml line 3: workload.size" in str(caught.value)
     assert "guide, large, lstm, gru" in str(caught.value)
 

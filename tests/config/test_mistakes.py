@@ -1,4 +1,4 @@
-"""Every mistake in a configuration is told at once, with its place, what was found and what is allowed."""
+"""All mistakes in a configuration are reported at once, with location, value found and allowed values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def problems(path: Path | None = None, sets: tuple[str, ...] = ()) -> tuple[Prob
 
 
 def only(path: Path | None = None, sets: tuple[str, ...] = ()) -> str:
-    """The one mistake there is, as it is told."""
+    """The message of the only mistake."""
     found = problems(path, sets)
     assert len(found) == 1, [str(problem) for problem in found]
     return str(found[0])
@@ -63,7 +63,7 @@ def test_all_mistakes_come_at_once_each_with_file_and_line(toml: Path) -> None:
     }
     assert told["run.sead"].suggestion == "did you mean seed?"
     assert told["clip.norm"].suggestion == "did you mean max_norm?"
-    assert (told["batch.micro"].found, told["batch.micro"].allowed) == ('"many"', "a whole number")
+    assert (told["batch.micro"].found, told["batch.micro"].allowed) == ('"many"', "an integer")
     assert told["run.epochs"].allowed == "≥ 1"
     text = str(ConfigError(found))
     assert len(text.splitlines()) == len(found)
@@ -87,12 +87,12 @@ def test_a_mistake_names_file_line_key_found_and_allowed(toml: Path) -> None:
             ],
         ),
         ("bacth.micro=4", ["bacth", "unknown key", "did you mean batch?"]),
-        ("optimizer.warmup_steps=4", ["unknown key", "it belongs to [schedule]"]),
+        ("optimizer.warmup_steps=4", ["unknown key", "it is a key of [schedule]"]),
         ("workload.nmae=4", ["unknown key", "did you mean name?"]),
         ("workload.hidden=[3]", ["unknown key"]),  # a key of the other workload
-        ("optimizer.name=adamm", ['"adamm"', "is not one of the choices", "'adamw'"]),
-        ("run.device=gpu", ["is not allowed here", "auto, cpu, cuda or cuda:N"]),
-        ("run.name=../evil", ["is not allowed here", "letters, digits"]),
+        ("optimizer.name=adamm", ['"adamm"', "is not a valid choice", "'adamw'"]),
+        ("run.device=gpu", ["is not a valid value", "auto, cpu, cuda or cuda:N"]),
+        ("run.name=../evil", ["is not a valid value", "letters, digits"]),
         ("run.seed=-1", ["is out of range", "≥ 0"]),
         ("run.seed=9223372036854775808", ["is out of range", "<"]),
         ("workload.dropout=1.0", ["is out of range", "< 1"]),
@@ -109,15 +109,15 @@ def test_what_is_wrong_and_what_would_be_right(item: str, parts: list[str]) -> N
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
-        ("batch.micro=1.5", "a whole number"),
-        ("batch.micro=true", "a whole number"),
+        ("batch.micro=1.5", "an integer"),
+        ("batch.micro=true", "an integer"),
         ('optimizer.lr="0.1"', "a number"),
         ("loader.pin_memory=1", "true or false"),
         ("loader.pin_memory=yes", "true or false"),
-        ("workload.data=3", "text in quotes"),
+        ("workload.data=3", "a string"),
         ("optimizer.betas=0.9", "a list"),
         ("batch={}", None),
-        ("batch.micro={a=1}", "a whole number"),
+        ("batch.micro={a=1}", "an integer"),
     ],
 )
 def test_wrong_types_name_the_type_that_is_wanted(item: str, expected: str | None) -> None:
@@ -145,17 +145,17 @@ def test_the_workload_given_as_a_value_is_one_message(toml: Path) -> None:
     [
         (("loader.prefetch=2",), "prefetch needs workers"),
         (("loader.persistent=true",), "persistent needs workers"),
-        (("speed.cudnn_benchmark=true", "speed.deterministic=true"), "exclude each other"),
+        (("speed.cudnn_benchmark=true", "speed.deterministic=true"), "are mutually exclusive"),
         (("workload.heads=5",), "width 32 is not divisible by heads 5"),
         (
             ("workload.tie_weights=true", "workload.objective=diffusion"),
-            "tie_weights needs objective autoregressive",
+            "tie_weights requires objective autoregressive",
         ),
         (
             ("workload.name=ndd", "workload.model=lstm", "workload.hidden=[3,4]"),
             "exactly one hidden size, found [3, 4]",
         ),
-        (("schedule.min_lr=0.9",), "schedule.min_lr 0.9 is above optimizer.lr"),
+        (("schedule.min_lr=0.9",), "schedule.min_lr 0.9 is greater than optimizer.lr"),
     ],
 )
 def test_impossible_combinations_say_which_two(sets: tuple[str, ...], part: str) -> None:
@@ -168,7 +168,7 @@ def test_impossible_combinations_say_which_two(sets: tuple[str, ...], part: str)
 def test_a_mistake_of_the_whole_is_placed_in_the_file_not_on_the_command_line(toml: Path) -> None:
     toml.write_text("[schedule]\nmin_lr = 0.9\n")
     text = only(toml)
-    assert text.startswith(f"{toml}: schedule.min_lr 0.9 is above")
+    assert text.startswith(f"{toml}: schedule.min_lr 0.9 is greater than")
 
 
 def test_an_unknown_workload_suggests_and_still_checks_the_rest(toml: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_unknown_workload_suggests_and_still_checks_the_rest(toml: Path) -> N
     first, second = problems(toml)
     assert str(first) == (
         f'{toml} line 2: workload.name = "chartxt": there is no such workload; '
-        'allowed: antispoof, chartext, finetune, ndd, summarise, or your own as "package.module:factory"; '
+        'allowed: antispoof, chartext, finetune, ndd, summarise, or "package.module:factory" for your own model; '
         "did you mean chartext?"
     )
     assert second.key == "batch.micro"
@@ -200,8 +200,8 @@ def test_numbers_have_to_be_finite(key: str, value: str) -> None:
 @pytest.mark.parametrize("item", ["batch.micro", "=3", "micro=3", ".micro=3", "batch.=3", ""])
 def test_a_set_that_cannot_be_read_shows_how_it_is_written(item: str) -> None:
     text = only(sets=(item,))
-    assert "cannot be read" in text
-    assert "section.key=value, as in batch.micro=64" in text
+    assert "cannot parse" in text
+    assert "section.key=value, such as batch.micro=64" in text
 
 
 def test_a_key_as_value_and_as_section() -> None:

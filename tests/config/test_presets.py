@@ -1,4 +1,4 @@
-"""Presets, the effective batch, and the batches of cards: what each stands for, and what beats it."""
+"""Presets, the effective batch and batch sizes by GPU memory: what they set and what overrides them."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_single_key_beats_a_preset_where_it_is_written_and_above(tmp_path: Pat
     assert resolved("run.preset=balanced", "precision.amp=fp16", file=file).precision.amp == "fp16"
 
 
-def test_a_preset_that_is_none_is_told() -> None:
+def test_an_unknown_preset_is_reported() -> None:
     text = message("run.preset=quickest")
     assert "run.preset" in text
     assert "'fastest', 'balanced' or 'reproducible'" in text
 
 
-def test_a_preset_and_a_key_that_contradict_each_other_are_told() -> None:
-    assert "exclude each other" in message("run.preset=reproducible", "speed.cudnn_benchmark=true")
+def test_a_preset_and_a_key_that_contradict_each_other_are_reported() -> None:
+    assert "are mutually exclusive" in message("run.preset=reproducible", "speed.cudnn_benchmark=true")
 
 
 def test_accumulation_follows_from_the_effective_batch() -> None:
@@ -75,7 +75,7 @@ def test_what_is_written_higher_decides_between_effective_and_accumulation(tmp_p
     assert read(file, ["batch.effective=16"]).resolve().batch.accumulation == 4
 
 
-def test_an_effective_batch_that_cannot_be_held_is_told() -> None:
+def test_an_effective_batch_that_does_not_divide_is_reported() -> None:
     assert "micro 12 x accumulation 1 is 12, but effective is 32" in message(
         "batch.micro=12", "batch.effective=32"
     )
@@ -97,7 +97,7 @@ def test_the_written_file_holds_the_effective_batch_when_the_micro_batch_changes
 def test_a_card_gets_the_guides_batch_for_its_memory(memory_gb: float, micro: int) -> None:
     draft = read(None, [], "chartext")
     assert draft.resolve("guide", memory_gb).batch.micro == micro
-    # A batch that is written beats the card's.
+    # An explicit batch size overrides the one for the GPU.
     assert read(None, ["batch.micro=24"], "chartext").resolve("guide", memory_gb).batch.micro == 24
 
 
@@ -118,8 +118,8 @@ def test_settings_that_cannot_be(key: str, part: str) -> None:
 
 
 def test_settings_that_exclude_each_other() -> None:
-    assert "needs no workers" in message("loader.placement=device", "loader.workers=2")
-    assert "turn one of them off" in message(
+    assert "does not support workers" in message("loader.placement=device", "loader.workers=2")
+    assert "disable one of them" in message(
         "workload.name=antispoof", "workload.augment=true", "loader.cache=true"
     )
     text = message("speed.cuda_graph=true", "speed.compile=reduce-overhead")

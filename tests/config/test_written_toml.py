@@ -109,7 +109,7 @@ def test_heading_reasons_and_unset_values_are_comments() -> None:
     assert "# Third line." in text
     assert "micro = 16 # because it fits" in text
     assert "max_steps = 7 # stop after this many optimizer steps" in text
-    assert "# name is not set: name of the run" in text
+    assert "# name is not set: run name" in text
     assert "name" not in tomli.loads(text)["run"]
 
 

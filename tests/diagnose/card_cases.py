@@ -1,4 +1,4 @@
-"""Each cause that only a card has, and its innocent twin."""
+"""GPU-only causes, each with a similar run without the cause."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pairs import CARD_RUN, CARD_STEP, Pair, capture, card, memory
 from planted_runs import NVML, alone, healthy, work
 
-# Of a card without faster formats than TF32.
+# A GPU without formats faster than TF32.
 OLD_CARD = {
     **CARD_RUN,
     "precision": "fp32",
@@ -29,7 +29,7 @@ CARD = [
         card(kernels=capture("kernels", launch_gaps=40)),
         card(kernels=capture("kernels", launch_gaps=2)),
         ("speed.cuda_graph=true",),
-        "burst",
+        "capture",
     ),
     Pair(
         "launch-bound",
@@ -43,12 +43,12 @@ CARD = [
         card(kernels=capture("kernels", synchronising=20), sets=("precision.amp=bf16", "log.every_steps=1")),
         card(kernels=capture("kernels", synchronising=1), sets=("precision.amp=bf16", "log.every_steps=1")),
         ("log.every_steps=10",),
-        "burst",
+        "capture",
     ),
     Pair(
         "sync",
         card(device={**CARD_STEP, "log": 3.0}, sets=("precision.amp=bf16", "log.every_steps=1")),
-        # The host waits there, and the card computes meanwhile.
+        # The host waits there while the GPU computes.
         card(phases=healthy(log=8.0), sets=("precision.amp=bf16", "log.every_steps=1")),
         ("log.every_steps=10",),
         "clock",

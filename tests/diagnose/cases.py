@@ -22,7 +22,7 @@ from ndd_engine.record.events import Event, MarkEvent, TrialEvent
 
 
 def recompiled(step: int) -> tuple[Event, ...]:
-    """Two seconds of forward in which a graph was compiled anew."""
+    """Two seconds of forward in which a graph was recompiled."""
     return MarkEvent("recompile", step, "", {"graphs": 1}), beside("forward", 2000, step)
 
 
@@ -257,7 +257,7 @@ MODEL = [
         "user-code",
         own(kernels=capture(launch_gaps=30), stacks=OWN_LOOP),
         own(kernels=capture(launch_gaps=2), stacks=OWN_LOOP),
-        name="burst",
+        name="capture",
     ),
     Pair(
         "small-micro",

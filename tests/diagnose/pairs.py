@@ -1,4 +1,4 @@
-"""A fault in a planted run beside its innocent twin, and the runs on a card that they are made of."""
+"""Pairs of a planted run with a fault and a similar run without it, and healthy runs on a GPU to build them from."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pair:
 
 
 def card(**changes: Any) -> Planted:
-    """A healthy run on a card."""
+    """A healthy run on a GPU."""
     body: dict[str, Any] = {
         "phases": healthy(to_device=0.1), "device": CARD_STEP, "card": NVML, "host": CARD_HOST, "run": CARD_RUN,
         "sets": ("precision.amp=bf16",), "baseline": alone(threads=16),
@@ -53,7 +53,7 @@ def card(**changes: Any) -> Planted:
 def capture(
     method: str = "operators", launches: int = 300, top: list[Any] | None = None, **idle: int
 ) -> KernelsEvent:
-    """A burst of 100 ms; idle in milliseconds by cause."""
+    """A profiler capture of 100 ms; idle: cause -> milliseconds."""
     causes = {name.replace("_", " "): ms * 10**6 for name, ms in idle.items()}
     busy = 100_000_000 - sum(causes.values())
     return KernelsEvent(method, 200, 5, 100_000_000, busy, 0, causes, launches, top or [])

@@ -186,7 +186,7 @@ def data(**changes: Any) -> LoaderEvent:
 
 
 def files(**changes: Any) -> LoaderEvent:
-    """Items that have to be made one by one: 1 ms of processor time each."""
+    """Items that have to be made one by one: 1 ms of CPU time each."""
     return data(**{"in_memory": False, "gather_ns": None, "item_ns": 1e6, "item_cpu_ns": 0.98e6, **changes})
 
 

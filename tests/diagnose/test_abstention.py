@@ -62,7 +62,7 @@ def test_without_a_signal_nothing_breaks_and_nothing_new_is_said(pair: Pair, par
     assert extra <= {"healthy", "too-short", "data-wait", *SECOND.get(pair.cause, ())}
 
 
-# Where the signal that told two explanations of one symptom apart is gone, the other one is told.
+# Without the signal that distinguishes two explanations of a symptom, the other one is reported.
 SECOND = {
     "slow-storage": ("on-the-fly",),
     "many-workers": ("few-workers", "on-the-fly"),
@@ -134,7 +134,7 @@ def test_items_that_do_not_fit_in_memory_are_not_to_be_kept() -> None:
     assert small.cause == "on-the-fly"
 
 
-def test_workers_of_data_in_memory_beside_a_neighbour_are_not_accused() -> None:
+def test_workers_of_data_in_memory_are_not_blamed_for_another_process() -> None:
     host = cores(2.0, 1.1, neighbours=[{"pid": 9, "name": "make", "cores": 0.9}])
     run = Planted(sets=["loader.workers=2"], loader=data(), baseline=alone(micro_ns=12e6), host=host)
     assert run.causes() == ["neighbour-cores"]

@@ -133,7 +133,7 @@ def test_what_was_tried_in_vain_steps_back_and_says_so() -> None:
     tried = replace(BUSY, trials=[trial("no gain", "loader.workers=1")])
     found = tried.found()
     assert [item.cause for item in found] == ["optimizer", "data-wait"]
-    assert found[1].leave == "the change was tried here: measured: no gain"
+    assert found[1].leave == "already tried: measured: no gain"
     # A gain, or a trial of something else, changes nothing.
     gained = replace(BUSY, trials=[trial("gain", "loader.workers=1"), trial("no gain", "loader.cache=true")])
     assert gained.verdict().cause == "data-wait"
@@ -168,8 +168,8 @@ NO_WORKERS = SettingEvent("loader.workers", "4", "0", False, "batches\x1b[2J are
 
 def test_settings_without_effect_are_named_with_the_reason() -> None:
     (found,) = Planted(settings=[NO_WORKERS, SettingEvent("run.threads", "2", "2", True)]).found()
-    assert (found.cause, found.title) == ("no-effect", "a setting without effect: loader.workers")
-    assert found.evidence[0].text == "loader.workers: asked for 4, it is 0 (batches\\x1b[2J are made here)"
+    assert (found.cause, found.title) == ("no-effect", "setting not in effect: loader.workers")
+    assert found.evidence[0].text == "loader.workers: requested 4, applied 0 (batches\\x1b[2J are made here)"
     # Below whatever costs time.
     assert Planted(phases=healthy(data_wait=20.0), settings=[NO_WORKERS]).causes() == [
         "data-wait",
@@ -256,7 +256,7 @@ def test_a_leak_says_when_memory_is_full_and_whether_this_run_gets_there() -> No
     leak = Planted(host=cores(1.9, 1.9), used=used, run={"total_steps": 100_000})
     # 20 MB in 20 steps, and 16 GB free.
     found = leak.verdict()
-    assert "1.0 MB with each step" in found.title
+    assert "1.0 MB per step" in found.title
     assert "16,384 steps" in found.evidence[1].text
     assert found.leave == ""
     survives = replace(leak, run={"total_steps": 1000}).verdict()

@@ -1,4 +1,4 @@
-"""Stand-ins for hardware that is absent: pynvml with cards, torch with cards, a machine's /proc and /sys."""
+"""Fakes of missing hardware: pynvml and torch with GPUs, and the /proc and /sys of a machine."""
 
 # ruff: noqa: N802 - the names are pynvml's
 
@@ -19,7 +19,7 @@ class NVMLError(Exception):
 
 
 class FakeCard:
-    """A card, or a MIG instance (then `instances` is None and `parent` is set)."""
+    """A GPU, or a MIG instance (with `instances` None)."""
 
     def __init__(self, name: str | bytes, uuid: str, memory: int, **more: Any) -> None:
         self.name, self.uuid, self.memory = name, uuid, memory

@@ -1,4 +1,4 @@
-"""The right card is chosen, or the processor, and the reason is one that a user can act on."""
+"""The right GPU or the CPU is chosen, with a reason that the user can act on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def look(library: Any, choice: str = "auto", torch: Any = None, **environ: str) 
     return detect(choice, torch is not None, nvml=Nvml(library), torch=torch, environ=environ)
 
 
-def test_no_driver_here_gives_the_processor_and_says_why(monkeypatch: pytest.MonkeyPatch, fakes: Any) -> None:
+def test_no_driver_here_gives_the_cpu_and_the_reason(monkeypatch: pytest.MonkeyPatch, fakes: Any) -> None:
     library = fakes.nvml()
     library.failing.add("nvmlInit")
     machine = look(library)
@@ -120,7 +120,7 @@ def test_mig_instances_stand_for_their_card(divided: Any, fakes: Any) -> None:
     assert [card.uuid for card in machine.cards] == [MIG_A, MIG_B]
     first = machine.cards[0]
     assert first.mig and (first.mig_profile, first.mig_parent) == ("3g.40gb", "GPU-dddddddd")
-    assert first.memory_total_bytes == 40 << 30 and "whole card" in first.reasons["profile"]
+    assert first.memory_total_bytes == 40 << 30 and "whole GPU" in first.reasons["profile"]
     assert machine.chosen is first and machine.cards[1].index is None
     second = look(fakes.nvml(divided), CUDA_VISIBLE_DEVICES=MIG_B)
     assert second.chosen is second.cards[1]

@@ -77,7 +77,7 @@ def test_memory_is_needed_where_it_tells_cards_apart() -> None:
 def test_mig_instance_gets_its_whole_card_with_a_note() -> None:
     profile = match("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40 * GIB)
     assert profile is not None and profile.slug == "a100-80gb-sxm"
-    assert profile.note is not None and "whole card" in profile.note and "3g.40gb" in profile.note
+    assert profile.note is not None and "whole GPU" in profile.note and "3g.40gb" in profile.note
     assert match("NVIDIA A100-SXM4-80GB", 80 * GIB) != profile
     h200 = match("NVIDIA H200 MIG 1g.18gb", 16 * GIB)
     assert h200 is not None and h200.slug == "h200-sxm"

@@ -154,7 +154,7 @@ def test_hidden_process_memory_is_null_not_zero(library: Any) -> None:
     sampler = Sampler(h200(library), ignore, nvml=Nvml(library))
     card = sampler.read_once().card
     assert card is not None and card["memory_others_bytes"] is None and card["processes"] == 1
-    assert "hides" in sampler.reasons["memory_others_bytes"]
+    assert "per process" in sampler.reasons["memory_others_bytes"]
     library.failing.add("nvmlDeviceGetComputeRunningProcesses")
     card = sampler.read_once().card
     assert card is not None and card["processes"] is None and card["memory_used_bytes"] == 20 << 30

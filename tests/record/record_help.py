@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 
 
 def run_event(**changes: Any) -> RunEvent:
-    """A run on the processor of 1000 steps, 100 an epoch, 16 items of 64 tokens a step."""
+    """A run of 1000 steps on the CPU: 100 steps per epoch, 16 items of 64 tokens per step."""
     body: dict[str, Any] = {
         "name": "r", "workload": "chartext", "config": CONFIG, "pid": 1, "host": "h",
         "device": "cpu", "device_name": "CPU, 1 thread", "card": None, "versions": {}, "parameters": 10,
@@ -77,7 +77,7 @@ def setting(name: str, in_effect: bool | None = True, **changes: Any) -> Setting
 
 
 def work(**changes: Any) -> WorkEvent:
-    """10^9 operations and 10^8 bytes a step, on a card of 100 TFLOP/s and 1000 GB/s."""
+    """10^9 operations and 10^8 bytes per step, on a GPU with 100 TFLOP/s and 1000 GB/s."""
     body: dict[str, Any] = {
         "flops_per_step": 10**9, "bytes_per_step": 10**8, "peak_tflops": 100.0, "peak_kind": "bf16",
         "bandwidth_gb_s": 1000.0, "attention": ["flash"], "dtypes": {"bfloat16": 10**9},

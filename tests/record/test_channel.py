@@ -57,7 +57,7 @@ def test_only_the_owner_may_talk_to_it(server: Server) -> None:
 
 
 def test_an_unknown_action_is_told_what_there_is(server: Server) -> None:
-    with pytest.raises(UsageError, match=r"unknown action 'dance'; there are pause, resume, .*ping"):
+    with pytest.raises(UsageError, match=r"unknown action 'dance'; allowed: pause, resume, .*ping"):
         send(server.path, "dance")
     assert server.asked == []
 

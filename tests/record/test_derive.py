@@ -118,7 +118,7 @@ def test_with_a_cuda_graph_the_device_clock_abstains() -> None:
     graphed = window(1, 1, 100, phases=phases, device_steps=1)
     shot = snapshot(graphed, device="cuda:0")
     assert (shot.idle.share, shot.idle.causes) == (None, ())
-    assert shot.idle.reason == "a CUDA graph replays the step as one: press k"
+    assert shot.idle.reason == "not measurable with a CUDA graph: press k"
     shot = snapshot(graphed, SampleEvent({"util_percent": 80}, {}), device="cuda:0")
     assert (shot.idle.method, shot.idle.share) == ("nvml", pytest.approx(0.2))
     shot = snapshot(graphed, capture(1), device="cuda:0")
@@ -142,7 +142,7 @@ def capture(step: int, method: str = "kernels", **idle_ns: int) -> KernelsEvent:
     return KernelsEvent(method, step, 3, 1000, 1000 - sum(causes.values()), 50, causes, 40)
 
 
-def test_a_burst_takes_the_place_of_the_estimate() -> None:
+def test_a_capture_takes_the_place_of_the_estimate() -> None:
     for device, method in (("cuda:0", "kernels"), ("cpu", "operators")):
         phases = {
             "forward": phase(60, 90),
@@ -160,19 +160,19 @@ def test_a_burst_takes_the_place_of_the_estimate() -> None:
         assert shot.idle.share == pytest.approx(sum(share for _, share in shot.idle.causes))
 
 
-def test_a_burst_before_the_first_window_counts() -> None:
+def test_a_capture_before_the_first_window_counts() -> None:
     idle = snapshot(capture(4, "operators")).idle
     assert (idle.share, idle.step) == (pytest.approx(0.4), 4)
 
 
-def test_a_burst_grows_old() -> None:
+def test_a_capture_grows_old() -> None:
     # Steps of 10 s: it stands for the run for 30 of them.
     windows = [window(10 + index, 1, 10_000_000_000) for index in range(40)]
     for count, method in ((1, "operators"), (31, "operators"), (32, "host")):
         assert snapshot(capture(10, "operators"), *windows[:count]).idle.method == method
 
 
-def test_a_burst_in_words() -> None:
+def test_a_capture_in_words() -> None:
     event = KernelsEvent(
         "operators",
         14,
@@ -186,7 +186,8 @@ def test_a_burst_in_words() -> None:
         "t.json",
     )
     assert capture_text(event) == (
-        "compute idle 50% (operators) over 3 steps: waiting for data 50%; longest: aten::mm 30%; trace in t.json"
+        "profiler capture of 3 steps (operators): compute idle 50% (waiting for data 50%); longest: aten::mm 30%; "
+        "trace in t.json"
     )
 
 
@@ -263,7 +264,7 @@ def test_headroom_of_a_card_takes_the_allocator_first_and_the_driver_for_the_res
     assert (room.used_bytes, room.peak_bytes) == (3 * GIB, 5 * GIB)
     room = snapshot(memory(free_bytes=None, total_bytes=None), card, device="cuda:0").headroom
     assert (room.free_bytes, room.total_bytes) == (1, 2)
-    # A card that is full has no room; that is known, and different from not knowing.
+    # A full GPU has 0 bytes free, which differs from unknown.
     assert snapshot(memory(free_bytes=0), card, device="cuda:0").headroom.free_bytes == 0
     nothing = SampleEvent({"memory_free_bytes": None}, {})
     assert snapshot(nothing, device="cuda:0").headroom.free_bytes is None
@@ -287,10 +288,10 @@ def test_achieved_work_against_the_peak() -> None:
 
 
 def test_without_a_peak_there_is_a_rate_and_a_reason() -> None:
-    found = throughput(work(peak_tflops=None, bandwidth_gb_s=None, reason="no card here"), 20e6)
+    found = throughput(work(peak_tflops=None, bandwidth_gb_s=None, reason="no GPU"), 20e6)
     assert found.flops_per_s == pytest.approx(5e10)
     assert (found.mfu, found.ridge, found.side, found.peak_kind) == (None,) * 4
-    assert (found.intensity, found.reason) == (10.0, "no card here")
+    assert (found.intensity, found.reason) == (10.0, "no GPU")
     # A bandwidth without a peak has no ridge either.
     assert throughput(work(peak_tflops=None), 20e6).side is None
 

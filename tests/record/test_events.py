@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from record_help import end, event_sequences, mark, run_event, through_json, window
 
-from ndd_engine.record.events import EVENT_TYPES, Event, FoldEvent, SampleEvent, StageEvent, parse
+from ndd_engine.record.events import EVENT_TYPES, Event, FoldEvent, SampleEvent, StageEvent, TrialEvent, parse
 
 
 def test_a_line_carries_version_type_time_and_units() -> None:
@@ -70,6 +71,14 @@ def test_a_later_version_with_more_fields_still_reads() -> None:
 )
 def test_torn_foreign_and_unknown_lines_are_skipped(line: bytes) -> None:
     assert parse(line) is None
+
+
+def test_the_verdict_undecided_of_old_records_is_inconclusive() -> None:
+    event = TrialEvent(["loader.workers=2"], "baseline", "inconclusive", "0.97 to 1.05x")
+    old = event.to_json(1.0).replace('"inconclusive"', '"undecided"')
+    assert '"undecided"' in old
+    assert parse(old) == (1.0, event) == parse(event.to_json(1.0))
+    assert parse(old.replace('"undecided"', '"gain"')) == (1.0, replace(event, verdict="gain"))
 
 
 def test_a_line_cut_anywhere_is_skipped_or_whole() -> None:

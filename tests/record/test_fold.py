@@ -251,14 +251,14 @@ def test_the_newest_of_each_setting_is_kept_in_the_order_they_first_came() -> No
 
 def test_a_setting_that_is_not_in_effect_is_one_warning() -> None:
     lost = setting(
-        "loader.pin_memory", False, requested="true", applied="true", verified="no CUDA card", step=7
+        "loader.pin_memory", False, requested="true", applied="true", verified="no CUDA GPU", step=7
     )
     state = folded(run_event(), lost, lost)
     snapshot = state.snapshot()
     assert snapshot.warnings == 1
-    (told,) = [item.mark for item in snapshot.marks]
-    assert (told.kind, told.step) == ("warning", 7)
-    assert told.text == "loader.pin_memory: requested true, not in effect: no CUDA card"
+    (warning,) = [item.mark for item in snapshot.marks]
+    assert (warning.kind, warning.step) == ("warning", 7)
+    assert warning.text == "loader.pin_memory: requested true, not in effect: no CUDA GPU"
     # It came to work, and failed again: that is news.
     folded(setting("loader.pin_memory", True), lost, state=state)
     assert state.snapshot().warnings == 2

@@ -111,7 +111,7 @@ def test_on_a_full_disk_the_run_is_still_watched_and_warned_about_once() -> None
         assert (snapshot.step, snapshot.status) == (300, "done")
         assert snapshot.dropped_events == recorder.dropped == 302
         assert warnings(recorder) == [
-            "the record cannot be written: No space left on device; training goes on"
+            "the record cannot be written: No space left on device; training continues"
         ]
         assert recorder.errors == warnings(recorder)
 

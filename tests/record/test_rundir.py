@@ -44,7 +44,7 @@ def test_a_second_process_is_refused_and_told_who_writes(run: RunDir, owner: sub
         RunLock(run).acquire(patience_s=0.1)
     assert str(caught.value) == (
         f"run chartext-001 is being written by process {owner.pid} on {socket.gethostname()}; "
-        "watch it: ndd-console attach chartext-001"
+        "watch it with: ndd-console attach chartext-001"
     )
     assert caught.value.exit_status == EXIT_USAGE
     assert run.live_owner() == {"pid": owner.pid, "host": socket.gethostname()}
@@ -134,7 +134,8 @@ def test_a_name_that_is_taken_says_how_to_go_on(tmp_path: Path) -> None:
         new_run_dir(tmp_path, "mine", "ndd")
     assert (
         str(caught.value)
-        == f"run.name: {tmp_path}/mine exists already; choose another name, or go on with it: --resume mine"
+        == f"run.name: {tmp_path}/mine already exists; choose another name, or resume with: "
+        "ndd-console train --resume mine"
     )
 
 
@@ -142,7 +143,7 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "runs"):
         with pytest.raises(
-            UsageError, match=r"choose another folder|cannot be written|exists already"
+            UsageError, match=r"choose another folder|cannot be written|already exists"
         ) as caught:
             new_run_dir(root, None, "ndd")
         assert str(root) in str(caught.value)
@@ -176,7 +177,7 @@ def test_a_run_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         find_run(tmp_path, "ndd-1\x1b[31m")
     assert str(caught.value) == (
-        f"there is no run ndd-1\\x1b[31m in {tmp_path}; there are: "
+        f"there is no run ndd-1\\x1b[31m in {tmp_path}; existing runs: "
         "ndd-010, ndd-009, ndd-008, ndd-007, ndd-006, ndd-005, ndd-004, ndd-003"
     )
     with pytest.raises(UsageError, match=r"there is no run x in \S+none$"):

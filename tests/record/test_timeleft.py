@@ -31,13 +31,13 @@ def steps(first: int, last: int) -> list[Event]:
 
 
 def evaluation(step: int, seconds: float) -> list[Event]:
-    """As the loop records one: a status, windows while it goes on, the mark, the status, the last window."""
+    """Events of an evaluation: status, windows during it, mark, status, last window."""
     half = window(step, 0, int(seconds * 5e8), phases={"evaluate": phase(int(seconds * 5e8))})
     return [status("evaluating"), half, mark("evaluation", step, metrics={}), status("training"), half]
 
 
 def checkpoint(step: int, seconds: float) -> list[Event]:
-    """The mark comes first: the time is in the window that goes on with the next step."""
+    """The mark comes first: the time is in the window of the next step."""
     aside = int(seconds * 1e9)
     phases = {"checkpoint": phase(aside), "forward": phase(10**8)}
     return [mark("checkpoint", step), window(step + 1, 1, aside + 10**8, phases=phases)]

@@ -1,8 +1,7 @@
-"""TOML and --set into a checked configuration; every mistake is reported at once.
+"""Builds a validated configuration from TOML and --set, and reports all mistakes at once.
 
-A value is looked up in three layers, the last one that has it wins: the workload's defaults, the file, the command
-line. A size or a preset stands for several values, which count in the layer where it is written, below what else is
-written there. So a command-line value beats the file, and a default never beats anything.
+Values come from three layers; later ones override earlier ones: the workload's defaults, the file, the command line.
+A size or a preset expands to several values in the layer that names it, below the explicit keys of that layer.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ COMMAND_LINE = "--set"
 
 @dataclass(frozen=True)
 class Draft:
-    """A configuration as written, before the size of the model is decided.
-
-    `auto` is the table of the workload's profile that says how size "auto" is decided ({} when it has none).
-    """
+    """A configuration as written, before the model size is resolved."""
 
     layers: tuple[tuple[str, Table], ...]
     source_text: str = ""
@@ -43,7 +39,7 @@ class Draft:
 
     @property
     def workload(self) -> str:
-        """Name of the workload."""
+        """The name of the workload."""
         return str(self._written("workload", "name", DEFAULT_WORKLOAD))
 
     @property
@@ -60,19 +56,19 @@ class Draft:
 
     @property
     def auto(self) -> Table:
-        """How "auto" is decided: card_size, candidates, min_steps_per_second."""
+        """How size "auto" is resolved: card_size, candidates, min_steps_per_second; {} if it is not supported."""
         return dict(self.profile.get("auto", {}))
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The sizes of this workload."""
+        """The named sizes of this workload."""
         return tuple(self.profile.get("sizes", {}))
 
     def resolve(self, size: str | None = None, memory_gb: float | None = None) -> Config:
-        """The checked configuration with the given size (default: the one that is written).
+        """The validated configuration with the given size (default: the size as written).
 
-        memory_gb: of the card, where the size was found for it; the profile may have a batch for such cards.
-        Raises ConfigError with every problem.
+        memory_gb: GPU memory for which the size was chosen; the profile may define a batch size for it. Raises
+        ConfigError with all problems.
         """
         merged, problems = self._merged(size, memory_gb)
         try:
@@ -85,9 +81,9 @@ class Draft:
         return config
 
     def salvage(self) -> Config | None:
-        """What is left of a configuration with mistakes when the keys that hold them fall back to defaults.
+        """The configuration with invalid keys reset to their defaults; None if that is not possible.
 
-        For looking further (at the data, say) and telling everything at once; None when too little is left.
+        For further checks (such as of the data), so that all problems are reported at once.
         """
         merged, _ = self._merged(None)
         for _ in range(3):
@@ -100,7 +96,7 @@ class Draft:
         return None
 
     def _merged(self, size: str | None, memory_gb: float | None = None) -> tuple[Table, list[Problem]]:
-        """All layers in one table, with what the size and the preset stand for; and what is wrong with either."""
+        """All layers in one table, with size and preset expanded, and the problems of size and preset."""
         size = size if size is not None else self.size
         if size == "auto" and self.auto:
             size = self.auto["candidates"][0]
@@ -114,7 +110,7 @@ class Draft:
             )
         preset = self._written("run", "preset", None)
         known = isinstance(preset, str) and preset in ndd_profiles.names("presets")
-        # Each stands for its values where it is written itself: a size below a preset below single keys.
+        # Each expands in the layer that names it: a size below a preset below explicit keys.
         stands_for = (
             (self._layer_of(("workload", "size")), tier),
             (self._layer_of(("workload", "size")), self._gpu_tier(memory_gb)),
@@ -123,7 +119,7 @@ class Draft:
         merged: Table = {}
         for index, (_, layer) in enumerate(self.layers):
             values = [value for owner, value in stands_for if owner == index]
-            # The defaults are the lowest of all.
+            # Defaults have the lowest priority.
             for table in (layer, *values) if index == 0 else (*values, layer):
                 _put_on_top(merged, table)
         if size is not None and isinstance(merged.get("workload"), dict):
@@ -131,7 +127,7 @@ class Draft:
         return merged, problems
 
     def _gpu_tier(self, memory_gb: float | None) -> Table:
-        """What the profile gives cards of this memory, where the size was left to be found."""
+        """The profile's settings for a GPU with this much memory."""
         fitting: list[Table] = [
             tier
             for tier in self.profile.get("cards", [])
@@ -141,18 +137,18 @@ class Draft:
         return {key: value for key, value in best.items() if key != "min_gb"}
 
     def _layer_of(self, path: Sequence[str | int]) -> int:
-        """The highest layer that has a key; 0 when none has."""
+        """Index of the highest layer that contains a key; 0 if none does."""
         return max((index for index, (_, layer) in enumerate(self.layers) if _has(layer, path)), default=0)
 
     def problem(
         self, path: Sequence[str | int], message: str, found: object = None, allowed: str | None = None
     ) -> Problem:
-        """A Problem of the key at `path`, with the place where it was written."""
+        """A Problem of the key at `path`, with its location."""
         key = ".".join(str(part) for part in path)
         return Problem(self.where(path), key, message, None if found is None else shown(found), allowed)
 
     def where(self, path: Sequence[str | int]) -> str:
-        """Which layer a key came from: "--set", "run.toml line 12" or "defaults"."""
+        """Where a key was set: "--set", "run.toml line 12" or "defaults"."""
         for where, layer in reversed(self.layers):
             if path and _has(layer, path):
                 if where == self.source and (line := _line_of(self.source_text, path)):
@@ -186,10 +182,10 @@ def read(
     overrides: Table | None = None,
     text: str | None = None,
 ) -> Draft:
-    """A draft from a TOML file (optional), `--set key=value` strings and a workload's name.
+    """A draft from an optional TOML file, `--set key=value` strings and a workload name.
 
-    `overrides` are further command-line values ({"run": {"max_steps": 100}}). text: of the file, where it is known and
-    the file need not be there. Raises ConfigError.
+    overrides: further command-line values ({"run": {"max_steps": 100}}). text: contents of the file; if given, the
+    file is not read. Raises ConfigError.
     """
     problems: list[Problem] = []
     written: Table = {}
@@ -213,7 +209,7 @@ def read(
                 "workload.name",
                 "there is no such workload",
                 shown(name),
-                ", ".join(WORKLOADS) + ', or your own as "package.module:factory"',
+                ", ".join(WORKLOADS) + ', or "package.module:factory" for your own model',
                 meant(name, WORKLOADS),
             )
         )
@@ -222,13 +218,13 @@ def read(
     profile = ndd_profiles.read("workloads", name) if name in WORKLOADS else {}
     defaults: Table = {"workload": {"name": name}}
     if name not in WORKLOADS:
-        # Where a user's own module may lie, written down so that a resume from elsewhere finds it.
+        # Search path of the user's module, stored so that the run can resume from another folder.
         folders = [str(folder.absolute()) for folder in (*(() if path is None else (path.parent,)), Path())]
         defaults["workload"]["path"] = list(dict.fromkeys(folders))
     _merge(defaults, profile.get("defaults", {}))
     draft = Draft((("defaults", defaults), *draft.layers), text, source, profile)
     if problems:
-        # What else is wrong belongs to the same message.
+        # Report all other problems in the same error.
         try:
             draft.resolve()
         except ConfigError as error:
@@ -238,10 +234,10 @@ def read(
 
 
 def text_of(path: Path) -> str:
-    """What is in a configuration file. Raises ConfigError."""
+    """The contents of a configuration file. Raises ConfigError."""
     name = printable(str(path))
-    if path.is_char_device() or path.is_block_device():  # which may have no end
-        raise ConfigError([Problem(name, "", "is a device; name a TOML file")])
+    if path.is_char_device() or path.is_block_device():  # reading may never end
+        raise ConfigError([Problem(name, "", "is a device, not a TOML file")])
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -268,9 +264,9 @@ def _set(target: Table, item: str, problems: list[Problem]) -> None:
             Problem(
                 COMMAND_LINE,
                 "",
-                f"cannot be read: {printable(item)!r}",
+                f"cannot parse {printable(item)!r}",
                 None,
-                "section.key=value, as in batch.micro=64",
+                "section.key=value, such as batch.micro=64",
             )
         )
         return
@@ -278,18 +274,18 @@ def _set(target: Table, item: str, problems: list[Problem]) -> None:
         parsed = tomli.loads(f"value = {value}")["value"]
     except tomli.TOMLDecodeError:
         word = value.strip()
-        parsed = None if word == "none" else word  # a bare word is text; TOML has none for "not set"
+        parsed = None if word == "none" else word  # a bare word is a string; "none" unsets a key
     table = target
     for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            problems.append(Problem(COMMAND_LINE, key, "is given both as a value and as a section"))
+            problems.append(Problem(COMMAND_LINE, key, "is set both as a value and as a section"))
             return
     table[path[-1]] = parsed
 
 
 def _put_on_top(merged: Table, layer: Table) -> None:
-    """Merge, where accumulation and the effective batch decide each other: the higher one that is written counts."""
+    """Merge a layer. accumulation and effective determine each other: the one in the higher layer wins."""
     below, above = merged.get("batch"), layer.get("batch")
     if isinstance(below, dict) and isinstance(above, dict):
         for key, other in (("effective", "accumulation"), ("accumulation", "effective")):
@@ -307,7 +303,7 @@ def _merge(target: Table, layer: Table) -> None:
 
 
 def _path(loc: Sequence[str | int]) -> list[str | int]:
-    """A validation error's place as a key path: without the tag of the workload's kind."""
+    """The key path of a validation error, without the tag of the workload section."""
     return [
         part
         for index, part in enumerate(loc)
@@ -316,7 +312,7 @@ def _path(loc: Sequence[str | int]) -> list[str | int]:
 
 
 def _drop(table: Any, path: Sequence[str | int]) -> None:
-    # An element of a list goes with its list; a mistake between keys takes the whole section.
+    # Drop the whole list for a list element, and the whole section for a mistake between keys.
     names = [part for part in path if isinstance(part, str)]
     for part in names[:-1]:
         table = table.get(part, {})
@@ -341,7 +337,7 @@ def _has(layer: Any, path: Sequence[str | int]) -> bool:
 
 
 def _line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """Line of a key in TOML text; None when it is written in a form that this does not find."""
+    """Line number of a key in TOML text; None if not found."""
     names = [str(part) for part in path if isinstance(part, str)]
     section: list[str] = []
     for index, line in enumerate(text.splitlines(), start=1):
@@ -351,14 +347,14 @@ def _line_of(text: str, path: Sequence[str | int]) -> int | None:
                 return index
         elif key := re.match(r"\s*([A-Za-z0-9_.\-\"']+)\s*=", line):
             found = section + [part.strip("\"'") for part in key[1].split(".")]
-            # An inline table holds the rest of the path on the same line.
+            # The rest of the path is in an inline table on the same line.
             if found == names[: len(found)] and len(found) > len(section):
                 return index
     return None
 
 
 def anywhere(config: Config) -> Config:
-    """The same with its paths as they hold in any directory, for a resume from another one, or a file elsewhere."""
+    """The configuration with absolute paths, so that it is valid in any working directory."""
     if config.log.trace is not None:
         trace = str(Path(config.log.trace).expanduser().absolute())
         config = config.model_copy(update={"log": config.log.model_copy(update={"trace": trace})})

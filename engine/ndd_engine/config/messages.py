@@ -1,4 +1,4 @@
-"""A mistake in the user's words: what is wrong, what is allowed, what was probably meant."""
+"""Error messages for invalid configurations: the problem, the allowed values, and a suggestion."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .workload_sections import SECTIONS, kind
 
 
 def suggest(path: Sequence[str | int], merged: dict[str, Any]) -> tuple[str, str | None]:
-    """(the keys that are allowed beside an unknown one, what was probably meant)."""
+    """(the keys allowed in the section of an unknown key, a suggestion or None)."""
     names = _neighbours(path, merged)
     key = str(path[-1])
     suggestion = meant(key, names)
     if suggestion is None and (elsewhere := _sections_with(key)):
-        suggestion = f"it belongs to {' or '.join(f'[{name}]' for name in elsewhere)}"
+        suggestion = f"it is a key of {' or '.join(f'[{name}]' for name in elsewhere)}"
     return ", ".join(sorted(names)), suggestion
 
 
 def meant(word: str, words: Sequence[str]) -> str | None:
-    """ "did you mean micro?", or None when nothing is near."""
+    """ "did you mean micro?", or None without a close match."""
     close = difflib.get_close_matches(word, words, n=1)
     return f"did you mean {close[0]}?" if close else None
 
@@ -40,7 +40,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _neighbours(path: Sequence[str | int], merged: dict[str, Any]) -> list[str]:
-    """The keys that are allowed beside the one at `path`."""
+    """The keys allowed in the section of `path`."""
     if len(path) == 1:
         return list(Config.model_fields)
     models = (
@@ -63,11 +63,11 @@ def _sections_with(key: str) -> list[str]:
 
 
 _EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": 'text in quotes ("…")',
+    "string_type": 'a string ("…")',
     "list_type": "a list ([…])",
     "model_type": "a table of keys",
     "model_attributes_type": "a table of keys",
@@ -76,7 +76,7 @@ _EXPECTED = {
 
 
 def explain(item: Any) -> tuple[str, str | None]:
-    """(message, what is allowed) for one pydantic error, in the user's words."""
+    """(message, allowed values or None) for one pydantic error."""
     kind, context = item["type"], item.get("ctx", {})
     if kind in _EXPECTED:
         return "has the wrong type", _EXPECTED[kind]
@@ -85,7 +85,7 @@ def explain(item: Any) -> tuple[str, str | None]:
     if kind == "missing":
         return "is required", None
     if kind == "literal_error":
-        return "is not one of the choices", context.get("expected")
+        return "is not a valid choice", context.get("expected")
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         sign = {"greater_than_equal": "≥", "greater_than": ">", "less_than_equal": "≤", "less_than": "<"}[
             kind
@@ -95,8 +95,10 @@ def explain(item: Any) -> tuple[str, str | None]:
     if kind == "string_pattern_mismatch":
         pattern = context.get("pattern", "")
         return (
-            "is not allowed here",
-            "auto, cpu, cuda or cuda:N" if "cuda" in pattern else "letters, digits, . _ -",
+            "is not a valid value",
+            "auto, cpu, cuda or cuda:N"
+            if "cuda" in pattern
+            else "up to 64 letters, digits, '.', '_' and '-'",
         )
     if kind == "finite_number":
         return "is not a finite number", None
@@ -106,13 +108,12 @@ def explain(item: Any) -> tuple[str, str | None]:
 
 
 def shown(value: object) -> str:
+    """A value as TOML shows it, in at most 80 characters."""
     text = (
-        f'"{value}"'
+        str(value).lower()
+        if isinstance(value, bool)
+        else f'"{value}"'
         if isinstance(value, str)
-        else "true"
-        if value is True
-        else "false"
-        if value is False
         else str(value)
     )
     text = printable(text)

@@ -1,7 +1,7 @@
-"""The run configuration: every knob with its type, its default and what it does.
+"""The run configuration: every key with its type, default, allowed range and description.
 
-The descriptions are the documentation: they become comments in the written TOML and lines in the README.
-`None` means "decided when the run is prepared", and the resolved configuration says what was decided.
+The descriptions become comments in config.toml and the configuration reference. A default of `None` means that the
+value is chosen when the run is prepared; the resolved configuration contains the choice.
 """
 
 from __future__ import annotations
@@ -15,45 +15,47 @@ from .workload_sections import Section, WorkloadSection
 
 class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
-        None, description="name of the run and of its directory; by default the workload and a number"
+        None,
+        description="run name and directory: up to 64 letters, digits, '.', '_', '-'; default: workload and number",
     )
     preset: Literal["fastest", "balanced", "reproducible"] | None = Field(
-        None, description="a set of precision and speed settings from profiles/presets; single keys beat it"
+        None, description="named set of precision and speed settings; explicit keys override it"
     )
-    seed: int = Field(1337, ge=0, lt=2**63, description="seed of weights, data order and dropout")
-    epochs: int | None = Field(None, ge=1, description="passes over the training data")
+    seed: int = Field(1337, ge=0, lt=2**63, description="random seed for weights, data order and dropout")
+    epochs: int | None = Field(None, ge=1, description="number of passes over the training data")
     max_steps: int | None = Field(None, ge=1, description="stop after this many optimizer steps")
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda|cuda:\d+)$",
-        description='"auto" takes the first CUDA card, else the processor; or "cpu", "cuda", "cuda:1"',
+        description='device: "auto" (first CUDA GPU, else CPU), "cpu", "cuda" or "cuda:N"',
     )
     threads: int | None = Field(
         None,
         ge=1,
         le=512,
-        description="intra-op threads on the processor; default: the cores this process may use",
+        description="intra-op CPU threads; default: the number of usable cores",
     )
-
     gc_every_steps: int = Field(
         0,
         ge=0,
-        description="collect Python's garbage only every N optimizer steps; 0: when Python itself wants to",
+        description="run Python's garbage collector only every N optimizer steps; 0: Python's default",
     )
 
 
 class BatchSection(Section):
-    micro: int = Field(32, ge=1, description="items in one forward and backward pass (micro-batch)")
-    accumulation: int = Field(1, ge=1, description="micro-batches per optimizer step")
+    micro: int = Field(32, ge=1, description="micro-batch size: items per forward and backward pass")
+    accumulation: int = Field(1, ge=1, description="number of micro-batches per optimizer step")
     effective: int | None = Field(
-        None, ge=1, description="items per optimizer step to hold: accumulation follows from it and micro"
+        None,
+        ge=1,
+        description="effective batch size: items per optimizer step; sets accumulation = effective / micro",
     )
-    sequence: int = Field(256, ge=2, description="sequence length of one item, in the workload's tokens")
+    sequence: int = Field(256, ge=2, description="sequence length of an item, in tokens of the workload")
 
     @model_validator(mode="before")
     @classmethod
     def _hold_effective(cls, values: Any) -> Any:
-        """With `effective` and without `accumulation`, the latter follows."""
+        """Derive `accumulation` from `effective` if only the latter is set."""
         if not isinstance(values, dict) or "accumulation" in values:
             return values
         micro, effective = values.get("micro", 32), values.get("effective")
@@ -66,46 +68,50 @@ class BatchSection(Section):
         if self.effective is not None and self.effective != self.items:
             raise ValueError(
                 f"micro {self.micro} x accumulation {self.accumulation} is {self.items}, but effective is "
-                f"{self.effective}: take a micro that divides it, and leave accumulation out"
+                f"{self.effective}: choose a micro that divides effective, and do not set accumulation"
             )
         return self
 
     @property
     def items(self) -> int:
-        """Items per optimizer step: the effective batch."""
+        """The effective batch size: items per optimizer step."""
         return self.micro * self.accumulation
 
 
 class LoaderSection(Section):
     workers: int = Field(
-        0, ge=0, le=512, description="loader processes for training; 0 loads in the training process"
+        0, ge=0, le=512, description="number of loader workers for training; 0: load in the training process"
     )
-    pin_memory: bool = Field(False, description="page-locked batches, for faster copies to a CUDA card")
-    non_blocking: bool = Field(True, description="copy page-locked batches to the card without waiting")
+    pin_memory: bool = Field(False, description="load batches into pinned memory, for faster copies to a GPU")
+    non_blocking: bool = Field(True, description="copy batches from pinned memory to the GPU asynchronously")
     persistent: bool | None = Field(
-        None, description="keep the workers between epochs; default: where there are any"
+        None, description="keep workers running between epochs; default: true with workers"
     )
     prefetch: int | None = Field(
-        None, ge=1, description="batches each worker loads ahead (needs workers; torch's default is 2)"
+        None, ge=1, description="batches prefetched by each worker (needs workers); default: 2"
     )
-    eval_workers: int = Field(0, ge=0, le=512, description="loader processes for evaluation")
-    eval_pin_memory: bool | None = Field(None, description="the same for evaluation; default: as in training")
-    eval_persistent: bool = Field(False, description="keep the workers of the evaluation between evaluations")
+    eval_workers: int = Field(0, ge=0, le=512, description="number of loader workers for evaluation")
+    eval_pin_memory: bool | None = Field(
+        None, description="pin_memory for evaluation; default: as in training"
+    )
+    eval_persistent: bool = Field(False, description="keep workers running between evaluations")
     eval_prefetch: int | None = Field(
-        None, ge=1, description="batches each worker of the evaluation loads ahead (needs eval_workers)"
+        None,
+        ge=1,
+        description="batches prefetched by each evaluation worker (needs eval_workers); default: 2",
     )
     cache: bool = Field(
-        False, description="encode each item once and keep it in memory; refused when it does not fit"
+        False, description="encode each item once and cache it in memory; an error if it does not fit"
     )
     placement: Literal["host", "device"] = Field(
-        "host", description="where the data lies; device: all of it, encoded once, batches taken by indexing"
+        "host", description="location of the data; device: all data encoded once and kept in device memory"
     )
     fetch: Literal["auto", "item", "batch"] = Field(
         "auto",
-        description="make a batch item by item, or in one gather; auto: in one where the data can (same batches)",
+        description="make batches item by item (item) or in one gather operation (batch); auto: batch if supported",
     )
     timeout_s: float = Field(
-        120.0, gt=0, description="seconds without a batch after which the workers count as stuck"
+        120.0, gt=0, description="maximum seconds to wait for a batch from the workers; then the run fails"
     )
 
     @model_validator(mode="after")
@@ -116,12 +122,12 @@ class LoaderSection(Section):
             )
             more = f"set loader.{prefix}workers to 1 or more"
             if workers == 0 and prefetch is not None:
-                raise ValueError(f"{prefix}prefetch needs workers: {more}, or remove {prefix}prefetch")
+                raise ValueError(f"{prefix}prefetch needs workers: {more} or remove {prefix}prefetch")
             if workers == 0 and persistent:
-                raise ValueError(f"{prefix}persistent needs workers: {more}, or {prefix}persistent = false")
+                raise ValueError(f"{prefix}persistent needs workers: {more} or {prefix}persistent to false")
         if self.placement == "device" and self.workers:
             raise ValueError(
-                'placement "device" needs no workers: set loader.workers to 0, or placement = "host"'
+                'placement "device" does not support workers: set loader.workers to 0 or placement to "host"'
             )
         return self
 
@@ -129,109 +135,119 @@ class LoaderSection(Section):
 class PrecisionSection(Section):
     amp: Literal["auto", "off", "fp16", "bf16"] = Field(
         "auto",
-        description="mixed precision; fp16 with loss scaling; auto: bf16 or fp16 on a card, off without one",
+        description="automatic mixed precision (fp16 uses loss scaling); auto: bf16 or fp16 on a GPU, off on the CPU",
     )
-    tf32: bool = Field(True, description="TF32 matrix products in fp32 code on cards that have them")
+    tf32: bool = Field(True, description="use TF32 for fp32 matrix products on GPUs that support it")
 
 
 class SpeedSection(Section):
     compile: Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
-        Field("off", description="torch.compile of the model, and its mode")
+        Field("off", description="torch.compile mode for the model; off: eager mode")
     )
     compile_dynamic: bool | None = Field(
-        None, description="compile for varying shapes at once; default: after the first change of shape"
+        None,
+        description="compile for dynamic shapes (true) or static shapes (false); default: dynamic after a shape change",
     )
     cuda_graph: bool = Field(
-        False, description="record the whole step once and replay it; needs a CUDA card and static shapes"
+        False,
+        description="capture the whole step in a CUDA graph and replay it; needs a GPU and static shapes",
     )
-    channels_last: bool = Field(False, description="channels-last memory format, for convolutions")
+    channels_last: bool = Field(False, description="use the channels_last memory format (for convolutions)")
     attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
-        "auto", description="back end of scaled-dot-product attention; auto: torch chooses"
+        "auto", description="backend of scaled dot-product attention; auto: chosen by PyTorch"
     )
-    cudnn_benchmark: bool = Field(False, description="let cuDNN time its algorithms; for fixed shapes")
+    cudnn_benchmark: bool = Field(
+        False, description="torch.backends.cudnn.benchmark: choose the fastest algorithms (for fixed shapes)"
+    )
     deterministic: bool = Field(
-        False, description="only deterministic algorithms; an operation without one is an error"
+        False, description="use only deterministic algorithms; operations without one raise an error"
     )
 
     @model_validator(mode="after")
     def _not_both(self) -> SpeedSection:
         if self.cudnn_benchmark and self.deterministic:
             raise ValueError(
-                "cudnn_benchmark and deterministic exclude each other: the benchmark picks algorithms by timing"
+                "cudnn_benchmark and deterministic are mutually exclusive: benchmarking chooses algorithms by timing"
             )
         if self.cuda_graph and self.compile in ("reduce-overhead", "max-autotune"):
             raise ValueError(
-                f"compile {self.compile} records CUDA graphs of its own: use compile default with cuda_graph"
+                f"compile {self.compile} uses its own CUDA graphs: use compile default with cuda_graph"
             )
         return self
 
 
 class OptimizerSection(Section):
-    name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="optimizer")
+    name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="optimizer algorithm")
     lr: float = Field(1e-3, gt=0, description="learning rate")
-    weight_decay: float = Field(0.01, ge=0, description="weight decay")
+    weight_decay: float = Field(0.01, ge=0, description="weight decay coefficient")
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        default=[0.9, 0.999], min_length=2, max_length=2, description="Adam's moment decays"
+        default=[0.9, 0.999], min_length=2, max_length=2, description="beta coefficients (adam, adamw)"
     )
-    eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
+    eps: float = Field(1e-8, gt=0, description="epsilon (adam, adamw)")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum (sgd)")
     implementation: Literal["auto", "fused", "foreach", "loop"] = Field(
         "auto",
-        description="one kernel for all parameters, batched operations, or parameter by parameter; auto: fused where "
-        "torch has it",
+        description="fused (one kernel), foreach (batched operations) or loop (one parameter at a time); auto: fused "
+        "if available",
     )
     set_to_none: bool = Field(
-        True, description="drop gradients after a step instead of filling them with zeros"
+        True, description="set gradients to None after a step instead of filling them with zeros"
     )
 
 
 class ScheduleSection(Section):
-    kind: Literal["constant", "cosine"] = Field("constant", description="learning rate over the run")
-    warmup_steps: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
-    min_lr: float = Field(0.0, ge=0, description="learning rate at the end of the cosine")
+    kind: Literal["constant", "cosine"] = Field("constant", description="learning-rate schedule")
+    warmup_steps: int = Field(0, ge=0, description="number of optimizer steps of linear warm-up")
+    min_lr: float = Field(0.0, ge=0, description="final learning rate of the cosine schedule")
 
 
 class ClipSection(Section):
-    max_norm: float = Field(0.0, ge=0, description="clip the gradient to this norm; 0 disables")
+    max_norm: float = Field(0.0, ge=0, description="clip the gradient norm to this value; 0: no clipping")
 
 
 class EvaluateSection(Section):
     every_steps: int = Field(0, ge=0, description="evaluate every N optimizer steps; 0: never")
     every_epochs: int = Field(1, ge=0, description="evaluate every N epochs; 0: never")
-    batches: int | None = Field(None, ge=1, description="evaluate on at most this many batches")
+    batches: int | None = Field(None, ge=1, description="maximum number of evaluation batches; default: all")
     at_end: bool = Field(True, description="evaluate when the run ends")
-    inference_mode: bool = Field(True, description="torch.inference_mode instead of no_grad")
+    inference_mode: bool = Field(True, description="use torch.inference_mode instead of torch.no_grad")
 
 
 class CheckpointSection(Section):
-    every_steps: int = Field(0, ge=0, description="save every N optimizer steps; 0: never")
-    every_epochs: int = Field(1, ge=0, description="save every N epochs; 0: never")
-    every_minutes: float = Field(10.0, ge=0, description="save at least this often; 0: never")
-    at_end: bool = Field(True, description="save when the run ends; a stop always saves")
-    keep: int = Field(3, ge=1, description="newest checkpoints to keep, besides the best one")
+    every_steps: int = Field(0, ge=0, description="save a checkpoint every N optimizer steps; 0: never")
+    every_epochs: int = Field(1, ge=0, description="save a checkpoint every N epochs; 0: never")
+    every_minutes: float = Field(
+        10.0, ge=0, description="save a checkpoint if the last one is N minutes old; 0: never"
+    )
+    at_end: bool = Field(
+        True, description="save a checkpoint when the run ends (stopping a run always saves one)"
+    )
+    keep: int = Field(
+        3, ge=1, description="number of newest checkpoints to keep, in addition to the best one"
+    )
 
 
 class LogSection(Section):
-    every_steps: int = Field(10, ge=1, description="optimizer steps between reading losses back to the host")
+    every_steps: int = Field(10, ge=1, description="read losses back to the host every N optimizer steps")
     window_s: float = Field(
-        1.0, ge=0, le=60, description="seconds of one window of the record; 0 records every step by itself"
+        1.0, ge=0, le=60, description="seconds per window event in the record; 0: one window per step"
     )
-    headless_s: float = Field(5.0, gt=0, description="seconds between lines of a headless run")
+    headless_s: float = Field(5.0, gt=0, description="seconds between progress lines of a headless run")
     kernels_every: int = Field(
-        0, ge=0, description="record a short profiler burst every N optimizer steps; 0: only when asked for"
+        0, ge=0, description="take a profiler capture every N optimizer steps; 0: only on request"
     )
-    kernels_steps: int = Field(3, ge=1, le=20, description="optimizer steps of one burst")
+    kernels_steps: int = Field(3, ge=1, le=20, description="optimizer steps per profiler capture")
     trace: str | None = Field(
         None,
-        description="write each burst to this file, as a Chrome trace; the newest stays. Without kernels_every one "
-        "burst is taken soon after the start",
+        description="write each profiler capture to this file as a Chrome trace (the newest overwrites); if "
+        "kernels_every is 0, one capture is taken soon after the start",
     )
     stacks_hz: float = Field(
-        10.0, ge=0, le=100, description="looks a second at where in the code the training thread is; 0: none"
+        10.0, ge=0, le=100, description="stack samples of the training thread per second; 0: none"
     )
     tensorboard: bool = Field(
         False,
-        description="also write scalars for TensorBoard into the run's folder; needs the extra tensorboard",
+        description="also write TensorBoard scalars to the run's directory; needs the extra 'tensorboard'",
     )
 
 
@@ -240,15 +256,16 @@ class ConsoleSection(Section):
         4.0,
         ge=0.5,
         le=10,
-        description="screen refreshes a second, fewer where they take more than 0.75 % of a core",
+        description="maximum screen refreshes per second; lowered if they use more than 0.75 % of a core",
     )
     on_hangup: Literal["continue", "stop"] = Field(
-        "continue", description="when the terminal is lost: go on without a screen, or checkpoint and stop"
+        "continue",
+        description="when the terminal is lost: continue without a screen, or save a checkpoint and stop",
     )
 
 
 class Config(Section):
-    """The whole configuration of a run."""
+    """The configuration of a run."""
 
     run: RunSection = RunSection()
     workload: WorkloadSection
@@ -267,13 +284,13 @@ class Config(Section):
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Config:
         if self.run.epochs is None and self.run.max_steps is None:
-            raise ValueError("a run needs run.epochs or run.max_steps, as in --set run.epochs=3")
+            raise ValueError("set run.epochs or run.max_steps, for example --set run.epochs=3")
         if self.loader.cache and getattr(self.workload, "augment", False):
             raise ValueError(
-                "loader.cache keeps items, and workload.augment changes them every epoch: turn one of them off"
+                "loader.cache caches items, but workload.augment changes them every epoch: disable one of them"
             )
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
-                f"schedule.min_lr {self.schedule.min_lr} is above optimizer.lr {self.optimizer.lr}"
+                f"schedule.min_lr {self.schedule.min_lr} is greater than optimizer.lr {self.optimizer.lr}"
             )
         return self

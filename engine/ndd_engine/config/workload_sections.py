@@ -1,6 +1,6 @@
-"""The `[workload]` table of each built-in workload, and of a user's own.
+"""The `[workload]` table of each built-in workload and of the user's own.
 
-A knob is in here when it belongs to one workload; what all of them have (batch, sequence, optimizer) is in `schema`.
+Contains the keys of single workloads; keys that all workloads share (batch, optimizer, …) are in `schema`.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ class ChartextSection(Section):
     name: Literal["chartext"]
     data: str = Field(
         "builtin",
-        description='"builtin" (the Python manual\'s topics), "stdlib" (its source), or a path to a text file',
+        description='training data: "builtin" (topics of the Python manual), "stdlib" (source code of the standard '
+        "library) or the path of a text file",
     )
     size: str | None = Field(
         None,
-        description='model size: a name from the workload\'s profile, "auto" to measure which fits this machine',
+        description='model size: a size name of the workload, or "auto" to choose the largest that is fast enough',
     )
     objective: Literal["autoregressive", "diffusion"] = Field(
         "autoregressive",
-        description="predict the next character, or absorbing-state diffusion (score entropy)",
+        description="autoregressive: next-character prediction; diffusion: absorbing-state diffusion (score entropy)",
     )
-    layers: int = Field(6, ge=1, le=96, description="transformer blocks")
-    heads: int = Field(6, ge=1, le=96, description="attention heads; must divide the width")
-    width: int = Field(384, ge=8, le=16384, description="model width")
+    layers: int = Field(6, ge=1, le=96, description="number of transformer blocks")
+    heads: int = Field(6, ge=1, le=96, description="number of attention heads; must divide width")
+    width: int = Field(384, ge=8, le=16384, description="model width (embedding dimension)")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout probability")
     tie_weights: bool = Field(
-        False, description="share the token embedding with the output layer (autoregressive only)"
+        False, description="tie the output layer to the token embedding (autoregressive only)"
     )
     stride: int | None = Field(
         None,
         ge=1,
-        description="characters between window starts; default: the sequence length (windows do not overlap)",
+        description="characters between the starts of windows; default: batch.sequence (no overlap)",
     )
     max_characters: int | None = Field(
-        None, ge=64, description="use at most this many characters of the text"
+        None, ge=64, description="maximum number of characters of the text to use; default: all"
     )
     eval_fraction: float = Field(
-        0.05, gt=0, lt=0.5, description="share of the text kept for evaluation (its end)"
+        0.05, gt=0, lt=0.5, description="fraction of the text used for evaluation (its end)"
     )
 
     @model_validator(mode="after")
@@ -63,7 +64,7 @@ class ChartextSection(Section):
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
         if self.tie_weights and self.objective == "diffusion":
-            raise ValueError("tie_weights needs objective autoregressive")
+            raise ValueError("tie_weights requires objective autoregressive")
         return self
 
 
@@ -73,160 +74,182 @@ class NddSection(Section):
     name: Literal["ndd"]
     data: str = Field(
         "builtin",
-        description='"builtin" (seeded synthetic EEG with a planted seizure), or a path to a .arff or .csv file',
+        description='training data: "builtin" (synthetic EEG with a seizure) or the path of an .arff or .csv file',
     )
-    size: str | None = Field(None, description="model size: a name from the workload's profile")
-    model: Literal["mlp", "lstm", "gru"] = Field("mlp", description="forecaster")
+    size: str | None = Field(None, description="model size: a size name of the workload")
+    model: Literal["mlp", "lstm", "gru"] = Field("mlp", description="type of the forecaster")
     hidden: list[Annotated[int, Field(ge=1)]] = Field(
-        default=[128, 64], min_length=1, description="hidden sizes (mlp), or one size (lstm, gru)"
+        default=[128, 64],
+        min_length=1,
+        description="hidden layer sizes (mlp), or a single hidden size (lstm, gru)",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout probability of the mlp")
-    channels: int = Field(8, ge=1, le=1024, description="channels of the builtin data")
-    samples: int = Field(50_000, ge=64, description="samples of the builtin data")
-    sample_rate: float = Field(256.0, gt=0, description="samples a second (Hz) of the builtin data")
+    channels: int = Field(8, ge=1, le=1024, description="number of channels of the builtin data")
+    samples: int = Field(50_000, ge=64, description="number of samples of the builtin data")
+    sample_rate: float = Field(256.0, gt=0, description="sampling rate of the builtin data in Hz")
     eval_fraction: float = Field(
-        0.1, gt=0, lt=0.5, description="share of the recording kept for evaluation (its end)"
+        0.1, gt=0, lt=0.5, description="fraction of the recording used for evaluation (its end)"
     )
 
     @model_validator(mode="after")
     def _one_hidden_size_for_recurrent(self) -> NddSection:
         if self.model != "mlp" and len(self.hidden) != 1:
-            raise ValueError(f"model {self.model} takes exactly one hidden size, found {self.hidden}")
+            raise ValueError(f"model {self.model} requires exactly one hidden size, found {self.hidden}")
         return self
 
 
 class AntispoofSection(Section):
-    """SE-ResNet that tells spoofed from real speech (guide: antispoofing)."""
+    """SE-ResNet that classifies speech as real or spoofed (guide: antispoofing)."""
 
     name: Literal["antispoof"]
     data: str = Field(
         "builtin",
-        description='"builtin" (synthesised voices and their Griffin-Lim copies), or a path to a folder of WAV files: '
-        "real ones, of which copies are made, or subfolders bonafide and spoof",
+        description='training data: "builtin" (synthesised voices and Griffin-Lim copies) or the path of a folder of '
+        "WAV files: real speech (spoofed copies are generated), or subfolders bonafide and spoof",
     )
-    size: str | None = Field(None, description="model size: a name from the workload's profile")
+    size: str | None = Field(None, description="model size: a size name of the workload")
     blocks: list[Annotated[int, Field(ge=1, le=64)]] = Field(
-        default=[2, 2, 2, 2], min_length=4, max_length=4, description="residual blocks of the four stages"
+        default=[2, 2, 2, 2],
+        min_length=4,
+        max_length=4,
+        description="number of residual blocks of the four stages",
     )
     channels: list[Annotated[int, Field(ge=4, le=4096)]] = Field(
-        default=[64, 128, 256, 512], min_length=4, max_length=4, description="channels of the four stages"
+        default=[64, 128, 256, 512],
+        min_length=4,
+        max_length=4,
+        description="number of channels of the four stages; multiples of reduction",
     )
-    reduction: int = Field(16, ge=1, le=64, description="squeeze-and-excitation reduction")
+    reduction: int = Field(
+        16, ge=1, le=64, description="reduction ratio of the squeeze-and-excitation blocks"
+    )
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout probability of the classifier")
     augment: bool = Field(
         False,
-        description="change each training clip anew every epoch (noise, gain, filter) before its spectrogram",
+        description="augment training clips differently in every epoch (noise, gain, filter)",
     )
     class_weights: list[Annotated[float, Field(gt=0)]] = Field(
-        default=[0.1, 0.9], min_length=2, max_length=2, description="loss weights of spoof and real speech"
+        default=[0.1, 0.9], min_length=2, max_length=2, description="loss weights of spoofed and real speech"
     )
     clips: int = Field(
-        400, ge=8, le=100_000, multiple_of=2, description="clips of the builtin data, half of them spoofed"
+        400,
+        ge=8,
+        le=100_000,
+        multiple_of=2,
+        description="number of clips of the builtin data, half of them spoofed; even",
     )
     eval_fraction: float = Field(
         0.2,
         gt=0,
         lt=0.5,
-        description="share kept for evaluation: of the speakers, or of the files where these name no speaker",
+        description="fraction used for evaluation: of the speakers, or of the files if they do not name speakers",
     )
 
     @model_validator(mode="after")
     def _reduction_divides(self) -> AntispoofSection:
         if any(width % self.reduction for width in self.channels):
-            raise ValueError(f"reduction {self.reduction} does not divide channels {self.channels}")
+            raise ValueError(f"channels {self.channels} are not divisible by reduction {self.reduction}")
         return self
 
 
 class FinetuneSection(Section):
-    """A small decoder-only language model on few long examples, tokenised on the fly (guide: finetune)."""
+    """Small decoder-only language model on few long examples, tokenised on the fly (guide: finetune)."""
 
     name: Literal["finetune"]
     data: str = Field(
         "builtin",
-        description='"builtin" (the longest topics of the Python manual), or a path: a .jsonl file ("text", or '
-        '"prompt" and "completion"), a text file (examples between lines of "---", or cut into pieces), or a folder of '
-        "texts",
+        description='training data: "builtin" (the longest topics of the Python manual) or the path of a .jsonl file '
+        '(keys "text", or "prompt" and "completion"), a text file (examples separated by "---" lines, or cut into '
+        "pieces) or a folder of text files",
     )
-    size: str | None = Field(None, description="model size: a name from the workload's profile")
-    layers: int = Field(4, ge=1, le=96, description="transformer blocks")
-    heads: int = Field(4, ge=1, le=96, description="attention heads; must divide the width")
-    width: int = Field(256, ge=8, le=16384, description="model width")
+    size: str | None = Field(None, description="model size: a size name of the workload")
+    layers: int = Field(4, ge=1, le=96, description="number of transformer blocks")
+    heads: int = Field(4, ge=1, le=96, description="number of attention heads; must divide width")
+    width: int = Field(256, ge=8, le=16384, description="model width (embedding dimension)")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability")
     vocabulary: int = Field(
-        1024, ge=257, le=65536, description="tokens of the byte-pair encoder (256 bytes and the merges)"
+        1024, ge=257, le=65536, description="vocabulary size of the byte-pair encoder (256 bytes plus merges)"
     )
-    examples: int = Field(25, ge=2, le=100_000, description="training examples: the longest ones of the data")
+    examples: int = Field(
+        25, ge=2, le=100_000, description="number of training examples (the longest of the data)"
+    )
     document_chars: int = Field(
         0,
         ge=0,
-        description="most characters of one example, 64 or more: a longer document is cut, and builtin ones are "
-        "joined to reach it; 0: as they are",
+        description="maximum characters per example (64 or more): longer documents are cut, builtin ones are joined "
+        "to reach it; 0: no limit",
     )
     pad: Literal["longest", "full"] = Field(
         "longest",
-        description='pad a batch to its longest example, or always to batch.sequence ("full": one shape)',
+        description="longest: pad each batch to its longest example; full: always pad to batch.sequence (fixed shape)",
     )
-    eval_examples: int = Field(5, ge=1, le=100_000, description="examples kept for evaluation: the next ones")
+    eval_examples: int = Field(
+        5, ge=1, le=100_000, description="number of evaluation examples (the next longest)"
+    )
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> FinetuneSection:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
         if 0 < self.document_chars < 64:
-            raise ValueError(f"document_chars {self.document_chars} is too short: take 64 or more, or 0")
+            raise ValueError(f"document_chars {self.document_chars} is too small: use 0, or 64 or more")
         return self
 
 
 class SummariseSection(Section):
-    """BiLSTM pointer-generator summariser (guide: summariser). batch.sequence is the longest source."""
+    """BiLSTM pointer-generator summariser (guide: summariser). batch.sequence limits the source length."""
 
     name: Literal["summarise"]
     data: str = Field(
         "builtin",
-        description='"builtin" (the standard library\'s functions and their docstrings), or a path to a .jsonl or .tsv '
-        "file of source and summary",
+        description='training data: "builtin" (functions of the standard library and their docstrings) or the path of '
+        "a .jsonl or .tsv file of sources and summaries",
     )
-    size: str | None = Field(None, description="model size: a name from the workload's profile")
-    embedding: int = Field(128, ge=4, le=4096, description="embedding width")
-    hidden: int = Field(256, ge=4, le=4096, description="LSTM width of one direction")
-    layers: int = Field(2, ge=1, le=8, description="LSTM layers of encoder and decoder")
-    vocabulary: int = Field(16_000, ge=16, le=1_000_000, description="words of the vocabulary")
-    target: int = Field(192, ge=2, le=4096, description="longest summary in tokens")
+    size: str | None = Field(None, description="model size: a size name of the workload")
+    embedding: int = Field(128, ge=4, le=4096, description="embedding dimension")
+    hidden: int = Field(256, ge=4, le=4096, description="LSTM hidden size per direction")
+    layers: int = Field(2, ge=1, le=8, description="number of LSTM layers of the encoder and of the decoder")
+    vocabulary: int = Field(16_000, ge=16, le=1_000_000, description="vocabulary size in words")
+    target: int = Field(192, ge=2, le=4096, description="maximum summary length in tokens")
     decoder: Literal["hoisted", "stepwise"] = Field(
         "hoisted",
-        description="project the encoder's states and the vocabulary once for all steps (hoisted), or inside each "
-        "step (stepwise): the same loss and gradients",
+        description="hoisted: compute the projections once for all decoder steps; stepwise: in every step (same loss "
+        "and gradients)",
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability")
     pad: Literal["longest", "full"] = Field(
-        "longest", description='pad a batch to its longest pair, or always to the limits ("full": one shape)'
+        "longest",
+        description="longest: pad each batch to its longest pair; full: always pad to the limits (fixed shape)",
     )
-    beam: int = Field(4, ge=1, le=32, description="beam of the summaries that evaluation writes")
+    beam: int = Field(4, ge=1, le=32, description="beam width for the summaries of an evaluation")
     summaries: int = Field(
         4,
         ge=0,
         le=10_000,
-        description="summaries written for ROUGE at an evaluation (greedy and beam); 0: none",
+        description="number of summaries generated for ROUGE at each evaluation (greedy and beam); 0: none",
     )
     pairs: int | None = Field(
-        None, ge=2, description="use at most this many pairs of the data, counted before functions are joined"
+        None,
+        ge=2,
+        description="maximum number of pairs to use, counted before functions are joined; default: all",
     )
-    eval_fraction: float = Field(0.05, gt=0, lt=0.5, description="share of the pairs kept for evaluation")
+    eval_fraction: float = Field(0.05, gt=0, lt=0.5, description="fraction of the pairs used for evaluation")
 
 
 class OwnSection(Section):
-    """A user's own workload: `name` is "package.module:factory"."""
+    """The user's own workload: `name` is "package.module:factory"."""
 
     name: str
     path: list[str] = Field(
         default_factory=list,
-        description="folders to import the module from, before the current one; default: the configuration file's",
+        description="folders to import the module from; default: the folder of the configuration file and the current "
+        "folder",
     )
-    data: str = Field("builtin", description="handed to the factory as settings.data")
-    size: str | None = Field(None, description="handed to the factory as settings.size")
+    data: str = Field("builtin", description="training data, passed to the factory as settings.data")
+    size: str | None = Field(None, description="model size, passed to the factory as settings.size")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="further knobs, which the factory asks for: settings.option(name, default)",
+        description="further settings, which the factory reads with settings.option(name, default)",
     )
 
     @field_validator("name")
@@ -242,17 +265,17 @@ class OwnSection(Section):
             else ""
         )
         raise ValueError(
-            f'"{printable(name)}" is not "package.module:factory", as in my_workload:factory{meant}'
+            f'"{printable(name)}" is not of the form "package.module:factory", such as my_workload:factory{meant}'
         )
 
     @field_validator("path")
     @classmethod
     def _absolute(cls, path: list[str]) -> list[str]:
-        # A resumed run finds its module from any folder.
+        # Absolute, so that the run can resume from any folder.
         try:
             return [str(Path(folder).expanduser().absolute()) for folder in path]
         except RuntimeError as error:
-            raise ValueError(f"a folder cannot be found: {error}") from None  # "~nobody"
+            raise ValueError(f"cannot resolve a folder: {error}") from None  # "~nobody"
 
     @field_validator("options")
     @classmethod
@@ -264,12 +287,14 @@ class OwnSection(Section):
     @model_validator(mode="after")
     def _no_size_to_find(self) -> OwnSection:
         if self.size == "auto":
-            raise ValueError('size "auto" is for the built-in workloads; write a size that the factory knows')
+            raise ValueError(
+                'size "auto" is supported by built-in workloads only; choose a size of your factory'
+            )
         return self
 
 
 def _not_finite(value: Any, name: str = "") -> str | None:
-    """The dotted name of the first number in a table that is infinite or not a number."""
+    """The dotted name of the first infinite or NaN number in a table, or None."""
     if isinstance(value, float):
         return None if math.isfinite(value) else name
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -286,12 +311,12 @@ SECTIONS: dict[str, type[Section]] = {
     "summarise": SummariseSection,
     OWN: OwnSection,
 }
-# The names of the built-in workloads; a name with a colon is a user's own.
+# The built-in workloads; a name with a colon is the user's own workload.
 WORKLOADS = tuple(name for name in SECTIONS if name != OWN)
 
 
 def kind(value: Any) -> str | None:
-    """Which section a `[workload]` table is: one of WORKLOADS, OWN, or None when it names nothing."""
+    """The kind of a `[workload]` table: one of WORKLOADS, OWN, or None without a name."""
     name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
     return OWN if isinstance(name, str) and ":" in name else name
 

@@ -1,4 +1,4 @@
-"""A configuration back into TOML, each key with what it does."""
+"""Writes a configuration as TOML, with a comment for each key."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .schema import Config
 
 
 def to_toml(config: Config, heading: str = "", reasons: Mapping[str, str] | None = None) -> str:
-    """The whole configuration as commented TOML that `load` reads back to an equal one.
+    """The configuration as commented TOML; `read` returns an equal configuration from it.
 
-    heading: lines put on top as a comment. reasons: by dotted key, why a value was chosen; shown instead of
-    the description. A value that is not set has no key in TOML: it appears as a comment.
+    heading: comment lines at the top. reasons: dotted key -> why a value was chosen, shown instead of its description.
+    A key that is not set appears as a comment.
     """
     document = tomlkit.document()
     for line in heading.splitlines():

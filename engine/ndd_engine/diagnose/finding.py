@@ -1,4 +1,4 @@
-"""What the rules say: a finding, with its evidence, its ceiling and the change to try."""
+"""A finding: the cause, its evidence, its ceiling and the changes to try."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ from typing import Any, Literal
 
 Confidence = Literal["certain", "likely", "possible"]
 
-# Every cause there is, and how it is called on a screen.
+# Every cause, with its label on a screen.
 CAUSES: dict[str, str] = {
     "too-short": "too short to judge",
-    "healthy": "nothing holds it back",
-    # The loader.
-    "item-collate": "batches are made item by item",
-    "on-the-fly": "items are encoded on the fly",
+    "healthy": "no bottleneck found",
+    # Data loading.
+    "item-collate": "batches collated item by item",
+    "on-the-fly": "items encoded on the fly",
     "few-workers": "too few loader workers",
     "many-workers": "too many loader workers",
-    "in-memory-workers": "workers for data that lies in memory",
-    "worker-restart": "workers are restarted each epoch",
+    "in-memory-workers": "loader workers for in-memory data",
+    "worker-restart": "workers restarted every epoch",
     "slow-storage": "slow storage",
     "data-wait": "waiting for data",
-    # The processor.
+    # CPU.
     "oversubscribed": "more threads than cores",
     "few-threads": "fewer threads than cores",
-    "neighbour-cores": "another process on the cores",
-    "quota": "held up by the processor quota",
+    "neighbour-cores": "another process on the CPU cores",
+    "quota": "throttled by the CPU quota",
     "gc": "garbage collection pauses",
-    # The card.
-    "transfer": "copying to the card",
-    "launch-bound": "launching takes longer than computing",
-    "sync": "waiting for the card",
-    "neighbour-card": "another process on the card",
-    "throttling": "the card is throttled",
-    "thrash": "the allocator has to free and retry",
-    # The step.
-    "small-micro": "micro-batches too small to pay for themselves",
-    "stepwise": "work repeated inside a loop",
-    "optimizer": "the optimizer's step",
-    "clip": "clipping",
-    "evaluation": "evaluating often",
-    "checkpoint": "saving often",
-    "logging": "recording often",
-    "user-code": "host code between the operators",
-    "recompile": "compiling again and again",
-    "compile-cost": "compiling does not pay back",
+    # GPU.
+    "transfer": "host-to-device copies",
+    "launch-bound": "kernel launch overhead",
+    "sync": "host-device synchronisation",
+    "neighbour-card": "another process on the GPU",
+    "throttling": "GPU throttling",
+    "thrash": "allocator retries",
+    # Training step.
+    "small-micro": "micro-batches too small",
+    "stepwise": "repeated work in the decoder loop",
+    "optimizer": "optimizer step",
+    "clip": "gradient clipping",
+    "evaluation": "frequent evaluations",
+    "checkpoint": "frequent checkpoints",
+    "logging": "frequent logging",
+    "user-code": "host code between operators",
+    "recompile": "repeated recompilation",
+    "compile-cost": "compile time exceeds the gain",
     "deterministic": "deterministic algorithms",
     "tf32": "TF32 is off",
     "amp": "mixed precision is off",
-    "cudnn-benchmark": "cuDNN's choice of algorithms",
-    "cudnn-shapes": "cuDNN timed again for each shape",
-    "no-effect": "a setting without effect",
-    # Hazards, which cost no time until they end the run.
-    "leak": "memory grows",
-    "near-limit": "memory is nearly full",
+    "cudnn-benchmark": "cuDNN algorithms not benchmarked",
+    "cudnn-shapes": "cuDNN benchmarks every new shape",
+    "no-effect": "setting not in effect",
+    # Hazards: no cost in time until they end the run.
+    "leak": "memory grows steadily",
+    "near-limit": "memory almost full",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One figure: what it says, in words with its unit, and where it comes from ("host clock", "samples")."""
+    """One measurement: a sentence with figures and units, and where it comes from ("host clock", "NVML")."""
 
     text: str
     source: str
@@ -66,9 +66,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something to try. sets: configuration edits "loader.workers=2", () for a change of code.
+    """A change to try.
 
-    where: "file.py:12 in load", from stack samples, None where it is not known.
+    sets: configuration edits ("loader.workers=2"); () for a code change. where: "file.py:12 in load" from stack
+    samples; None if unknown.
     """
 
     text: str
@@ -78,11 +79,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What holds a run back, or threatens it.
+    """A bottleneck or a hazard of a run.
 
-    title: one line, "input-bound: 57 % of each step waits for the loader". share: of wall time that it costs at
-    most, 0..1. ceiling: removing it gains at most so many times; None for what is not a matter of speed, or where it
-    cannot be bounded. leave: why it is not worth changing in this run, empty where it is.
+    title: one line, "input-bound: 57 % of each step is spent waiting for the loader". share: upper bound of the
+    fraction of wall time it costs (0..1). ceiling: maximum speedup from removing it (1.42 is "at most 1.42x"); None if
+    it does not affect speed or cannot be bounded. leave: why the change is not worthwhile in this run, or "".
     """
 
     cause: str
@@ -96,9 +97,9 @@ class Finding:
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The edits of the first change that is one of the configuration; () where there is none."""
+        """The edits of the first configuration change; () if there is none."""
         return next((change.sets for change in self.changes if change.sets), ())
 
     def to_dict(self) -> dict[str, Any]:
-        """For a finding event and for --json."""
+        """As JSON, for a finding event and --json."""
         return asdict(self)

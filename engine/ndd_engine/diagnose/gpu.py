@@ -1,4 +1,4 @@
-"""The card: copies, launches, waits, and who else is on it. All rules abstain without one."""
+"""GPU: copies, launches, synchronisation, other processes, clocks and allocator. For runs on a GPU only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .view import CONFIG, FLOOR, MODEL, Cost, View, ceiling, finding, percent, s
 
 NVML = "NVML"
 DEVICE = "device clock"
-CAPTURE = "profiler burst"
-# The host needs nearly as long to launch as the card to compute: then the card waits for the host.
+CAPTURE = "profiler capture"
+# From this host-to-device time ratio on, the GPU may be waiting for launches.
 LAUNCHING = 0.9
-# A card that computes all the time draws power, and says that it is used.
+# A GPU that is always busy shows at least this utilization (percent) and this part of its power limit.
 BUSY_UTIL = 90
 BUSY_POWER = 0.7
 LAUNCH_GAPS = 0.1
@@ -22,7 +22,7 @@ WORDS = ("power cap", "hw slowdown", "thermal", "hw thermal", "power brake")
 
 
 def transfer(view: View) -> Finding | None:
-    """Copies to the card that the card waits for."""
+    """Host-to-device copies that the GPU waits for."""
     cost = _device(view, "to_device")
     if cost is None or not cost.clear:
         return None
@@ -35,21 +35,21 @@ def transfer(view: View) -> Finding | None:
     if view.get("loader.non_blocking") is False:
         sets += ("loader.non_blocking=true",)
     if sets:
-        changes.append(Change("page-locked batches, copied without waiting", sets))
+        changes.append(Change("use pinned memory and non-blocking copies", sets))
     loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
     if loader is not None and loader.in_memory and loader.batch_bytes and loader.micro and free is not None:
         needed = loader.batch_bytes / loader.micro * loader.items
         if needed < 0.4 * free and not view.workers:
-            changes.append(Change("put all of the data on the card", ("loader.placement=device",)))
-    changes.append(Change("move smaller types, and convert them on the card"))
+            changes.append(Change("keep all data in GPU memory", ("loader.placement=device",)))
+    changes.append(Change("transfer smaller data types and convert them on the GPU"))
     batch = loader.batch_bytes if loader is not None else None
     return finding(
         "transfer",
-        f"copying to the card takes {percent(cost.share)} of each step",
+        f"host-to-device copies take {percent(cost.share)} of each step",
         cost,
         [
-            Evidence(f"copies take {span(cost.ns)} of each step, {percent(cost.share)}", DEVICE),
-            Evidence(f"a micro-batch has {batch / 1e6:.1f} MB", "record") if batch else None,
+            Evidence(f"copies take {span(cost.ns)} of each step ({percent(cost.share)})", DEVICE),
+            Evidence(f"a micro-batch is {batch / 1e6:.1f} MB", "record") if batch else None,
             Evidence(
                 f"loader.pin_memory is {str(view.get('loader.pin_memory')).lower()}, loader.non_blocking "
                 f"{str(view.get('loader.non_blocking')).lower()}",
@@ -61,7 +61,7 @@ def transfer(view: View) -> Finding | None:
 
 
 def launch_bound(view: View) -> Finding | None:
-    """Kernels so small that launching them takes longer than running them."""
+    """Kernels so small that launching takes longer than running them."""
     if not view.card or view.get("speed.cuda_graph") or view.get("speed.compile") == "reduce-overhead":
         return None
     gaps, host = _capture(view, "launch gaps"), view.model
@@ -69,37 +69,42 @@ def launch_bound(view: View) -> Finding | None:
     if share is None or share < LAUNCH_GAPS:
         return None
     if gaps is not None:
-        evidence = Evidence(f"the card waits for launches {percent(gaps)} of a burst", CAPTURE)
+        evidence = Evidence(f"launch gaps take {percent(gaps)} of a profiler capture", CAPTURE)
     else:
         evidence = Evidence(
-            f"host and card take the same time for the model, and the card is {percent(1 - share)} busy", NVML
+            f"the host takes as long for the model as the GPU, and the GPU is only {percent(1 - share)} busy",
+            NVML,
         )
-    changes = [Change("record the step once and replay it", ("speed.cuda_graph=true", *_graph_needs(view)))]
+    changes = [
+        Change(
+            "capture the step in a CUDA graph and replay it", ("speed.cuda_graph=true", *_graph_needs(view))
+        )
+    ]
     if view.get("speed.compile") == "off":
-        changes.append(Change("fuse small kernels", ("speed.compile=default",)))
+        changes.append(Change("fuse small kernels with torch.compile", ("speed.compile=default",)))
     accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")
     if accumulation > 1 and micro:
         factor = 2 if accumulation % 2 == 0 else accumulation
         sets = (f"batch.micro={micro * factor}", f"batch.accumulation={accumulation // factor}")
-        changes.append(Change("larger micro-batches, and as many items in a step as now", sets))
-    changes.append(Change("hoist work out of loops in the model", (), view.line(*MODEL)))
+        changes.append(Change("use larger micro-batches with the same effective batch", sets))
+    changes.append(Change("move work out of loops in the model", (), view.line(*MODEL)))
     return finding(
         "launch-bound",
-        f"launching takes longer than computing: the card waits {percent(share)} of the time",
+        f"launch-bound: the GPU waits for kernel launches {percent(share)} of the time",
         Cost(share * view.step_ns, share, None, share),
         [
             evidence,
-            Evidence(f"forward and backward take {span(host.ns)} of the host in a step", "host clock"),
+            Evidence(f"forward and backward take {span(host.ns)} per step on the host", "host clock"),
         ],
         changes,
         "certain" if gaps is not None else "possible",
-        # A graph also saves the host's time in the rest of the step.
+        # A CUDA graph also saves host time in the rest of the step.
         bound=ceiling(min(1.2 * share, 0.95)),
     )
 
 
 def sync(view: View) -> Finding | None:
-    """The host waits for the card inside a step, and the card then for the host."""
+    """The host synchronises with the GPU inside a step, and the GPU then waits for the host."""
     if not view.card:
         return None
     share = _capture(view, "synchronising")
@@ -107,14 +112,14 @@ def sync(view: View) -> Finding | None:
     changes = []
     if share is not None:
         evidence = Evidence(
-            f"the card ran dry after waits of the host in {percent(share)} of a burst", CAPTURE
+            f"the GPU is idle after host synchronisation for {percent(share)} of a profiler capture", CAPTURE
         )
     else:
         cost = _device(view, "log")
         if cost is None or not cost.clear:
             return None
         share = cost.share
-        evidence = Evidence(f"the card waits {span(cost.ns)} of each step while losses are read", DEVICE)
+        evidence = Evidence(f"the GPU is idle for {span(cost.ns)} of each step while losses are read", DEVICE)
     if share < FLOOR:
         return None
     if every is not None and every < 5:
@@ -122,12 +127,14 @@ def sync(view: View) -> Finding | None:
     line = view.line("forward", "loss", "clip", "log")
     changes.append(
         Change(
-            "take .item(), .cpu(), synchronize() and empty_cache() of torch.cuda out of the step", (), line
+            "remove .item(), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
+            (),
+            line,
         )
     )
     return finding(
         "sync",
-        f"waiting for the card takes {percent(share)} of the time",
+        f"host-device synchronisation leaves the GPU idle {percent(share)} of the time",
         Cost(share * view.step_ns, share, None, share),
         [evidence],
         changes,
@@ -136,7 +143,7 @@ def sync(view: View) -> Finding | None:
 
 
 def neighbour_gpu(view: View) -> Finding | None:
-    """Another process computes on the card."""
+    """Another process computes on the GPU."""
     card = view.snapshot.card
     if not view.card or card is None:
         return None
@@ -147,7 +154,7 @@ def neighbour_gpu(view: View) -> Finding | None:
     share = 1 - 1 / slowed
     return finding(
         "neighbour-card",
-        f"{processes} other process{'es' if processes > 1 else ''} on the card",
+        f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU",
         Cost(share * view.step_ns, share, None, share),
         [
             Evidence(
@@ -155,19 +162,19 @@ def neighbour_gpu(view: View) -> Finding | None:
                 "device and host clock",
             ),
             Evidence(
-                f"{processes} other processes on the card"
-                + (f" hold {others / (1 << 30):.1f} GB" if others else ""),
+                f"other processes on the GPU: {processes}"
+                + (f", using {others / (1 << 30):.1f} GB" if others else ""),
                 NVML,
             ),
         ],
-        [Change("ask who else uses this card, or take another one (nvidia-smi lists the processes)")],
+        [Change("use another GPU, or stop the other processes (nvidia-smi lists them)")],
         "possible",
         bound=view.undisturbed(),
     )
 
 
 def throttling(view: View) -> Finding | None:
-    """The card lowers its clocks."""
+    """The GPU lowers its clocks."""
     card = view.snapshot.card
     if not view.card or card is None:
         return None
@@ -181,15 +188,15 @@ def throttling(view: View) -> Finding | None:
     temperature = card.get("temperature_c")
     return finding(
         "throttling",
-        f"the card is throttled ({', '.join(words)}): {clock} of {most} MHz",
+        f"the GPU is throttled ({', '.join(words)}): {clock} of {most} MHz",
         Cost(share * view.step_ns, share, None, share),
         [
-            Evidence(f"clock {clock} of {most} MHz, because of: {', '.join(words)}", NVML),
+            Evidence(f"SM clock {clock} of {most} MHz; reasons: {', '.join(words)}", NVML),
             Evidence(f"{temperature} °C", NVML) if temperature is not None else None,
         ],
         [
             Change(
-                "nothing to tune in software: better cooling, or a higher power limit from whoever runs the machine"
+                "not fixable in software: improve cooling or raise the power limit (needs an administrator)"
             )
         ],
         bound=ceiling(lost),
@@ -197,27 +204,27 @@ def throttling(view: View) -> Finding | None:
 
 
 def thrash(view: View) -> Finding | None:
-    """The allocator runs full, frees its cache and tries again."""
+    """The CUDA allocator runs out of memory, frees its cache and retries."""
     memory = view.snapshot.memory
     totals = view.snapshot.totals
     if not view.card or memory is None or memory.retries < 2 or not totals.steps:
         return None
     if memory.retries < totals.steps / 100:
-        return None  # a few, while it grew to its size
+        return None  # a few retries while the cache grew
     step = sum(view.phases[name].host_ns for name in MODEL if name in view.phases)
     usual = sum(view.phases[name].p50_ns or 0 for name in MODEL if name in view.phases)
     share = max(1 - usual / step, FLOOR) * view.model.share if step and usual else FLOOR
     changes = []
     if half := halved(view):
-        changes.append(Change("smaller micro-batches, and as many items in a step as now", half))
-    changes.append(Change("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start"))
+        changes.append(Change("use smaller micro-batches with the same effective batch", half))
+    changes.append(Change("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run"))
     return finding(
         "thrash",
-        f"the allocator freed its cache and tried again {memory.retries} times",
+        f"GPU memory is full: the allocator freed its cache and retried {memory.retries} times",
         Cost(share * view.step_ns, share, None, share),
         [
             Evidence(f"{memory.retries} retries in {totals.steps} steps", "allocator"),
-            Evidence(f"at most {memory.peak_reserved_bytes / (1 << 30):.1f} GB were reserved", "allocator"),
+            Evidence(f"peak reserved memory is {memory.peak_reserved_bytes / (1 << 30):.1f} GB", "allocator"),
         ],
         changes,
         "certain",
@@ -229,7 +236,7 @@ RULES = (transfer, launch_bound, sync, neighbour_gpu, throttling, thrash)
 
 
 def halved(view: View) -> tuple[str, ...]:
-    """The edits for micro-batches of half the size and the same effective batch; () where that is not possible."""
+    """Edits that halve the micro-batch and keep the effective batch; () if that is not possible."""
     micro, accumulation = view.whole("batch.micro"), view.whole("batch.accumulation")
     if micro is None or accumulation is None or micro < 2 or micro % 2:
         return ()
@@ -237,7 +244,7 @@ def halved(view: View) -> tuple[str, ...]:
 
 
 def _device(view: View, name: str) -> Cost | None:
-    """What a phase takes by the device clock; None without one."""
+    """Cost of a phase by the device clock; None without one."""
     if not view.card:
         return None
     timed = [phase for phase in view.phases.values() if phase.device_ns is not None and "/" not in phase.name]
@@ -250,7 +257,7 @@ def _device(view: View, name: str) -> Cost | None:
 
 
 def _capture(view: View, cause: str) -> float | None:
-    """Share of a burst on the card that was idle for a cause; None without a burst."""
+    """Fraction of a profiler capture in which the GPU was idle for a cause; None without a capture."""
     capture = view.snapshot.kernels
     if capture is None or capture.method != "kernels" or not capture.wall_ns:
         return None
@@ -258,9 +265,9 @@ def _capture(view: View, cause: str) -> float | None:
 
 
 def _idle_in_model(view: View) -> float | None:
-    """Without a burst: an upper bound of the card's idle time inside the model, where the host is as slow as it.
+    """Upper bound of the GPU's idle time inside the model when there is no profiler capture.
 
-    None where host and device clock, utilization or power do not all say so.
+    None unless host and device clocks, utilization and power all indicate that the GPU waits for the host.
     """
     card = view.snapshot.card
     timed = [view.phases[name] for name in MODEL if name in view.phases]
@@ -274,7 +281,7 @@ def _idle_in_model(view: View) -> float | None:
 
 
 def _graph_needs(view: View) -> tuple[str, ...]:
-    """What a recorded step does not go with."""
+    """Further edits that a CUDA graph requires."""
     return (
         ("speed.compile=default",) if view.get("speed.compile") in ("reduce-overhead", "max-autotune") else ()
     )

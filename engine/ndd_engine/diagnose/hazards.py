@@ -1,4 +1,4 @@
-"""What costs no time until it ends the run, and settings that do nothing."""
+"""Hazards that can end the run (memory growth, memory almost full), and settings that are not in effect."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from .view import MODEL, View, percent
 
 StepValue = tuple[float, float]
 
-# Points of the memory curve that a judgement needs, and into how many it is condensed.
+# Minimum points of the memory curve, and the number of points it is reduced to.
 LEAST_POINTS = 7
 GROUPS = 12
 COMPILING_POINTS = 40
-# Growth that counts: a part of what is used, or so many bytes; and above the noise, so many times.
+# Minimum growth: a fraction of the memory in use or this many bytes, and a multiple of the noise.
 GROWN = 0.05
 GROWN_BYTES = 50 << 20
 TIMES_NOISE = 4.0
-# Nearly every pair of points rises, and the end rises like the rest: what levels off is no leak.
+# Fraction of point pairs that must rise, and how steep the end must be relative to the whole: a curve that levels
+# off is not a leak.
 RISING = 0.9
 STEADY = 0.5
-# Free memory below this part of all of it is nearly none.
+# Memory is almost full when less than this part of it is free.
 NEARLY = 0.04
 NEARLY_HOST_BYTES = 256 << 20
 
 
 def leak(view: View) -> Finding | None:
-    """Memory that grows steadily, and does not level off."""
+    """Memory that grows steadily and does not level off."""
     snapshot = view.snapshot
     if snapshot.totals.steps < LEAST_POINTS:
         return None
     if snapshot.totals.recompiles and len(snapshot.memory_trend) < COMPILING_POINTS:
-        return None  # what is compiled takes memory as well
+        return None  # compiled code takes memory as well
     growth = steady_growth(snapshot.memory_trend, 0 if view.card else GROWN_BYTES)
     if growth is None:
         return None
@@ -42,7 +43,7 @@ def leak(view: View) -> Finding | None:
     headroom = snapshot.headroom
     evidence = [
         Evidence(
-            f"{size(last)} in use, {size(slope)} more with each step (noise {size(noise)})",
+            f"{size(last)} in use, growing by {size(slope)} per step (noise {size(noise)})",
             "allocator" if view.card else "resident memory",
         )
     ]
@@ -53,18 +54,18 @@ def leak(view: View) -> Finding | None:
         when = f"memory is full in about {steps:,.0f} steps"
         if view.step_ns:
             when += f", {duration(steps * view.step_ns * 1e-9)}"
-        evidence.append(Evidence(f"{when} ({size(headroom.free_bytes)} are free)", "extrapolated"))
+        evidence.append(Evidence(f"{when} ({size(headroom.free_bytes)} free)", "extrapolated"))
         if total and not snapshot.final and total - snapshot.step < steps / 2:
             leave = f"this run ends in {total - snapshot.step:,} steps, before memory is full"
     line = view.line(*MODEL, "other", "log")
     return Finding(
         "leak",
-        f"memory grows by {size(slope)} with each step",
+        f"memory grows by {size(slope)} per step",
         tuple(evidence),
         "certain" if snapshot.epoch else "likely",
         changes=(
             Change(
-                "detach what is kept between steps (loss.item() instead of loss, outputs with .detach())",
+                "detach tensors that are kept between steps (loss.item() instead of loss, output.detach())",
                 (),
                 line,
             ),
@@ -74,7 +75,7 @@ def leak(view: View) -> Finding | None:
 
 
 def near_limit(view: View) -> Finding | None:
-    """So little memory left that the next larger batch, evaluation or neighbour ends the run."""
+    """So little free memory that a larger batch, an evaluation or another process can end the run."""
     snapshot = view.snapshot
     headroom, memory = snapshot.headroom, snapshot.memory
     if headroom.free_bytes is None or not headroom.total_bytes or not snapshot.totals.steps or snapshot.final:
@@ -83,7 +84,7 @@ def near_limit(view: View) -> Finding | None:
     if headroom.kind == "card":
         if memory is None:
             return None
-        # What the allocator keeps and does not use can be used again.
+        # Memory that the allocator has cached can be reused.
         free += max(memory.reserved_bytes - memory.peak_allocated_bytes, 0)
     elif free > NEARLY_HOST_BYTES and free > NEARLY * headroom.total_bytes:
         return None
@@ -92,22 +93,22 @@ def near_limit(view: View) -> Finding | None:
         return None
     changes = []
     if half := halved(view):
-        changes.append(Change("smaller micro-batches, and as many items in a step as now", half))
+        changes.append(Change("use smaller micro-batches with the same effective batch", half))
     if headroom.kind == "host" and view.get("loader.cache"):
-        changes.append(Change("do not keep encoded items", ("loader.cache=false",)))
+        changes.append(Change("do not cache encoded items", ("loader.cache=false",)))
     elif headroom.kind == "host" and view.workers > 1:
         changes.append(
             Change(
-                "fewer workers, each of which has memory of its own", (f"loader.workers={view.workers // 2}",)
+                "use fewer loader workers: each has its own memory", (f"loader.workers={view.workers // 2}",)
             )
         )
-    where = "on the card" if headroom.kind == "card" else "on the host"
+    where = "GPU memory" if headroom.kind == "card" else "host memory"
     return Finding(
         "near-limit",
-        f"memory {where} is nearly full: {size(free)} of {size(headroom.total_bytes)} left",
+        f"{where} is almost full: {size(free)} of {size(headroom.total_bytes)} free",
         (
             Evidence(
-                f"{percent(share)} are free; this run uses {size(headroom.used_bytes)}, others "
+                f"{percent(share)} free; this run uses {size(headroom.used_bytes)}, other processes "
                 f"{size(headroom.others_bytes)}",
                 "allocator" if headroom.kind == "card" else "host counters",
             ),
@@ -118,7 +119,7 @@ def near_limit(view: View) -> Finding | None:
 
 
 def no_effect(view: View) -> Finding | None:
-    """Settings that were asked for and are not in effect."""
+    """Requested settings that are not in effect."""
     failed = [setting for setting in view.snapshot.settings if setting.in_effect is False]
     if not failed:
         return None
@@ -126,14 +127,14 @@ def no_effect(view: View) -> Finding | None:
     evidence = tuple(
         Evidence(
             printable(
-                f"{setting.name}: asked for {setting.requested}, it is {setting.applied}"
+                f"{setting.name}: requested {setting.requested}, applied {setting.applied}"
                 + (f" ({setting.verified})" if setting.verified else "")
             ),
             "verified",
         )
         for setting in failed
     )
-    title = f"{'a setting' if len(failed) == 1 else 'settings'} without effect: {names}"
+    title = f"setting{'' if len(failed) == 1 else 's'} not in effect: {names}"
     return Finding("no-effect", title, evidence, "certain")
 
 
@@ -143,10 +144,10 @@ RULES = (leak, near_limit, no_effect)
 def steady_growth(
     trend: tuple[tuple[int, float], ...], least_bytes: float = 0
 ) -> tuple[float, float, float] | None:
-    """(bytes a step, noise in bytes, newest value) of the later two thirds of a curve that grows to its end.
+    """(bytes per step, noise in bytes, newest value) of the last two thirds of a curve that grows until its end.
 
-    None where it does not: too few points, within the noise, less than least_bytes, levelling off, or not rising all
-    along. A process's resident memory creeps for a while as its allocator spreads; a card's allocated memory does not.
+    None if there are too few points, or the growth is within the noise, below least_bytes, levels off or is not
+    steady. Resident memory of a process grows for a while at the start; allocated GPU memory does not.
     """
     later = trend[len(trend) // 3 :]
     if len(trend) < LEAST_POINTS or later[-1][0] <= later[0][0]:
@@ -171,7 +172,7 @@ def steady_growth(
 
 
 def _condensed(points: tuple[tuple[int, float], ...]) -> list[StepValue]:
-    """At most GROUPS points, each the median of its neighbours; one a step."""
+    """The curve reduced to at most GROUPS points by medians, at most one per step."""
     size_of = -(-len(points) // GROUPS)
     groups = [points[start : start + size_of] for start in range(0, len(points), size_of)]
     out: list[StepValue] = []
@@ -183,7 +184,7 @@ def _condensed(points: tuple[tuple[int, float], ...]) -> list[StepValue]:
 
 
 def _slope(points: list[StepValue]) -> float | None:
-    """The median slope of all pairs, which a few outliers do not move."""
+    """Median slope of all pairs of points (robust to outliers)."""
     slopes = [
         (b[1] - a[1]) / (b[0] - a[0])
         for index, a in enumerate(points)

@@ -1,4 +1,4 @@
-"""When there is nothing to say: too little was measured, or nothing holds the run back."""
+"""Findings for runs that are too short to judge or have no bottleneck."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from .view import CLOCK, View, percent, taken
 
 LEAST_STEPS = 20
 LEAST_S = 2.0
-# Of long steps fewer will do.
+# Fewer steps are enough if they are long.
 FEW_STEPS = 8
 LONG_S = 6.0
 
 
 def too_short(view: View) -> Finding | None:
-    """Fewer steps, or less measured time, than a judgement needs."""
+    """Too few steps or too little measured time."""
     totals = view.snapshot.totals
     seconds = totals.wall_ns * 1e-9
     enough = totals.steps >= LEAST_STEPS and seconds >= LEAST_S
     if view.step_ns > 0 and (enough or (totals.steps >= FEW_STEPS and seconds >= LONG_S)):
         return None
-    measured = f"{totals.steps} steps in {duration(seconds)} were measured" if totals.steps else "no step yet"
-    needed = f"a judgement takes {LEAST_STEPS} steps and {LEAST_S:g} s"
+    measured = f"{totals.steps} steps in {duration(seconds)} measured" if totals.steps else "no step yet"
+    needed = f"the analysis needs at least {LEAST_STEPS} steps and {LEAST_S:g} s"
     return Finding("too-short", f"too short to judge: {measured}", (Evidence(needed, CLOCK),), "certain")
 
 
 def healthy(view: View) -> Finding:
-    """The model takes the time; what might still move it here."""
+    """No bottleneck: the model takes the time. Proposes settings that may still speed it up."""
     model = view.model
-    title = f"nothing holds it back: the model takes {percent(model.share)} of each step"
+    title = f"no bottleneck found: the model takes {percent(model.share)} of each step"
     return Finding(
         "healthy", title, (taken(model, "forward and backward take"),), "likely", changes=_ideas(view)
     )
 
 
 def _ideas(view: View) -> tuple[Change, ...]:
-    """Settings that move a run whose time is all the model's; nobody knows by how much before they are tried."""
+    """Settings that may speed up the model itself; the gain is unknown until measured."""
     ideas = []
     if view.card and view.get("precision.amp") == "off":
-        ideas.append(Change("bf16 may be faster on this card", ("precision.amp=bf16",)))
+        ideas.append(Change("try bf16: it may be faster on this GPU", ("precision.amp=bf16",)))
     if view.get("speed.compile") == "off":
-        ideas.append(Change("a compiled model may be faster", ("speed.compile=default",)))
+        ideas.append(
+            Change("try torch.compile: the compiled model may be faster", ("speed.compile=default",))
+        )
     return tuple(ideas)

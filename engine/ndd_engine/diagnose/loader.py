@@ -1,4 +1,4 @@
-"""The loader: why a step waits for its data, or loses its cores to loader processes. One cause for one wait."""
+"""Data loading: why steps wait for data or loader workers slow the model down. At most one finding per run."""
 
 from __future__ import annotations
 
@@ -44,25 +44,24 @@ from .view import (
 )
 
 FIRST_BATCH = "data_wait/first_batch"
-# Of all waiting, the part that first batches must be before restarts are to blame. A run of two epochs spends
-# as much on its very first batch, which is not counted among them.
+# Minimum part of the data wait spent on first batches of later epochs. The first batch of the run is not counted.
 FIRST_PART = 0.35
-# An item that computes less than this part of its time waits for something.
+# An item that uses the CPU for less than this part of its time waits for storage.
 COMPUTES = 0.4
-# What an explanation must amount to of the wait that it explains.
+# Minimum part of the data wait that an explanation must cover.
 EXPLAINS = 0.3
-# Making batches here must take at most this part of the wait for workers, before the workers are to blame.
+# Making batches in this process must take at most this part of the wait for workers.
 CHEAPER = 0.6
 USUAL_WORKERS = 8
 
 
 def waiting(view: View) -> Finding | None:
-    """The first of the causes below that explains the wait."""
+    """The first rule below that explains the data wait."""
     return next((found for rule in WAITS if (found := rule(view)) is not None), None)
 
 
 def worker_restart(view: View) -> Finding | None:
-    """Each epoch begins with new worker processes."""
+    """Every epoch starts new worker processes."""
     totals = view.snapshot.totals
     first, waited = totals.phases.get(FIRST_BATCH, 0), totals.phases.get("data_wait", 0)
     stepping = totals.wall_ns - totals.phases.get("evaluate", 0) - totals.phases.get("checkpoint", 0)
@@ -71,20 +70,22 @@ def worker_restart(view: View) -> Finding | None:
     share = first / stepping
     if share < FLOOR or first < FIRST_PART * waited:
         return None
-    # The very first batch was waited for in the same way.
+    # The first batch of the run waited for new workers as well.
     cost = Cost(waited / totals.steps, waited / stepping, None, waited / totals.wall_ns)
-    changes = [Change("keep the workers between epochs", ("loader.persistent=true",))]
+    changes = [Change("keep workers between epochs", ("loader.persistent=true",))]
     if view.snapshot.loader is not None and ready(view.snapshot.loader):
-        changes.append(Change("the data lies in memory: load without workers", no_workers(view)))
+        changes.append(
+            Change("load in the training process: the data is already in memory", no_workers(view))
+        )
     return finding(
         "worker-restart",
-        f"input-bound: workers are restarted each epoch, {percent(share)} of the time",
+        f"input-bound: restarting the workers every epoch takes {percent(share)} of the time",
         cost,
         [
             Evidence(
-                f"first batches of later epochs were waited for {span(first)} of {span(stepping)}", CLOCK
+                f"waiting for the first batch of later epochs took {span(first)} of {span(stepping)}", CLOCK
             ),
-            Evidence(f"loader.workers is {view.workers} and loader.persistent false", CONFIG),
+            Evidence(f"loader.workers is {view.workers}, loader.persistent is false", CONFIG),
         ],
         changes,
         bound=view.wait.ceiling,
@@ -92,7 +93,7 @@ def worker_restart(view: View) -> Finding | None:
 
 
 def in_memory_workers(view: View) -> Finding | None:
-    """Workers for data that one gather makes batches of."""
+    """Loader workers for in-memory data, where one gather makes a batch."""
     loader, wait = view.snapshot.loader, view.wait
     if loader is None or not view.workers or not ready(loader) or not (wait.clear or slowed_by_workers(view)):
         return None
@@ -103,20 +104,25 @@ def in_memory_workers(view: View) -> Finding | None:
     if view.get("loader.fetch") == "item":
         sets += ("loader.fetch=auto",)
     lost = (
-        f"{percent(wait.share)} of each step waits for" if wait.clear else "the model shares its cores with"
+        f"{percent(wait.share)} of each step is spent waiting for"
+        if wait.clear
+        else "the model shares its cores with"
     )
     return finding(
         "in-memory-workers",
-        f"input-bound: {lost} workers whose data lies in memory",
+        f"input-bound: {lost} loader workers although the data is in memory",
         wait,
         [
-            taken(wait, "waiting for the loader takes"),
-            Evidence(f"a micro-batch is made in this process in {span(here)}", BASELINE),
+            taken(wait, "waiting for data takes"),
+            Evidence(f"making a micro-batch in the training process takes {span(here)}", BASELINE),
             slower(view),
             workers_are(view),
         ],
         [
-            Change("load without workers: copying between processes costs more than the batch", sets),
+            Change(
+                "load in the training process: copying a batch between processes costs more than making it",
+                sets,
+            ),
             on_device(view),
         ],
         "certain" if wait.clear else "likely",
@@ -125,7 +131,7 @@ def in_memory_workers(view: View) -> Finding | None:
 
 
 def item_collate(view: View) -> Finding | None:
-    """Item by item, where one gather would do."""
+    """Batches made item by item although one gather works."""
     loader, wait = view.snapshot.loader, view.wait
     if loader is None or view.workers or not ready(loader) or view.get("loader.fetch") != "item":
         return None
@@ -134,23 +140,23 @@ def item_collate(view: View) -> Finding | None:
         return None
     if gather is not None and gather > CHEAPER * here and not view.neighboured:
         return None
-    instead = "" if gather is None else f", in one gather {span(gather)}"
+    instead = "" if gather is None else f", in one gather operation {span(gather)}"
     return finding(
         "item-collate",
-        f"input-bound: {percent(wait.share)} of each step makes batches item by item",
+        f"input-bound: making batches item by item takes {percent(wait.share)} of each step",
         wait,
         [
             taken(wait, "waiting for data takes"),
-            Evidence(f"a micro-batch item by item takes {span(here)}{instead}", BASELINE),
+            Evidence(f"making a micro-batch item by item takes {span(here)}{instead}", BASELINE),
         ],
-        [Change("make each batch in one gather", ("loader.fetch=auto",)), on_device(view)],
+        [Change("make each batch in one gather operation", ("loader.fetch=auto",)), on_device(view)],
         "certain",
         bound=crowded_bound(view),
     )
 
 
 def slow_storage(view: View) -> Finding | None:
-    """Items wait for a disk or a network."""
+    """Items wait for a disk or the network."""
     loader, wait = view.snapshot.loader, view.wait
     if (
         loader is None
@@ -172,18 +178,18 @@ def slow_storage(view: View) -> Finding | None:
         count = min(max(count, 2 * view.workers), MOST_WORKERS)
     changes = [keep(view, loader)]
     if count > view.workers:
-        text = f"load with {count} workers, which wait at the same time"
+        text = f"load with {count} workers: they wait for storage in parallel"
         changes.insert(0, Change(text, (f"loader.workers={count}", *off_device(view))))
     else:
-        changes.append(Change("put the data on a local disk, in few large files"))
+        changes.append(Change("store the data on a local disk in few large files"))
     return finding(
         "slow-storage",
-        f"input-bound: {percent(wait.share)} of each step waits for slow storage",
+        f"input-bound: {percent(wait.share)} of each step is spent waiting for slow storage",
         wait,
         [
             taken(wait, "waiting for data takes"),
             Evidence(
-                f"an item takes {span(loader.item_ns)}, of which it computes {span(loader.item_cpu_ns)}",
+                f"loading an item takes {span(loader.item_ns)}, of which {span(loader.item_cpu_ns)} is CPU time",
                 BASELINE,
             ),
             workers_are(view),
@@ -194,15 +200,15 @@ def slow_storage(view: View) -> Finding | None:
 
 
 def many_workers(view: View) -> Finding | None:
-    """Workers that cost more than they save: a batch is made here in less time than is waited for theirs.
+    """Workers that cost more than they save: making a batch in-process takes less time than waiting for one.
 
-    More workers than cores are no fault by themselves: where items take long to make, they keep the cores busy.
+    More workers than cores are not a fault in themselves: with expensive items they keep the cores busy.
     """
     loader, cores = view.snapshot.loader, view.whole_cores
     if loader is None or not view.workers or ready(loader) or not view.wait.clear:
         return None
     here = made_ns(loader)
-    # Beside the wait, they cost what they slow the model down.
+    # Workers cost the wait and the slowdown of the model.
     slowed = view.model.ns * (1 - 1 / (view.slowed or 1.0)) if slowed_by_workers(view) else 0.0
     if not here or not 0 < here * view.micro_steps < CHEAPER * (view.wait.ns + slowed):
         return None
@@ -210,22 +216,27 @@ def many_workers(view: View) -> Finding | None:
     each = "s" if view.workers == 1 else ""
     return finding(
         "many-workers",
-        f"input-bound: {view.workers} worker{'' if each else 's'}{crowd} cost{each} more than "
-        f"{'it saves' if each else 'they save'} ({percent(view.wait.share)} is waiting)",
+        f"input-bound: {view.workers} loader worker{'' if each else 's'}{crowd} cost{each} more than "
+        f"{'it saves' if each else 'they save'} ({percent(view.wait.share)} of each step is spent waiting)",
         view.wait,
         [
             taken(view.wait, "waiting for data takes"),
-            Evidence(f"a micro-batch is made in this process in {span(here)}", BASELINE),
+            Evidence(f"making a micro-batch in the training process takes {span(here)}", BASELINE),
             slower(view),
             workers_are(view),
         ],
-        [Change("load without workers: here a batch takes less than the wait for one", no_workers(view))],
+        [
+            Change(
+                "load in the training process: making a batch takes less time than waiting for one",
+                no_workers(view),
+            )
+        ],
         bound=crowded_bound(view),
     )
 
 
 def on_the_fly(view: View) -> Finding | None:
-    """Items are encoded anew each time, and could be kept."""
+    """Items are encoded again for every batch and could be cached."""
     loader = view.snapshot.loader
     change = keep(view, loader) if loader is not None else None
     waits = view.wait.clear and not keeps_up(view)
@@ -236,11 +247,11 @@ def on_the_fly(view: View) -> Finding | None:
         return None
     return finding(
         "on-the-fly",
-        f"input-bound: items are encoded on the fly, {percent(view.wait.share)} of each step waits for them",
+        f"input-bound: items are encoded on the fly; {percent(view.wait.share)} of each step is spent waiting for them",
         view.wait,
         [
             taken(view.wait, "waiting for data takes"),
-            Evidence(f"making a micro-batch takes {span(here)} of processor time, every time", BASELINE),
+            Evidence(f"making a micro-batch takes {span(here)} of CPU time, again for every batch", BASELINE),
             workers_are(view),
             slower(view),
         ],
@@ -250,7 +261,7 @@ def on_the_fly(view: View) -> Finding | None:
 
 
 def few_workers(view: View) -> Finding | None:
-    """Items take processor time, cannot be kept, and cores are free."""
+    """Items take CPU time and cannot be cached, and cores are free."""
     loader, wait = view.snapshot.loader, view.wait
     if loader is None or ready(loader) or not wait.clear or keeps_up(view) or not computes(view, loader):
         return None
@@ -258,19 +269,19 @@ def few_workers(view: View) -> Finding | None:
     here = batch_ns(loader)
     if change is None or here is None or not explains(view, loader, EXPLAINS):
         return None
-    why = "change every epoch" if loader.epochs_differ else "cannot be kept"
+    why = "change every epoch" if loader.epochs_differ else "cannot be cached"
     return finding(
         "few-workers",
-        f"input-bound: {percent(wait.share)} of each step waits for "
+        f"input-bound: {percent(wait.share)} of each step is spent waiting for "
         + (
             f"{view.workers} loader worker{'s' if view.workers > 1 else ''}"
             if view.workers
-            else "this process to load"
+            else "loading in the training process"
         ),
         wait,
         [
             taken(wait, "waiting for data takes"),
-            Evidence(f"making a micro-batch takes {span(here)} of processor time; items {why}", BASELINE),
+            Evidence(f"making a micro-batch takes {span(here)} of CPU time; items {why}", BASELINE),
             workers_are(view),
             free(view),
         ],
@@ -279,25 +290,25 @@ def few_workers(view: View) -> Finding | None:
 
 
 def data_wait(view: View) -> Finding | None:
-    """Waiting for data, for none of the reasons above: it takes more of it to be worth a word."""
+    """Data wait without one of the causes above; needs a larger share."""
     wait = view.wait
     if not wait.clear or wait.share < 2 * FLOOR or keeps_up(view):
         return None
     here = None if view.snapshot.loader is None else as_made_ns(view, view.snapshot.loader)
     if not view.workers and here is not None and here * view.micro_steps < EXPLAINS * wait.ns:
-        return None  # made here in far less time: something else takes its processor time
+        return None  # batches are made far faster: the wait has another reason, such as busy cores
     line = view.line("data_wait")
     change = Change(
-        "make batches with less work in the dataset's __getitem__ and the collate function", (), line
+        "do less work per batch in the dataset's __getitem__ and in the collate function", (), line
     )
     return finding(
         "data-wait",
-        f"input-bound: {percent(wait.share)} of each step waits for the loader",
+        f"input-bound: {percent(wait.share)} of each step is spent waiting for the loader",
         wait,
         [
             taken(wait, "waiting for data takes"),
             workers_are(view),
-            Evidence(f"it is seen most at {line}", "stack samples") if line else None,
+            Evidence(f"most stack samples are at {line}", "stack samples") if line else None,
         ],
         [untold_workers(view), change],
         bound=crowded_bound(view),

@@ -1,4 +1,4 @@
-"""What a loader could be changed to, and what is known of its cost."""
+"""Possible changes of the loader, and facts about its cost."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ndd_engine.text import duration, size
 from .finding import Change, Evidence
 from .view import BASELINE, CONFIG, SAMPLES, SLOWED, View, ceiling
 
-# An item that computes less than this part of its time waits for something, even beside other processes.
+# Below this part of CPU time an item waits for storage even when other processes use the cores.
 COMPUTES_CROWDED = 0.08
-# Copying an item takes Python so long, and so long a byte, on slow machines.
+# Upper bounds for copying an item in Python on a slow machine: fixed, and per byte.
 COPY_NS = 100_000.0
 COPY_BYTE_NS = 2.0
-# Workers that need less than this part of the time between two batches keep up, even when others slow them down.
+# Workers that need less than this part of the time between two batches keep up.
 KEEPS_UP = 0.5
-# Loader processes use this share of a step's time on the cores before they disturb.
+# From this share of a step's CPU time on, loader workers slow the model down.
 DISTURBS = 0.1
 MOST_WORKERS = 16
-# Of the memory that is free, what items that are kept may take while they are encoded.
+# Maximum part of the free memory for cached items, including copies made while encoding.
 KEEPING = 0.4
 
 
@@ -28,7 +28,7 @@ KEEPING = 0.4
 
 
 def no_workers(view: View) -> tuple[str, ...]:
-    """The edits that load in the training process."""
+    """Edits to load in the training process."""
     sets: tuple[str, ...] = ("loader.workers=0",)
     if view.get("loader.persistent"):
         sets += ("loader.persistent=false",)
@@ -38,7 +38,7 @@ def no_workers(view: View) -> tuple[str, ...]:
 
 
 def on_device(view: View) -> Change | None:
-    """On a card: the data there, where it fits well."""
+    """Keep the data in GPU memory; None without a GPU or if it may not fit."""
     loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
     needed = data_bytes(loader)
     if not view.card or loader is None or loader.epochs_differ or needed is None or free is None:
@@ -46,34 +46,34 @@ def on_device(view: View) -> Change | None:
     if needed > KEEPING * free:
         return None
     sets = ("loader.placement=device", *(no_workers(view) if view.workers else ()))
-    return Change(f"put all of the data ({size(needed)}) on the card", sets)
+    return Change(f"keep all data ({size(needed)}) in GPU memory", sets)
 
 
 def keep(view: View, loader: LoaderEvent) -> Change | None:
-    """Encode once and keep; None where that is not possible or would not fit."""
+    """Cache encoded items; None if they cannot be cached or may not fit in memory."""
     if loader.encoded is not None or loader.epochs_differ or view.get("loader.cache"):
         return None
     if ready(loader) or view.get("loader.placement") == "device" or view.get("workload.augment"):
         return None
     needed, free = data_bytes(loader), host_free(view)
-    # While they are stacked, items are there twice.
+    # Items exist twice while they are stacked.
     if needed is not None and free is not None and 2 * needed > KEEPING * free:
         return None
-    text = "encode each item once and keep it"
+    text = "encode each item once and cache it"
     if loader.item_ns is not None:
         text += f" (about {duration(loader.items * loader.item_ns * 1e-9)} before training)"
     return Change(text, ("loader.cache=true", *(no_workers(view) if view.workers else ())))
 
 
 def data_bytes(loader: LoaderEvent | None) -> float | None:
-    """All items as they are in a batch."""
+    """Bytes of all items in the form they have in a batch."""
     if loader is None or loader.batch_bytes is None or not loader.micro:
         return None
     return loader.batch_bytes / loader.micro * loader.items
 
 
 def more_workers(view: View, loader: LoaderEvent) -> Change | None:
-    """As many as the wait needs, on cores that are free."""
+    """As many workers as needed to remove the wait; None if no cores are free."""
     cores, here = view.whole_cores, batch_ns(loader)
     if cores is None or here is None or view.workers >= min(cores, MOST_WORKERS) or not cores_free(view):
         return None
@@ -84,25 +84,25 @@ def more_workers(view: View, loader: LoaderEvent) -> Change | None:
 
 
 def untold_workers(view: View) -> Change | None:
-    """Where nothing is known of what a batch costs, workers are worth a try on free cores."""
+    """Try workers on free cores; only if the cost of a batch is unknown."""
     cores = view.whole_cores
     if view.snapshot.loader is not None or cores is None or view.workers or cores < 2 or not cores_free(view):
         return None
     count = min(cores - 1, 4)
-    return Change("load in other processes", (f"loader.workers={count}", *off_device(view)))
+    return Change("load in worker processes", (f"loader.workers={count}", *off_device(view)))
 
 
 def off_device(view: View) -> tuple[str, ...]:
     return ("loader.placement=host",) if view.get("loader.placement") == "device" else ()
 
 
-# What is known.
+# Facts.
 
 
 def ready(loader: LoaderEvent) -> bool:
-    """Whether items lie in memory as a batch needs them: one gather makes a batch, and an item is a mere copy.
+    """Whether items are in memory in their final form, so that an item is a copy and one gather makes a batch.
 
-    A dataset may also offer whole batches that it computes.
+    False for a dataset that computes the batches it returns.
     """
     each = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
     if not loader.in_memory or each is None:
@@ -112,18 +112,18 @@ def ready(loader: LoaderEvent) -> bool:
 
 
 def items_ns(loader: LoaderEvent) -> float | None:
-    """Processor time of a micro-batch made item by item, in one process."""
+    """CPU time of a micro-batch made item by item in one process."""
     each = loader.item_cpu_ns if loader.item_cpu_ns is not None else loader.item_ns
     return None if each is None else loader.micro * each + (loader.collate_ns or 0.0)
 
 
 def made_ns(loader: LoaderEvent) -> float | None:
-    """Time of a micro-batch made in one process by the clock on the wall, in the fastest way there is."""
+    """Wall time of a micro-batch made in one process by the fastest method."""
     return min((ns for ns in (_by_item_ns(loader), loader.gather_ns) if ns is not None), default=None)
 
 
 def as_made_ns(view: View, loader: LoaderEvent) -> float | None:
-    """The same in the way in which the run makes it, where that is in its own process."""
+    """Wall time of a micro-batch made in one process by the method that the run uses."""
     gathers = loader.gather_ns is not None and view.get("loader.fetch") != "item"
     return loader.gather_ns if gathers else _by_item_ns(loader)
 
@@ -133,15 +133,15 @@ def _by_item_ns(loader: LoaderEvent) -> float | None:
 
 
 def batch_ns(loader: LoaderEvent) -> float | None:
-    """Processor time of a micro-batch made in one process, in the fastest way there is."""
+    """CPU time of a micro-batch made in one process by the fastest method."""
     known = [ns for ns in (items_ns(loader), loader.gather_ns) if ns is not None]
     return min(known, default=None)
 
 
 def explains(view: View, loader: LoaderEvent, part: float) -> bool:
-    """Whether making batches item by item takes at least this part of the wait for them, by the clock on the wall.
+    """Whether making batches item by item takes at least `part` of the wait (wall time).
 
-    Without workers they are made here, and nothing else is waited for.
+    Without workers the wait consists of making the batch.
     """
     if loader.item_ns is None or not view.workers:
         return loader.item_ns is not None
@@ -150,8 +150,10 @@ def explains(view: View, loader: LoaderEvent, part: float) -> bool:
 
 
 def keeps_up(view: View) -> bool:
-    """Whether workers make batches far faster than they are used: what is waited for then is the handing over from one
-    process to another, which is the same for faster items and for more workers."""
+    """Whether workers make batches far faster than the run uses them.
+
+    The remaining wait is the transfer between processes, which more workers or faster items do not shorten.
+    """
     loader = view.snapshot.loader
     if loader is None or not view.workers or loader.item_ns is None:
         return False
@@ -163,14 +165,14 @@ def keeps_up(view: View) -> bool:
 
 
 def computes(view: View, loader: LoaderEvent) -> bool:
-    """Whether items take processor time, as far as that is known."""
+    """Whether items are known to take CPU time."""
     if loader.item_ns is None or loader.item_cpu_ns is None:
         return False
     return loader.item_cpu_ns > COMPUTES_CROWDED * loader.item_ns
 
 
 def crowded(view: View) -> bool:
-    """Whether loader processes take the cores from the model: they compute, and it is slower than by itself."""
+    """Whether loader workers compete with the model for cores: they compute, and the model is slower than alone."""
     loader, cores, slowed = view.snapshot.loader, view.snapshot.cores, view.slowed
     if view.card or not view.workers or loader is None or cores is None or slowed is None:
         return False
@@ -181,17 +183,17 @@ def crowded(view: View) -> bool:
 
 
 def slowed_by_workers(view: View) -> bool:
-    """Whether the model is slower than by itself beside workers that bring nothing, and nobody else is there."""
-    varies = view.get("workload.pad") == "longest"  # the baseline's batch is not like the others
+    """Whether the model is slower than alone although no other processes use the cores."""
+    varies = view.get("workload.pad") == "longest"  # the batch of the baseline differs from the others
     if view.card or view.snapshot.cores is None or view.neighboured or varies:
         return False
     return (view.slowed or 0.0) >= SLOWED
 
 
 def crowded_bound(view: View) -> float | None:
-    """What it gains at most when nothing is waited for, and nothing takes the model's cores and caches from it.
+    """Maximum speedup from removing the wait and the competition for cores and caches; None on a GPU or if unknown.
 
-    Loading in the training process disturbs too: between two steps it empties the caches.
+    Loading in the training process also slows the model down: it evicts the caches between steps.
     """
     if view.card:
         return None
@@ -206,7 +208,7 @@ def crowded_bound(view: View) -> float | None:
 
 
 def cores_free(view: View) -> bool:
-    """Whether there is processor time left for workers; where that is not known, cores are taken as free."""
+    """Whether there is CPU time left for workers; True if unknown."""
     cores = view.snapshot.cores
     return cores is None or cores.own + cores.others < 0.9 * cores.usable
 
@@ -221,10 +223,10 @@ def workers_are(view: View) -> Evidence:
 
 
 def slower(view: View) -> Evidence | None:
-    """That the model is slower than by itself, where it is."""
+    """Evidence that the model is slower than alone; None if it is not."""
     if view.slowed is None or view.slowed < SLOWED:
         return None
-    return Evidence(f"forward and backward take {view.slowed:.2g} times as long as by themselves", BASELINE)
+    return Evidence(f"forward and backward take {view.slowed:.2g} times as long as before training", BASELINE)
 
 
 def free(view: View) -> Evidence | None:

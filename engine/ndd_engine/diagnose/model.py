@@ -1,4 +1,4 @@
-"""The model's own time: Python between its operators, micro-batches that do not pay, loops, compilation."""
+"""The model's own time: Python between operators, small micro-batches, loops, compilation, deterministic mode."""
 
 from __future__ import annotations
 
@@ -23,55 +23,56 @@ from .view import (
 )
 
 STACKS = "stack samples"
-# Time between operators that the model's own lines explain: of all of it, and for each operator.
+# Minimum time between operators: fraction of the capture, and nanoseconds per operator.
 GAPS = 0.1
 GAP_NS = 50_000.0
-# Forward keeps about the pace of backward; from here on one function may be to blame, and from there on it is.
+# Forward time relative to the expectation from backward: from ABOVE on a function may be the cause, from BEYOND on
+# it is.
 ABOVE = 1.5
 BEYOND = 4.0
-# Of the looks at the model's phases, the part of one function that is to blame.
+# Minimum part of the stack samples in one function.
 LINE = 0.3
-# What a function costs beside the time in which it is seen.
+# Total cost of a function relative to the time in which it is sampled.
 UNSEEN = 1.3
-# Of a micro-batch, the part that does not grow with it.
+# Minimum fixed overhead of a micro-batch, as a part of its time.
 FIXED = 0.15
-# A stepwise decoder is to blame where operators are as small as this on average, and as many.
+# A stepwise decoder is reported if operators are at most this small (FLOPs, on average) and at least this many.
 SMALL_OPERATION = 1e6
 MANY_OPERATIONS = 500
-# Of the model's time, what projecting once can save at most, and how much more of backward than of forward it is.
+# Maximum part of the model's time that projecting once can save, and its weight in backward relative to forward.
 LOOP_MOST = 0.75
 LOOP_BACKWARD = 1.3
-# A compiler's gain is seldom larger; what it took must come back with less than this.
+# Assumed maximum speedup by torch.compile.
 COMPILED_GAIN = 1.3
 
 
 def user_code(view: View) -> Finding | None:
-    """Python or other host code in the forward or the loss of a user's own workload."""
+    """Python or other host code in the forward pass or the loss of the user's own workload."""
     host = view.cost("forward", "loss")
     if ":" not in str(view.get("workload.name")) or not host.clear:
         return None
     seen, between = view.where("forward", "loss"), _between(view)
     collecting = _collecting(view)
     if between is not None:
-        # The exact answer, where there is one.
+        # A profiler capture gives the exact answer.
         gaps, each_ns = between
         known = seen is not None and seen.own
         if gaps - collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
             return None
         share = gaps
         evidence = Evidence(
-            f"nothing was computed in {percent(gaps)} of a burst while the model ran, {span(each_ns)} an operator",
-            "profiler burst",
+            f"gaps between operators take {percent(gaps)} of a profiler capture, {span(each_ns)} per operator",
+            "profiler capture",
         )
     else:
         expected = _expected_ns(view)
         if expected is None or seen is None or not seen.own or not _explains(seen, host.ns, expected):
             return None
         if (view.slowed or 0.0) >= SLOWED:
-            return None  # with the same code the model by itself is faster: something else takes its time
+            return None  # the same code was faster before training: something else slows it down
         share = seen.most * host.share
         evidence = Evidence(
-            f"forward and loss take {span(host.ns)}; by the pace of backward they would take {span(expected)}",
+            f"forward and loss take {span(host.ns)}; {span(expected)} expected from the speed of backward",
             "counted operations",
         )
     share = max(share - collecting, 0.0)
@@ -80,24 +81,29 @@ def user_code(view: View) -> Finding | None:
     line = seen.line if seen is not None else None
     return finding(
         "user-code",
-        "host code between the operators" + (f": {line}" if line else ""),
+        f"host code between operators takes {percent(share)} of each step" + (f": {line}" if line else ""),
         Cost(share * view.step_ns, share, None, share),
         [
             evidence,
             Evidence(
-                f"{percent(seen.share)} of {seen.looks} looks at forward and loss saw {seen.line}", STACKS
+                f"{percent(seen.share)} of {seen.looks} stack samples in forward and loss are in {seen.line}",
+                STACKS,
             )
             if seen is not None
             else None,
         ],
-        [Change("move what does not change out of the step, or compute it with tensor operations", (), line)],
+        [
+            Change(
+                "move constant work out of the step, or replace Python loops with tensor operations", (), line
+            )
+        ],
         "likely" if between else "possible",
         bound=ceiling(min(UNSEEN * share, host.share)),
     )
 
 
 def small_micro(view: View) -> Finding | None:
-    """Micro-batches whose fixed cost is paid several times a step."""
+    """Micro-batches with a high fixed overhead, several per step."""
     baseline = view.baseline
     accumulation, micro = view.whole("batch.accumulation"), view.whole("batch.micro")
     if baseline is None or accumulation is None or micro is None or accumulation < 2:
@@ -115,30 +121,30 @@ def small_micro(view: View) -> Finding | None:
     share = repeated.share * part
     if factor < 2 or share < FLOOR:
         return None
-    # The fixed part is the difference of two short measurements.
+    # The overhead is the difference of two short measurements: allow for their error.
     bound = ceiling(
         min(repeated.share, repeated.share * min(1.4 * fixed + 0.1, 1.0) * (1 - 1 / accumulation))
     )
     sets = (f"batch.micro={micro * factor}", f"batch.accumulation={accumulation // factor}")
     return finding(
         "small-micro",
-        f"{accumulation} micro-batches of {micro}: {percent(fixed)} of each is paid again and again",
+        f"{accumulation} micro-batches of {micro} items: fixed overhead takes {percent(fixed)} of each",
         Cost(share * view.step_ns, share, repeated.error, share),
         [
             Evidence(
-                f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}, one of {other} {span(other_ns)}",
+                f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}, of {other}: {span(other_ns)}",
                 BASELINE,
             ),
-            Evidence(f"batch.micro {micro} times batch.accumulation {accumulation}", CONFIG),
+            Evidence(f"batch.micro is {micro}, batch.accumulation is {accumulation}", CONFIG),
         ],
-        [Change("larger micro-batches, and as many items in a step as now", sets)],
+        [Change("use larger micro-batches with the same effective batch", sets)],
         "certain",
         bound=bound,
     )
 
 
 def stepwise(view: View) -> Finding | None:
-    """The summariser's decoder with its projections inside the loop."""
+    """The summariser's decoder with projections inside its loop."""
     baseline, work = view.snapshot.baseline, view.snapshot.work
     if view.get("workload.name") != "summarise" or view.get("workload.decoder") != "stepwise":
         return None
@@ -150,7 +156,7 @@ def stepwise(view: View) -> Finding | None:
         return None
     forward = view.cost("forward")
     loop = view.cost("forward/attention", "forward/pointer")
-    # Their gradients take about the same part of backward; the recurrence stays inside the loop, in fewer operators.
+    # Gradients take about the same part of backward. The recurrence stays in the loop.
     part = _of_model(loop, forward)
     share = view.model.share * part
     if share < 2 * FLOOR:
@@ -158,11 +164,11 @@ def stepwise(view: View) -> Finding | None:
     whole = _of_model(view.cost("forward/decoder", "forward/attention", "forward/pointer"), forward)
     return finding(
         "stepwise",
-        "the decoder projects inside its loop what could be projected once",
+        "the decoder repeats projections in its loop that could be computed once",
         Cost(share * view.step_ns, share, view.model.error, share),
         [
             Evidence(
-                f"a micro-batch runs {baseline.operations:,} operators of {small:,.0f} operations on average",
+                f"a micro-batch runs {baseline.operations:,} operators of {small:,.0f} FLOPs on average",
                 "counted operations",
             ),
             Evidence("workload.decoder is stepwise", CONFIG),
@@ -170,18 +176,23 @@ def stepwise(view: View) -> Finding | None:
             if loop.ns and forward.ns
             else None,
         ],
-        [Change("project once for all steps: the same loss and gradients", ("workload.decoder=hoisted",))],
+        [
+            Change(
+                "compute the projections once for all steps (same loss and gradients)",
+                ("workload.decoder=hoisted",),
+            )
+        ],
         bound=ceiling(view.model.share * max(whole, part)),
     )
 
 
 def _of_model(loop: Cost, forward: Cost) -> float:
-    """The part of forward and backward that some of forward stands for, as far as projecting once can save it."""
+    """Part of forward and backward that projecting once can save, from the loop's part of forward."""
     return min(LOOP_BACKWARD * loop.ns / forward.ns, LOOP_MOST) if forward.ns and loop.ns else LOOP_MOST
 
 
 def recompile(view: View) -> Finding | None:
-    """The compiler is at work again and again."""
+    """Repeated recompilation by torch.compile."""
     totals = view.snapshot.totals
     if not totals.recompiles or view.get("speed.compile") == "off" or not totals.steps:
         return None
@@ -194,18 +205,18 @@ def recompile(view: View) -> Finding | None:
         return None
     changes = []
     if view.get("speed.compile_dynamic") is None:
-        changes.append(Change("compile for varying shapes at once", ("speed.compile_dynamic=true",)))
+        changes.append(Change("compile for dynamic shapes from the start", ("speed.compile_dynamic=true",)))
     if view.get("workload.pad") == "longest":
-        changes.append(Change("give all batches one shape", ("workload.pad=full",)))
-    changes.append(Change("do not compile", ("speed.compile=off",)))
+        changes.append(Change("pad all batches to one shape", ("workload.pad=full",)))
+    changes.append(Change("disable torch.compile", ("speed.compile=off",)))
     return finding(
         "recompile",
-        f"compiling again and again took {percent(share)} of the time",
+        f"recompilation takes {percent(share)} of the time",
         Cost(share * view.step_ns, share, None, share),
         [
-            Evidence(f"compiled anew {totals.recompiles} times in {totals.steps} steps", "compiler"),
+            Evidence(f"{totals.recompiles} recompilations in {totals.steps} steps", "compiler"),
             Evidence(
-                f"forward and backward took {span(spent)}; at their usual pace {span(totals.steps * usual)}",
+                f"forward and backward took {span(spent)}; {span(totals.steps * usual)} expected from their median",
                 CLOCK,
             ),
         ],
@@ -215,7 +226,7 @@ def recompile(view: View) -> Finding | None:
 
 
 def compile_cost(view: View) -> Finding | None:
-    """A run too short for what compiling took."""
+    """A run too short for compilation to break even."""
     if view.get("speed.compile") in (None, "off"):
         return None
     marks = [item.mark for item in view.snapshot.marks if item.mark.kind == "compile"]
@@ -229,20 +240,20 @@ def compile_cost(view: View) -> Finding | None:
     share = seconds / (seconds + whole)
     return finding(
         "compile-cost",
-        f"compiling took {duration(seconds)} of a run that trains {duration(whole)}",
+        f"compilation took {duration(seconds)}, training takes only {duration(whole)}",
         Cost(share * view.step_ns, share, None, share),
         [
             Evidence(
-                f"it pays back only where compiled steps are {times(1 + seconds / whole)} as fast", CLOCK
+                f"it breaks even only if compiled steps are {times(1 + seconds / whole)} as fast", CLOCK
             ),
             Evidence(f"speed.compile is {view.get('speed.compile')}", CONFIG),
         ],
-        [Change("do not compile a run as short as this", ("speed.compile=off",))],
+        [Change("disable torch.compile for short runs", ("speed.compile=off",))],
     )
 
 
 def deterministic(view: View) -> Finding | None:
-    """Deterministic algorithms, where a trial has shown that they cost time here."""
+    """Deterministic algorithms, if a trial has shown that they cost time."""
     if view.get("speed.deterministic") is not True:
         return None
     change = "speed.deterministic=false"
@@ -256,18 +267,18 @@ def deterministic(view: View) -> Finding | None:
         f"deterministic algorithms take {percent(share)} of each step",
         Cost(share * view.step_ns, share, None, share),
         [Evidence(trial.text, "trial")],
-        [Change("the fastest algorithms, whose results differ in the last digits", (change,))],
+        [Change("allow nondeterministic algorithms (results differ by rounding)", (change,))],
         "certain",
         bound=trial.high,
     )
 
 
-# compile_cost is asked however short the run is.
+# compile_cost is not in here: it applies to short runs as well.
 RULES = (user_code, small_micro, stepwise, recompile, deterministic)
 
 
 def _between(view: View) -> tuple[float, float] | None:
-    """(share of wall time without an operator while the model ran, nanoseconds of it for each operator) of a burst."""
+    """(fraction of a profiler capture in gaps between operators, nanoseconds per operator); None without a capture."""
     capture = view.snapshot.kernels
     gaps = capture.idle_ns.get("launch gaps") if capture is not None else None
     if capture is None or gaps is None or not capture.wall_ns or not capture.launches:
@@ -276,13 +287,13 @@ def _between(view: View) -> tuple[float, float] | None:
 
 
 def _collecting(view: View) -> float:
-    """Share of the time that Python's garbage collector takes, which lies inside the phases."""
+    """Share of wall time in Python's garbage collector (part of the phases)."""
     totals = view.snapshot.totals
     return totals.gc_ns / totals.wall_ns if totals.gc_ns and totals.wall_ns else 0.0
 
 
 def _expected_ns(view: View) -> float | None:
-    """What forward and loss of a step would take at the pace of backward; None where not everything is counted."""
+    """Expected time of forward and loss at the FLOP rate of backward; None if some FLOPs are not counted."""
     work, backward = view.snapshot.work, view.cost("backward")
     if work is None or not work.flops_forward or work.flops_per_step is None or work.uncounted or view.card:
         return None
@@ -291,7 +302,7 @@ def _expected_ns(view: View) -> float | None:
 
 
 def _explains(seen: CodePlace, host_ns: float, expected_ns: float) -> bool:
-    """Whether a function explains why forward and loss take longer than expected, and is not the model itself."""
+    """Whether a function, other than the model itself, explains why forward and loss take longer than expected."""
     excess = host_ns - expected_ns
     if host_ns >= BEYOND * expected_ns:
         return seen.share >= LINE
@@ -302,7 +313,7 @@ def _explains(seen: CodePlace, host_ns: float, expected_ns: float) -> bool:
 
 
 def _factor(view: View, accumulation: int, micro: int) -> int:
-    """How many micro-batches to make one of: all that surely fit in memory, of a count that divides them."""
+    """How many micro-batches to merge into one: the largest divisor of `accumulation` that fits in memory."""
     headroom, memory = view.snapshot.headroom, view.snapshot.memory
     most = float(accumulation)
     if view.card:

@@ -1,4 +1,4 @@
-"""The processor: threads, neighbours, quotas and Python's garbage collection."""
+"""CPU: threads, other processes, quotas and Python's garbage collection."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import ceil
 from ndd_engine.text import printable
 
 from .finding import Change, Confidence, Evidence, Finding
+from .loader_facts import slower
 from .view import (
     BASELINE,
     CONFIG,
@@ -24,24 +25,24 @@ from .view import (
     times,
 )
 
-# Another count of threads has to be so many times as fast before it is proposed.
+# Minimum speedup of another thread count before it is proposed.
 FASTER = 1.1
-# In the run itself, where noise slows everything a little.
+# The same for times from the run itself, which are noisier.
 FASTER_IN_RUN = 1.35
-# Cores that unnamed others use before they count, and samples that say so.
+# Minimum cores used by unidentified processes, and minimum samples.
 UNNAMED = 0.6
 LEAST_SAMPLES = 3
-# All cores are busy from this share on.
+# From this utilization on all cores count as busy.
 FULL = 0.9
-# Threads that wait for each other lose more than the processor time that is taken from one of them.
+# Factor for threads that wait for each other: they lose more than the CPU time taken from one of them.
 WAITING = 1.6
-# Of the time between two collections, what one may take at most; and the steps between two that are proposed.
+# Maximum share of one collection in the time between two, and the intervals in steps that are proposed.
 GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
 
 
 def oversubscribed(view: View) -> Finding | None:
-    """More threads than cores, and slower for it."""
+    """More threads than cores, measured to be slower."""
     threads, cores = view.threads, view.whole_cores
     if view.card or threads is None or cores is None or threads <= cores:
         return None
@@ -49,24 +50,24 @@ def oversubscribed(view: View) -> Finding | None:
     if now is None or then is None:
         return None
     if now < FASTER * then:
-        # By itself the fastest of a few runs may be lucky; the steps are all of them.
+        # The baseline is the fastest of a few runs; compare the steps of the run as well.
         now = view.model.ns / view.micro_steps if view.micro_steps and not view.neighboured else now
         if now < FASTER_IN_RUN * then:
             return None
     cost = _saved(view, 1 - then / now)
     return finding(
         "oversubscribed",
-        f"{threads} threads on {cores} core{'s' if cores > 1 else ''}",
+        f"{threads} threads on {cores} core{'s' if cores > 1 else ''}: oversubscribed",
         cost,
         [_by_threads(threads, now, cores, then)],
-        [Change("one thread for each core", (f"run.threads={cores}",))],
+        [Change("use one thread per core", (f"run.threads={cores}",))],
         "certain",
         bound=view.undisturbed(threads=cores),
     )
 
 
 def few_threads(view: View) -> Finding | None:
-    """Fewer threads than cores, and slower for it."""
+    """Fewer threads than cores, measured to be slower."""
     threads, cores = view.threads, view.whole_cores
     if view.card or threads is None or cores is None or threads >= cores:
         return None
@@ -75,7 +76,7 @@ def few_threads(view: View) -> Finding | None:
         return None
     use = view.snapshot.cores
     if use is not None and use.own + use.others > FULL * use.usable:
-        return None  # somebody computes on the other cores already
+        return None  # the other cores are busy
     computing = view.cost("forward", "loss", "backward", "clip", "optimizer", "zero_grad")
     if not computing.clear:
         return None
@@ -83,60 +84,58 @@ def few_threads(view: View) -> Finding | None:
     measured = 1 / max(1 - computing.share * (1 - then / now), then / now)
     return finding(
         "few-threads",
-        f"{threads} thread{'s' if threads > 1 else ''} on {cores} cores",
+        f"only {threads} thread{'s' if threads > 1 else ''} on {cores} cores",
         _saved(view, 1 - then / now),
         [_by_threads(threads, now, cores, then)],
-        [Change("one thread for each core", (f"run.threads={cores}",))],
+        [Change("use one thread per core", (f"run.threads={cores}",))],
         "certain",
         bound=max(linear, measured),
     )
 
 
 def neighbour_cores(view: View) -> Finding | None:
-    """Other processes compute on the cores that the run could use."""
+    """Other processes use the cores of the run."""
     use = view.snapshot.cores
     if use is None or use.samples < LEAST_SAMPLES or use.others < (OTHERS if use.neighbours else UNNAMED):
         return None
     if not use.neighbours and view.workers:
-        return None  # workers that were born a moment ago count as others
+        return None  # new loader workers may be counted as other processes
     slowed, full = view.slowed, use.own + use.others >= FULL * use.usable
     if not full or (view.card and (slowed or 0) < SLOWED):
         return None
     wanted = min(view.threads or 1, use.usable) + view.workers
     if use.own >= 0.97 * min(wanted, use.usable) and (slowed or 0) < SLOWED:
-        return None  # it has what it can use
+        return None  # the run gets all the cores it can use
     share = min(use.others / use.usable, 0.9)
-    # Fair shares: a core of one thread and k others gives each the same.
+    # The scheduler gives each thread on a core the same share.
     competing = sum(ceil(cores) for _, _, cores in use.neighbours) or ceil(use.others)
     fair = WAITING * (1 + ceil(competing / use.usable))
-    # Several threads wait for the slowest of them at the end of every operator, for as long as the system likes.
+    # Several threads wait for the slowest one at the end of every operator: the cost has no upper bound.
     together = not view.card and (view.threads or 1) > 1
     names = [f"{printable(name)} (pid {pid}, {cores:.1f} cores)" for pid, name, cores in use.neighbours[:3]]
     confidence: Confidence = "likely" if slowed is not None and slowed >= SLOWED else "possible"
     found = finding(
         "neighbour-cores",
-        f"another process takes {use.others:.1f} of {use.usable:g} cores"
+        f"other processes use {use.others:.1f} of {use.usable:g} cores"
         + (f": {printable(use.neighbours[0][1])}" if use.neighbours else ""),
         Cost(share * view.step_ns, share, None, share),
         [
             Evidence(
-                f"others use {use.others:.1f} cores, this run {use.own:.1f} of {use.usable:g}, over {use.samples} "
-                "samples",
+                f"other processes use {use.others:.1f} cores, this run uses {use.own:.1f} of {use.usable:g} (mean of "
+                f"{use.samples} samples)",
                 SAMPLES,
             ),
             Evidence(", ".join(names), SAMPLES) if names else None,
-            Evidence(f"forward and backward take {slowed:.2g} times as long as by themselves", BASELINE)
-            if slowed is not None and slowed >= SLOWED
-            else None,
+            slower(view),
             Evidence(
-                f"{view.threads} threads wait for each other at every operator: there is no bound to what it costs",
+                f"{view.threads} threads synchronise at every operator, so the cost has no upper bound",
                 CONFIG,
             )
             if together
             else None,
         ],
         [
-            Change("stop it, or let it run elsewhere" + (f": {names[0]}" if names else "")),
+            Change("stop the other processes or move them" + (f": {names[0]}" if names else "")),
             _fewer_threads(view, use.usable - use.others),
         ],
         confidence,
@@ -146,7 +145,7 @@ def neighbour_cores(view: View) -> Finding | None:
 
 
 def quota(view: View) -> Finding | None:
-    """The control group stops the run when its share of the processor is used up."""
+    """The cgroup throttles the run when its CPU quota is used up."""
     use = view.snapshot.cores
     if use is None or use.throttled is None or use.samples < LEAST_SAMPLES or use.throttled < FLOOR:
         return None
@@ -156,18 +155,18 @@ def quota(view: View) -> Finding | None:
     change = None
     if not view.card and busy > cores and threads > 1:
         change = Change(
-            "fewer threads, so that they are not stopped together",
+            "use fewer threads, so that the run stays below the quota",
             (f"run.threads={max(cores - view.workers, 1)}",),
         )
     return finding(
         "quota",
-        f"the processor quota stops the run {percent(share)} of the time",
+        f"the CPU quota throttles the run {percent(share)} of the time",
         Cost(share * view.step_ns, share, None, share),
         [
-            Evidence(f"held up {percent(share)} of the time, over {use.samples} samples", "control group"),
+            Evidence(f"throttled {percent(share)} of the time (mean of {use.samples} samples)", "cgroup"),
             Evidence(f"{threads} threads and {view.workers} workers share {use.usable:g} cores", CONFIG),
         ],
-        [change, Change(f"ask for more than {use.usable:g} cores where the job is started")],
+        [change, Change(f"request more than {use.usable:g} cores for the job")],
         bound=view.undisturbed(),
     )
 
@@ -189,17 +188,17 @@ def collections(view: View) -> Finding | None:
         Cost(totals.gc_ns / totals.steps, share, None, share),
         [
             Evidence(
-                f"{totals.gc_count} collections took {span(totals.gc_ns)} of {span(totals.wall_ns)}, the longest "
+                f"{totals.gc_count} collections took {span(totals.gc_ns)} of {span(totals.wall_ns)}; the longest took "
                 f"{span(totals.gc_max_ns)}",
-                "collector",
+                "garbage collector",
             )
         ],
         [
-            Change(f"collect every {steps} steps only", (f"run.gc_every_steps={steps}",)),
-            Change("keep fewer small Python objects alive: tensors or arrays instead of lists and dicts"),
+            Change(f"collect garbage only every {steps} steps", (f"run.gc_every_steps={steps}",)),
+            Change("keep fewer Python objects alive: use tensors or arrays instead of lists and dicts"),
         ],
         "certain",
-        # What the collector pushes out of the caches has to be read again.
+        # The collector also evicts data from the CPU caches.
         bound=ceiling(1.4 * share),
     )
 
@@ -208,7 +207,7 @@ RULES = (oversubscribed, few_threads, neighbour_cores, quota, collections)
 
 
 def _saved(view: View, part: float) -> Cost:
-    """A part of what the model takes."""
+    """A part of the model's cost."""
     model = view.model
     return Cost(part * model.ns, part * model.share, model.error, part * model.wall)
 
@@ -219,11 +218,11 @@ def _by_threads(threads: int, now: float, cores: int, then: float) -> Evidence:
 
 
 def _fewer_threads(view: View, left: float) -> Change | None:
-    """As many threads as cores are left, unless that is known to be slower than now."""
+    """One thread per free core, unless that was measured to be slower than now."""
     count = max(round(left), 1)
     if view.card or view.threads is None or count >= view.threads:
         return None
     alone = view.thread_ns(count)
     if alone is not None and view.micro_steps and alone * view.micro_steps > view.model.ns:
         return None
-    return Change("leave the neighbour its core", (f"run.threads={count}",))
+    return Change("use fewer threads and leave a core to the other process", (f"run.threads={count}",))

@@ -1,4 +1,4 @@
-"""The registry of rules, and `diagnose`, which asks them all and orders what they say."""
+"""The registry of rules, and `diagnose`, which applies them and sorts the findings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Callable
 
 from ndd_engine.record.snapshot import Snapshot
 
-from . import formats, hazards, healthy, loader, model, processor, step
-from . import gpu as card
+from . import formats, gpu, hazards, healthy, loader, model, processor, step
 from .finding import Finding
 from .view import View, ceiling
 from .worth import leave, tried
 
 Rule = Callable[[View], Finding | None]
 
-# What gains less at most is not worth a finding.
+# Findings with a lower ceiling are dropped.
 LEAST = 1.04
-# Told however short the run is.
+# Rules that apply to short runs as well.
 ALWAYS: tuple[Rule, ...] = (*hazards.RULES, model.compile_cost)
 RULES: tuple[Rule, ...] = (
     *loader.RULES,
     *processor.RULES,
-    *card.RULES,
+    *gpu.RULES,
     *formats.RULES,
     *model.RULES,
     *step.RULES,
@@ -29,10 +28,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Everything that holds the run back, the verdict first; never empty.
+    """All findings of a run, the most important first; never empty.
 
-    What ends the run comes first, then what costs time by its ceiling (where there is none, by what its share of the
-    time comes to), behind it what was tried in vain and what costs no time.
+    Order: hazards, bottlenecks by ceiling (or by their share of the time if there is none), bottlenecks whose change
+    was tried without a gain, findings that cost no time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]

@@ -1,4 +1,4 @@
-"""What takes time besides the model: the update, clipping, recording, evaluations and checkpoints."""
+"""Time besides the model: optimizer step, clipping, logging, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ndd_engine.text import number
 from .finding import Change, Evidence, Finding
 from .view import CLOCK, CONFIG, FLOOR, NOTHING, Cost, View, ceiling, finding, percent, span, taken
 
-# Evaluations and checkpoints are to take less than this share of the time.
+# Target share of the time for evaluations and for checkpoints.
 AIM = 0.05
-# An update that is fused already is worth a word from this share on.
+# Minimum share of an update that is already fused.
 MUCH = 0.3
-# Settings of the record below which it writes or reads often.
+# Below these settings the run logs often.
 SHORT_WINDOW_S = 0.1
 FEW_STEPS = 5
 # One evaluation or checkpoint may take this much longer than their mean.
@@ -22,34 +22,34 @@ UNEVEN = 1.1
 
 
 def optimizer(view: View) -> Finding | None:
-    """The update, with filling gradients with zeros."""
+    """The parameter update, including zeroing the gradients."""
     cost = view.cost("optimizer", "zero_grad")
     if not cost.clear:
         return None
     sets: tuple[str, ...] = ()
-    told = []
+    parts = []
     applied = _applied(view, "optimizer.implementation") or view.get("optimizer.implementation")
     slow = applied in ("loop", "foreach")
     if slow:
         sets += ("optimizer.implementation=fused",)
-        told.append("one kernel for all parameters")
+        parts.append("use the fused optimizer (one kernel for all parameters)")
     if view.get("optimizer.set_to_none") is False and view.cost("zero_grad").share >= FLOOR / 2:
         sets += ("optimizer.set_to_none=true",)
-        told.append("drop gradients instead of filling them with zeros")
+        parts.append("set gradients to None instead of zero")
     if not sets and cost.share < MUCH:
         return None
-    changes = [Change(" and ".join(told), sets)] if sets else []
+    changes = [Change(" and ".join(parts), sets)] if sets else []
     changes.append(
         Change(
-            "fewer updates, with a larger effective batch: that is another training, with its own learning rate"
+            "use a larger effective batch for fewer updates (changes the training; adjust the learning rate)"
         )
     )
     return finding(
         "optimizer",
-        f"the optimizer's step takes {percent(cost.share)} of each step",
+        f"the optimizer takes {percent(cost.share)} of each step",
         cost,
         [
-            taken(cost, "the update takes"),
+            taken(cost, "the parameter update takes"),
             Evidence(f"optimizer.implementation is {applied}", CONFIG) if isinstance(applied, str) else None,
             _parameters(view),
         ],
@@ -62,23 +62,23 @@ def clip(view: View) -> Finding | None:
     """Clipping the gradient's norm."""
     cost = view.cost("clip")
     limit = view.get("clip.max_norm")
-    # Without it the training is another one: it takes more of it to be worth a word.
+    # Disabling it changes the training: require a larger share.
     if not cost.clear or cost.share < 2 * FLOOR or not isinstance(limit, (int, float)) or limit <= 0:
         return None
     norm = view.snapshot.grad_norm
     changes = [
         Change(
-            "without clipping, which is another training wherever the norm was above the limit",
+            "disable clipping (changes the training at steps whose norm is above the limit)",
             ("clip.max_norm=0.0",),
         )
     ]
     return finding(
         "clip",
-        f"clipping takes {percent(cost.share)} of each step",
+        f"gradient clipping takes {percent(cost.share)} of each step",
         cost,
         [
             taken(cost, "clipping takes"),
-            Evidence(f"the norm was {number(norm)} at last, the limit is {limit:g}", "record")
+            Evidence(f"the latest gradient norm is {number(norm)}, the limit is {limit:g}", "record")
             if norm
             else None,
             _parameters(view),
@@ -88,34 +88,34 @@ def clip(view: View) -> Finding | None:
 
 
 def logging(view: View) -> Finding | None:
-    """Recording every step, or reading the loss at every step."""
-    # On a card, reading losses is waiting for the card: see sync.
+    """Recording or reading the loss at almost every step."""
+    # On a GPU, reading losses is synchronisation: see gpu.sync.
     cost = view.cost("log", "other") if not view.card else _device_gap(view, "other")
     if not cost.clear:
         return None
     sets: tuple[str, ...] = ()
-    told = []
+    parts = []
     window_s, every = view.get("log.window_s"), view.whole("log.every_steps")
     if isinstance(window_s, (int, float)) and window_s < SHORT_WINDOW_S:
         sets += ("log.window_s=1.0",)
-        told.append(f"log.window_s is {window_s:g}")
+        parts.append(f"log.window_s is {window_s:g}")
     if every is not None and every < FEW_STEPS:
         sets += ("log.every_steps=10",)
-        told.append(f"log.every_steps is {every}")
+        parts.append(f"log.every_steps is {every}")
     stacks = view.get("log.stacks_hz")
     if isinstance(stacks, (int, float)) and stacks > 20:
         sets += ("log.stacks_hz=10.0",)
-        told.append(f"log.stacks_hz is {stacks:g}")
+        parts.append(f"log.stacks_hz is {stacks:g}")
     if not sets:
         return None
-    # The thread that writes takes turns with the training wherever Python runs.
+    # The recorder's thread shares the interpreter lock with the training thread.
     bound = max(view.undisturbed() or 1.0, ceiling(min(2 * cost.share, 0.9)))
     return finding(
         "logging",
-        f"recording takes {percent(cost.share)} of each step",
+        f"logging takes {percent(cost.share)} of each step",
         cost,
-        [taken(cost, "reading losses and recording take"), Evidence(", ".join(told), CONFIG)],
-        [Change("record less often", sets)],
+        [taken(cost, "reading losses and writing the record takes"), Evidence(", ".join(parts), CONFIG)],
+        [Change("log less often", sets)],
         bound=bound,
     )
 
@@ -148,7 +148,7 @@ RULES = (optimizer, clip, logging, evaluation, checkpoint)
 def _aside(
     view: View, cause: str, section: str, done: int, to_come: int, each_s: float | None, more: list[Change]
 ) -> Finding | None:
-    """What comes now and then. done, to_come: how often; each_s: mean seconds of one."""
+    """Cost of evaluations or checkpoints. done, to_come: counts; each_s: mean seconds of one; more: other changes."""
     totals = view.snapshot.totals
     periods = _periods(view, section)
     if not done or each_s is None or not periods or not totals.wall_ns or done + to_come < 2:
@@ -164,18 +164,17 @@ def _aside(
     sets = tuple(
         _rarer(view, section, key, aim_s / seconds) for key, seconds in periods.items() if seconds < aim_s
     )
-    text = (
-        f"{'evaluate' if section == 'evaluate' else 'save'} less often, so that it takes below {percent(AIM)}"
-    )
+    verb = "evaluate" if section == "evaluate" else "save checkpoints"
+    text = f"{verb} less often, to take less than {percent(AIM)} of the time"
     return finding(
         cause,
         f"{name} take {percent(share)} of the time",
         Cost(share * view.step_ns, share, None, share),
         [
             Evidence(
-                f"one takes {span(each_s * 1e9)} and comes after {span(period_s * 1e9)} of training", CLOCK
+                f"each takes {span(each_s * 1e9)}, after every {span(period_s * 1e9)} of training", CLOCK
             ),
-            Evidence(f"{done} took {percent(measured)} of the time so far", CLOCK),
+            Evidence(f"{done} {name} took {percent(measured)} of the time so far", CLOCK),
         ],
         [Change(text, sets), *more],
         "certain",
@@ -184,7 +183,7 @@ def _aside(
 
 
 def _periods(view: View, section: str) -> dict[str, float]:
-    """Seconds of training between two, by the setting that says so."""
+    """Seconds of training between two of them, by setting."""
     step_s, run = view.step_ns * 1e-9, view.snapshot.run
     found: dict[str, float] = {}
     if every := view.whole(f"{section}.every_steps"):
@@ -205,7 +204,7 @@ def _rarer(view: View, section: str, key: str, factor: float) -> str:
 
 
 def _evaluation_changes(view: View) -> list[Change]:
-    """Other ways to a shorter evaluation."""
+    """Changes that make an evaluation shorter."""
     changes = []
     marks = reversed(view.snapshot.marks)
     batches = next((item.mark.data.get("batches") for item in marks if item.mark.kind == "evaluation"), None)
@@ -217,12 +216,14 @@ def _evaluation_changes(view: View) -> list[Change]:
                 Change(f"evaluate on {count} of {batches} batches", (f"evaluate.batches={count}",))
             )
     if view.get("workload.name") == "summarise" and view.whole("workload.summaries"):
-        changes.append(Change("write no summaries for ROUGE while training", ("workload.summaries=0",)))
+        changes.append(
+            Change("do not generate summaries for ROUGE during training", ("workload.summaries=0",))
+        )
     return changes
 
 
 def _device_gap(view: View, name: str) -> Cost:
-    """What the card waits in a phase: the host's time in it is no cost while the card computes."""
+    """Idle time of the GPU in a phase; host time costs nothing while the GPU computes."""
     phase = view.phases.get(name)
     total = sum(item.device_ns or 0.0 for item in view.phases.values() if "/" not in item.name)
     if phase is None or phase.device_ns is None or not total:
@@ -231,7 +232,7 @@ def _device_gap(view: View, name: str) -> Cost:
 
 
 def _applied(view: View, name: str) -> str | None:
-    """What a setting is, as it was read back."""
+    """The applied value of a setting, as read back."""
     return next((setting.applied for setting in view.snapshot.settings if setting.name == name), None)
 
 

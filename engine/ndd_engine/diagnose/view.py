@@ -1,4 +1,4 @@
-"""A snapshot as the rules ask it: shares of a step with their error, settings, cores, and where the time was seen."""
+"""A snapshot as the rules need it: cost of phases with their error, settings, cores and stack samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ndd_engine.text import duration, printable
 
 from .finding import Change, Confidence, Evidence, Finding
 
-# What costs less of the time is not worth a word.
+# Minimum share of the time of a finding.
 FLOOR = 0.05
-# Standard errors that a share must be above 0, and that a bound lies above what was measured.
+# Number of standard errors for the significance of a share and for upper bounds.
 ERRORS = 2.0
-# A bound on what is left when all of something is removed: nothing becomes infinitely fast.
+# Minimum part of the time that is left after removing something, so that bounds stay finite.
 LEAST_REST = 0.01
-# Forward and backward this much slower than by themselves are not slow by chance.
+# From this factor on, forward and backward are significantly slower than in the baseline.
 SLOWED = 1.2
 LEAST_RUNS = 2
-# Cores that other processes use before they count.
+# Minimum cores used by other processes.
 OTHERS = 0.3
-# Looks at the training thread, and the part of them that one function must have, before it is named.
+# Minimum stack samples, and minimum part of them in one function, to report it.
 LEAST_LOOKS = 8
 LEAST_PART = 0.2
 
@@ -33,14 +33,14 @@ MODEL = ("forward", "loss", "backward")
 CLOCK = "host clock"
 BASELINE = "measured before training"
 CONFIG = "configuration"
-SAMPLES = "processor counters"
+SAMPLES = "CPU counters"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What some phases take: `ns` of an optimizer step, `share` of the time of steps (0..1), and its standard error.
+    """Cost of some phases: nanoseconds per optimizer step, share of the step time (0..1) and its standard error.
 
-    wall: share of all wall time, evaluations and checkpoints included.
+    wall: share of the wall time including evaluations and checkpoints.
     """
 
     ns: float
@@ -50,20 +50,20 @@ class Cost:
 
     @property
     def clear(self) -> bool:
-        """Above the floor and above the noise; without a known noise it has to be twice the floor."""
+        """Whether the share is above the floor and the noise; if the noise is unknown, above twice the floor."""
         if self.error is None:
             return self.share >= 2 * FLOOR
         return self.share >= FLOOR and self.share >= ERRORS * self.error
 
     @property
     def ceiling(self) -> float:
-        """Removing all of it gains at most so many times."""
+        """Maximum speedup from removing all of it."""
         return ceiling(self.share + ERRORS * (self.error or 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class CodePlace:
-    """Where the time of some phases was seen: the function's busiest line, and its share of `looks`."""
+    """The most sampled function of some phases: its busiest line, and its share of `looks` stack samples."""
 
     line: str
     share: float
@@ -72,7 +72,7 @@ class CodePlace:
 
     @property
     def most(self) -> float:
-        """The share that so many looks do not exclude."""
+        """Upper confidence bound of the share."""
         return min(self.share + ERRORS * sqrt(self.share * (1 - self.share) / self.looks), 1.0)
 
 
@@ -80,7 +80,7 @@ NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
 
 
 class View:
-    """One snapshot, looked at once for all rules."""
+    """A snapshot with the values that several rules need."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -97,18 +97,18 @@ class View:
         self.model = self.cost(*MODEL)
 
     def get(self, key: str) -> Any:
-        """A setting of the resolved configuration by its dotted name; None where there is none."""
+        """A setting of the resolved configuration by its dotted name; None if missing."""
         section, _, name = key.partition(".")
         table = self.config.get(section)
         return table.get(name) if isinstance(table, dict) else None
 
     def whole(self, key: str) -> int | None:
-        """A setting that is a whole number."""
+        """An integer setting; None if missing or not an integer."""
         value = self.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def cost(self, *names: str) -> Cost:
-        """What phases take together, over the recent windows."""
+        """Total cost of phases over the recent windows."""
         found = [self.phases[name] for name in names if name in self.phases]
         if not found or self.step_ns <= 0:
             return NOTHING
@@ -119,33 +119,33 @@ class View:
 
     @property
     def baseline(self) -> BaselineEvent | None:
-        """A micro-batch by itself, where it was measured more than once: a single time may be any."""
+        """The measurement of one micro-batch before training; None with fewer than LEAST_RUNS runs."""
         found = self.snapshot.baseline
         return found if found is not None and found.runs >= LEAST_RUNS and found.micro_ns > 0 else None
 
     @property
     def neighboured(self) -> bool:
-        """Whether other processes are known to compute on the cores."""
+        """Whether identified other processes use the cores."""
         use = self.snapshot.cores
         return use is not None and sum(cores for _, _, cores in use.neighbours) >= OTHERS
 
     @property
     def whole_cores(self) -> int | None:
-        """Cores that can be used fully, at least one."""
+        """Whole usable cores, at least one; None if unknown."""
         return None if self.usable is None else max(int(self.usable), 1)
 
     @property
     def slowed(self) -> float | None:
-        """Forward and backward in the run over the same by themselves before it; None where either is unknown."""
+        """Time of forward and backward in the run relative to the baseline; None if either is unknown."""
         baseline = self.baseline
         if baseline is None or not self.micro_steps or not self.model.ns:
             return None
         return self.model.ns / (baseline.micro_ns * self.micro_steps)
 
     def undisturbed(self, threads: int | None = None) -> float | None:
-        """A step over its forward and backward alone and undisturbed: a bound for what speeds up all phases.
+        """Step time over the baseline of forward and backward: upper bound of any speedup outside the model.
 
-        threads: the bound holds for any count of them, by the fastest that was measured.
+        threads: if given, use the fastest measured thread count.
         """
         baseline = self.baseline
         if baseline is None or not self.micro_steps or not self.step_ns:
@@ -156,7 +156,7 @@ class View:
         return max(self.step_ns / (min(times) * self.micro_steps), 1.0)
 
     def thread_ns(self, threads: int) -> float | None:
-        """A micro-batch by itself with so many threads, None where that was not measured."""
+        """Baseline time of a micro-batch with this many threads; None if not measured."""
         baseline = self.baseline
         if baseline is None:
             return None
@@ -165,7 +165,7 @@ class View:
         return next((ns for count, ns in baseline.by_threads if count == threads and ns > 0), None)
 
     def where(self, *phases: str) -> CodePlace | None:
-        """The function that was seen most in these phases, the user's own first; None without enough looks."""
+        """The most sampled function in these phases, user code first; None without enough stack samples."""
         stacks = self.snapshot.stacks
         if stacks is None:
             return None
@@ -186,7 +186,7 @@ class View:
         return CodePlace(place(file, max(lines, key=lines.__getitem__), function), share, looks, bool(own))
 
     def line(self, *phases: str) -> str | None:
-        """The line of the user's code, or else of a library, that was seen most in these phases."""
+        """The most sampled line in these phases, user code first, or None."""
         found = self.where(*phases)
         return found.line if found else None
 
@@ -197,12 +197,12 @@ def place(file: str, line: int, function: str) -> str:
 
 
 def ceiling(share: float) -> float:
-    """Removing `share` of the time makes the rest at most so many times as fast; at least 1."""
+    """Maximum speedup from removing `share` of the time; at least 1."""
     return 1 / max(1 - max(share, 0.0), LEAST_REST)
 
 
 def percent(share: float) -> str:
-    """ "57 %", and "0.4 %" where whole ones would say nothing."""
+    """ "57 %", or "0.4 %" below 2 %."""
     value = 100 * share
     return f"{value:.0f} %" if value >= 2 or not value else f"{value:.1f} %"
 
@@ -213,13 +213,13 @@ def times(ratio: float) -> str:
 
 
 def span(ns: float) -> str:
-    """Nanoseconds for people."""
+    """Nanoseconds as text: "850 µs", "12.3 s"."""
     return f"{ns / 1e3:.3g} µs" if ns < 1e6 else duration(ns * 1e-9)
 
 
-def taken(cost: Cost, what: str = "") -> Evidence:
-    """The evidence that some phases take so long of a step."""
-    return Evidence(f"{what or 'it takes'} {span(cost.ns)} of each step, {percent(cost.share)}", CLOCK)
+def taken(cost: Cost, what: str) -> Evidence:
+    """Evidence of the time per step; `what` is its beginning, "waiting for data takes"."""
+    return Evidence(f"{what} {span(cost.ns)} of each step ({percent(cost.share)})", CLOCK)
 
 
 def finding(
@@ -231,7 +231,7 @@ def finding(
     confidence: Confidence = "likely",
     bound: float | None = None,
 ) -> Finding:
-    """A finding that costs `cost`; its ceiling is at least `bound`, where removing the cause speeds up more."""
+    """A finding with this cost; its ceiling is at least `bound` if removing the cause speeds up other phases too."""
     return Finding(
         cause,
         title,

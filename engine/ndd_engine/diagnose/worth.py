@@ -1,4 +1,4 @@
-"""Whether a change still pays in this run: a run that ends soon is left alone, and so is what was tried in vain."""
+"""Whether a change is still worthwhile in this run: not if the run ends soon or a trial showed no gain."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from .finding import Finding
 from .view import View, times
 
 IN_VAIN = ("no gain", "loss", "out of memory", "failed")
-COMPILING = "speed.compile="
 
 
 def leave(view: View, item: Finding) -> Finding:
-    """The finding, with the reason to leave it where there is one."""
+    """The finding with the reason why its change is not worthwhile, if there is one."""
     if item.leave:
         return item
     if (trial := tried(view, item)) is not None:
-        return replace(item, leave=f"the change was tried here: {trial.text}")
+        return replace(item, leave=f"already tried: {trial.text}")
     text = too_late(view, item)
     return replace(item, leave=text) if text else item
 
 
 def tried(view: View, item: Finding) -> TrialEvent | None:
-    """The newest trial of the proposed change, where it brought nothing."""
+    """The newest trial of the proposed change if it showed no gain, else None."""
     wanted = sorted(item.sets)
     trials = [trial for trial in view.snapshot.trials if wanted and sorted(trial.sets) == wanted]
     return trials[-1] if trials and trials[-1].verdict in IN_VAIN else None
 
 
 def too_late(view: View, item: Finding) -> str:
-    """Why the change does not pay back before the run ends; "" where it does, or that cannot be told."""
+    """Why the change does not break even before the run ends; "" if it does or if that is unknown."""
     snapshot = view.snapshot
     left, cost = snapshot.left.seconds, restart_s(view, item)
     if left is None or cost is None or snapshot.final or item.ceiling is None or not item.sets:
@@ -41,15 +40,15 @@ def too_late(view: View, item: Finding) -> str:
     if saved >= cost:
         return ""
     return (
-        f"the run ends in {duration(left)}; a restart takes {duration(cost)}, and {times(item.ceiling)} would save at "
-        f"most {duration(saved)}"
+        f"the run ends in {duration(left)}; a restart takes {duration(cost)}, and a speedup of {times(item.ceiling)} "
+        f"would save at most {duration(saved)}"
     )
 
 
 def restart_s(view: View, item: Finding) -> float | None:
-    """Seconds until a restarted run trains again: as long as preparing took, and what the change itself takes before.
+    """Seconds until a restarted run trains again: the measured preparation and the encoding that the change adds.
 
-    None where that was not measured.
+    None if the preparation was not measured.
     """
     snapshot = view.snapshot
     if (

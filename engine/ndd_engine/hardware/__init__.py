@@ -1,1 +1,1 @@
-"""Which card and which machine this is, and the sampler of their counters."""
+"""Detection of GPUs and host, and the sampler of their counters."""

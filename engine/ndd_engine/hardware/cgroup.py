@@ -1,4 +1,4 @@
-"""What the control groups of this process allow it: processor quota and memory, versions 1 and 2, nested."""
+"""CPU quota and memory limits of the control groups of this process: versions 1 and 2, nested."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ _UNLIMITED = 1 << 60
 class Limits:
     """The tightest limits from the group of this process up to the root.
 
-    cpu_quota: cores (1.5 = one and a half), None without a quota. cpu_usage: the file that counts the
-    processor time under that quota; cpu_stat: the one that counts how long it held the group up. memory: (group
-    folder, limit in bytes) for each group that has a limit.
+    cpu_quota: in cores (such as 1.5), None without a quota. cpu_usage: file with the CPU time under that quota;
+    cpu_stat: file with the throttled time. memory: (group folder, limit in bytes) of each group with a limit.
     """
 
     version: int | None
@@ -32,7 +31,7 @@ class Limits:
 
 
 def read_limits(root: Path = Path("/")) -> Limits:
-    """Limits of this process; `root` holds proc/ and sys/. Without readable control groups: none."""
+    """The limits of this process; none if the control groups are not readable. root: folder with proc/ and sys/."""
     memberships = _memberships(root)
     mounts = _mounts(root)
     groups = list(_chain(root, memberships, mounts, "cpu"))
@@ -54,9 +53,9 @@ def read_limits(root: Path = Path("/")) -> Limits:
 
 
 def free_in_group(group: Path, limit: int) -> int:
-    """Bytes of a memory limit that are left, whoever uses the others; all of it where the group does not say.
+    """Free bytes below a memory limit; the whole limit if the group's use is unknown.
 
-    File pages that were not used lately are given up before the limit hurts.
+    Inactive file pages count as free: the kernel reclaims them first.
     """
     names = (("memory.current", "inactive_file "), ("memory.usage_in_bytes", "total_inactive_file "))
     for usage, inactive in names:
@@ -69,7 +68,7 @@ def free_in_group(group: Path, limit: int) -> int:
 
 
 def _memberships(root: Path) -> dict[str, str]:
-    """Controller -> path of this process's group in that hierarchy; "" is version 2."""
+    """Controller -> path of this process's group; "" is version 2."""
     found: dict[str, str] = {}
     for line in _read(root / "proc/self/cgroup").splitlines():
         parts = line.split(":", 2)
@@ -80,7 +79,7 @@ def _memberships(root: Path) -> dict[str, str]:
 
 
 def _mounts(root: Path) -> dict[str, tuple[str, Path]]:
-    """Controller -> (group at the mount's root, where it is mounted); "" is version 2."""
+    """Controller -> (group at the root of the mount, mount point); "" is version 2."""
     found: dict[str, tuple[str, Path]] = {}
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
@@ -122,7 +121,7 @@ def _chain(
 
 
 def _quota(group: Path) -> float | None:
-    """Cores that this one group may use; None without a quota."""
+    """CPU quota of a group in cores; None without one."""
     words = _read(group / "cpu.max").split()
     if not words:
         words = [_read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()]

@@ -1,8 +1,7 @@
-"""The host's counters, read for as little as possible: a handful of reads of files that stay open.
+"""Host counters at minimal cost: a few reads of files that stay open.
 
-Every read gives the interpreter lock away and has to win it back from the training thread, so fewer reads
-matter more than faster parsing. Searching /proc for child processes is the one dear part, and it is done
-seldom.
+Every read releases the interpreter lock and must reacquire it from the training thread, so fewer reads matter more
+than faster parsing. Searching /proc for child processes is expensive and done rarely.
 """
 
 from __future__ import annotations
@@ -36,21 +35,20 @@ HOST_KEYS = (
     "cpu_throttled",
 )
 
-# Rates over less than this are noise: the kernel counts processor time in ticks of 10 ms.
+# Minimum seconds for a rate: the kernel counts CPU time in ticks of 10 ms.
 SHORTEST_S = 0.05
 SLOW_EVERY = 5
 _SEARCH_S = 5.0
-# A search of /proc may take at most this share of the time, however many processes there are.
+# Maximum share of the time for searching /proc.
 _SEARCH_SHARE = 1e-3
 
 Note = Callable[[str, Exception], None]
 
 
 class LinuxCounters:
-    """Reads /proc and the control groups.
+    """Reads /proc and the control groups. Not thread-safe.
 
-    `note(signal, error)` hears of every part that failed; the part is null. root holds proc/ and sys/. Not
-    for several threads at once.
+    note: called with (counter, error) for every part that failed and is null. root: folder with proc/ and sys/.
     """
 
     def __init__(self, host: Host, run_dir: Path | None, note: Note, root: Path = Path("/")) -> None:
@@ -73,11 +71,11 @@ class LinuxCounters:
 
     @property
     def children(self) -> tuple[int, ...]:
-        """Process ids of the descendants found last."""
+        """Process ids of the descendants, as of the last search."""
         return self._children
 
     def read(self, fresh: bool = False) -> Json:
-        """All of HOST_KEYS; rates are since the last call, null at the first. fresh: search children now."""
+        """All HOST_KEYS; rates are since the last call, null at the first. fresh: search for child processes now."""
         body: Json = dict.fromkeys(HOST_KEYS)
         slow = fresh or self._count % SLOW_EVERY == 0
         self._count += 1
@@ -98,13 +96,13 @@ class LinuxCounters:
         return body
 
     def close(self) -> None:
-        """Close the files; a later read opens them again."""
+        """Close the files; a later read reopens them."""
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
 
     def _bytes(self, path: Path, most: int = 4096) -> bytes:
-        """The file from its start, through a descriptor that stays open."""
+        """The first `most` bytes of a file, through a descriptor that stays open."""
         descriptor = self._files.get(path)
         if descriptor is None:
             descriptor = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -116,7 +114,7 @@ class LinuxCounters:
             os.close(descriptor)
 
     def _since(self, key: str, value: Any) -> tuple[Any, float] | None:
-        """(the value kept before, seconds since); keeps this one. None at first and when it is too soon."""
+        """(previous value, seconds since then), and store this value; None at first or after less than SHORTEST_S."""
         now = time.monotonic()
         before = self._before.get(key)
         if before is not None and now - before[1] < SHORTEST_S:
@@ -174,7 +172,7 @@ class LinuxCounters:
         for pid in self._children:
             try:
                 spent, size = self._stat(self._root / f"proc/{pid}/stat")
-            except (OSError, IndexError, ValueError):  # it ended; look for its successors next time
+            except (OSError, IndexError, ValueError):  # it ended: search again next time
                 gone.append(pid)
                 continue
             cpu[pid] = spent
@@ -187,7 +185,7 @@ class LinuxCounters:
         earlier = self._since("processes", cpu)
         percent = None
         if earlier is not None:
-            # A process that is new counts from now on: what it spent before belongs to an earlier time.
+            # New processes count from now on, without their earlier CPU time.
             ticks = sum(spent - earlier[0].get(pid, spent) for pid, spent in cpu.items())
             percent = round(100 * ticks / self._tick / earlier[1], 1)
         return {
@@ -198,7 +196,7 @@ class LinuxCounters:
         }
 
     def _stat(self, path: Path) -> tuple[int, int]:
-        """(ticks of processor time, resident bytes) of a process; see proc_pid_stat(5)."""
+        """(ticks of CPU time, resident bytes) of a process; see proc_pid_stat(5)."""
         text = self._bytes(path)
         words = text[text.rindex(b")") + 2 :].split()
         if words[0] == b"Z":
@@ -206,7 +204,7 @@ class LinuxCounters:
         return int(words[11]) + int(words[12]), int(words[21]) * self._page
 
     def _search(self, now: float) -> None:
-        """Find the descendants; the next search waits the longer, the longer this one took."""
+        """Find the descendants; schedule the next search by the cost of this one."""
         start = time.thread_time()
         found = tuple(descendants(self._root))
         self._drop([pid for pid in self._children if pid not in found])
@@ -227,13 +225,13 @@ class LinuxCounters:
         for group, limit in self._limits.memory:
             modern = (group / "memory.current") in self._files or (group / "memory.current").exists()
             usage = int(self._bytes(group / ("memory.current" if modern else "memory.usage_in_bytes")))
-            if slow or group not in self._inactive:  # the kernel sums it over all cores: dear
+            if slow or group not in self._inactive:  # expensive: the kernel sums it over all cores
                 key = b"inactive_file " if modern else b"total_inactive_file "
                 lines = self._bytes(group / "memory.stat", 1 << 14).split(b"\n")
                 self._inactive[group] = next(
                     (int(line.split()[1]) for line in lines if line.startswith(key)), 0
                 )
-            # File pages that were not used lately are given up before the limit hurts.
+            # Inactive file pages count as free: the kernel reclaims them first.
             free = max(limit - max(usage - self._inactive[group], 0), 0)
             available = free if available is None else min(available, free)
         return {
@@ -252,7 +250,7 @@ class LinuxCounters:
         return {"disk_free_bytes": self._disk_free}
 
     def _read_io(self) -> Json:
-        """Bytes a second that this process read from and wrote to storage; its workers' are not in it."""
+        """Bytes per second read from and written to storage by this process, without its workers."""
         counts = dict(line.split(b": ") for line in self._bytes(self._root / "proc/self/io").splitlines())
         now = (int(counts[b"read_bytes"]), int(counts[b"write_bytes"]))
         earlier = self._since("io", now)
@@ -265,17 +263,17 @@ class LinuxCounters:
         }
 
     def _read_neighbours(self, body: Json) -> Json:
-        """Who else computes, when others use a noticeable part of the cores."""
+        """The busiest other processes, if others use a noticeable part of the cores."""
         used, own = body["cpu_percent"], body["process_cpu_percent"]
         known = used is not None and own is not None
         others = used / 100 * self._host.usable_cpus - own / 100 if known else None
         return {"neighbours": self._neighbours.read(others)}
 
     def _read_throttled(self) -> Json:
-        """Share of time in which the quota held the control group up, 0..1; null without a quota.
+        """Share of time in which the CPU quota throttled the cgroup, 0..1; null without a quota.
 
-        The kernel adds up the time over all cores. Of what the group would have used, that much was withheld; where
-        it wanted less than a core, it is a share of the time itself.
+        The kernel sums the throttled time over all cores, so it is taken relative to the requested CPU time, or to
+        the elapsed time if the group needed less than a core.
         """
         stat, usage = self._limits.cpu_stat, self._limits.cpu_usage
         if stat is None or usage is None:
@@ -298,13 +296,13 @@ class LinuxCounters:
 
 
 def _counted(text: bytes, *names: tuple[bytes, float]) -> float | None:
-    """The first of the named counters in a file of "name number" lines, in its unit; None without any."""
+    """The first of the named counters in a file of "name number" lines, times its unit; None if none is there."""
     counters = dict(line.split(b" ", 1) for line in text.splitlines() if b" " in line)
     return next((int(counters[name]) * unit for name, unit in names if name in counters), None)
 
 
 def server_pids() -> set[int]:
-    """Processes that multiprocessing keeps for its own use: they load no data."""
+    """Helper processes of multiprocessing, which load no data."""
     found = set()
     for module, server, pid in (
         ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
@@ -317,7 +315,7 @@ def server_pids() -> set[int]:
 
 
 def descendants(root: Path = Path("/")) -> list[int]:
-    """Children of this process and theirs, without those that ended. Empty when /proc cannot be read."""
+    """Running descendants of this process; empty if /proc cannot be read."""
     own = os.getpid()
     if (root / f"proc/self/task/{own}/children").exists():
         found: list[int] = []
@@ -331,7 +329,7 @@ def descendants(root: Path = Path("/")) -> list[int]:
 
 
 def _children_of(tasks: Path) -> list[int]:
-    """Children of one process: each of its threads lists those that it started."""
+    """Children of a process: each of its threads lists those that it started."""
     found: list[int] = []
     try:
         for task in os.listdir(tasks):  # noqa: PTH208 - names are all that is needed
@@ -342,7 +340,7 @@ def _children_of(tasks: Path) -> list[int]:
 
 
 def _by_parent(root: Path, own: int) -> list[int]:
-    """The same by the parent that each process names: for kernels that do not list children."""
+    """Descendants by the parent ids of all processes, for kernels that do not list children."""
     offspring: dict[int, list[int]] = {}
     try:
         names = os.listdir(root / "proc")  # noqa: PTH208 - names are all that is needed

@@ -1,4 +1,4 @@
-"""The host's counters where there is no /proc (macOS): the same keys, by psutil; what it cannot say: null."""
+"""Host counters by psutil for systems without /proc (macOS): the same keys, null if psutil does not provide them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .host import Host
 
 
 class PsutilCounters:
-    """Like counters.LinuxCounters. Not for several threads at once."""
+    """Like counters.LinuxCounters. Not thread-safe."""
 
     def __init__(self, host: Host, run_dir: Path | None, note: Note) -> None:
         self._host, self._run_dir, self._note = host, run_dir, note
@@ -25,11 +25,11 @@ class PsutilCounters:
 
     @property
     def children(self) -> tuple[int, ...]:
-        """Process ids of the descendants found last."""
+        """Process ids of the descendants, as of the last search."""
         return tuple(process.pid for process in self._offspring)
 
     def read(self, fresh: bool = False) -> Json:
-        """All of counters.HOST_KEYS; rates are over the time since the last call, null at the first."""
+        """All counters.HOST_KEYS; rates are since the last call, null at the first."""
         body: Json = dict.fromkeys(HOST_KEYS)
         slow = fresh or self._count % SLOW_EVERY == 0
         first, self._count = self._count == 0, self._count + 1

@@ -1,4 +1,4 @@
-"""What this machine gives this process: cores and memory, after affinity and control groups, with reasons."""
+"""CPU cores and memory available to this process, after affinity and control groups, with reasons."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BF16 = ("amx_bf16", "avx512_bf16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The processor and the memory that this process may use.
+    """The CPU and the memory available to this process.
 
-    usable_cpus: cores, a fraction under a quota. memory_limit_bytes: None without a limit below the total.
-    reasons: why each value is what it is. bf16_units: instructions of the processor that multiply bfloat16.
+    usable_cpus: cores, fractional under a quota. memory_limit_bytes: None without a limit below the total. reasons:
+    field -> explanation of its value. bf16_units: CPU instructions for bfloat16 products.
     """
 
     hostname: str
@@ -37,24 +37,23 @@ class Host:
     bf16_units: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """As JSON."""
         return asdict(self)
 
 
 def usable_threads(host: Host) -> int:
-    """Threads that can really run at once: whole usable cores, at least one."""
+    """Number of threads that can run in parallel: whole usable cores, at least one."""
     return max(1, int(host.usable_cpus))
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can still allocate: what is available now, and no more than its control groups leave."""
+    """Bytes that this process can allocate: available memory, limited by its control groups."""
     available = int(psutil.virtual_memory().available)
     return min((available, *(free_in_group(group, limit) for group, limit in read_limits(root).memory)))
 
 
 def resident_peak() -> int | None:
-    """Most bytes that this process had in memory at a time, since it began or /proc was told to forget; None where the
-    system does not say."""
+    """Peak resident bytes of this process since its start or the last reset in /proc; None if unknown."""
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
@@ -70,11 +69,11 @@ def resident_peak() -> int | None:
 
 
 def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
-    """Read the machine. root holds proc/ and sys/. affinity: cores this process may run on, asked if None."""
+    """Detect the host. root: folder with proc/ and sys/. affinity: cores this process may run on; None: detect."""
     reasons: dict[str, str] = {}
     logical = _logical_cores(root)
     usable: float = logical
-    reasons["usable_cpus"] = f"all {logical} cores: no affinity or quota limits them"
+    reasons["usable_cpus"] = f"all {logical} cores: no CPU affinity, no quota"
     allowed = affinity if affinity is not None else _affinity()
     if allowed is not None and allowed < logical:
         usable = allowed
@@ -86,12 +85,12 @@ def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
     total = _memory_total(root)
     limit = limits.memory_limit_bytes
     if total is None:
-        reasons["memory_total_bytes"] = "the system does not say how much memory it has"
+        reasons["memory_total_bytes"] = "the system does not report its total memory"
     if limit is None:
         reasons["memory_limit_bytes"] = "no cgroup memory limit"
     elif total is not None and limit >= total:
         limit = None
-        reasons["memory_limit_bytes"] = "the cgroup memory limit is above the machine's memory"
+        reasons["memory_limit_bytes"] = "the cgroup memory limit exceeds the total memory"
     else:
         reasons["memory_limit_bytes"] = f"cgroup v{limits.version} memory limit"
     return Host(
@@ -132,7 +131,7 @@ def _cpu_flags(root: Path) -> list[str]:
 
 
 def _cpu_line(root: Path, *keys: str) -> str:
-    """The value of the first line with one of the keys; "" where there is none."""
+    """The value of the first line with one of the keys, or ""."""
     try:
         lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

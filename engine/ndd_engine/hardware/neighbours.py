@@ -1,4 +1,4 @@
-"""Which other processes use the cores that this run wants: looked for seldom, and only when somebody does."""
+"""Finds other processes that use the cores of this run; searches rarely, and only while cores are in use."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Any
 
 from ndd_engine.text import printable
 
-# Cores that others must use before it is worth finding out who they are.
+# Minimum cores used by others to start a search.
 NOTICEABLE = 0.3
-# A process below this is no neighbour worth naming.
+# Minimum cores used by a process to report it.
 LEAST = 0.05
 MOST = 3
 # Samples from one search to the next.
 EVERY = 5
 # A search may take at most this share of the time, however many processes there are.
 SHARE = 1e-3
-# Processor time is counted in ticks of 10 ms: over less time than this the shares are noise.
+# Minimum seconds between the two measurements: CPU time is counted in ticks of 10 ms.
 _APART_S = 0.2
 
-# (process id, start time in ticks): an id alone may be given to another process meanwhile.
+# (process id, start time in ticks): process ids are reused.
 _Key = tuple[int, int]
 
 
 class Neighbours:
-    """Finds the busiest foreign processes by two looks at /proc, one sample apart.
+    """Finds the busiest other processes by reading /proc twice, one sample apart. Not thread-safe.
 
-    cores: those that this process may run on; a process that last ran on another one takes nothing from it. Not for
-    several threads at once.
+    cores: those that this process may run on; processes on other cores are ignored.
     """
 
     def __init__(self, root: Path, cores: frozenset[int]) -> None:
@@ -42,10 +41,10 @@ class Neighbours:
         self._next = 0.0
 
     def read(self, others: float | None) -> list[dict[str, Any]] | None:
-        """Called once a sample with the cores that others used in it, None where that is not known.
+        """Call once per sample with the cores that others used in it (None if unknown).
 
-        The found ones, [{"pid", "name", "cores"}, …] with the busiest first; empty when none could be seen (those of
-        another container), None while others are quiet or none was looked for yet. Raises OSError without /proc.
+        Returns [{"pid", "name", "cores"}, …], the busiest first; empty if none is visible (other containers); None
+        while others use few cores or before the first search. Raises OSError without /proc.
         """
         self._samples += 1
         now = time.monotonic()
@@ -70,7 +69,7 @@ class Neighbours:
         ours = _family(os.getpid(), {key[0]: parent for key, _, parent, _, _ in processes})
         found: list[dict[str, Any]] = []
         for key, spent, _, core, name in processes:
-            # One that is new began between the two looks.
+            # A new process started between the two reads.
             cores = (spent - before.get(key, 0)) / self._tick / (now - then)
             if cores >= LEAST and key[0] not in ours and core in self._cores:
                 found.append({"pid": key[0], "name": name, "cores": round(cores, 2)})
@@ -80,7 +79,7 @@ class Neighbours:
         self._next = now + self._spent / SHARE
 
     def _processes(self) -> list[tuple[_Key, int, int, int, str]]:
-        """(key, ticks of processor time, parent, core it last ran on, name) of each; see proc_pid_stat(5)."""
+        """(key, ticks of CPU time, parent, last core, name) of each process; see proc_pid_stat(5)."""
         found = []
         for entry in os.listdir(self._proc):  # noqa: PTH208 - names are all that is needed
             if not entry.isdecimal():
@@ -98,7 +97,7 @@ class Neighbours:
 
 
 def _family(pid: int, parents: dict[int, int]) -> set[int]:
-    """The process and all that it started."""
+    """The process and its descendants."""
     offspring: dict[int, list[int]] = {}
     for child, parent in parents.items():
         offspring.setdefault(parent, []).append(child)

@@ -1,4 +1,4 @@
-"""The only module that touches pynvml: every getter gives a value or None, and the reason is remembered."""
+"""Access to NVML through pynvml: every getter returns a value or None, and stores the reason for None."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
-# Bits of NVML's clock event reasons that mean "slower than the card could". Idle (0x1), application clocks
-# (0x2) and display clocks (0x100) are what someone set or an idle card, not throttling.
+# Bits of NVML's clock event reasons that mean throttling. Idle (0x1), application clocks (0x2) and display clocks
+# (0x100) do not.
 THROTTLE = (
     (0x4, "power cap"),
     (0x8, "hw slowdown"),
@@ -21,14 +21,14 @@ THROTTLE = (
 _OPENING = {
     "LibraryNotFound": "no NVIDIA driver: NVML library not found",
     "DriverNotLoaded": "NVML library found, but the NVIDIA driver is not loaded",
-    "LibRmVersionMismatch": "the NVIDIA driver and its NVML library differ in version (reload the driver)",
+    "LibRmVersionMismatch": "the versions of NVIDIA driver and NVML library do not match (reload the driver)",
     "NoPermission": "no permission to use the NVIDIA driver",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Bytes on a card. used_bytes leaves out what the driver keeps for itself, where it tells that apart."""
+    """Memory of a GPU in bytes. used_bytes excludes the driver's own memory if the driver reports it separately."""
 
     total_bytes: int
     free_bytes: int
@@ -37,16 +37,16 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process on a card. used_bytes is None where the driver hides it."""
+    """A process on a GPU. used_bytes: None if the driver does not report it."""
 
     pid: int
     used_bytes: int | None
 
 
 class Nvml:
-    """NVML, opened once and closed once. A failed call gives None and leaves its reason in `reasons[signal]`.
+    """An NVML session. A failed call returns None and stores its reason in `reasons[signal]`. Not thread-safe.
 
-    library: a module with pynvml's functions; tests pass one. Use from one thread at a time.
+    library: a module with pynvml's functions, for tests.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -56,7 +56,7 @@ class Nvml:
         self.reasons: dict[str, str] = {}
 
     def open(self) -> bool:
-        """Load and initialise NVML; False with `reason` when that fails. Opening twice is harmless."""
+        """Load and initialise NVML; safe to call twice. Returns False and sets `reason` if that fails."""
         if self._opened:
             return True
         try:
@@ -71,7 +71,7 @@ class Nvml:
         return True
 
     def close(self) -> None:
-        """Shut NVML down (NVML counts its users, so others keep theirs)."""
+        """Shut NVML down; NVML counts references, so other users are not affected."""
         if self._opened:
             self._opened = False
             self._ask("shutdown", "nvmlShutdown")
@@ -90,20 +90,20 @@ class Nvml:
         return _text(self._ask("driver_version", "nvmlSystemGetDriverVersion"))
 
     def cuda_version(self) -> str | None:
-        """Newest CUDA that the driver runs, such as "12.4"."""
+        """Latest CUDA version that the driver supports, such as "12.4"."""
         value = self._ask("cuda_version", "nvmlSystemGetCudaDriverVersion_v2")
         return None if value is None else f"{value // 1000}.{value % 1000 // 10}"
 
     def count(self) -> int | None:
-        """Number of cards (MIG instances not counted)."""
+        """Number of GPUs without MIG instances."""
         return _whole(self._ask("count", "nvmlDeviceGetCount"))
 
     def handle(self, index: int) -> Any:
-        """Handle of the card at `index` in PCI bus order."""
+        """Handle of the GPU at `index` in PCI bus order."""
         return self._ask("handle", "nvmlDeviceGetHandleByIndex", index)
 
     def handle_by_uuid(self, uuid: str) -> Any:
-        """Handle of a card ("GPU-…") or a MIG instance ("MIG-…")."""
+        """Handle of a GPU ("GPU-…") or a MIG instance ("MIG-…")."""
         return self._ask("handle", "nvmlDeviceGetHandleByUUID", uuid)
 
     def uuid(self, handle: Any) -> str | None:
@@ -111,7 +111,7 @@ class Nvml:
         return _text(self._ask("uuid", "nvmlDeviceGetUUID", handle))
 
     def name(self, handle: Any) -> str | None:
-        """The card's name as the driver says it."""
+        """Name of the GPU as reported by the driver."""
         return _text(self._ask("name", "nvmlDeviceGetName", handle))
 
     def compute_capability(self, handle: Any) -> tuple[int, int] | None:
@@ -120,7 +120,7 @@ class Nvml:
         return None if value is None else (int(value[0]), int(value[1]))
 
     def mig_instances(self, handle: Any) -> tuple[Any, ...] | None:
-        """Handles of the card's MIG instances; None when MIG is off or not supported."""
+        """Handles of the GPU's MIG instances; None if MIG is off or not supported."""
         mode = self._ask("mig", "nvmlDeviceGetMigMode", handle)
         if mode is None or not mode[0]:
             return None
@@ -131,60 +131,60 @@ class Nvml:
         return tuple(instance for instance in found if instance is not None)
 
     def memory(self, handle: Any) -> MemoryReading | None:
-        """What the card's memory holds now."""
+        """Current memory use of the GPU."""
         version = getattr(self._library, "nvmlMemory_v2", None)
         value = None
-        if version is not None:  # v2 tells the driver's reserve from what is used; drivers before 510 lack it
+        if version is not None:  # v2 separates the driver's reserved memory; drivers before 510 lack it
             value = self._ask("memory", "nvmlDeviceGetMemoryInfo", handle, version)
         if value is None:
             value = self._ask("memory", "nvmlDeviceGetMemoryInfo", handle)
         return None if value is None else MemoryReading(int(value.total), int(value.free), int(value.used))
 
     def utilization(self, handle: Any) -> tuple[int, int] | None:
-        """(percent of time a kernel ran, percent of time memory was read or written) over the last sample."""
+        """(GPU, memory) utilization in percent over NVML's last sample period."""
         value = self._ask("util_percent", "nvmlDeviceGetUtilizationRates", handle)
         return None if value is None else (int(value.gpu), int(value.memory))
 
     def temperature_c(self, handle: Any) -> int | None:
-        """Degrees Celsius of the chip."""
+        """GPU temperature in degrees Celsius."""
         sensor = getattr(self._library, "NVML_TEMPERATURE_GPU", 0)
         return _whole(self._ask("temperature_c", "nvmlDeviceGetTemperature", handle, sensor))
 
     def power_w(self, handle: Any) -> float | None:
-        """Watts drawn now."""
+        """Current power draw in watts."""
         return _watts(self._ask("power_w", "nvmlDeviceGetPowerUsage", handle))
 
     def power_limit_w(self, handle: Any) -> float | None:
-        """Watts at which the driver holds the card."""
+        """Enforced power limit in watts."""
         return _watts(self._ask("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle))
 
     def sm_clock_mhz(self, handle: Any) -> int | None:
-        """Clock of the multiprocessors now."""
+        """Current SM clock in MHz."""
         return self._clock("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_SM", 1)
 
     def sm_clock_max_mhz(self, handle: Any) -> int | None:
-        """Highest clock of the multiprocessors."""
+        """Maximum SM clock in MHz."""
         return self._clock("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", handle, "NVML_CLOCK_SM", 1)
 
     def mem_clock_mhz(self, handle: Any) -> int | None:
-        """Clock of the memory now."""
+        """Current memory clock in MHz."""
         return self._clock("mem_clock_mhz", "nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_MEM", 2)
 
     def throttle(self, handle: Any) -> list[str] | None:
-        """Why the card runs slower than it could, in words; empty when it does not."""
+        """Throttle reasons; empty if the GPU is not throttled."""
         bits = self._ask("throttle", "nvmlDeviceGetCurrentClocksEventReasons", handle)
         if bits is None:  # the name before driver 535
             bits = self._ask("throttle", "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return None if bits is None else [word for bit, word in THROTTLE if bits & bit]
 
     def pcie_bytes_s(self, handle: Any, direction: str) -> int | None:
-        """PCIe bytes a second, "rx" (to the card) or "tx" (from it). Blocks about 20 ms while NVML counts."""
+        """PCIe bytes per second, "rx" (to the GPU) or "tx" (from it). Blocks for about 20 ms."""
         counter = {"tx": 0, "rx": 1}[direction]
         value = self._ask(f"pcie_{direction}_bytes_s", "nvmlDeviceGetPcieThroughput", handle, counter)
         return None if value is None else int(value) * 1024
 
     def processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
-        """Everyone on the card, compute and graphics, each once; None when the driver does not say."""
+        """All compute and graphics processes on the GPU, each once; None if the driver does not report them."""
         lists = [
             self._ask("processes", f"nvmlDeviceGet{kind}RunningProcesses", handle)
             for kind in ("Graphics", "Compute")
@@ -201,7 +201,7 @@ class Nvml:
         return _whole(self._ask(signal, function, handle, getattr(self._library, constant, default)))
 
     def _ask(self, signal: str, function: str, *arguments: Any) -> Any:
-        """Call one function of NVML; None on any failure, with the reason under `signal`."""
+        """Call an NVML function; on failure store the reason under `signal` and return None."""
         try:
             value = getattr(self._library, function)(*arguments)
         except Exception as error:  # noqa: BLE001 - NVMLError, a missing function, ctypes: "not available"
@@ -213,7 +213,7 @@ class Nvml:
 
 def _words(error: Exception) -> str:
     if isinstance(error, AttributeError):
-        return "this pynvml does not offer it"
+        return "not supported by this version of pynvml"
     return str(error) or type(error).__name__
 
 

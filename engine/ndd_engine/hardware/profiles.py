@@ -1,4 +1,4 @@
-"""Published figures of a card, found by its name; a card that is not known has none."""
+"""Published specifications of GPUs, found by name; unknown GPUs have none."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MIG = re.compile(r"^(?P<card>.+?)\s+MIG\s+(?P<profile>\S+)$")
 
 @dataclass(frozen=True, slots=True)
 class GpuProfile:
-    """What the vendor publishes of one card.
+    """Published specifications of a GPU.
 
-    memory_gb: nominal, as it is sold. bandwidth_gb_s: 10^9 bytes a second. dense_tflops: peak 10^12
-    operations a second without sparsity by type (bf16, fp16, tf32, fp32); a type that the hardware lacks is
-    absent. note: why the figures may be out of reach here, or None.
+    memory_gb: nominal. bandwidth_gb_s: 10^9 bytes per second. dense_tflops: format (bf16, fp16, tf32, fp32) -> peak in
+    10^12 operations per second without sparsity; unsupported formats are absent. note: why the peaks may not be
+    reachable, or None.
     """
 
     slug: str
@@ -36,11 +36,11 @@ class GpuProfile:
     note: str | None = None
 
     def peak_tflops(self, kind: str) -> float | None:
-        """Dense peak TFLOP/s of "bf16", "fp16", "tf32" or "fp32"; None when the card does not have it."""
+        """Dense peak TFLOP/s of "bf16", "fp16", "tf32" or "fp32"; None if the GPU does not support it."""
         return self.dense_tflops.get(kind)
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, as JSON takes them."""
+        """The specifications as JSON."""
         return {
             "slug": self.slug,
             "name": self.name,
@@ -55,15 +55,15 @@ class GpuProfile:
 
 @cache
 def load() -> tuple[GpuProfile, ...]:
-    """Every known card. Raises ValueError or KeyError when a profile is malformed (a packaging mistake)."""
+    """All known GPUs. Raises ValueError or KeyError if a profile is malformed (a packaging error)."""
     return tuple(_parse(slug, ndd_profiles.read("gpus", slug)) for slug in ndd_profiles.names("gpus"))
 
 
 def match(name: str, memory_bytes: int | None) -> GpuProfile | None:
-    """The profile of the card that NVML calls `name`, or None: no figures are better than another card's.
+    """The profile of the GPU with this NVML name, or None if unknown.
 
-    memory_bytes tells cards of one name apart (RTX 3080 with 10 or 12 GB); without it such a name stays
-    unknown. A MIG instance gets the profile of its whole card, and a note that says so.
+    memory_bytes distinguishes GPUs with the same name (RTX 3080 with 10 or 12 GB); without it they are unknown. A MIG
+    instance gets the profile of its whole GPU with a note.
     """
     whole, mig = split_mig(name)
     for profile in load():
@@ -75,12 +75,12 @@ def match(name: str, memory_bytes: int | None) -> GpuProfile | None:
                 continue
         if mig is None:
             return profile
-        return replace(profile, note=f"figures are of the whole card; MIG instance {mig} is a part of it")
+        return replace(profile, note=f"peaks of the whole GPU, of which MIG instance {mig} is a part")
     return None
 
 
 def split_mig(name: str) -> tuple[str, str | None]:
-    """(name of the whole card, MIG profile such as "3g.40gb" or None)."""
+    """(name of the whole GPU, MIG profile such as "3g.40gb" or None)."""
     found = _MIG.match(name.strip())
     return (found["card"], found["profile"]) if found else (name.strip(), None)
 

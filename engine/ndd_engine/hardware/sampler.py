@@ -1,4 +1,4 @@
-"""The thread that reads the counters of the card and the host while a run trains, and never disturbs it."""
+"""The thread that samples the counters of GPU and host during a run."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ GPU_KEYS = (
     "pcie_tx_bytes_s",
     "processes",
 )
-# Seconds to the first sample of a run, so that a screen does not wait a whole period for figures.
+# Seconds to the first sample of a run, so that a screen shows figures soon.
 _FIRST_S = 0.25
 
 
 class Sampler:
-    """Calls `sink` with a SampleEvent every `period_s` seconds, from a daemon thread of its own.
+    """Calls `sink` with a SampleEvent every `period_s` seconds, in its own daemon thread.
 
-    Nothing here raises: a signal that cannot be read is null, the error is counted in `errors`, told by
-    `last_error`, and `reasons` says it for each signal. card None, or no NVML: the sample's card is null.
+    Never raises: a counter that cannot be read is null; `errors` counts failures, `last_error` has the latest and
+    `reasons` the reason per counter. Without a GPU or NVML the sample's card is null.
 
-    A card's counters are those of NVML: memory_others_bytes is what is used on the card and not by this
-    process and its children (null when the driver hides who uses what), processes counts the others,
-    throttle is a list of words. On a MIG instance temperature, power, clocks and PCIe are of the whole
-    card. PCIe, the limits and the disk's free space are read at every fifth sample and kept in between. The
-    host's are in counters.HOST_KEYS: cpu_percent is of what this process may use (the quota, or the cores
-    of its affinity, which cpu_per_core lists), process_cpu_percent is of one core, with the children;
-    resident memory counts pages that processes share in each of them. neighbours: the busiest other processes (see
-    hardware.neighbours); cpu_throttled: share of time in which the control group's quota held its processes up.
+    GPU counters (GPU_KEYS) come from NVML. memory_others_bytes: memory used by other processes, null if the driver
+    does not report it per process. processes: number of other processes. throttle: list of reasons. On a MIG instance
+    temperature, power, clocks and PCIe are of the whole GPU. PCIe, limits and free disk space are read every fifth
+    sample.
+
+    Host counters (counters.HOST_KEYS): cpu_percent is relative to the usable CPU (the quota, or the cores of the
+    affinity, listed in cpu_per_core); process_cpu_percent is relative to one core and includes child processes.
+    rss_bytes counts shared pages in every process. neighbours: the busiest other processes (hardware.neighbours).
+    cpu_throttled: share of time throttled by the cgroup quota (0..1).
     """
 
     def __init__(
@@ -90,14 +91,14 @@ class Sampler:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why a signal is null: signal -> words."""
+        """Counter -> why it is null."""
         reasons = {**self._nvml.reasons, **self._host_reasons}
         if self._card is not None and self._nvml.reason:
             reasons["card"] = self._nvml.reason
         return reasons
 
     def start(self) -> None:
-        """Begin sampling; a sampler that runs goes on."""
+        """Start sampling; no effect if it is already running."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._stopping.clear()
@@ -107,7 +108,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """End sampling and wait for the thread; one that hangs in a driver or network disk is left."""
+        """Stop sampling and wait for the thread, up to the timeout (it may hang in a driver or network disk)."""
         self._stopping.set()
         thread = self._thread
         if thread is not None:
@@ -125,7 +126,7 @@ class Sampler:
             self._note("stop", error)
 
     def read_once(self) -> SampleEvent:
-        """One sample, now, with the children searched for. Rates are since the sample before (or start)."""
+        """Take a sample now, with a new search for child processes. Rates are since the previous sample or start."""
         return self._read(fresh=True)
 
     def _run(self) -> None:
@@ -206,21 +207,20 @@ class Sampler:
         return body
 
     def _others(self, memory: MemoryReading | None, processes: tuple[GpuProcess, ...] | None) -> Json:
-        """What is on the card and not ours; null where that cannot be told."""
+        """Processes and memory of others on the GPU; null if unknown."""
         if processes is None:
             return {}
         ours = {os.getpid(), *(self._counters.children if self._counters is not None else ())}
         mine = [process for process in processes if process.pid in ours]
         if not mine and _holds_a_gpu():
-            # We are on the card and not in the list: a container, where the driver counts in other process
-            # ids.
-            self._nvml.reasons["memory_others_bytes"] = "the driver does not show this process (container?)"
+            # This process uses the GPU but is not listed: in a container the driver may report other process ids.
+            self._nvml.reasons["memory_others_bytes"] = "the driver does not list this process (container?)"
             return {}
         body: Json = {"processes": len(processes) - len(mine)}
         sizes = [process.used_bytes for process in mine]
         if memory is not None:
             if None in sizes:
-                self._nvml.reasons["memory_others_bytes"] = "the driver hides the memory of each process"
+                self._nvml.reasons["memory_others_bytes"] = "the driver does not report memory per process"
             else:
                 self._nvml.reasons.pop("memory_others_bytes", None)
                 body["memory_others_bytes"] = max(memory.used_bytes - sum(size or 0 for size in sizes), 0)
@@ -228,6 +228,6 @@ class Sampler:
 
 
 def _holds_a_gpu() -> bool:
-    """Whether torch in this process has opened a card; asks without importing it."""
+    """Whether torch has initialised CUDA in this process; does not import torch."""
     torch = sys.modules.get("torch")
     return bool(torch is not None and torch.cuda.is_initialized())

@@ -1,7 +1,7 @@
-"""CUDA_VISIBLE_DEVICES, understood without CUDA: which of NVML's cards a program sees, and in which order.
+"""Interprets CUDA_VISIBLE_DEVICES without CUDA: which GPUs a program sees, and in which order.
 
-The rules are those of the CUDA C programming guide (environment variables) and the MIG user guide; torch
-follows the same in torch.cuda._parse_visible_devices.
+Follows the CUDA C programming guide (environment variables) and the MIG user guide, as does
+torch.cuda._parse_visible_devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is needed of a card: NVML's index of the whole card, UUIDs, name, whether it is a MIG instance."""
+    """A GPU or MIG instance: NVML index of the whole GPU, UUIDs and name."""
 
     nvml_index: int | None
     uuid: str | None
@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """positions: into the entries, in CUDA's order as far as known. certain: whether that order is sure."""
+    """positions: indices of the entries in CUDA's order. certain: whether that order is known for certain."""
 
     positions: tuple[int, ...]
     certain: bool
@@ -37,7 +37,7 @@ class Visible:
 
 
 def visible(entries: Sequence[Entry], environ: Mapping[str, str]) -> Visible:
-    """Which entries CUDA shows a program that is started with `environ`."""
+    """The entries that CUDA makes visible to a program started with `environ`."""
     units = _units(entries)
     names = {entries[unit[0]].name for unit in units}
     by_bus = environ.get(ORDER, "") == "PCI_BUS_ID"
@@ -47,7 +47,7 @@ def visible(entries: Sequence[Entry], environ: Mapping[str, str]) -> Visible:
         shown = _one_instance(entries, [unit[0] for unit in units])
         if certain:
             return Visible(shown, True, f"{VARIABLE} is not set")
-        return Visible(shown, False, f"{VARIABLE} is not set, and CUDA puts the fastest of these cards first")
+        return Visible(shown, False, f"{VARIABLE} is not set, and CUDA lists the fastest GPU first")
     said = f"{VARIABLE}={printable(value)}"
     tokens = [token.strip() for token in value.split(",")]
     if tokens[0].startswith(("GPU-", "MIG-")):
@@ -58,18 +58,18 @@ def visible(entries: Sequence[Entry], environ: Mapping[str, str]) -> Visible:
         found = re.match(r"[+-]?\d+", token)  # CUDA reads a number and ignores what follows: "1gpu" is 1
         index = int(found.group()) if found else -1
         if index in seen:
-            return Visible((), True, f"{said} names a card twice: CUDA shows none")
+            return Visible((), True, f"{said} contains a GPU twice: CUDA shows none")
         if not 0 <= index < len(units):
-            break  # CUDA stops at the first that is not there
+            break  # CUDA stops at the first invalid index
         seen.add(index)
         positions.append(units[index][0])
     if not certain:
-        said += f"; without {ORDER}=PCI_BUS_ID its numbers count from the fastest card"
+        said += f"; without {ORDER}=PCI_BUS_ID, index 0 is the fastest GPU"
     return Visible(_one_instance(entries, positions), certain or not positions, said)
 
 
 def _units(entries: Sequence[Entry]) -> list[list[int]]:
-    """Positions by whole card: a card with MIG is one unit with its instances."""
+    """Positions grouped by whole GPU: a GPU with MIG is one unit with its instances."""
     units: dict[object, list[int]] = {}
     for position, entry in enumerate(entries):
         key = entry.nvml_index if entry.nvml_index is not None else ("none", position)
@@ -78,7 +78,7 @@ def _units(entries: Sequence[Entry]) -> list[list[int]]:
 
 
 def _by_uuid(entries: Sequence[Entry], units: list[list[int]], tokens: list[str]) -> tuple[int, ...]:
-    """Cards by (the unique beginning of) their UUID; "MIG-GPU-<uuid>/<gpu>/<compute>" is the older form."""
+    """GPUs by (a unique prefix of) their UUID; "MIG-GPU-<uuid>/<gpu>/<compute>" is the older form."""
     prefix = tokens[0][:4]
     positions: list[int] = []
     for token in tokens:
@@ -95,7 +95,7 @@ def _by_uuid(entries: Sequence[Entry], units: list[list[int]], tokens: list[str]
                 place for place, entry in enumerate(entries) if entry.mig and _starts(entry.uuid, token)
             ]
         else:
-            # A card with MIG answers to its own UUID with its first instance.
+            # The UUID of a GPU with MIG stands for its first instance.
             firsts = [unit[0] for unit in units]
             matches = [at for at in firsts if _starts(entries[at].mig_parent or entries[at].uuid, token)]
         if len(matches) != 1:
@@ -107,7 +107,7 @@ def _by_uuid(entries: Sequence[Entry], units: list[list[int]], tokens: list[str]
 
 
 def _one_instance(entries: Sequence[Entry], positions: Sequence[int]) -> tuple[int, ...]:
-    """CUDA gives a program at most one MIG instance, and no other card beside it when it comes first."""
+    """CUDA shows at most one MIG instance, and no other GPUs if it comes first."""
     if positions and entries[positions[0]].mig:
         return (positions[0],)
     return tuple(position for position in positions if not entries[position].mig)

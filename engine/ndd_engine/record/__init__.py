@@ -1,1 +1,1 @@
-"""The record of a run: events, the fold to a Snapshot, the run directory, the control socket. Imports no torch."""
+"""The record of a run: events, their state as a Snapshot, run directory and control socket. Imports no torch."""

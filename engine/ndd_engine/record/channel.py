@@ -1,4 +1,4 @@
-"""control.sock: how another terminal steers a live run. One JSON object a line each way."""
+"""control.sock: controls a live run from another terminal. Request and answer are one line of JSON each."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from ndd_engine.errors import UsageError
 from .events import Event, Json, TrialEvent, parse
 
 ACTIONS = ("pause", "resume", "checkpoint", "evaluate", "kernels", "stop", "kill", "ping")
-# Beside these: {"action": "record", "event": {…}} puts the result of a trial into the run's record.
+# In addition, {"action": "record", "event": {…}} adds the result of a trial to the run's record.
 RECORD = "record"
-# Bytes of one line; a trial's result has about two thousand.
+# Maximum bytes of a line; a trial event has about 2000.
 MAX_LINE = 32_768
-# A path in sockaddr_un has 108 bytes on Linux and 104 on macOS, its end included.
+# A path in sockaddr_un has 108 bytes on Linux and 104 on macOS, including the terminating NUL.
 _MAX_PATH = 100
 
 
 class ControlServer:
-    """Answers requests {"action": …} with {"ok": true} or {"ok": false, "error": …}, in a thread of its own.
+    """Answers requests {"action": …} with {"ok": true} or {"ok": false, "error": …} in its own thread.
 
-    handler: called with each known action and the holder of a pause, a process number or None; must not block, and
-    may raise UsageError. record: called with a trial's result; None refuses it. The socket is readable by its owner
-    only.
+    handler: called with the action and the holder of a pause (process id or None); must not block; may raise
+    UsageError. record: called with a trial event; None rejects them. Only the owner can access the socket.
     """
 
     def __init__(
@@ -45,10 +44,10 @@ class ControlServer:
         self._thread = threading.Thread(target=self._serve, name="ndd-control", daemon=True)
 
     def start(self) -> None:
-        """Listen. Raises OSError when the file system has no sockets (some network ones)."""
+        """Start listening. Raises OSError if the file system does not support sockets."""
         self.path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Created without rights for others rather than restricted afterwards: no moment in between.
+        # Restrict access at creation: there must be no moment in which others can connect.
         mask = os.umask(0o177)
         try:
             with _reachable(self.path) as address:
@@ -58,7 +57,7 @@ class ControlServer:
             raise
         finally:
             os.umask(mask)
-        listener.listen(128)  # a full queue is an error to those who ask, not a wait
+        listener.listen(128)  # clients get an error if the queue is full
         self._socket = listener
         self._thread.start()
 
@@ -77,7 +76,7 @@ class ControlServer:
                 connection, _ = listener.accept()
             except OSError:
                 return  # closed
-            # One request at a time is enough; a peer that says nothing must not hold the others up.
+            # One request at a time; the timeout keeps a silent client from blocking others.
             with connection:
                 connection.settimeout(2.0)
                 with contextlib.suppress(OSError, ValueError):
@@ -89,13 +88,13 @@ class ControlServer:
             action = body["action"]
             holder = body.get("holder")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return {"ok": False, "error": 'not understood; expected {"action": "…"}'}
+            return {"ok": False, "error": 'invalid request; expected {"action": "…"}'}
         if action == RECORD and self._record is not None:
             return self._answer_record(body)
         if action not in ACTIONS:
-            return {"ok": False, "error": f"unknown action {action!r}; there are {', '.join(ACTIONS)}"}
+            return {"ok": False, "error": f"unknown action {action!r}; allowed: {', '.join(ACTIONS)}"}
         if holder is not None and type(holder) is not int:
-            return {"ok": False, "error": f"holder {holder!r} is not the number of a process"}
+            return {"ok": False, "error": f"holder {holder!r} is not a process id"}
         if action != "ping":
             try:
                 self._handler(action, holder)
@@ -110,19 +109,19 @@ class ControlServer:
         except (KeyError, RecursionError):
             item = None
         if item is None or not isinstance(item[1], TrialEvent):
-            return {"ok": False, "error": "only the result of a trial can be recorded"}
+            return {"ok": False, "error": "only trial events can be recorded"}
         self._record(item[1])
         return {"ok": True}
 
 
 def send(path: Path, action: str, timeout_s: float = 3.0, **more: object) -> None:
-    """Ask the run that owns this socket. Raises UsageError that says why when it cannot be done.
+    """Send an action to a run. Raises UsageError with the reason if the run is not reachable or refuses.
 
-    more: holder with a pause or a resume, event with a record.
+    more: further fields of the request: holder for pause and resume, event for record.
     """
     data = json.dumps({"action": action, **more}).encode() + b"\n"
     if len(data) > MAX_LINE:
-        raise UsageError(f"what is asked of the run has {len(data):,} bytes; allowed: at most {MAX_LINE:,}")
+        raise UsageError(f"the request has {len(data):,} bytes; maximum: {MAX_LINE:,}")
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)
@@ -131,7 +130,9 @@ def send(path: Path, action: str, timeout_s: float = 3.0, **more: object) -> Non
             connection.sendall(data)
             answer = json.loads(_line(connection))
     except (FileNotFoundError, ConnectionRefusedError):
-        raise UsageError("the run is not listening: it has ended, or its folder has no sockets") from None
+        raise UsageError(
+            "the run is not listening: it has ended, or its file system has no sockets"
+        ) from None
     except TimeoutError:
         raise UsageError(f"the run did not answer within {timeout_s:g} s") from None
     except (OSError, ValueError) as error:
@@ -152,11 +153,11 @@ def _line(connection: socket.socket) -> bytes:
 
 @contextlib.contextmanager
 def _reachable(path: Path) -> Iterator[str]:
-    """A spelling of the path that is short enough for a socket address."""
+    """The path in a form that is short enough for a socket address."""
     if len(os.fsencode(path)) <= _MAX_PATH:
         yield str(path)
         return
-    # Through a link with a short name: the socket itself still lies in the run's folder.
+    # Use a symbolic link with a short name; the socket itself is in the run's directory.
     with tempfile.TemporaryDirectory(prefix="ndd-") as folder:
         link = Path(folder) / "r"
         link.symlink_to(path.parent.absolute(), target_is_directory=True)

@@ -1,4 +1,4 @@
-"""What the screen shows that no single event says: phase shares, idle time, headroom, share of the peak."""
+"""Values derived from several events: phase shares, idle time, memory headroom, throughput."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .events import (
 )
 from .snapshot import CoreUse, Headroom, Idle, PhaseShare, Snapshot, Throughput
 
-# Why nothing is computed, in the order of the screen.
+# Causes of idle time, in display order.
 IDLE_CAUSES = (
     WAITING_FOR_DATA := "waiting for data",
     COPYING := "copying",
@@ -29,9 +29,9 @@ IDLE_CAUSES = (
     EVALUATION_OR_CHECKPOINT := "evaluation or checkpoint",
     OTHER_CAUSE := "other",
 )
-# What the clocks know of these: an evaluation computes, so only the checkpoint's time is idle for certain.
+# An evaluation computes, so by the clocks only checkpoints count as idle.
 CHECKPOINT = "checkpoint"
-# Phases in which the host computes nothing for the model. Reading losses waits for nothing there.
+# Phases in which the host computes nothing for the model (runs on the CPU).
 HOST_IDLE = {
     "data_wait": WAITING_FOR_DATA,
     "to_device": COPYING,
@@ -39,29 +39,29 @@ HOST_IDLE = {
     "log": OTHER_CAUSE,
     "other": OTHER_CAUSE,
 }
-# Phases in which no kernel of the step is launched: on the device clock they are gaps. Copies are not idle. The
-# log reads losses back, for which the host waits.
+# Phases without kernel launches: gaps on the device clock. Copies do not count as idle; in `log` the host
+# synchronises to read losses back.
 DEVICE_IDLE = {
     "data_wait": WAITING_FOR_DATA,
     "log": SYNCHRONISING,
     "other": OTHER_CAUSE,
 }
-# Phases that launch kernels: where the device keeps pace with the host in them, gaps hide between the marks.
+# Phases that launch kernels. If the device takes as long as the host in them, it may be waiting for launches.
 LAUNCHING = frozenset({"forward", "loss", "backward", "clip", "optimizer", "zero_grad"})
-# Device time of these phases, of the host's time in them, from which on the device may be waiting for launches.
+# Minimum ratio of device to host time in these phases for that.
 KEEPS_PACE = 0.95
-# A burst stands for the run that goes on for this long, by the run's own times.
+# How long a profiler capture is representative, in run time.
 CAPTURE_VALID_NS = 300e9
 NOTHING_YET = "nothing measured yet"
 PRESS_K = ": press k"
-GRAPH_REASON = "a CUDA graph replays the step as one" + PRESS_K
-LOWER_BOUND = "a lower bound, without the gaps between launches" + PRESS_K
-# Of the memory that is free, the share that a predicted micro-batch may take: fragmentation needs the rest.
+GRAPH_REASON = "not measurable with a CUDA graph" + PRESS_K
+LOWER_BOUND = "a lower bound: launch gaps are not included" + PRESS_K
+# Maximum share of the free memory for a predicted micro-batch; the rest is for fragmentation.
 SAFE_SHARE = 0.9
 
 
 def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
-    """Each phase over the windows, in the order of PHASES with sub-phases behind their parent."""
+    """All phases over the windows, in the order of PHASES, with sub-phases after their parent."""
     wall = sum(window.wall_ns for window in windows)
     if not wall:
         return ()
@@ -98,10 +98,9 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
 
 
 def _share_error(name: str, windows: Sequence[WindowEvent]) -> float | None:
-    """Standard error of a phase's share of wall time, from how much it differs between windows with steps.
+    """Standard error of a phase's share of wall time, from its variation between windows with steps.
 
-    Of a ratio of sums, and at least what a single window makes of it: one long window (the first one, with its
-    workers to start) is no evidence of a habit.
+    At least the influence of any single window: one slow window is not evidence of a constant cost.
     """
     pairs = [
         (float(window.phases[name]["host_ns"]) if name in window.phases else 0.0, float(window.wall_ns))
@@ -114,13 +113,13 @@ def _share_error(name: str, windows: Sequence[WindowEvent]) -> float | None:
     share = sum(part for part, _ in pairs) / wall
     beyond = [part - share * whole for part, whole in pairs]
     spread = sqrt(count / (count - 1) * sum(value * value for value in beyond)) / wall
-    # Without a window the share is off by so much.
+    # Largest change of the share when a single window is left out.
     alone = max(abs(value) / (wall - whole) for value, (_, whole) in zip(beyond, pairs, strict=True))
     return max(spread, alone)
 
 
 def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
-    """What a sample says of the memory of a run on the processor; a run on a card has its allocator's events."""
+    """Resident memory of a run on the CPU; None for a run on a GPU, which has memory events."""
     if run is None or run.device.startswith("cuda"):
         return None
     value = sample.host.get("rss_bytes")
@@ -128,7 +127,7 @@ def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
 
 
 def core_use(run: RunEvent | None, samples: Sequence[SampleEvent]) -> CoreUse | None:
-    """Means over the samples that know both what is used and what of it is ours; None without any."""
+    """Mean CPU use over the samples that contain total and own use; None if there are none."""
     usable = run.usable_cores if run is not None else None
     known = [
         sample.host
@@ -159,9 +158,9 @@ def idle(
     sample: SampleEvent | None,
     kernels: KernelsEvent | None = None,
 ) -> Idle:
-    """Idle share by the best method there is: a recent burst, the device clock, NVML, or the host clock.
+    """Idle share by the best available method: a recent profiler capture, the device clock, NVML or the host clock.
 
-    With a CUDA graph the device clock abstains: its marks lie around the replay of a whole step.
+    The device clock cannot measure idle time within the replay of a CUDA graph.
     """
     if run is None:
         return Idle(None, "host", (), NOTHING_YET)
@@ -184,13 +183,13 @@ def idle(
 
 
 def capture_text(kernels: KernelsEvent) -> str:
-    """A burst in one line: "GPU idle 63 % (kernels) over 3 steps: waiting for data 57 %, …; longest: …"."""
+    """A profiler capture in one line: "profiler capture of 3 steps (kernels): GPU idle 63%: launch gaps 57%; …"."""
     what = "GPU" if kernels.method == "kernels" else "compute"
     steps = f"{kernels.steps} step{'' if kernels.steps == 1 else 's'}"
     wall = max(kernels.wall_ns, 1)
-    text = f"{what} idle {1 - kernels.busy_ns / wall:.0%} ({kernels.method}) over {steps}"
+    text = f"profiler capture of {steps} ({kernels.method}): {what} idle {1 - kernels.busy_ns / wall:.0%}"
     causes = [f"{cause} {ns / wall:.0%}" for cause, ns in kernels.idle_ns.items() if ns / wall >= 0.005]
-    text += f": {', '.join(causes)}" if causes else ""
+    text += f" ({', '.join(causes)})" if causes else ""
     if kernels.top:
         name, ns, _ = kernels.top[0]
         text += f"; longest: {name[:60]} {ns / wall:.0%}"
@@ -198,7 +197,7 @@ def capture_text(kernels: KernelsEvent) -> str:
 
 
 def _still_valid(kernels: KernelsEvent, windows: Sequence[WindowEvent]) -> bool:
-    """Whether the run has not gone on for too long since."""
+    """Whether the capture is recent enough."""
     steps = sum(window.steps for window in windows)
     if not steps or kernels.wall_ns <= 0:
         return kernels.wall_ns > 0
@@ -207,7 +206,7 @@ def _still_valid(kernels: KernelsEvent, windows: Sequence[WindowEvent]) -> bool:
 
 
 def _of_capture(kernels: KernelsEvent, aside: Mapping[str, float]) -> Idle:
-    """What a burst saw, for the part of the time that is spent in steps; bursts keep out of the rest."""
+    """Idle time by a profiler capture, for the time spent in steps; captures do not cover the rest."""
     stepping = max(1 - sum(aside.values()), 0.0)
     found = [(cause, ns / kernels.wall_ns * stepping) for cause, ns in kernels.idle_ns.items()]
     if aside.get("checkpoint"):
@@ -221,7 +220,7 @@ def _by_events(shares: Sequence[PhaseShare], aside: Mapping[str, float]) -> Idle
     total = sum(share.device_ns or 0.0 for share in timed)
     if total <= 0:
         return Idle(None, "events", (), NOTHING_YET)
-    # Evaluation and checkpoints lie outside the steps that carry events: the host clock says how long they were.
+    # CUDA events cover the steps only; the host clock gives the time of evaluations and checkpoints.
     stepping = max(1 - sum(aside.values()), 0.0)
     found = [
         (DEVICE_IDLE[share.name], (share.device_ns or 0.0) / total * stepping)
@@ -232,13 +231,13 @@ def _by_events(shares: Sequence[PhaseShare], aside: Mapping[str, float]) -> Idle
         found.append((CHECKPOINT, aside["checkpoint"]))
     launching = [share for share in timed if share.name in LAUNCHING]
     host, device = sum(each.host_ns for each in launching), sum(each.device_ns or 0.0 for each in launching)
-    # A device that is busy throughout lags behind the host, which then waits somewhere else for it.
+    # A device that is always busy lags behind the host, which then waits for it elsewhere.
     paced = host > 0 and KEEPS_PACE <= device / host <= 1 / KEEPS_PACE
     return replace(_summed("events", found), reason=LOWER_BOUND if paced else "")
 
 
 def _summed(method: str, found: Sequence[tuple[str, float]]) -> Idle:
-    """One entry a cause, in the order of the screen."""
+    """Idle time with one entry per cause, in display order."""
     order = (*IDLE_CAUSES[:-1], CHECKPOINT, IDLE_CAUSES[-1])
     sums: dict[str, float] = {}
     for cause, share in found:
@@ -248,21 +247,12 @@ def _summed(method: str, found: Sequence[tuple[str, float]]) -> Idle:
 
 
 def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEvent | None) -> Headroom:
-    """What can still be allocated on the card, or on the host when the run is on the processor."""
+    """Free and used memory of the GPU, or of the host if the run is on the CPU."""
     if run is not None and run.device.startswith("cuda"):
         card = (sample.card if sample else None) or {}
-        free = (
-            memory.free_bytes if memory and memory.free_bytes is not None else card.get("memory_free_bytes")
-        )
-        total = (
-            memory.total_bytes
-            if memory and memory.total_bytes is not None
-            else card.get("memory_total_bytes")
-        )
-        others = (
-            memory.others_bytes
-            if memory and memory.others_bytes is not None
-            else card.get("memory_others_bytes")
+        free, total, others = (
+            value if (value := getattr(memory, name, None)) is not None else card.get(f"memory_{name}")
+            for name in ("free_bytes", "total_bytes", "others_bytes")
         )
         used = memory.reserved_bytes if memory else None
         peak = memory.peak_reserved_bytes if memory else None
@@ -280,12 +270,12 @@ def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEve
 
 
 def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | None:
-    """Predicted: the largest micro-batch whose growth within a step, taken as proportional, still fits."""
+    """Predicted largest micro-batch that fits, assuming that activations are proportional to its size."""
     if free is None or memory is None or not memory.growth_bytes:
         return None
     micro = int(run.config["batch"]["micro"])
     cached = max(memory.reserved_bytes - memory.allocated_bytes, 0)
-    # Gradients come and go within a step too, but do not grow with the micro-batch (parameters are fp32).
+    # Gradients are allocated within a step too, but do not grow with the micro-batch (parameters are fp32).
     gradients = 4 * run.parameters
     activations = memory.growth_bytes - gradients
     if activations <= 0:
@@ -294,7 +284,7 @@ def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | 
 
 
 def setting_text(setting: SettingEvent) -> str:
-    """One setting in one line: "loader.pin_memory: requested true, not in effect: no CUDA card"."""
+    """One setting in one line: "loader.pin_memory: requested true, not in effect: no CUDA GPU"."""
     asked = f"{setting.name}: requested {setting.requested}"
     if setting.applied != setting.requested:
         asked += f", applied {setting.applied}"
@@ -303,7 +293,7 @@ def setting_text(setting: SettingEvent) -> str:
 
 
 def throughput(work: WorkEvent | None, step_ns: float | None) -> Throughput:
-    """Counted work over the measured time of an optimizer step, and where that is on the card's roofline."""
+    """FLOP rate of an optimizer step and its position on the GPU's roofline."""
     if work is None or work.flops_per_step is None:
         return Throughput()
     flops = work.flops_per_step
@@ -322,7 +312,7 @@ def throughput(work: WorkEvent | None, step_ns: float | None) -> Throughput:
 
 
 def figures(snapshot: Snapshot) -> Json:
-    """The measured and derived figures of a run for programs; units are in the names, null is "not known"."""
+    """The measured and derived figures of a run as JSON; units are in the names, null is unknown."""
     found = snapshot.throughput
     return {
         "step_s": snapshot.step_ns * 1e-9 if snapshot.step_ns is not None else None,

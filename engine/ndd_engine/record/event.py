@@ -1,4 +1,4 @@
-"""What all events share: a dataclass written as one line of JSON, and read back."""
+"""The base class of events: a dataclass that is written as one line of JSON and read back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What all events share: reading and writing."""
+    """Base class of all events."""
 
     type: ClassVar[str]
 
     def to_json(self, t: float) -> str:
-        """One line without its newline. NaN and infinities become null: JSON has neither."""
+        """The event as one line of JSON without newline. NaN and infinities become null."""
         body: Json = {"v": VERSION, "type": self.type, "t": round(t, 4)}
         for item in fields(self):
             body[item.name] = getattr(self, item.name)
@@ -29,13 +29,13 @@ class Event:
 
     @classmethod
     def from_dict(cls, body: Json) -> Self:
-        """Rebuild from a parsed line; unknown fields are dropped. Raises TypeError when a required one is absent."""
+        """The event from a parsed line; unknown fields are ignored. Raises TypeError if a required one is missing."""
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in body.items() if key in known})
 
 
 def finite(value: Any) -> Any:
-    """The value with every NaN and infinity in it replaced by None."""
+    """The value with all NaN and infinities replaced by None."""
     if isinstance(value, float):
         return value if value == value and value not in (float("inf"), float("-inf")) else None
     if isinstance(value, dict):

@@ -1,24 +1,24 @@
-"""The events of a run: one JSON object a line, the only thing that is ever recorded.
+"""The events of a run, written to events.jsonl as one JSON object per line.
 
-Every event carries `v` (version), `type` and `t` (unix seconds). Units are in field names. A field that could
-not be measured is `null`. Readers ignore fields and types they do not know, and skip lines that are torn.
+Every event has `v` (format version), `type` and `t` (Unix time in seconds). Field names end with their unit. A value
+that could not be measured is `null`. Readers ignore unknown fields and types and skip incomplete lines.
 
-    run      who runs what on which machine; the first event, and again after a resume (with `resumed_step`)
-    stage    preparation, so that a viewer knows what is being waited for
-    window   a stretch of steps: wall time, where it went, loss, throughput
-    sample   counters of the card and the host
-    memory   the torch allocator's counters (CUDA only)
-    setting  one setting: what was asked for, what was applied, and whether it took effect
-    work     what one optimizer step computes and moves, and what the card could do at most
-    loader   what making a micro-batch costs, measured before training
-    baseline one micro-batch by itself, measured before training
-    kernels  a short profiler burst: exactly when something was computed or copied
-    stacks   where in the code the training thread was seen
-    finding  what holds the run back was found, or is gone
-    trial    a change was measured against the present
-    mark     something that happened: epoch, evaluation, checkpoint, compile, pause, warning, choice
-    fold     the folded state, written now and then so that a long log opens at once
-    end      how it ended
+    run      the run, its configuration and machine; the first event, repeated on resume with `resumed_step`
+    stage    a stage of the preparation, such as importing torch
+    window   a group of consecutive steps: wall time, phases, loss, throughput
+    sample   counters of the GPU and the host
+    memory   counters of the CUDA allocator
+    setting  one setting: requested value, applied value, and whether it is in effect
+    work     FLOPs and bytes of one optimizer step, and the published peak of the GPU
+    loader   cost of making a micro-batch, measured before training
+    baseline time of one micro-batch, measured before training
+    kernels  a profiler capture
+    stacks   stack samples of the training thread
+    finding  a finding appeared or disappeared
+    trial    a candidate configuration was measured against a baseline
+    mark     an occurrence: epoch, evaluation, checkpoint, compile, pause, warning, choice
+    fold     the accumulated state, written regularly so that long records open fast
+    end      the end of the run
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "TrialEvent", "WindowEvent", "WorkEvent", "finite", "parse",
 ]  # fmt: skip
 
-# Phases of a step; `other` is wall time minus the rest. The order is the order on the screen.
+# Phases of a step in display order; `other` is the wall time outside the other phases.
 PHASES = (
     "data_wait",
     "to_device",
@@ -57,10 +57,13 @@ PHASES = (
 class RunEvent(Event):
     """Identity of a run.
 
-    steps_per_epoch and items_per_epoch are of the training set; total_steps is where the run will end.
-    item and token name the units of the workload ("window", "character"); tokens_per_item may be 0 (none).
-    card: see hardware.card.Card.to_dict; null without a card. usable_cores: what this process may use of the host,
-    by its affinity and its control group's quota.
+    config: the resolved configuration. device: "cpu" or "cuda:N". card: the GPU, see hardware.gpu.Gpu.to_dict; null
+    without one. versions: package -> version. parameters: number of model parameters. precision: "fp32", "tf32",
+    "bf16" or "fp16". item, token: names of the workload's units ("window", "character"); token may be null and
+    tokens_per_item 0. items_per_step: effective batch size. items_per_epoch, steps_per_epoch: of the training set.
+    total_steps: optimizer steps at which the run ends. model, data: descriptions. threads: CPU threads. usable_cores:
+    CPU cores available to the process (affinity and cgroup quota). resumed_step, resumed_from: step and checkpoint
+    file of a resume, else null.
     """
 
     type: ClassVar[str] = "run"
@@ -93,7 +96,10 @@ class RunEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class StageEvent(Event):
-    """Preparation before the first step: "importing torch", "reading the text"."""
+    """A stage of the preparation before the first step.
+
+    name: "prepare", or "resume" at the start of a resumed run. text: what is being done, such as "importing torch".
+    """
 
     type: ClassVar[str] = "stage"
     name: str
@@ -102,15 +108,17 @@ class StageEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class WindowEvent(Event):
-    """A stretch of the run between two clock readings.
+    """A group of consecutive steps.
 
-    wall_ns: the stretch by the monotonic clock; equals the sum of phases[*].host_ns exactly. steps may be 0
-    (an evaluation longer than a window). step: optimizer steps done at its end. step_*_ns: per optimizer step.
-    phases: {phase: {"host_ns": total in this window, "p50_ns", "p95_ns", "max_ns": per step,
-    "device_ns": mean per step on the device, or null}}; a key "forward/encoder" is a part of "forward".
-    loss: mean of the losses read back in this window, null if none was. last_loss: [step, loss].
-    gc_ns, gc_count: Python's garbage collections in it, which lie inside the phases; gc_max_ns: the longest.
-    profiled: a profiler burst ran, so its times say nothing about the other steps.
+    step, epoch, epoch_step: position at the end of the window, in optimizer steps. steps, micro_steps, items, tokens:
+    processed in this window; steps is 0 in a window that contains only an evaluation or a checkpoint. wall_ns: wall
+    time; the phases without "/" in their name add up to it. step_p50_ns, step_p95_ns, step_max_ns: time of an
+    optimizer step. phases: {phase: {"host_ns": total in this window; "p50_ns", "p95_ns", "max_ns": per step;
+    "device_ns": mean per step by CUDA events, or null}}; "forward/encoder" is a sub-phase of "forward". loss: mean of
+    the losses read back in this window, or null; last_loss: [step, loss] of the last one. lr, grad_norm, loss_scale:
+    latest values. device_steps: steps timed on the device. gc_ns, gc_count, gc_max_ns: total, number and longest of
+    Python's garbage collections (part of the phases). profiled: true if a profiler capture ran; such windows are not
+    used for rates.
     """
 
     type: ClassVar[str] = "window"
@@ -140,7 +148,10 @@ class WindowEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class SampleEvent(Event):
-    """Counters at one moment. card: null without NVML; each of its fields may be null. See hardware.sampler."""
+    """Counters at one moment. card: GPU counters, null without NVML. host: host counters. Each value may be null.
+
+    See hardware.sampler.Sampler for the counters and their units.
+    """
 
     type: ClassVar[str] = "sample"
     card: Json | None
@@ -149,7 +160,12 @@ class SampleEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvent(Event):
-    """The CUDA allocator. growth_bytes: peak within a step above what lives between steps (measured)."""
+    """Counters of the CUDA caching allocator of this process, and the memory of the GPU.
+
+    allocated_bytes, reserved_bytes: current; peak_*: maximum so far. growth_bytes: peak within a step minus the
+    memory allocated between steps. retries: allocations that freed the cache and retried. ooms: out-of-memory errors.
+    free_bytes, total_bytes: memory of the GPU. others_bytes: memory used by other processes.
+    """
 
     type: ClassVar[str] = "memory"
     allocated_bytes: int
@@ -166,11 +182,11 @@ class MemoryEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class SettingEvent(Event):
-    """One setting of the configuration, and whether it took effect; the newest of a name counts.
+    """A setting and whether it is in effect; the newest event of a name is valid.
 
-    name: as in the configuration ("loader.workers"). requested, applied: values in words ("4", "auto", "bf16").
-    in_effect: null when there was nothing to verify (left at its default). verified: how it was verified, or why
-    it is not in effect. A setting that is not in effect counts as a warning.
+    name: dotted key ("loader.workers"). requested, applied: values as text ("4", "auto", "bf16"). in_effect: null if
+    there is nothing to verify (default value); false is shown as a warning. verified: how it was verified, or why it
+    is not in effect. step: optimizer steps done.
     """
 
     type: ClassVar[str] = "setting"
@@ -184,14 +200,15 @@ class SettingEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkEvent(Event):
-    """What one optimizer step computes and moves, counted once, and the published peak of the card.
+    """FLOPs and memory traffic of one optimizer step, counted once, and the published peak of the GPU.
 
-    flops_*: floating-point operations, a multiply-add is two; flops_forward is the forward's (and the loss's) part.
-    bytes_per_step: what the operations read and write without any fusion, an upper bound of memory traffic.
-    peak_tflops: dense, 10^12 operations a second in peak_kind ("bf16", "fp16", "tf32", "fp32"); bandwidth_gb_s:
-    10^9 bytes a second; both null with the reason when the card has no published figures. attention: back ends
-    seen ("flash", "math"). dtypes: FLOPs of one micro-batch by the type of their result ("bfloat16"). uncounted:
-    operations that may compute much and have no formula. method: how it was counted.
+    flops_per_step: floating-point operations (a multiply-add is two); flops_forward: those of forward and loss.
+    bytes_per_step: bytes that the operators read and write without fusion (upper bound of the memory traffic).
+    parameters, micro, accumulation, precision: of the run. peak_tflops: dense peak in 10^12 operations per second for
+    peak_kind ("bf16", "fp16", "tf32", "fp32"); bandwidth_gb_s: 10^9 bytes per second; both null if the GPU has no
+    published figures, see reason. peak_source: where the figures were published. attention: attention backends in use
+    ("flash", "math"). dtypes: result dtype -> FLOPs of a micro-batch. uncounted: operators without a FLOP formula.
+    method: how the FLOPs were counted.
     """
 
     type: ClassVar[str] = "work"
@@ -215,11 +232,11 @@ class WorkEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class MarkEvent(Event):
-    """Something that happened.
+    """An occurrence during the run.
 
-    kind: epoch, evaluation, checkpoint, compile, recompile, pause, resume, warning, choice, note, status.
-    text is for people; data holds the figures: an evaluation's {"metrics", "seconds", …}, a checkpoint's {"file",
-    "bytes", "seconds"}, a compilation's {"seconds", "mode"}.
+    kind: epoch, evaluation, checkpoint, compile, recompile, pause, resume, warning, choice, note or status. step:
+    optimizer steps done. text: for display. data: figures, such as {"metrics", "seconds", …} of an evaluation,
+    {"file", "bytes", "seconds"} of a checkpoint and {"seconds", "mode"} of a compilation.
     """
 
     type: ClassVar[str] = "mark"
@@ -231,7 +248,7 @@ class MarkEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class FoldEvent(Event):
-    """The state after all events before this line; see record.fold."""
+    """The accumulated state after all previous events; see record.fold."""
 
     type: ClassVar[str] = "fold"
     state: Json
@@ -239,7 +256,11 @@ class FoldEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class EndEvent(Event):
-    """How the run ended. status: done, stopped, failed, interrupted, terminated."""
+    """The end of the run.
+
+    status: done, stopped, failed, interrupted or terminated. reason: explanation. step: optimizer steps done.
+    exit_status: of the process. checkpoint: file name of the last checkpoint, or null. data: further figures.
+    """
 
     type: ClassVar[str] = "end"
     status: str
@@ -260,7 +281,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
 
 
 def parse(line: bytes | str) -> tuple[float, Event] | None:
-    """(unix seconds, event) of one line, or None for a torn, foreign or unknown one."""
+    """(Unix time in seconds, event) of one line; None if it is incomplete, invalid or of an unknown type."""
     try:
         body = json.loads(line)
         kind = EVENT_TYPES.get(body["type"])

@@ -1,22 +1,23 @@
-"""The events of the diagnosis: what was measured for it, what it found, and which change was tried."""
+"""Events of the diagnosis: measurements before training, profiler captures, stack samples, findings, trials."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from .event import Event, Json
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderEvent(Event):
-    """What the training data is, and what one micro-batch of it costs to make in the training process.
+    """The training data and the cost of making a micro-batch in the training process, measured before training.
 
-    in_memory: batches can be made in one gather from tensors that lie in memory. encoded: items that were encoded
-    once and are kept, or null. epochs_differ: items change every epoch and cannot be kept. batch_bytes: of one
-    micro-batch. item_ns, item_cpu_ns: wall and processor time of making one item (mean of `probed`; the rest it
-    waited, for storage or a network). collate_ns: joining a micro-batch's items. gather_ns: a micro-batch in one
-    gather, null where that is not possible. Nanoseconds; null where nothing was measured.
+    items: number of items. micro: items of a micro-batch. in_memory: tensors in memory, one gather operation makes a
+    batch. encoded: number of items that are encoded once and cached, or null. epochs_differ: items change every epoch
+    and cannot be cached. batch_bytes: size of a micro-batch. item_ns, item_cpu_ns: wall and CPU time of making an
+    item, mean of `probed` items (the difference is time waiting for storage or network). collate_ns: joining the
+    items of a micro-batch. gather_ns: making a micro-batch in one gather operation. Times that were not measured or
+    do not apply are null.
     """
 
     type: ClassVar[str] = "loader"
@@ -35,11 +36,11 @@ class LoaderEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class BaselineEvent(Event):
-    """Forward and backward of one micro-batch by itself, before any loader process runs: the fastest of `runs`.
+    """Time of forward and backward of one micro-batch before training, without loader workers.
 
-    other_micro, other_ns: the same for another size of the micro-batch, which shows what does not grow with it.
-    threads: of the run; by_threads: [[threads, nanoseconds], …] of the same micro-batch with other thread counts
-    (processor only). operations: operators of one forward and backward pass.
+    micro: items. micro_ns: the fastest of `runs` repetitions. other_micro, other_ns: the same for another micro-batch
+    size, to determine the fixed overhead. threads: CPU threads of the run. by_threads: [[threads, nanoseconds], …]
+    for other thread counts (CPU only). operations: operators of one forward and backward pass.
     """
 
     type: ClassVar[str] = "baseline"
@@ -55,12 +56,13 @@ class BaselineEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class KernelsEvent(Event):
-    """A burst of the profiler over a few whole steps, with the exact union of what was computed and copied.
+    """A profiler capture of a few whole steps.
 
-    method: "kernels" (kernels and copies on the card) or "operators" (operators on the host, without a card).
-    step: optimizer steps done at its end. busy_ns, copy_ns: union of kernels and copies; of copies alone.
-    idle_ns: the rest of wall_ns by cause, adding up to it. top: the longest kernels or operators, [name, total
-    nanoseconds, count] each. launches: kernels or top-level operators in the burst. trace: the file that was exported.
+    method: "kernels" (kernels and copies on the GPU) or "operators" (operators on the CPU, without a GPU). step:
+    optimizer steps done at its end. steps: optimizer steps captured. wall_ns: duration. busy_ns: time with at least
+    one kernel or copy running. copy_ns: time with a copy running. idle_ns: cause -> idle nanoseconds; busy_ns and all
+    causes add up to wall_ns. launches: number of kernels or top-level operators. top: the longest kernels or
+    operators, [name, total nanoseconds, count] each. trace: path of the exported Chrome trace, or null.
     """
 
     type: ClassVar[str] = "kernels"
@@ -78,11 +80,11 @@ class KernelsEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class StacksEvent(Event):
-    """Where the training thread was seen since the last such event, at a few looks a second.
+    """Stack samples of the training thread since the previous stacks event.
 
-    looks: how many. frames: [phase, file, line, function, looks, own], the most seen first: the innermost frame
-    that is not torch's, Python's or the console's own machinery. own: 1 where the user's code or a workload is in
-    it, 0 where only the innermost frame of a library is known.
+    step: optimizer steps done. looks: number of stack samples. frames: [phase, file, line, function, samples, own]
+    each, the most frequent first. The frame is the innermost one outside of torch, the standard library and this
+    package (own 1), or the innermost one of a library if there is none (own 0).
     """
 
     type: ClassVar[str] = "stacks"
@@ -93,7 +95,11 @@ class StacksEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class FindingEvent(Event):
-    """A finding came (gone false) or went. finding: see diagnose.finding.Finding.to_dict."""
+    """A finding appeared or disappeared.
+
+    step: optimizer steps done. cause: id such as "few-workers". text: title of the finding. gone: true if it
+    disappeared. finding: all its fields, see diagnose.finding.Finding.
+    """
 
     type: ClassVar[str] = "finding"
     step: int
@@ -105,16 +111,17 @@ class FindingEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialEvent(Event):
-    """A change measured against the present, in paired blocks on this machine.
+    """A candidate configuration measured against a baseline in paired ABBA blocks on one machine.
 
-    sets: the change, "key=value" each. against: what it was compared with, in words. verdict: gain, no gain, loss,
-    undecided, out of memory, failed or stopped. ratio: speed (items a second) with the change over without it, with
-    its interval low..high at `confidence`; null where nothing was compared. quads: blocks A B B A that were measured.
-    base, change: each side's figures (see trial.side.SideFacts). in_effect: whether the change took effect, null
-    where that cannot be told; not_in_effect: why not. loss: "same", "close", "differs" or "not comparable";
-    loss_text says how it was compared. break_even_steps: optimizer steps after which the time that the change costs
-    before training is repaid, null without a gain. text: the result in one sentence. seconds: the trial took.
-    device: what it was measured on.
+    sets: the change, "key=value" each. against: description of the baseline. verdict: "gain", "no gain", "loss",
+    "inconclusive" ("undecided" in records before 0.5, converted when read), "out of memory", "failed" or "stopped".
+    text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
+    with the confidence interval low..high at level `confidence`; null without a comparison. quads: number of ABBA
+    blocks. seconds, budget_s: duration and time budget of the trial. device: the device of the measurement.
+    in_effect: whether the change took effect, null if unknown; not_in_effect: why it did not. loss: "same", "close",
+    "differs" or "not comparable"; loss_text: how the losses were compared. break_even_steps: optimizer steps after
+    which the change breaks even, null without a gain. base, change: measurements of baseline and candidate, see
+    trial.side.SideFacts. cause: id of the finding that proposed the change, or null.
     """
 
     type: ClassVar[str] = "trial"
@@ -138,3 +145,9 @@ class TrialEvent(Event):
     base: Json = field(default_factory=dict)
     change: Json = field(default_factory=dict)
     cause: str | None = None
+
+    @classmethod
+    def from_dict(cls, body: Json) -> Self:
+        """As for all events; the old verdict "undecided" becomes "inconclusive"."""
+        old = body.get("verdict") == "undecided"
+        return super(TrialEvent, cls).from_dict({**body, "verdict": "inconclusive"} if old else body)

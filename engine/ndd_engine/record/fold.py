@@ -1,4 +1,4 @@
-"""The folded state as an event, so that a long log opens at once, and back."""
+"""Converts the state of a run to a fold event and back, so that long records open fast."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .state import RunState
 from .timeleft import Aside
 from .trend import Trend
 
-# Events of which the newest is kept as it is: field of the state and of the snapshot -> type.
+# Events of which only the newest is kept: field of the state and of the snapshot -> type.
 _NEWEST: dict[str, type[Event]] = {
     "run": RunEvent, "end": EndEvent, "sample": SampleEvent, "memory": MemoryEvent, "work": WorkEvent,
     "loader": LoaderEvent, "baseline": BaselineEvent, "kernels": KernelsEvent, "stacks": StacksEvent,
 }  # fmt: skip
-# What a fold event holds as it is; everything else needs rebuilding.
+# Fields that are stored unchanged.
 _PLAIN = (
     "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
     "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings",
@@ -40,7 +40,7 @@ _PLAIN = (
 
 
 def to_event(state: RunState) -> FoldEvent:
-    """The state as an event, from which `from_event` rebuilds an equal one."""
+    """The state as an event; `from_event` restores an equal state."""
     body: Json = {name: getattr(state, name) for name in _PLAIN}
     for name in _NEWEST:
         body[name] = _body(getattr(state, name))
@@ -60,7 +60,7 @@ def to_event(state: RunState) -> FoldEvent:
 
 
 def from_event(event: FoldEvent) -> RunState:
-    """Rebuild. Raises KeyError or TypeError when the event was written by an incompatible version."""
+    """The state from a fold event. Raises KeyError or TypeError if it was written by an incompatible version."""
     body = dict(event.state)
     state = RunState()
     for name, kind in _NEWEST.items():

@@ -1,4 +1,4 @@
-"""Reads a run's events: opens a log of any length at once, then follows it as it grows."""
+"""Reads the events of a run: opens long logs fast and follows them as they grow."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .snapshot import FINAL, Snapshot
 from .state import RunState
 
 BLOCK = 256 * 1024
-# How far back a fold event is looked for; they are written every 512 KB.
+# Maximum distance to search back for a fold event; they are written every 512 KB.
 SEARCH_BYTES = 8 * 1024 * 1024
 _FOLD_MARK = b'"type":"fold"'
 
 
 class RunReader:
-    """Follows one run's log. `poll` folds what is new and is cheap when nothing is; `snapshot` is the result.
+    """Follows the log of a run: `poll` reads new events, `snapshot` returns the state.
 
-    listener: called with each event after it was folded; on opening, only with those since the newest fold event.
+    listener: called with each event after it was read; initially only with those after the newest fold event.
     """
 
     def __init__(self, run: RunDir, listener: Callable[[float, Event], None] | None = None) -> None:
@@ -35,15 +35,13 @@ class RunReader:
         self._open()
 
     def poll(self) -> bool:
-        """Fold the lines that came since the last call; True when there were any."""
-        changed = False
-        if self._fold_new():
-            changed = True
+        """Read the lines added since the last call; True if there were any or the process was lost."""
+        changed = self._fold_new()
         if changed:
             self._snapshot = self.state.snapshot()
-        # A process that died without a word leaves no event: the lock tells.
+        # A killed process writes no end event, but its lock is released.
         if self._snapshot.status not in FINAL and self.run.live_owner() is None:
-            # Its end may have been written between the read and the look at the lock.
+            # The end may have been written after reading and before checking the lock.
             self._fold_new()
             self._snapshot = self.state.snapshot()
             if self._snapshot.status not in FINAL:
@@ -56,7 +54,7 @@ class RunReader:
         return self._snapshot
 
     def _fold_new(self) -> bool:
-        """Fold what is new; a line that is valid JSON but not what its type promises is left out like a torn one."""
+        """Fold new events; events with invalid fields are skipped. True if there were any."""
         found = False
         for t, event in self._new_events():
             found = True
@@ -70,7 +68,7 @@ class RunReader:
         return found
 
     def _open(self) -> None:
-        """Start from the newest fold event, or from the beginning when there is none."""
+        """Start from the newest fold event, or from the beginning if there is none."""
         try:
             with self.run.events.open("rb") as file:
                 found = _newest_fold(file.fileno())
@@ -81,7 +79,7 @@ class RunReader:
                 self.state = from_event(found[1])
                 self._offset = found[0]
             except (KeyError, TypeError, IndexError, ValueError):
-                self.state = RunState()  # written by another version: read it all
+                self.state = RunState()  # written by another version: read the whole log
 
     def _new_events(self) -> Iterator[tuple[float, Event]]:
         try:
@@ -89,7 +87,7 @@ class RunReader:
                 file.seek(self._offset)
                 for line in file:
                     if not line.endswith(b"\n"):
-                        break  # torn, or being written: next time
+                        break  # incomplete: read it next time
                     self._offset += len(line)
                     if _FOLD_MARK in line[:40]:
                         continue
@@ -100,14 +98,14 @@ class RunReader:
 
 
 def load_state(run: RunDir) -> RunState:
-    """The folded state of a log, for a run that goes on with it."""
+    """The state after all events of a log, to resume the run."""
     reader = RunReader(run)
     reader._fold_new()
     return reader.state
 
 
 def truncate_torn_line(path: Path) -> None:
-    """Cut a last line without its newline, which a killed process may leave."""
+    """Remove an incomplete last line, which a killed process may leave."""
     try:
         with path.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
@@ -129,7 +127,7 @@ def truncate_torn_line(path: Path) -> None:
 
 
 def _newest_fold(handle: int) -> tuple[int, FoldEvent] | None:
-    """(offset behind it, event) of the last whole fold event, looking back at most SEARCH_BYTES."""
+    """(offset after it, event) of the last complete fold event within SEARCH_BYTES from the end, or None."""
     size = os.fstat(handle).st_size
     tail = b""
     start = size
@@ -147,6 +145,6 @@ def _newest_fold(handle: int) -> tuple[int, FoldEvent] | None:
                 if item is not None and isinstance(item[1], FoldEvent):
                     return start + end + 1, item[1]
             if not whole:
-                break  # its beginning lies further back
+                break  # it begins in an earlier block
             index = tail.rfind(_FOLD_MARK, 0, index)
     return None

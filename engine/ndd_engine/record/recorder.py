@@ -1,7 +1,7 @@
-"""Takes events from the training thread, folds them and writes them; never raises into training, never blocks it.
+"""Writes events to events.jsonl and keeps the state of the run; never blocks training and never raises into it.
 
-`put` appends to a queue and returns. A thread of its own folds each event into the state, publishes the newest
-Snapshot and appends the line to events.jsonl. A disk that is slow or full delays or loses lines, never a step.
+`put` appends to a queue. The recorder's thread updates the state and writes the lines. A slow or full disk delays or
+loses lines, never a training step.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from .reader import truncate_torn_line
 from .snapshot import Snapshot
 from .state import RunState
 
-# A fold event every so many bytes of log: opening a log reads at most about this much.
+# Bytes of log between two fold events: opening a log reads about this much.
 FOLD_EVERY_BYTES = 512 * 1024
 
-# Seconds from one derivation to the next.
+# Minimum seconds between calls of `derive`.
 DERIVE_EVERY_S = 2.0
 
 Listener = Callable[[float, Event], None]
-# Events that follow from the state: called with the Snapshot, and whether it is the last one.
+# Returns events derived from the state; called with the Snapshot and whether it is the last call.
 Derive = Callable[[Snapshot, bool], Iterable[Event]]
 
 
 class Recorder:
-    """One run's record. Make it, `start`, `put` events from any thread, `close`.
+    """The record of a run. Call `start`, `put` events from any thread, then `close`.
 
-    state: where folding begins (a resumed run goes on from its own log).
-    listener: called in the recorder's thread after each event was folded (the headless printer).
-    derive: called in the recorder's thread every `derive_every_s` at most, while events come, and before the end;
-    what it returns is recorded like any other event.
+    state: initial state (of a resumed run). listener: called in the recorder's thread after each event. derive:
+    called in the recorder's thread at most every `derive_every_s` seconds and before the end; the events that it
+    returns are recorded.
     """
 
     def __init__(
@@ -67,20 +66,20 @@ class Recorder:
         self._thread = threading.Thread(target=self._work, name="ndd-recorder", daemon=True)
 
     def start(self) -> None:
-        """Open the file and start the thread. Raises OSError when the file cannot be opened."""
+        """Open the file and start the thread. Raises OSError if the file cannot be opened."""
         if self._path is not None:
             truncate_torn_line(self._path)
             self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._thread.start()
 
     def put(self, event: Event) -> None:
-        """Record an event that happens now. Never blocks."""
+        """Record an event with the current time. Never blocks."""
         self._queue.put((_now(), event))
 
     def snapshot(self) -> Snapshot:
-        """The newest state; the same object while nothing changed."""
+        """The current state; the same object until it changes."""
         if self._dirty:
-            # Folding is in the recorder's thread; building the value is left to whoever looks, if anyone does.
+            # Built on demand by the caller, to keep the recorder's thread fast.
             with self._lock:
                 self._dirty = False
                 self._snapshot = self._state.snapshot(self.dropped)
@@ -88,17 +87,17 @@ class Recorder:
 
     @property
     def trouble(self) -> str | None:
-        """Why events are not being written right now, or None while they are."""
+        """Why events cannot be written at the moment, or None."""
         return f"the record cannot be written: {self._write_error}" if self._write_error else None
 
     def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait until everything put so far is folded and written; False after the timeout."""
+        """Wait until all queued events are written; False after the timeout."""
         done = threading.Event()
         self._queue.put(done)
         return done.wait(timeout_s) if self._thread.is_alive() else True
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what is queued and end the thread; a disk that hangs is left behind after the timeout."""
+        """Write the queued events and end the thread; gives up after the timeout if the disk hangs."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join(timeout_s)
@@ -115,7 +114,7 @@ class Recorder:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            # The end is the last event: what follows from the state is told before it.
+            # The end event must be the last one: derive before it.
             last = isinstance(item[1], EndEvent)
             if last:
                 self._derived(item[0], True)
@@ -125,7 +124,7 @@ class Recorder:
         self._derived(_now(), True)
 
     def _take(self, t: float, event: Event) -> None:
-        # One that fails does not keep the others from the event.
+        # A failure in one part must not affect the others.
         for part in (self._fold, self._append, self._tell):
             self._guard(part, t, event)
 
@@ -144,7 +143,7 @@ class Recorder:
     def _guard(self, part: Callable[..., None], *given: object) -> None:
         try:
             part(*given)
-        except Exception as error:  # noqa: BLE001  the observer must outlive its own mistakes
+        except Exception as error:  # noqa: BLE001  recording must never fail
             text = f"the record: {type(error).__name__}: {error}"
             if text not in self.errors:
                 self._note(text)
@@ -168,7 +167,7 @@ class Recorder:
         if self._handle is None:
             return
         if self._write_error is not None:
-            # Try again now and then; until then nothing is written, so that no line is torn in the middle.
+            # Retry every second; write nothing in between, so that no line is incomplete.
             if time.monotonic() < self._next_retry:
                 self.dropped += 1
                 return
@@ -193,7 +192,7 @@ class Recorder:
             self._next_retry = time.monotonic() + 1.0
             if self._write_error is None:
                 self._write_error = error.strerror or str(error)
-                self._note(f"the record cannot be written: {self._write_error}; training goes on")
+                self._note(f"the record cannot be written: {self._write_error}; training continues")
         else:
             self._since_fold += len(data)
             self._write_error = None
@@ -204,11 +203,11 @@ class Recorder:
         self.errors.append(text)
         t, mark = _now(), MarkEvent("warning", self._state.step, text)
         self._fold(t, mark)
-        # A listener that fails was noted when it failed on the event itself.
+        # Failures of the listener are noted for the event itself.
         with contextlib.suppress(Exception):
             self._tell(t, mark)
 
 
 def _now() -> float:
-    # As it is written: a live run and its replay are the same to the last digit.
+    # Rounded as in the log, so that a live run and its replay are identical.
     return round(time.time(), 4)

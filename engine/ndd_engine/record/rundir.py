@@ -1,4 +1,4 @@
-"""The directory of a run: where each file lies, who may write it, and which runs there are.
+"""The directory of a run: its files, its lock, and the list of runs.
 
 runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock  lock
 """
@@ -25,13 +25,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def runs_root(given: Path | None = None) -> Path:
-    """Where runs are kept: the given folder, else $NDD_RUNS, else ./runs."""
+    """The folder of all runs: the given one, else $NDD_RUNS, else ./runs."""
     return given if given is not None else Path(os.environ.get(ENV_RUNS) or "runs")
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """Paths of one run. Making the object touches nothing."""
+    """Paths of a run. Creating the object does not access the file system."""
 
     path: Path
 
@@ -68,13 +68,13 @@ class RunDir:
         return self.events.exists() or self.config.exists()
 
     def live_owner(self) -> dict[str, Any] | None:
-        """Who writes this run right now ({"pid", "host"}), or None when nobody does."""
+        """The process that writes this run ({"pid", "host"}), or None."""
         try:
             handle = os.open(self.lock, os.O_RDONLY)
         except OSError:
             return None
         try:
-            # A shared try: two viewers never stand in each other's way.
+            # A shared lock, so that viewers do not block each other.
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return _owner(self.lock)
@@ -84,9 +84,9 @@ class RunDir:
 
 
 def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
-    """A directory for a new run, created. Without a name: the workload and the next free number.
+    """Create the directory of a new run; default name: the workload and the next free number.
 
-    Raises UsageError when the name is taken or the place cannot be written.
+    Raises UsageError if the name exists or the folder is not writable.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -95,15 +95,15 @@ def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
             try:
                 (root / candidate).mkdir()
             except FileExistsError:
-                continue  # for a numbered one: another process took it in this moment
+                continue  # another process just created it: try the next number
             return RunDir(root / candidate)
     except OSError as error:
         raise UsageError(
-            f"{printable(str(root))}: runs cannot be written here: {error.strerror}; choose another folder with --runs"
+            f"{printable(str(root))}: cannot write runs: {error.strerror}; choose another folder with --runs"
         ) from None
     raise UsageError(
-        f"run.name: {printable(str(root / (name or '')))} exists already; choose another name, "
-        f"or go on with it: --resume {name}"
+        f"run.name: {printable(str(root / (name or '')))} already exists; choose another name, "
+        f"or resume with: ndd-console train --resume {name}"
     )
 
 
@@ -116,13 +116,16 @@ def _free_names(root: Path, workload: str) -> Iterator[str]:
 
 
 def _base_name(workload: str) -> str:
-    """A workload's name as part of a file name: of "package.module:factory" the module."""
+    """A workload name for a file name; the module name for "package.module:factory"."""
     module = workload.partition(":")[0].rpartition(".")[2]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", module).strip("._-")[:56] or "run"
 
 
 def find_run(root: Path, name: str | None) -> RunDir:
-    """The run with this name (or path), or the newest one. Raises UsageError that lists what is there."""
+    """The run with this name or path; without a name the newest one, live runs first.
+
+    Raises UsageError that lists existing runs.
+    """
     runs = sorted(all_runs(root), key=lambda run: run.path.stat().st_mtime)
     if name is None:
         if not runs:
@@ -135,12 +138,12 @@ def find_run(root: Path, name: str | None) -> RunDir:
     known = ", ".join(run.name for run in reversed(runs[-8:]))
     raise UsageError(
         f"there is no run {printable(name)} in {printable(str(root))}"
-        + (f"; there are: {known}" if known else "")
+        + (f"; existing runs: {known}" if known else "")
     )
 
 
 def all_runs(root: Path) -> Iterator[RunDir]:
-    """Every run in the folder, in the order of names."""
+    """All runs in the folder, sorted by name."""
     try:
         entries = sorted(root.iterdir())
     except OSError:
@@ -152,14 +155,14 @@ def all_runs(root: Path) -> Iterator[RunDir]:
 
 
 class RunLock:
-    """Held by the one process that writes a run; the kernel frees it however that process ends."""
+    """Held by the process that writes a run; the kernel releases it when the process ends."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._handle: int | None = None
 
     def acquire(self, patience_s: float = 0.5) -> None:
-        """Take the lock. Raises RunLockedError that says who holds it."""
+        """Take the lock. Raises RunLockedError that names the holder."""
         handle = os.open(self.run.lock, os.O_RDWR | os.O_CREAT, 0o644)
         deadline = time.monotonic() + patience_s
         while True:
@@ -168,21 +171,20 @@ class RunLock:
                 break
             except BlockingIOError:
                 if time.monotonic() < deadline:
-                    time.sleep(0.05)  # a viewer may be asking whether the run is live
+                    time.sleep(0.05)  # a viewer may hold it briefly
                     continue
                 os.close(handle)
                 owner = _owner(self.run.lock) or {}
                 raise RunLockedError(
                     f"run {self.run.name} is being written by process {owner.get('pid', '?')} "
-                    f"on {owner.get('host', '?')}; "
-                    f"watch it: ndd-console attach {self.run.name}"
+                    f"on {owner.get('host', '?')}; watch it with: ndd-console attach {self.run.name}"
                 ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         self._handle = handle
 
     def release(self) -> None:
-        """Give the lock back; safe to call twice."""
+        """Release the lock; safe to call twice."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -1,4 +1,4 @@
-"""What anyone ever sees of a run: one frozen value, folded from events."""
+"""The state of a run as an immutable value, folded from its events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .events import (
     WorkEvent,
 )
 
-# "lost": the process is gone and no end was recorded (kill -9, power).
+# "lost": the process is gone without an end event (kill -9, power failure).
 STATUSES = (
     "preparing", "training", "evaluating", "checkpointing", "paused", "stopping",
     "done", "stopped", "failed", "interrupted", "terminated", "lost",
@@ -31,10 +31,10 @@ FINAL = frozenset(STATUSES[6:])
 
 @dataclass(frozen=True, slots=True)
 class PhaseShare:
-    """One phase over the recent windows: nanoseconds per optimizer step, and the share of wall time (0..1).
+    """A phase over the recent windows: nanoseconds per optimizer step, and its share of wall time (0..1).
 
-    p50/p95/max are per step in the newest window that had steps. device_ns is null where no device clock ran.
-    share_error: standard error of the share over these windows, null below three of them.
+    p50_ns, p95_ns, max_ns: per step in the newest window with steps. device_ns: None without a device clock.
+    share_error: standard error of the share, None with fewer than three windows.
     """
 
     name: str
@@ -49,11 +49,10 @@ class PhaseShare:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums since the run began or was resumed, pauses and profiler bursts left out; nanoseconds by the host clock.
+    """Sums since the start or resume of the run without pauses and profiler captures, by the host clock.
 
-    windows: those with steps. phases: by name, sub-phases too.
-    gc_ns: None where collections are not watched; gc_max_ns: the longest pause.
-    evaluations, checkpoints: done, with their time in phases "evaluate" and "checkpoint".
+    windows: number of windows with steps. phases: name -> nanoseconds, including sub-phases. gc_ns: None if garbage
+    collections are not measured; gc_max_ns: the longest. evaluations, checkpoints: number done.
     """
 
     wall_ns: int = 0
@@ -68,16 +67,17 @@ class Totals:
     recompiles: int = 0
 
     def share(self, phase: str) -> float:
-        """Of wall time, 0..1."""
+        """Share of a phase in wall time, 0..1."""
         return self.phases.get(phase, 0) / self.wall_ns if self.wall_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """Processor time over the newest samples, in cores: of all processes, of this run with its loader processes, of
-    others (never below 0); usable: what this run may use. samples: how many it is the mean of. neighbours: the
-    busiest other processes, (pid, name, cores) each, the busiest first; () where none was looked for.
-    throttled: share of time in which the control group's quota held this run up, None where that is not known.
+    """Mean CPU use over the newest samples, in cores.
+
+    used: all processes; own: this run with its loader workers; others: other processes (at least 0); usable: cores
+    available to this run. samples: their number. neighbours: the busiest other processes, (pid, name, cores) each, ()
+    if unknown. throttled: share of time throttled by the cgroup quota, None if unknown.
     """
 
     used: float
@@ -91,11 +91,11 @@ class CoreUse:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """How much of wall time nothing was computed. share in 0..1.
+    """Share of wall time in which nothing is computed (0..1).
 
-    method: "kernels" (a profiler burst: exact), "events", "nvml", and without a card "operators" (a burst) or "host".
-    causes: (cause, share) in order of the screen; they add up to `share` except with method "nvml" (no causes).
-    step: the optimizer step at which a burst was taken, None for what is measured all the time.
+    method: "kernels" (profiler capture, exact), "events" or "nvml"; on the CPU "operators" (profiler capture) or
+    "host". causes: (cause, share) in display order; they add up to `share`; () with method "nvml". reason: why the
+    share is unknown or a lower bound. step: optimizer step of the profiler capture, else None.
     """
 
     share: float | None
@@ -107,7 +107,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """What can still be allocated. fits_micro: largest micro-batch predicted to fit (a prediction), or null."""
+    """Memory of the device. fits_micro: largest micro-batch predicted to fit, or None if unknown."""
 
     free_bytes: int | None
     total_bytes: int | None
@@ -120,7 +120,7 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation: step, metrics by name, seconds."""
+    """An evaluation: optimizer step, metrics by name, duration in seconds."""
 
     step: int
     metrics: dict[str, float]
@@ -129,7 +129,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class TimedMark:
-    """A mark with its time (unix seconds)."""
+    """A mark with its Unix time in seconds."""
 
     t: float
     mark: MarkEvent
@@ -137,10 +137,10 @@ class TimedMark:
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """How long the run still takes by its own measured times, pauses left out; see record.timeleft.
+    """Estimated remaining time without pauses; see record.timeleft.
 
-    seconds: None before the first steps. evaluations, checkpoints: how many are still to come; *_s: mean measured
-    seconds of one, None while none was measured, and then `seconds` is without them.
+    seconds: None before the first steps. evaluations, checkpoints: number remaining; *_s: mean measured seconds of
+    one, None if none was measured (`seconds` then does not include them).
     """
 
     seconds: float | None = None
@@ -151,7 +151,7 @@ class TimeLeft:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """What is to come and not in `seconds`, because none was measured yet."""
+        """What `seconds` does not include because none was measured yet."""
         missing = (
             ("evaluations", self.evaluations, self.evaluation_s),
             ("checkpoints", self.checkpoints, self.checkpoint_s),
@@ -161,11 +161,11 @@ class TimeLeft:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What the steps achieve, against the published dense peak of the card.
+    """Achieved throughput relative to the published dense peak of the GPU.
 
-    flops_per_s: counted FLOPs over measured time. mfu: its share of the peak (0..1), the model FLOPs utilization.
-    intensity: FLOPs for each byte that operations move without fusion (a lower bound); ridge: the intensity above
-    which the card's arithmetic and no longer its memory is the limit. reason: why mfu and ridge are missing.
+    flops_per_s: counted FLOPs over measured time. mfu: model FLOPs utilization (0..1). intensity: FLOPs per byte
+    without fusion (lower bound). ridge: intensity above which the GPU is compute-bound. reason: why mfu and ridge are
+    missing.
     """
 
     flops_per_s: float | None = None
@@ -178,7 +178,7 @@ class Throughput:
 
     @property
     def side(self) -> str | None:
-        """The side of the roofline's ridge: "compute" or "bandwidth"; None when it is not known."""
+        """The bound by the roofline model: "compute" or "bandwidth"; None if unknown."""
         if self.intensity is None or self.ridge is None:
             return None
         return "compute" if self.intensity >= self.ridge else "bandwidth"
@@ -186,10 +186,10 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The newest state of a run. Rates are per second of training time (pauses excluded); None = not known yet.
+    """The state of a run. Rates are per second of training time without pauses; None is unknown.
 
-    step means optimizer step; micro_steps: forward and backward passes in one, step_ns: nanoseconds of one.
-    memory_trend: (step, bytes) allocated on the card, or resident in this process without one.
+    step: optimizer step; micro_steps: forward and backward passes per step; step_ns: nanoseconds per step.
+    memory_trend: (step, bytes) of allocated GPU memory, or of resident memory on the CPU.
     """
 
     run: RunEvent | None
@@ -243,33 +243,33 @@ class Snapshot:
 
     @property
     def final(self) -> bool:
-        """Nothing more will come."""
+        """Whether the run has ended."""
         return self.status in FINAL
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left, None while nothing is known; `left` says what is in it."""
+        """Estimated seconds left, None if unknown; see `left` for what it includes."""
         return self.left.seconds
 
     @property
     def epoch_s(self) -> float | None:
-        """Seconds of training in one epoch at the measured step time, without evaluation and checkpoints."""
+        """Seconds per epoch at the measured step time, without evaluations and checkpoints."""
         if self.run is None or self.step_ns is None or not self.run.steps_per_epoch:
             return None
         return self.run.steps_per_epoch * self.step_ns * 1e-9
 
     @property
     def progress(self) -> float:
-        """Share of the run done, 0..1."""
+        """Completed share of the run, 0..1."""
         total = self.run.total_steps if self.run else 0
         return min(self.step / total, 1.0) if total else 0.0
 
     @property
     def card(self) -> dict[str, Any] | None:
-        """Newest card counters, or None."""
+        """The newest GPU counters, or None."""
         return self.sample.card if self.sample else None
 
     @property
     def host(self) -> dict[str, Any] | None:
-        """Newest host counters, or None."""
+        """The newest host counters, or None."""
         return self.sample.host if self.sample else None

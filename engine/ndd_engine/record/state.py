@@ -1,7 +1,6 @@
-"""The fold: events in, one Snapshot out. Live, attached and replayed runs all go through here.
+"""Folds events into the state of a run and returns it as a Snapshot, for live, attached and replayed runs.
 
-The state is small and of constant size, so that it can be written into the log itself (FoldEvent) and a log of
-a million windows opens by reading its last kilobytes.
+The state has a bounded size: it is written to the log as a FoldEvent, so that long logs open by reading their end.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from .snapshot import Evaluation, Snapshot, TimedMark, TimeLeft, Totals
 from .timeleft import Aside, time_left
 from .trend import Trend
 
-# How much the figures on the screen look back: enough windows to be calm, few enough to be current.
+# Windows that the current rates and shares are computed from.
 RECENT_WINDOWS = 12
-# The first window of a process holds what starting costs (loader processes, caches); with so many it is left out.
+# The first window contains startup costs (loader workers, caches); it is dropped after this many windows.
 STARTED_WINDOWS = 4
 KEPT_MARKS = 60
 KEPT_EVALUATIONS = 60
@@ -47,7 +46,7 @@ RECENT_SAMPLES = 12
 
 
 class RunState:
-    """Everything the screens need of a run, folded from its events."""
+    """The state of a run, folded from its events."""
 
     def __init__(self) -> None:
         self.run: RunEvent | None = None
@@ -88,7 +87,7 @@ class RunState:
         self.warnings = 0
 
     def fold(self, t: float, event: Event) -> None:
-        """Take one event into account."""
+        """Apply an event."""
         self.t = t
         if isinstance(event, WindowEvent):
             self._window(event)
@@ -115,7 +114,7 @@ class RunState:
                 self.end = None
                 self.status = "preparing"
                 self.recent.clear()
-                # The new process applies and verifies its own.
+                # The new process applies and verifies its settings again.
                 self.settings.clear()
                 self.work = self.loader = self.baseline = self.kernels = self.stacks = None
                 self.totals = _no_totals()
@@ -167,7 +166,7 @@ class RunState:
         if event.profiled:
             pass  # the profiler made these steps slow
         elif self.recent and not event.steps and not self.recent[-1].steps:
-            # A long evaluation is one window here: the steps before it must stay in sight, or the rates would go.
+            # Merge the windows of a long evaluation, so that windows with steps remain for the rates.
             self.recent.append(_joined(self.recent.pop(), event))
         else:
             self.recent.append(event)
@@ -202,7 +201,7 @@ class RunState:
             totals["gc_max_ns"] = max(totals["gc_max_ns"], event.gc_max_ns or 0)
 
     def _memory(self, used: int | None) -> None:
-        # What is allocated while things are prepared says nothing about growth.
+        # Allocations during preparation are not growth.
         if used is not None and self.step > 0 and self.end is None:
             self.memories.add(self.step, float(used))
 
@@ -219,7 +218,7 @@ class RunState:
             self.status = str(mark.data.get("status", self.status))
             return
         if mark.kind == "evaluation":
-            # As the log will have it, where NaN is null: a live run and its replay are the same.
+            # NaN is null in the log: make a live run and its replay identical.
             mark = MarkEvent(mark.kind, mark.step, mark.text, finite(mark.data))
         timed = TimedMark(t, mark)
         self.marks.append(timed)

@@ -1,4 +1,4 @@
-"""How long a run still takes, from its own measured times: steps, and the evaluations and checkpoints to come."""
+"""Estimates the remaining time of a run from its measured times of steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from .snapshot import TimeLeft
 
 
 class Aside:
-    """What happens besides steps, of one kind: how often, and how long it took by the clock of the windows.
+    """Number and total time of evaluations, or of checkpoints.
 
-    One may go on over several windows; its time counts when it is done, which its mark says.
+    One may span several windows; its time counts when its mark reports that it is done.
     """
 
     def __init__(self) -> None:
         self.count = 0  # done, with their time in total_ns
         self.total_ns = 0
         self.last_step = 0  # the newest one was at this step
-        self._open_ns = 0  # time of one that is not done, or whose last window has not come yet
-        self._done = 0  # marks whose last window has not come yet
+        self._open_ns = 0  # time of one that is not done, or whose last window is missing
+        self._done = 0  # marks whose last window is missing
 
     def window(self, host_ns: int) -> None:
-        """A window with so much of it."""
+        """Add the time in a window."""
         self._open_ns += host_ns
         if self._done and self._open_ns:
             self.count += self._done
@@ -35,13 +35,13 @@ class Aside:
         self.last_step = step
 
     def resume(self, step: int) -> None:
-        """The run goes on from `step`, where nothing is due again; an unfinished one is over."""
+        """The run resumes from `step`, where none is due again; drop an unfinished one."""
         self._open_ns = self._done = 0
         self.last_step = step
 
     @property
     def mean_s(self) -> float | None:
-        """Seconds of one, None while none was measured."""
+        """Mean seconds of one, None if none was measured."""
         return self.total_ns / self.count * 1e-9 if self.count else None
 
     def to_list(self) -> list[int]:
@@ -50,7 +50,7 @@ class Aside:
 
     @classmethod
     def from_list(cls, body: list[int]) -> Aside:
-        """The reverse of to_list. Raises ValueError when it is none."""
+        """The reverse of to_list. Raises ValueError if the list is invalid."""
         aside = cls()
         aside.count, aside.total_ns, aside.last_step, aside._open_ns, aside._done = body
         return aside
@@ -59,9 +59,9 @@ class Aside:
 def time_left(
     run: RunEvent, step: int, step_ns: float, evaluations: Aside, checkpoints: Aside, ended: bool = False
 ) -> TimeLeft:
-    """Remaining steps at `step_ns` each, and what is due between here and the end at its mean measured time.
+    """Remaining steps at `step_ns` each, and remaining evaluations and checkpoints at their mean measured time.
 
-    ended: nothing that is due at `step` itself will still come.
+    ended: the run has ended; nothing that is due at `step` remains.
     """
     steps_s = max(run.total_steps - step, 0) * step_ns * 1e-9
     evaluating, saving = _section(run, "evaluate"), _section(run, "checkpoint")
@@ -76,13 +76,13 @@ def time_left(
 
 
 def due(section: Json, run: RunEvent, step: int, last: int) -> int:
-    """How often something comes from `step` (if its `last` was before) to the end of the run, by the configuration.
+    """Number of evaluations or checkpoints from `step` (if `last` was before it) to the end of the run.
 
-    section: "every_steps", "every_epochs" (0: never) and "at_end" of the configuration's [evaluate] or [checkpoint].
+    section: the [evaluate] or [checkpoint] section of the configuration.
     """
     total = run.total_steps
     periods = [_count(section, "every_steps"), _count(section, "every_epochs") * run.steps_per_epoch]
-    first = step if last == step else step - 1  # at `step` itself it may still be to come
+    first = step if last == step else step - 1  # one may still be due at `step` itself
     found = sum(_multiples(period, first, total) for period in periods)
     both = lcm(*periods) if all(periods) else 0
     found -= _multiples(both, first, total)
@@ -93,7 +93,7 @@ def due(section: Json, run: RunEvent, step: int, last: int) -> int:
 
 
 def _by_the_clock(section: Json, run: RunEvent, step: int, every: int) -> int:
-    """Checkpoints that a clock adds, one after `every` steps without any other: each starts the clock anew."""
+    """Additional checkpoints by every_minutes: one after `every` steps without any other checkpoint."""
     periods = [_count(section, "every_steps"), _count(section, "every_epochs") * run.steps_per_epoch]
     remaining = max(run.total_steps - step, 0)
     period = min((period for period in periods if period), default=remaining)
@@ -105,7 +105,7 @@ def _by_the_clock(section: Json, run: RunEvent, step: int, every: int) -> int:
 
 
 def _multiples(period: int, first: int, last: int) -> int:
-    """Multiples of `period` above `first` (0 is none) and up to `last`."""
+    """Number of positive multiples of `period` above `first` and up to `last`."""
     return max(last // period - max(first, 0) // period, 0) if period > 0 else 0
 
 

@@ -1,4 +1,4 @@
-"""A curve of any length in a fixed number of points."""
+"""A curve of any length, reduced to a bounded number of points."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ CAPACITY = 256
 
 
 class Trend:
-    """Means of consecutive values; when the buckets are full, neighbours merge and a bucket holds twice as many.
-
-    So a run of a million windows keeps its whole shape in at most CAPACITY points, at constant cost.
-    """
+    """Means of consecutive values in at most CAPACITY points: when full, adjacent points are merged."""
 
     __slots__ = ("_count", "_last_x", "_sum", "points", "stride")
 
@@ -23,7 +20,7 @@ class Trend:
         self._last_x = 0
 
     def add(self, x: int, value: float) -> None:
-        """One value at `x` (an optimizer step); x never falls."""
+        """Add a value at `x` (an optimizer step); x must not decrease."""
         self._sum += value
         self._count += 1
         self._last_x = x
@@ -36,12 +33,12 @@ class Trend:
                 self.stride *= 2
 
     def cut(self, x: int) -> None:
-        """Forget what came after `x`: a resumed run does those steps again."""
+        """Remove everything after `x`: a resumed run repeats those steps."""
         self.points = [point for point in self.points if point[0] <= x]
         self._sum, self._count = 0.0, 0
 
     def view(self) -> tuple[tuple[int, float], ...]:
-        """The points and the unfinished bucket."""
+        """The points, including the incomplete last one."""
         if self._count:
             return (*self.points, (self._last_x, self._sum / self._count))
         return tuple(self.points)
