@@ -85,7 +85,7 @@ def prepare_run(run: OpenRun) -> Prepared:
     stepper = Stepper(workload, config, device, total)
     clock = DevicePhaseClock(_timing_event) if device.type == "cuda" else PhaseClock()
     store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
-    settings = VerifiedSettings(config, stepper, batches, evaluation)
+    settings = VerifiedSettings(stepper, batches, evaluation)
     loop = Loop(config, stepper, batches, evaluation, clock, run.control, store, run.put, settings)
 
     saved = None
