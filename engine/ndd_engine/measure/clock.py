@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from ndd_engine.record.events import PHASES, Json
+
+if TYPE_CHECKING:
+    from torch.cuda import Event as TimingEvent
 
 DATA_WAIT, TO_DEVICE, FORWARD, LOSS, BACKWARD, CLIP = range(6)
 OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER = range(6, len(PHASES))
@@ -154,16 +157,8 @@ class PhaseClock:
         self._start = self._last = self.now()
 
 
-class TimingEvent(Protocol):
-    """The part of torch.cuda.Event(enable_timing=True) that the clock uses."""
-
-    def record(self) -> Any: ...
-    def query(self) -> bool: ...
-    def elapsed_time(self, end_event: Any) -> float: ...
-
-
 class DevicePhaseClock(PhaseClock):
-    """The host clock plus, on some steps, the device clock.
+    """The host clock plus, on some steps, the device clock. make_event: creates an event that times.
 
     Each phase change records an event on the current stream. Events are read some steps later, after a non-blocking
     query shows that the step's last one is done: nothing here ever synchronises.
@@ -200,7 +195,7 @@ class DevicePhaseClock(PhaseClock):
         if self._marks is not None:
             self._pending.append(self._marks)
             self._marks = None
-        while self._pending and self._pending[0][-1][1].query():
+        while self._pending and self._pending[0][-1][1].query():  # type: ignore[no-untyped-call]
             self._read(self._pending.popleft())
         if now >= self._next_sample and len(self._pending) < _MAX_PENDING:
             self._next_sample = now + 1_000_000_000 // DEVICE_STEPS_PER_SECOND

@@ -21,12 +21,8 @@ class VerifiedSettings:
     """Creates the setting events, each only once."""
 
     def __init__(self, stepper: Stepper, batches: Batches, evaluation: EvalBatches) -> None:
-        self.config, self.stepper, self.batches, self.evaluation = (
-            stepper.config,
-            stepper,
-            batches,
-            evaluation,
-        )
+        self.config, self.stepper = stepper.config, stepper
+        self.batches, self.evaluation = batches, evaluation
         self._gpu = stepper.device.type == "cuda"
         self._told: dict[str, SettingEvent] = {}
         self._new: list[SettingEvent] = []
@@ -97,9 +93,8 @@ class VerifiedSettings:
         rounds, how = False, NO_GPU
         if self._gpu:
             rounds = rounds_to_tf32(self.stepper.device)
-            how = (
-                f"a matrix product of known values {'was' if rounds else 'was not'} rounded to TF32's 10 bits"
-            )
+            was = "was" if rounds else "was not"
+            how = f"a matrix product of known values {was} rounded to TF32's 10 bits"
         self._check("precision.tf32", "on" if rounds else "off", how, rounds == self.config.precision.tf32)
 
     def _speed(self, rehearsal: Rehearsal) -> None:
@@ -126,11 +121,8 @@ class VerifiedSettings:
         found = rehearsal.counter.attention if rehearsal.counter is not None else []
         applied = ", ".join(found) or "none"
         if found or chosen != "auto":
-            how = (
-                f"the trial step ran {applied}"
-                if found
-                else "this model calls no scaled-dot-product attention"
-            )
+            missing = "this model calls no scaled-dot-product attention"
+            how = f"the trial step ran {applied}" if found else missing
             matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
             self._check("speed.attention", applied, how, matches)
 
@@ -149,9 +141,8 @@ class VerifiedSettings:
                 how = "the data is on the device: nothing is copied"
             self._check("loader.pin_memory", seen.pinned, how)
         if not loader.non_blocking:
-            self._check(
-                "loader.non_blocking", False, "copies block the host" if self._gpu else NO_GPU, self._gpu
-            )
+            how = "copies block the host" if self._gpu else NO_GPU
+            self._check("loader.non_blocking", False, how, self._gpu)
         if epochs_begun == 1:
             self._first_workers = seen.workers
         elif loader.workers:

@@ -76,13 +76,7 @@ class _Loaded:
     """
 
     def __init__(
-        self,
-        source: Source,
-        config: Config,
-        pin: bool,
-        persistent: bool,
-        workers: dict[str, Any],
-        **order: Any,
+        self, source: Source, config: Config, pin: bool, workers: dict[str, Any], **order: Any
     ) -> None:
         """workers: see worker_options. order: the DataLoader's options that choose the items of a batch."""
         self.source = source
@@ -98,7 +92,6 @@ class _Loaded:
                 # A separate generator: drawing the workers' seeds must not advance the model's.
                 generator=torch.Generator().manual_seed(config.run.seed),
                 pin_memory=pin,
-                persistent_workers=persistent,
                 **workers,
                 **order,
             )
@@ -139,8 +132,8 @@ class Batches(_Loaded):
         self.crc = checksum(data, items)
         source = make_source(data, collate, loader, device, epochs_differ, tell)
         persistent = loader.workers > 0 if loader.persistent is None else loader.persistent
-        workers = worker_options(loader.workers, loader.prefetch)
-        super().__init__(source, config, loader.pin_memory, persistent, workers, batch_sampler=self.sampler)
+        workers = worker_options(loader.workers, loader.prefetch, persistent)
+        super().__init__(source, config, loader.pin_memory, workers, batch_sampler=self.sampler)
 
     def sample(self, items: int | None = None) -> Batch:
         """The first micro-batch of the first epoch, or its first `items`, created in this process.
@@ -179,13 +172,8 @@ class EvalBatches(_Loaded):
         source = make_source(data, collate, loader, device, False, tell)
         self._items, self._micro = len(data), config.batch.micro  # type: ignore[arg-type]
         pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
-        workers = worker_options(loader.eval_workers, loader.eval_prefetch)
-        super().__init__(
-            source, config, pin, loader.eval_persistent, workers, batch_size=self._micro, shuffle=False
-        )
-
-    def __len__(self) -> int:
-        return -(-self._items // self._micro)
+        workers = worker_options(loader.eval_workers, loader.eval_prefetch, loader.eval_persistent)
+        super().__init__(source, config, pin, workers, batch_size=self._micro, shuffle=False)
 
     def __iter__(self) -> Iterator[Batch]:
         return self._begun(iter(torch.split(torch.arange(self._items), self._micro)))
