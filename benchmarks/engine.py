@@ -117,7 +117,7 @@ def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
             try:
                 yield Engine(run, prepared)
             finally:
-                prepared.close()
+                prepared.sampler.stop()
         finally:
             run.close()
 

@@ -13,7 +13,7 @@ from ndd_engine.train.control import StopNow
 from ndd_engine.train.data.loader import EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.random_state import random_state
-from ndd_engine.train.step.precision import make_precision
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
 
@@ -27,17 +27,9 @@ def made(trainer: Trainer, *sets: str) -> tuple[Config, Workload]:
 
 
 def run(config: Config, workload: Workload, batches: int | None = None) -> Result:
-    loader = EvalBatches(workload.eval_data, config)
-    return evaluate(
-        workload,
-        loader,
-        CPU,
-        make_precision(config, CPU),
-        config.run.seed,
-        batches,
-        config.evaluate.inference_mode,
-        lambda: None,
-    )
+    section = config.evaluate.model_copy(update={"batches": batches})
+    stepper = Stepper(workload, config.model_copy(update={"evaluate": section}), CPU, 1)
+    return evaluate(stepper, EvalBatches(workload.eval_data, config), lambda: None)
 
 
 @pytest.mark.parametrize("objective", ["autoregressive", "diffusion"])
@@ -96,16 +88,7 @@ def test_it_can_be_left_in_the_middle(trainer: Trainer) -> None:
 
     before = random_state(CPU)
     with pytest.raises(StopNow):
-        evaluate(
-            workload,
-            EvalBatches(workload.eval_data, config),
-            CPU,
-            make_precision(config, CPU),
-            1,
-            None,
-            True,
-            between,
-        )
+        evaluate(Stepper(workload, config, CPU, 1), EvalBatches(workload.eval_data, config), between)
     assert workload.model.training
     assert equal(random_state(CPU), before)
     assert torch.is_grad_enabled()

@@ -9,6 +9,7 @@ import gzip
 import os
 import shutil
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,8 @@ class ProfilerCapture:
         names = self._clock.names
         marks = [(time + offset, names[index]) for time, index in self._marks]
         found = timeline(seen, marks, self.begin_ns + offset, end_ns + offset, self.on_gpu)
-        return KernelsEvent(
-            method="kernels" if self.on_gpu else "operators",
-            step=step,
-            steps=self.measured,
-            wall_ns=found.wall_ns,
-            busy_ns=found.busy_ns,
-            copy_ns=found.copy_ns,
-            idle_ns=found.idle_ns,
-            launches=found.launches,
-            top=found.top,
-        )
+        method = "kernels" if self.on_gpu else "operators"
+        return KernelsEvent(method=method, step=step, steps=self.measured, **asdict(found))
 
     def stop(self) -> None:
         """Stop the profiler and detach from the clock; safe to call twice."""
@@ -147,27 +139,23 @@ class ProfilerCapture:
         results = self._profile.profiler.kineto_results  # type: ignore[union-attr]
         if results is None:
             raise RuntimeError("the profiler kept no events")
-        out = []
-        for event in results.events():
-            begin = event.start_ns()
-            out.append(
-                TraceEvent(
-                    name=event.name(),
-                    begin=begin,
-                    end=begin + event.duration_ns(),
-                    thread=event.start_thread_id(),
-                    on_gpu=event.device_type() != torch.profiler.DeviceType.CPU,
-                    annotation=event.is_user_annotation(),
-                )
+        return [
+            TraceEvent(
+                name=event.name(),
+                begin=event.start_ns(),
+                end=event.start_ns() + event.duration_ns(),
+                thread=event.start_thread_id(),
+                on_gpu=event.device_type() != torch.profiler.DeviceType.CPU,
+                annotation=event.is_user_annotation(),
             )
-        return out
+            for event in results.events()
+        ]
 
     def _offset(self, seen: list[TraceEvent]) -> int:
         """How far the profiler's clock is ahead of ours, in nanoseconds."""
         begins = sorted(item.begin for item in seen if item.name == _ANCHOR and not item.on_gpu)
         if len(begins) != len(self._anchors):
-            raise RuntimeError(
-                f"only {len(begins)} of {len(self._anchors)} ranges for aligning the clocks were kept"
-            )
+            kept = f"{len(begins)} of {len(self._anchors)}"
+            raise RuntimeError(f"only {kept} ranges for aligning the clocks were kept")
         # A range always begins after its clock reading, so the smallest difference is the closest.
         return min(begin - time for begin, time in zip(begins, self._anchors, strict=True))

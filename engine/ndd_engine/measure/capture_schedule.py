@@ -8,15 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from ndd_engine.record.derive import capture_text
-from ndd_engine.record.events import Event, KernelsEvent, MarkEvent
+from ndd_engine.record.events import KernelsEvent, MarkEvent
 from ndd_engine.text import printable
 
 from . import clock as phase
 from .capture import ProfilerCapture
-from .clock import PhaseClock
 from .reporting import Reporter
 
 NEVER = sys.maxsize
@@ -40,27 +37,18 @@ class CapturePlan:
 
 
 class CaptureSchedule:
-    """Captures every `plan.every_steps` steps and on request; `put` records an event.
+    """Captures every `plan.every_steps` steps and on request, and records them through the reporter.
 
     next: call `look` once this step is done. The loop compares one number a step and does nothing else.
     settled: returns False while the way the steps run may still change (a CUDA graph is not captured yet).
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        clock: PhaseClock,
-        reporter: Reporter,
-        put: Callable[[Event], None],
-        plan: CapturePlan,
-        settled: Callable[[], bool] = lambda: True,
+        self, reporter: Reporter, plan: CapturePlan, settled: Callable[[], bool] = lambda: True
     ) -> None:
         self.next = NEVER
-        self._device = device
-        self._settled = settled
-        self._clock = clock
-        self._reporter = reporter
-        self._put = put
+        self._settled, self._reporter = settled, reporter
+        self._clock, self._put = reporter.clock, reporter.put
         self._every, self._steps = plan.every_steps, plan.steps
         self._trace, self._graphs = plan.trace, plan.cuda_graphs
         self._recording: ProfilerCapture | None = None
@@ -108,9 +96,7 @@ class CaptureSchedule:
                 self.next = step + 1  # interrupted before its first step: try again
         except Exception as error:  # noqa: BLE001  a run goes on without its profiler
             self._give_up(step, error)
-        self.close()
-        self._reporter.window(step)
-        self._reporter.profiled = False
+        self._drop(step)
 
     def close(self) -> None:
         """Drop the current capture, if any: an error may leave the loop in the middle of one."""
@@ -125,19 +111,21 @@ class CaptureSchedule:
         self._reporter.profiled = True
         self._clock.enter(phase.LOG)
         try:
-            self._recording = ProfilerCapture(
-                self._device, self._clock, self._trace is not None, self._graphs
-            )
+            device = self._reporter.losses.device
+            self._recording = ProfilerCapture(device, self._clock, self._trace is not None, self._graphs)
             self._recording.start()
             if not warm:
                 self._recording.begin()
         except Exception as error:  # noqa: BLE001  as above
             self._give_up(step, error)
-            self.close()
-            self._reporter.window(step)
-            self._reporter.profiled = False
+            self._drop(step)
         else:
             self.next = step  # look after every step while capturing
+
+    def _drop(self, step: int) -> None:
+        self.close()
+        self._reporter.window(step)
+        self._reporter.profiled = False
 
     def _schedule(self, step: int) -> None:
         self.next = (step // self._every + 1) * self._every if self._every else NEVER

@@ -12,24 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from ndd_engine.record.events import PHASES, Json
 
-(
-    DATA_WAIT,
-    TO_DEVICE,
-    FORWARD,
-    LOSS,
-    BACKWARD,
-    CLIP,
-    OPTIMIZER,
-    ZERO_GRAD,
-    LOG,
-    EVALUATE,
-    CHECKPOINT,
-    OTHER,
-) = range(len(PHASES))
+if TYPE_CHECKING:
+    from torch.cuda import Event as TimingEvent
+
+DATA_WAIT, TO_DEVICE, FORWARD, LOSS, BACKWARD, CLIP = range(6)
+OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER = range(6, len(PHASES))
 
 # Only this many steps a second carry device events: each event costs 2-4 microseconds of host time.
 DEVICE_STEPS_PER_SECOND = 10
@@ -53,50 +44,42 @@ class Window:
     def phases(self) -> dict[str, Json]:
         """The `phases` field of a window event. Sub-phases also count towards their parent."""
         out: dict[str, Json] = {}
-        width = len(self.names)
         # Steps recorded before a sub-phase was first entered are shorter.
-        rows = [row + [0] * (width - len(row)) for row in self.rows]
-        columns = list(zip(*rows, strict=True)) if rows else [()] * width
-        rest = self.rest + [0] * (width - len(self.rest))
-        children: dict[str, list[int]] = {}
+        rest, *rows = (row + [0] * (len(self.names) - len(row)) for row in (self.rest, *self.rows))
+        columns = list(zip(*rows, strict=True)) or [()] * len(self.names)
+        places: dict[str, list[int]] = {}
         for index, name in enumerate(self.names):
-            if "/" in name:
-                children.setdefault(name.partition("/")[0], []).append(index)
-        for index, name in enumerate(self.names):
-            own = [index, *children.get(name, ())]
-            values = columns[index] if len(own) == 1 else [sum(row[i] for i in own) for row in rows]
+            for key in {name, name.partition("/")[0]}:
+                places.setdefault(key, []).append(index)
+        for name, own in places.items():
+            several = len(own) > 1
+            values = [*map(sum, zip(*(columns[i] for i in own), strict=True))] if several else columns[own[0]]
             total = sum(values) + sum(rest[i] for i in own)
             if not total:
                 continue
-            ordered = sorted(values)
-            device = [
-                value
-                for row in self.device
-                for value in [_known(row[i] for i in own if i < len(row))]
-                if value is not None
-            ]
+            device = [v for row in self.device for i in own if i < len(row) and (v := row[i]) is not None]
+            p50, p95, longest = _quantiles(values)
             out[name] = {
                 "host_ns": total,
-                "p50_ns": _quantile(ordered, 0.5),
-                "p95_ns": _quantile(ordered, 0.95),
-                "max_ns": ordered[-1] if ordered else None,
+                "p50_ns": p50,
+                "p95_ns": p95,
+                "max_ns": longest,
                 "device_ns": round(sum(device) / len(self.device)) if device else None,
             }
         return out
 
     def steps(self) -> tuple[int | None, int | None, int | None]:
         """(p50, p95, max) of whole steps."""
-        ordered = sorted(map(sum, self.rows))
-        return _quantile(ordered, 0.5), _quantile(ordered, 0.95), ordered[-1] if ordered else None
+        return _quantiles(map(sum, self.rows))
 
 
-def _known(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return sum(found) if found else None
-
-
-def _quantile(ordered: list[int], share: float) -> int | None:
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else None
+def _quantiles(values: Iterable[int]) -> tuple[int | None, int | None, int | None]:
+    """(p50, p95, max)."""
+    ordered = sorted(values)
+    if not ordered:
+        return None, None, None
+    last = len(ordered) - 1
+    return ordered[len(ordered) // 2], ordered[min(int(len(ordered) * 0.95), last)], ordered[last]
 
 
 class PhaseClock:
@@ -174,16 +157,8 @@ class PhaseClock:
         self._start = self._last = self.now()
 
 
-class TimingEvent(Protocol):
-    """The part of torch.cuda.Event(enable_timing=True) that the clock uses."""
-
-    def record(self) -> Any: ...
-    def query(self) -> bool: ...
-    def elapsed_time(self, end_event: Any) -> float: ...
-
-
 class DevicePhaseClock(PhaseClock):
-    """The host clock plus, on some steps, the device clock.
+    """The host clock plus, on some steps, the device clock. make_event: creates an event that times.
 
     Each phase change records an event on the current stream. Events are read some steps later, after a non-blocking
     query shows that the step's last one is done: nothing here ever synchronises.
@@ -220,7 +195,7 @@ class DevicePhaseClock(PhaseClock):
         if self._marks is not None:
             self._pending.append(self._marks)
             self._marks = None
-        while self._pending and self._pending[0][-1][1].query():
+        while self._pending and self._pending[0][-1][1].query():  # type: ignore[no-untyped-call]
             self._read(self._pending.popleft())
         if now >= self._next_sample and len(self._pending) < _MAX_PENDING:
             self._next_sample = now + 1_000_000_000 // DEVICE_STEPS_PER_SECOND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
@@ -51,26 +52,14 @@ def _rows(shape: Iterable[int]) -> int:
     return prod(list(shape)[:-1])
 
 
-def _linear(x: Tensor, weight: Tensor, *_args: Any, **_more: Any) -> int:
-    return 2 * _rows(x.shape) * weight.numel()
-
-
-def _matrix_vector(matrix: Tensor, *_args: Any, **_more: Any) -> int:
-    return 2 * matrix.numel()
-
-
-def _add_matrix_vector(_base: Tensor, matrix: Tensor, *_args: Any, **_more: Any) -> int:
-    return 2 * matrix.numel()
-
-
-def _add_product(_base: Tensor, a: Tensor, b: Tensor, *_args: Any, **_more: Any) -> int:
+def _add_product(_base: Tensor, a: Tensor, b: Tensor) -> int:
     """(…, m, k) x (…, k, n)."""
     return 2 * a.numel() * b.shape[-1]
 
 
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, _bias: Any, _stride: Any, _padding: Any, _dilation: Any,
-    transposed: bool, _output_padding: Any, _groups: int, wanted: list[bool], **_more: Any,
+    transposed: bool, _output_padding: Any, _groups: int, wanted: list[bool],
 ) -> int:  # fmt: skip
     """Each gradient costs as much as the forward pass; torch's own formula ignores groups."""
     places = x if transposed else grad
@@ -78,30 +67,22 @@ def _convolution_backward(
     return forward * (int(wanted[0]) + int(wanted[1]))
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *_args: Any, **_more: Any) -> int:
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
     """Query-key scores and their product with the values; all (B, H, L, E)."""
-    pairs = prod(query.shape[:-1]) * key.shape[-2]
-    return 2 * pairs * (query.shape[-1] + value.shape[-1])
+    return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
-def _attention_backward(
-    _grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_args: Any, **_more: Any
-) -> int:
+def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor) -> int:
     """Recomputed scores, and the gradients of values, scores, queries and keys."""
-    pairs = prod(query.shape[:-1]) * key.shape[-2]
-    return 2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1])
+    return 2 * prod(query.shape[:-1]) * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
-def _mkldnn_rnn(x: Tensor, weight0: Tensor, weight1: Tensor, *_args: Any, **_more: Any) -> int:
+def _mkldnn_rnn(x: Tensor, weight0: Tensor, weight1: Tensor) -> int:
     """One direction of one layer: input and state weights for each position (T, B)."""
     return 2 * _rows(x.shape) * (weight0.numel() + weight1.numel())
 
 
-def _mkldnn_rnn_backward(*args: Any, **more: Any) -> int:
-    return 2 * _mkldnn_rnn(*args, **more)
-
-
-def _cudnn_rnn(x: Tensor, weights: list[Tensor], *_args: Any, **_more: Any) -> int:
+def _cudnn_rnn(x: Tensor, weights: list[Tensor]) -> int:
     """All layers and directions: every weight matrix once per position or packed row."""
     return 2 * _rows(x.shape) * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
@@ -112,34 +93,28 @@ def _cudnn_rnn_backward(x: Tensor, weights: list[Tensor], *args: Any, **_more: A
     return (2 if mask[3] else 1) * _cudnn_rnn(x, weights)
 
 
+def _of_first(count: int, formula: Formula) -> Formula:
+    """The formula of an operation's first `count` arguments."""
+    return lambda *args, **_more: formula(*args[:count])
+
+
 def _formulas() -> dict[Any, Formula]:
     """FLOP formulas: torch's registry with additions and corrections."""
+    linear = _of_first(2, lambda x, weight: 2 * _rows(x.shape) * weight.numel())
+    vector, add_product = _of_first(1, lambda matrix: 2 * matrix.numel()), _of_first(3, _add_product)
     own: dict[str, Formula] = {
-        "linear": _linear, "mv": _matrix_vector, "dot": _matrix_vector, "vdot": _matrix_vector,
-        "addmv": _add_matrix_vector, "baddbmm": _add_product, "addbmm": _add_product, "_addmm_activation": _add_product,
-        "convolution_backward": _convolution_backward, "mkldnn_rnn_layer": _mkldnn_rnn,
-        "mkldnn_rnn_layer_backward": _mkldnn_rnn_backward, "_cudnn_rnn": _cudnn_rnn,
-        "_cudnn_rnn_backward": _cudnn_rnn_backward,
-        "_scaled_dot_product_flash_attention_for_cpu": _attention,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-        "_scaled_dot_product_cudnn_attention": _attention,
-        "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
-        "_scaled_dot_product_fused_attention_overrideable": _attention,
-        "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
+        "linear": linear, "mv": vector, "dot": vector, "vdot": vector,
+        "addmv": _of_first(2, lambda _base, matrix: 2 * matrix.numel()),
+        "baddbmm": add_product, "addbmm": add_product, "_addmm_activation": add_product,
+        "convolution_backward": _of_first(11, _convolution_backward), "mkldnn_rnn_layer": _of_first(3, _mkldnn_rnn),
+        "mkldnn_rnn_layer_backward": _of_first(3, lambda *args: 2 * _mkldnn_rnn(*args)),
+        "_cudnn_rnn": _of_first(2, _cudnn_rnn), "_cudnn_rnn_backward": _cudnn_rnn_backward,
     }  # fmt: skip
-    found = {name: getattr(aten, name, None) for name in own}
-    mine = {packet: own[name] for name, packet in found.items() if packet is not None}
-    theirs = {
-        packet: _with_result(formula) for packet, formula in flop_registry.items() if packet not in mine
-    }
-    return {**theirs, **mine}
-
-
-def _with_result(formula: Any) -> Formula:
-    def counted(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        return int(formula(*args, **kwargs, out_val=out_val))
-
-    return counted
+    for kind in ("flash_attention_for_cpu", "cudnn_attention", "fused_attention_overrideable"):
+        own[f"_scaled_dot_product_{kind}"] = _of_first(3, _attention)
+        own[f"_scaled_dot_product_{kind}_backward"] = _of_first(4, _attention_backward)
+    mine = {getattr(aten, name): formula for name, formula in own.items() if hasattr(aten, name)}
+    return {**flop_registry, **mine}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +149,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.operations = 0
         self.attention: list[str] = []
-        self.dtypes: dict[str, int] = {}
+        self.dtypes: Counter[str] = Counter()
         self.uncounted: list[str] = []
         self._formulas = _formulas()
         self._known: dict[Any, _Op] = {}
@@ -187,17 +162,16 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         op = self._known.get(func)
         if op is None:
             op = self._known[func] = self._look_at(func)
-            word = _ATTENTION.get(op.name)
-            if word is not None and word not in self.attention:
-                self.attention.append(word)
+            if (backend := _ATTENTION.get(op.name)) is not None:
+                _add_once(self.attention, backend)
             if op.heavy:
-                self._without_formula(op.name)
+                _add_once(self.uncounted, op.name)
         self.operations += 1
         if op.formula is not None:
             try:
                 self._add(int(op.formula(*args, **kwargs, out_val=out)), out)
             except Exception:  # noqa: BLE001  a formula that does not know this call must not end the training
-                self._without_formula(op.name)
+                _add_once(self.uncounted, op.name)
         if op.moves:
             self.bytes += _traffic(op, args, kwargs, out)
         return out
@@ -208,30 +182,24 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flops_backward += flops
         first = next(tensors(out), None)
         if first is not None:
-            kind = str(first.dtype).removeprefix("torch.")
-            self.dtypes[kind] = self.dtypes.get(kind, 0) + flops
+            self.dtypes[str(first.dtype).removeprefix("torch.")] += flops
 
     def _look_at(self, func: Any) -> _Op:
         packet = getattr(func, "overloadpacket", func)
-        full = str(packet)
-        space, _, name = full.rpartition(".")
+        space, _, name = str(packet).rpartition(".")
         schema = getattr(func, "_schema", None)
         formula = self._formulas.get(packet)
         returns = list(schema.returns) if schema is not None else []
         alias = returns[0].alias_info if returns else None
         view = alias is not None and not alias.is_write
-        own = space in _OWN_NAMES
-        return _Op(
-            name=name,
-            formula=formula,
-            moves=not view and name not in _NO_TRAFFIC,
-            returns=bool(returns) or schema is None,
-            heavy=formula is None and (not own or name.startswith(_HEAVY)),
-        )
+        moves = not view and name not in _NO_TRAFFIC
+        heavy = formula is None and (space not in _OWN_NAMES or name.startswith(_HEAVY))
+        return _Op(name, formula, moves, bool(returns) or schema is None, heavy)
 
-    def _without_formula(self, name: str) -> None:
-        if name not in self.uncounted:
-            self.uncounted.append(name)
+
+def _add_once(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)
 
 
 def _size(tensor: Tensor) -> int:
@@ -249,7 +217,7 @@ def _traffic(op: _Op, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
     written = sum(map(_size, tensors(out)))
     if op.name in _LOOK_UP:
         return 2 * written + sum(map(_size, tensors(args[1:])))
-    read = sum(map(_size, tensors(args))) + sum(sum(map(_size, tensors(item))) for item in kwargs.values())
+    read = sum(map(_size, tensors((args, kwargs))))
     return read + written if op.returns else 2 * read
 
 
@@ -295,19 +263,12 @@ def published_peak(
     """(kind, dense peak TFLOP/s, bandwidth in GB/s, source, "") of a GPU, or Nones and the reason."""
     if gpu is None:
         return None, None, None, None, NO_CPU_PEAK
-    profile = gpu.profile
-    if profile is None:
+    if (profile := gpu.profile) is None:
         return None, None, None, None, gpu.reasons.get("profile", "no published figures for this GPU")
     if gpu.mig:
         return None, None, None, None, profile.note or "a MIG instance is only a part of its GPU"
-    peak = profile.peak_tflops(precision)
-    if peak is None:
-        return (
-            None,
-            None,
-            profile.bandwidth_gb_s,
-            profile.source,
-            f"no published {precision} peak for {profile.name}",
-        )
+    if (peak := profile.peak_tflops(precision)) is None:
+        reason = f"no published {precision} peak for {profile.name}"
+        return None, None, profile.bandwidth_gb_s, profile.source, reason
     source = f"{profile.source}; {profile.note}" if profile.note else profile.source
     return precision, peak, profile.bandwidth_gb_s, source, ""

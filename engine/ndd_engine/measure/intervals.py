@@ -6,6 +6,7 @@ An interval is (begin, end). "Disjoint" intervals are sorted, non-empty and do n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 
 Interval = tuple[int, int]
 # (begin, end, label)
@@ -15,33 +16,21 @@ Span = tuple[int, int, str]
 def union(intervals: Iterable[Interval], begin: int, end: int) -> list[Interval]:
     """The union of the intervals, clipped to begin..end, as disjoint intervals."""
     out: list[Interval] = []
-    last: Interval | None = None
     for low, high in sorted(intervals):
         low, high = max(low, begin), min(high, end)
         if low >= high:
             continue
-        if last is not None and low <= last[1]:
-            last = (last[0], max(last[1], high))
+        if out and low <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], high))
         else:
-            if last is not None:
-                out.append(last)
-            last = (low, high)
-    if last is not None:
-        out.append(last)
+            out.append((low, high))
     return out
 
 
 def gaps(covered: Sequence[Interval], begin: int, end: int) -> list[Interval]:
     """The time in begin..end that `covered` leaves free; `covered` is disjoint and lies inside."""
-    out: list[Interval] = []
-    at = begin
-    for low, high in covered:
-        if low > at:
-            out.append((at, low))
-        at = high
-    if at < end:
-        out.append((at, end))
-    return out
+    edges = [begin, *chain.from_iterable(covered), end]
+    return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
 
 
 def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
@@ -69,13 +58,12 @@ def spans(marks: Sequence[tuple[int, str]], begin: int, end: int) -> list[Span]:
 
     The first mark's label also covers the time before it.
     """
-    out: list[Span] = []
-    for index, (time, what) in enumerate(marks):
-        low = begin if index == 0 else max(time, begin)
-        high = end if index + 1 == len(marks) else min(marks[index + 1][0], end)
-        if low < high:
-            out.append((low, high, what))
-    return out
+    edges = [begin, *(min(max(time, begin), end) for time, _ in marks[1:]), end]
+    return [
+        (low, high, what)
+        for (low, high), (_, what) in zip(pairwise(edges), marks, strict=False)
+        if low < high
+    ]
 
 
 def by_cause(idle: Sequence[Interval], done: Sequence[Span]) -> dict[str, int]:

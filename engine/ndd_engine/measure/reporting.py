@@ -12,10 +12,16 @@ from ndd_engine.text import printable
 
 from .clock import PhaseClock
 from .collector import Collector
-from .compiler import compiled
 from .losses import LossReader
 from .memory import memory_event
 from .stacks import StackWatch
+
+
+def compiled() -> tuple[int, int]:
+    """(graphs, graph breaks) of torch.compile in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
 @dataclass(frozen=True)
@@ -56,15 +62,12 @@ class Reporter:
         loop_file: str = "",
         compiles: bool = False,
     ) -> None:
-        self.clock = clock
-        self.losses = losses
-        self.put = put
+        self.clock, self.losses, self.put = clock, losses, put
         self.steps = 0
         self.profiled = False
         self.arrived: list[tuple[int, float]] = []
         self.collector = Collector(gc_every_steps)
-        self._work = work
-        self._stepping = stepping
+        self._work, self._stepping = work, stepping
         self._stacks_hz, self._loop_file = stacks_hz, loop_file
         self._stacks: StackWatch | None = None
         self._compiles = compiles
@@ -77,10 +80,8 @@ class Reporter:
         step: returns the optimizer steps done. paused: returns whether the run is paused.
         """
         self.collector.start()
-        thread = threading.get_ident()
-        self._stacks = StackWatch(
-            thread, self._stacks_hz, self.clock, self.put, step, paused, self._loop_file
-        )
+        thread, hz = threading.get_ident(), self._stacks_hz
+        self._stacks = StackWatch(thread, hz, self.clock, self.put, step, paused, self._loop_file)
         self._stacks.start()
         if self._compiles:
             self._graphs = compiled()[0]
@@ -137,12 +138,6 @@ class Reporter:
                 profiled=self.profiled,
             )
         )
-        self._tell_changes(step)
-        if self._has_gpu:
-            self._put_memory(step)
-
-    def _tell_changes(self, step: int) -> None:
-        """Record waiting reports and recompilations."""
         for event in self._stepping.reports:
             self.put(event)
         self._stepping.reports.clear()
@@ -151,11 +146,10 @@ class Reporter:
             text = f"recompiled: {more} more graph{'' if more == 1 else 's'} by step {step}"
             self.put(MarkEvent("recompile", step, text, {"graphs": more}))
             self._graphs = graphs
-
-    def _put_memory(self, step: int) -> None:
-        try:
-            self.put(memory_event(self.losses.device))
-        except (RuntimeError, KeyError) as error:
-            self._has_gpu = False
-            text = f"cannot read the memory counters: {printable(str(error))}"
-            self.put(MarkEvent("warning", step, text))
+        if self._has_gpu:
+            try:
+                self.put(memory_event(self.losses.device))
+            except (RuntimeError, KeyError) as error:
+                self._has_gpu = False
+                text = f"cannot read the memory counters: {printable(str(error))}"
+                self.put(MarkEvent("warning", step, text))

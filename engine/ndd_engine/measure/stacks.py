@@ -132,15 +132,13 @@ class StackWatch:
 
     def _short(self, file: str) -> str:
         """The path relative to the working directory if inside it, otherwise its last two parts."""
-        if file.startswith(self._here):
-            return file[len(self._here) :]
-        return "/".join(Path(file).parts[-2:])
+        inside = file.startswith(self._here)
+        return file[len(self._here) :] if inside else "/".join(Path(file).parts[-2:])
 
 
 def _product_folders() -> tuple[str, ...]:
     """Folders of this product's packages."""
-    packages = (ndd_engine, sys.modules.get("ndd_console"))
-    files = [package.__file__ for package in packages if package is not None]
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in ("ndd_engine", "ndd_console"))
     return tuple(_inside(Path(file).parent) for file in files if file is not None)
 
 
@@ -163,7 +161,6 @@ def _inside(folder: Path) -> str:
 
 
 def _cwd() -> str:
-    try:
+    with suppress(OSError):  # the folder was deleted
         return _inside(Path.cwd())
-    except OSError:  # the folder was deleted
-        return os.sep
+    return os.sep

@@ -8,6 +8,7 @@ is what the host was doing then.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,16 +29,9 @@ from .intervals import Interval, Span, by_cause, common, gaps, spans, total, uni
 CAUSE_OF = {
     "data_wait": WAITING_FOR_DATA,
     "to_device": COPYING,
-    "forward": LAUNCH_GAPS,
-    "loss": LAUNCH_GAPS,
-    "backward": LAUNCH_GAPS,
-    "clip": LAUNCH_GAPS,
-    "optimizer": LAUNCH_GAPS,
-    "zero_grad": LAUNCH_GAPS,
-    "log": OTHER_CAUSE,
-    "evaluate": EVALUATION_OR_CHECKPOINT,
-    "checkpoint": EVALUATION_OR_CHECKPOINT,
-    "other": OTHER_CAUSE,
+    **dict.fromkeys(("forward", "loss", "backward", "clip", "optimizer", "zero_grad"), LAUNCH_GAPS),
+    **dict.fromkeys(("evaluate", "checkpoint"), EVALUATION_OR_CHECKPOINT),
+    **dict.fromkeys(("log", "other"), OTHER_CAUSE),
 }
 # In these, a wait for the GPU is a cause of its own; the other causes already say what is waited for.
 _BLOCKED = frozenset({LAUNCH_GAPS, OTHER_CAUSE})
@@ -93,13 +87,11 @@ def timeline(
     work = on_gpu(seen) if gpu else _starting_in(computing, operators(seen))
     work = [item for item in work if item.end > begin and item.begin < end]
     if not work:
-        raise ValueError(
-            "the profiler recorded no GPU kernels" if gpu else "the profiler recorded no operators"
-        )
+        raise ValueError(f"the profiler recorded no {'GPU kernels' if gpu else 'operators'}")
     busy = common(union(((item.begin, item.end) for item in work), begin, end), computing)
     idle = gaps(busy, begin, end)
-    copies = [(item.begin, item.end) for item in work if gpu and _is_copy(item.name)]
-    launched = [item for item in work if not (gpu and _is_transfer(item.name))]
+    copies = [(item.begin, item.end) for item in work if gpu and item.name.startswith("Memcpy")]
+    launched = [item for item in work if not (gpu and item.name.startswith(("Memcpy", "Memset")))]
     return CaptureTimeline(
         wall_ns=end - begin,
         busy_ns=total(busy),
@@ -151,14 +143,6 @@ def _base(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _is_transfer(name: str) -> bool:
-    return name.startswith(("Memcpy", "Memset"))
-
-
-def _is_copy(name: str) -> bool:
-    return name.startswith("Memcpy")
-
-
 def _waits(seen: Iterable[TraceEvent], begin: int, end: int) -> list[Interval]:
     """When the host waited for the GPU."""
     found = (
@@ -182,10 +166,10 @@ def _causes(idle: Sequence[Interval], phases: Sequence[Span], waits: Sequence[In
 
 def _longest(work: Iterable[TraceEvent], begin: int, end: int) -> list[list[str | int]]:
     """[name, total nanoseconds, count] of the longest-running kernels or operators, longest first."""
-    spent: dict[str, list[int]] = {}
+    spent: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for item in work:
-        entry = spent.setdefault(item.name, [0, 0])
-        entry[0] += min(item.end, end) - max(item.begin, begin)
-        entry[1] += 1
-    ranked = sorted(spent.items(), key=lambda each: (-each[1][0], each[0]))[:_TOP]
-    return [[printable(name)[:_NAME], ns, count] for name, (ns, count) in ranked]
+        spent[item.name] += min(item.end, end) - max(item.begin, begin)
+        counts[item.name] += 1
+    ranked = sorted(spent, key=lambda name: (-spent[name], name))[:_TOP]
+    return [[printable(name)[:_NAME], spent[name], counts[name]] for name in ranked]

@@ -12,9 +12,10 @@ import json
 import math
 import os
 import pickle
+import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +38,6 @@ class Saved:
     sha256: str
     t: float
     metric: float | None
-
     description: Path
 
 
@@ -57,17 +57,9 @@ class CheckpointStore:
         for description in self.folder.glob("step-*.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 body = json.loads(description.read_text(encoding="utf-8"))
-                found.append(
-                    Saved(
-                        self.folder / Path(str(body["file"])).name,
-                        int(body["step"]),
-                        int(body["bytes"]),
-                        str(body["sha256"]),
-                        float(body["t"]),
-                        body.get("metric"),
-                        description,
-                    )
-                )
+                path, sha256 = self.folder / Path(str(body["file"])).name, str(body["sha256"])
+                step, count, t = int(body["step"]), int(body["bytes"]), float(body["t"])
+                found.append(Saved(path, step, count, sha256, t, body.get("metric"), description))
         return sorted(found, key=lambda saved: (saved.t, saved.step))
 
     def save(self, step: int, state: dict[str, Any], metric: float | None, best_is_lower: bool) -> Saved:
@@ -82,7 +74,7 @@ class CheckpointStore:
         path = description.with_suffix(".pt")
         if path == earlier:
             path = description.with_suffix(".again.pt")
-        with _replacing(path) as file:
+        with replacing(path) as file:
             digest = _Digest(file)
             try:
                 torch.save(state, digest)  # type: ignore[arg-type]
@@ -92,17 +84,10 @@ class CheckpointStore:
         # Clocks can go backwards and differ between hosts; the order of writing must not.
         t = max([time.time(), *(saved.t + 1e-3 for saved in every)])
         saved = Saved(path, step, digest.count, digest.hash.hexdigest(), t, metric, description)
-        body = {
-            "format": FORMAT,
-            "file": path.name,
-            "step": step,
-            "bytes": saved.bytes,
-            "sha256": saved.sha256,
-            "t": saved.t,
-            "metric": metric,
-        }
+        body = {"format": FORMAT, "file": path.name, **asdict(saved)}
+        del body["path"], body["description"]
         try:
-            with _replacing(description) as file:
+            with replacing(description) as file:
                 file.write(json.dumps(body).encode())
         except BaseException:
             path.unlink(missing_ok=True)  # without its JSON file it only takes up space
@@ -118,9 +103,8 @@ class CheckpointStore:
         try:
             actual = saved.path.stat().st_size
             if actual != saved.bytes:
-                raise CheckpointError(
-                    f"{shown} is damaged: its size is {size(actual)} instead of {size(saved.bytes)}"
-                )
+                sizes = f"{size(actual)} instead of {size(saved.bytes)}"
+                raise CheckpointError(f"{shown} is damaged: its size is {sizes}")
             with saved.path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != saved.sha256:
@@ -143,9 +127,7 @@ class CheckpointStore:
     def _prune(self, best_is_lower: bool) -> None:
         every = self.all()
         judged = [saved for saved in every if saved.metric is not None]
-        best = None
-        if judged:
-            best = (min if best_is_lower else max)(judged, key=lambda saved: saved.metric or 0.0)
+        best = (min if best_is_lower else max)(judged, key=lambda saved: saved.metric or 0.0, default=None)
         for saved in every[: -self.keep]:
             if saved != best:
                 # The JSON file first: a crash in between must not leave one that refers to a missing file.
@@ -161,8 +143,6 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
     Raises CheckpointError if there is none or if it is damaged; the message then names the previous good one.
     """
     every = store.all()
-    known = {saved.path for saved in every}
-    orphans = sorted(path.name for path in store.folder.glob("step-*.pt") if path not in known)
     if step is not None:
         chosen = [saved for saved in every if saved.step == step]
         if not chosen:
@@ -170,10 +150,10 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
             raise CheckpointError(f"there is no checkpoint of step {step}; available: {there}")
         return chosen[0], store.load(chosen[0])
     if not every:
-        extra = f" ({', '.join(orphans)} is incomplete)" if orphans else ""
-        raise CheckpointError(
-            f"{printable(str(store.folder))} contains no checkpoint{extra}; start a new run"
-        )
+        orphans = ", ".join(sorted(path.name for path in store.folder.glob("step-*.pt")))
+        extra = f" ({orphans} is incomplete)" if orphans else ""
+        folder = printable(str(store.folder))
+        raise CheckpointError(f"{folder} contains no checkpoint{extra}; start a new run")
     try:
         return every[-1], store.load(every[-1])
     except CheckpointError as error:
@@ -182,9 +162,8 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
                 store.load(earlier)
             except CheckpointError:
                 continue
-            raise CheckpointError(
-                f"{error}; the previous checkpoint is good: add --from-step {earlier.step}"
-            ) from None
+            advice = f"the previous checkpoint is good: add --from-step {earlier.step}"
+            raise CheckpointError(f"{error}; {advice}") from None
         raise CheckpointError(f"{error}; there is no other good checkpoint") from None
 
 
@@ -221,7 +200,7 @@ class _Digest:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that replaces `path` completely or not at all. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -244,16 +223,13 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 def _interruption(error: BaseException) -> BaseException | None:
     """The immediate stop behind an error, if there is one: it can arrive between any two writes."""
     seen: BaseException | None = error
-    while seen is not None:
-        if not isinstance(seen, Exception):
-            return seen
+    while isinstance(seen, Exception):
         seen = seen.__cause__ or seen.__context__
-    return None
+    return seen
 
 
 def free_space(folder: Path) -> int | None:
     """Free bytes for this user on the folder's disk, or None if unknown."""
     with contextlib.suppress(OSError):
-        found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize
+        return shutil.disk_usage(folder).free
     return None

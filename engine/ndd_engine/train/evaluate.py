@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ndd_engine.train.data.loader import EvalBatches, to_device
-from ndd_engine.train.step.precision import Precision
-from ndd_engine.workloads.base import Workload
+from ndd_engine.train.step.stepper import Stepper
 
 
 @dataclass(frozen=True)
@@ -28,40 +27,29 @@ class Result:
         return next(iter(self.metrics.items()))
 
 
-def evaluate(
-    workload: Workload,
-    loader: EvalBatches,
-    device: torch.device,
-    precision: Precision,
-    seed: int,
-    batches: int | None,
-    inference_mode: bool,
-    between: Callable[[], None],
-) -> Result:
+def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None]) -> Result:
     """Evaluate without changing the training state: no gradients, no dropout, separate random numbers.
 
-    inference_mode: use torch.inference_mode instead of no_grad. between: called after every batch, to report progress
-    and to stop (it may raise).
+    between: called after every batch, to report progress and to stop (it may raise).
     """
-    model = workload.model
+    workload, device, config = stepper.workload, stepper.device, stepper.config
+    model, batches = workload.model, config.evaluate.batches
     begin = time.perf_counter()
     metric = workload.metric()
     count = 0
     model.eval()
-    cards = [device] if device.type == "cuda" else []
     try:
         # A loss may draw noise: use the same noise at each evaluation, without advancing the training's generator.
-        quiet = torch.inference_mode() if inference_mode else torch.no_grad()
-        with torch.random.fork_rng(devices=cards), quiet:
-            torch.manual_seed(seed)
+        quiet = torch.inference_mode() if config.evaluate.inference_mode else torch.no_grad()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), quiet:
+            torch.manual_seed(config.run.seed)
             inference = torch.is_inference_mode_enabled()
-            for batch in loader:
+            for count, batch in enumerate(loader, 1):
                 batch = to_device(batch, device)
-                with precision.autocast or nullcontext():
+                with stepper.precision.autocast or nullcontext():
                     output = workload.forward(model, batch)
                     loss = workload.loss(output, batch)
                 metric.update(output, batch, loss)
-                count += 1
                 between()
                 if batches is not None and count >= batches:
                     break

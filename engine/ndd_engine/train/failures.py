@@ -50,13 +50,11 @@ def explain(
     text = str(error)
     if found := _WORKER.search(text):
         kind, worker = _worker(found)
-        return Failure(kind, f"{worker} {place}; {_other_workers(config)}")
+        fewer = f"--set loader.workers={max(config.loader.workers // 2, 0)}"
+        return Failure(kind, f"{worker} {place}; fewer workers need less memory: {fewer}")
     if "DataLoader timed out" in text:
-        return Failure(
-            "worker",
-            f"the loader workers returned no batch within {duration(config.loader.timeout_s)} {place}; "
-            "look for a blocked read, or raise loader.timeout_s",
-        )
+        late = f"the loader workers returned no batch within {duration(config.loader.timeout_s)} {place}"
+        return Failure("worker", f"{late}; look for a blocked read, or raise loader.timeout_s")
     first = printable(text.strip().splitlines()[0]) if text.strip() else "no message"
     if isinstance(error, OSError) and error.filename:
         first = f"{printable(str(error.filename))}: {error.strerror}"
@@ -67,9 +65,9 @@ def told(error: BaseException) -> tuple[str, str]:
     """(kind, text) of the error that ended a helper process. kind: "oom" or "failed"."""
     text = (str(error).splitlines() or ["no message"])[0]
     if isinstance(error, NddError):
-        cause = error.__cause__  # raised by the user's own code
-        of_memory = isinstance(error, (OutOfMemoryError, DoesNotFitError)) or (
-            cause is not None and is_out_of_memory(cause)
+        # The cause is an error in the user's own code.
+        of_memory = isinstance(error, (OutOfMemoryError, DoesNotFitError)) or is_out_of_memory(
+            error.__cause__
         )
     else:
         of_memory = is_out_of_memory(error)
@@ -90,8 +88,7 @@ def out_of_memory(
     filled = _filled(config, device, stepper)
     if filled:
         parts.append("filled by " + ", ".join(filled))
-    parts.append(smaller_batch(config))
-    return "; ".join(parts)
+    return "; ".join((*parts, smaller_batch(config)))
 
 
 def smaller_batch(config: Config) -> str:
@@ -99,9 +96,8 @@ def smaller_batch(config: Config) -> str:
     batch = config.batch
     smaller = next((micro for micro in range(batch.micro - 1, 0, -1) if batch.items % micro == 0), None)
     if smaller is None:
-        return (
-            f"the micro-batch is already 1: reduce batch.sequence ({batch.sequence}) or use a smaller model"
-        )
+        advice = f"reduce batch.sequence ({batch.sequence}) or use a smaller model"
+        return f"the micro-batch is already 1: {advice}"
     return (
         f"the next smaller micro-batch with the same effective batch of {batch.items}: "
         f"--set batch.micro={smaller} --set batch.accumulation={batch.items // smaller}"
@@ -111,19 +107,18 @@ def smaller_batch(config: Config) -> str:
 def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> list[str]:
     if stepper is None:
         return []
-    parameters = sum(parameter.nbytes for parameter in stepper.parameters)
-    gradients = sum(parameter.grad.nbytes for parameter in stepper.parameters if parameter.grad is not None)
-    optimizer = stepper.optimizer_bytes()
-    filled = [
-        f"parameters {size(parameters)}",
-        f"gradients {size(gradients)}",
-        f"optimizer {size(optimizer)}",
-    ]
+    parameters = stepper.parameters
+    known = {
+        "parameters": sum(parameter.nbytes for parameter in parameters),
+        "gradients": sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None),
+        "optimizer": stepper.optimizer_bytes(),
+    }
+    filled = [f"{name} {size(count)}" for name, count in known.items()]
     batch = config.batch
     shape = f"micro-batch {batch.micro} x sequence {batch.sequence}"
     if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        filled.append(f"activations of {shape} {size(max(peak - parameters - gradients - optimizer, 0))}")
+        activations = torch.cuda.max_memory_allocated(device) - sum(known.values())
+        filled.append(f"activations of {shape} {size(max(activations, 0))}")
         free, total = torch.cuda.mem_get_info(device)
         others = total - free - torch.cuda.memory_reserved(device)
         filled.append(f"context and other processes {size(max(others, 0))} of {size(total)}")
@@ -135,18 +130,10 @@ def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> li
 def _worker(found: re.Match[str]) -> tuple[str, str]:
     """(kind of failure, message)."""
     pids = found[1].strip()
-    if not found[2]:
-        return (
-            "worker",
-            f"loader worker {pids} died without a message (often killed by the kernel because memory ran out)",
-        )
-    name = found[2]
+    cause = "by the kernel because memory ran out)"
+    if not (name := found[2]):
+        return "worker", f"loader worker {pids} died without a message (often killed {cause}"
     if name in ("Killed", "SIGKILL"):
-        hint = "(often sent by the kernel because memory ran out)"
-        return "killed", f"loader worker {pids} was killed by SIGKILL {hint}"
+        return "killed", f"loader worker {pids} was killed by SIGKILL (often sent {cause}"
     name = next((known.name for known in signal.Signals if signal.strsignal(known) == name), name)
     return "worker", f"loader worker {pids} was killed by {name}"
-
-
-def _other_workers(config: Config) -> str:
-    return f"fewer workers need less memory: --set loader.workers={max(config.loader.workers // 2, 0)}"

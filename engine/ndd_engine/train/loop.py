@@ -4,58 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ndd_engine.config.schema import Config
+from ndd_engine.config.schema import CheckpointSection, EvaluateSection
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.losses import LossReader, first_bad
 from ndd_engine.measure.reporting import Reporter, StepWork
-from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.step.stepper import Stepper
 
 from .checkpoint import CheckpointStore, Saved, finite, free_space
-from .control import Control
 from .evaluate import Result, evaluate
 from .random_state import random_state
+from .request import OpenRun
 from .settings import VerifiedSettings
 
 
 class Loop:
-    """Trains from `step` to the end, or until a stop is requested; `put` records an event.
+    """Trains from `step` to the end, or until a stop is requested.
 
     step: optimizer steps done. saved: the newest checkpoint. boundary: true between two steps, when the state is
     complete and a checkpoint can be written.
     """
 
     def __init__(
-        self,
-        config: Config,
-        stepper: Stepper,
-        batches: Batches,
-        evaluation: EvalBatches,
-        clock: PhaseClock,
-        control: Control,
-        store: CheckpointStore,
-        put: Callable[[Event], None],
-        settings: VerifiedSettings | None = None,
+        self, run: OpenRun, stepper: Stepper, batches: Batches, evaluation: EvalBatches, clock: PhaseClock
     ) -> None:
-        self.config = config
-        self.stepper = stepper
-        self.batches = batches
-        self.evaluation = evaluation
-        self.clock = clock
-        self.control = control
-        self.store = store
-        self.put = put
+        self.config = config = stepper.config
+        self.stepper, self.batches, self.evaluation, self.clock = stepper, batches, evaluation, clock
+        self.control, self.put = run.control, run.put
+        self.store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
+        self.settings = VerifiedSettings(stepper, batches, evaluation)
         self.step = 0
         self.total_steps = stepper.total_steps
         self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
@@ -66,26 +53,18 @@ class Loop:
         self._window_ns = int(config.log.window_s * 1e9)
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
-        self.settings = settings
         batch, log, speed = config.batch, config.log, config.speed
-        work = StepWork(
-            batch.items, batch.accumulation, stepper.workload.tokens_per_item, self.steps_per_epoch
-        )
+        tokens = stepper.workload.tokens_per_item
+        work = StepWork(batch.items, batch.accumulation, tokens, self.steps_per_epoch)
         self.reporter = Reporter(
-            work, stepper, clock, self.losses, put, gc_every_steps=config.run.gc_every_steps, stacks_hz=log.stacks_hz,
-            loop_file=__file__, compiles=speed.compile != "off",
+            work, stepper, clock, self.losses, run.put, gc_every_steps=config.run.gc_every_steps,
+            stacks_hz=log.stacks_hz, loop_file=__file__, compiles=speed.compile != "off",
         )  # fmt: skip
-        plan = CapturePlan(
-            log.kernels_every, log.kernels_steps, Path(log.trace).expanduser() if log.trace else None,
-            speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune"),
-        )  # fmt: skip
+        trace = Path(log.trace).expanduser() if log.trace else None
+        graphs = speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune")
+        plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
         self.captures = CaptureSchedule(
-            stepper.device,
-            clock,
-            self.reporter,
-            put,
-            plan,
-            lambda: stepper.graph is None or stepper.graph.settled,
+            self.reporter, plan, lambda: stepper.graph is None or stepper.graph.settled
         )
         self._epochs_begun = 0  # by this process
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
@@ -119,9 +98,8 @@ class Loop:
                 self.boundary = False
                 loss = stepper.step(iterator, clock, self.step)
                 if loss is None:
-                    raise TrainingError(
-                        f"the loader ended early, at step {self.step}; the epoch has steps up to {end}"
-                    )
+                    early = f"the loader ended early, at step {self.step}"
+                    raise TrainingError(f"{early}; the epoch has steps up to {end}")
                 self.step += 1
                 self.boundary = True
                 arrived = self.losses.add(self.step, loss, stepper.extras)
@@ -145,7 +123,8 @@ class Loop:
                     return self._stop()
             del iterator
             if self.step == (epoch + 1) * self.steps_per_epoch:
-                self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {self._epochs()} done"))
+                epochs = -(-self.total_steps // self.steps_per_epoch)
+                self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {epochs} done"))
             if control.pending and self._obey():
                 return self._stop()
         self._finish()
@@ -155,25 +134,23 @@ class Loop:
 
     def _next_action(self) -> int:
         """The next step after which an evaluation or a checkpoint is due; the loop compares only this number."""
-        step, per_epoch = self.step, self.steps_per_epoch
-        candidates = [self.total_steps]
-        for section in (self.config.evaluate, self.config.checkpoint):
-            periods = (section.every_steps, section.every_epochs * per_epoch)
-            candidates += [(step // every + 1) * every for every in periods if every]
-        return min(candidates)
+        periods = self._periods(self.config.evaluate) + self._periods(self.config.checkpoint)
+        return min([self.total_steps, *((self.step // every + 1) * every for every in periods)])
 
-    def _due(self, every_steps: int, every_epochs: int) -> bool:
-        step = self.step
-        by_epoch = every_epochs * self.steps_per_epoch
-        return bool((every_steps and step % every_steps == 0) or (by_epoch and step % by_epoch == 0))
+    def _periods(self, section: EvaluateSection | CheckpointSection) -> list[int]:
+        """The section's periods in steps, without those that are off."""
+        every = (section.every_steps, section.every_epochs * self.steps_per_epoch)
+        return [steps for steps in every if steps]
+
+    def _due(self, section: EvaluateSection | CheckpointSection) -> bool:
+        return any(self.step % every == 0 for every in self._periods(section))
 
     def _act(self) -> None:
-        evaluation, checkpoint = self.config.evaluate, self.config.checkpoint
+        evaluation = self.config.evaluate
         # Evaluate before a checkpoint at the same step, so that the checkpoint carries the metric.
-        last = self.step >= self.total_steps and evaluation.at_end
-        if last or self._due(evaluation.every_steps, evaluation.every_epochs):
+        if self._due(evaluation) or (self.step >= self.total_steps and evaluation.at_end):
             self.evaluate()
-        if self._due(checkpoint.every_steps, checkpoint.every_epochs):
+        if self._due(self.config.checkpoint):
             self.save()
         # Evaluations end windows: if they are frequent, no window gets long enough to check this elsewhere.
         self._save_if_long_ago()
@@ -203,7 +180,7 @@ class Loop:
                 paused_at = time.monotonic()
                 self._resting = "paused"
                 self._status("paused")
-                self.put(_pause_mark(self.step, control.holders))
+                self.put(_pause_mark(self.step, list(control.holders)))
             control.wait(0.5)
             self.reporter.skip()
         if paused_at is not None:
@@ -211,29 +188,28 @@ class Loop:
             seconds = time.monotonic() - paused_at
             self._resting = "training"
             self._status("training")
-            self.put(
-                MarkEvent("resume", self.step, f"resumed after {duration(seconds)}", {"seconds": seconds})
-            )
+            text = f"resumed after {duration(seconds)}"
+            self.put(MarkEvent("resume", self.step, text, {"seconds": seconds}))
         return control.stopping
 
     def _stop(self) -> str:
         self._resting = "stopping"
         self._status("stopping")
         self._flush_losses()
-        if self.step and not self.save():
-            self._window()
-            raise TrainingError(f"stopped at step {self.step}, but {self.save_error}")
+        saved = not self.step or self.save()
         self._window()
+        if not saved:
+            raise TrainingError(f"stopped at step {self.step}, but {self.save_error}")
         return self.control.stop_status or "stopped"
 
     def _finish(self) -> None:
         self._flush_losses()
         if self.config.evaluate.at_end:
             self.evaluate()
-        if self.config.checkpoint.at_end and not self.save():
-            self._window()
-            raise TrainingError(f"finished all {self.step} steps, but {self.save_error}")
+        saved = not self.config.checkpoint.at_end or self.save()
         self._window()
+        if not saved:
+            raise TrainingError(f"finished all {self.step} steps, but {self.save_error}")
 
     def evaluate(self, again: bool = False) -> None:
         """Evaluate now. Does nothing if this step was already evaluated, unless `again`."""
@@ -242,16 +218,11 @@ class Loop:
         self._status("evaluating")
         self._window()
         self.clock.enter(phase.EVALUATE)
-        config = self.config
-        result = evaluate(
-            self.stepper.workload, self.evaluation, self.stepper.device, self.stepper.precision,
-            config.run.seed, config.evaluate.batches, config.evaluate.inference_mode, self._between,
-        )  # fmt: skip
+        result = evaluate(self.stepper, self.evaluation, self._between)
         self.clock.enter(phase.OTHER)
         self._last_result = (self.step, result)
-        if self.settings is not None:
-            for event in self.settings.of_evaluation(result.inference_mode):
-                self.put(event)
+        for event in self.settings.of_evaluation(result.inference_mode):
+            self.put(event)
         text = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
         data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
                 "better": self.stepper.workload.better}  # fmt: skip
@@ -261,45 +232,34 @@ class Loop:
 
     def save(self, again: bool = False) -> bool:
         """Write a checkpoint of this step. Returns False on failure, with the reason in `save_error`."""
-        judged = self._last_result is not None and self._last_result[0] == self.step
-        written = self.saved is not None and self.saved.step == self.step
+        step, metric = self.step, None
+        if self._last_result is not None and self._last_result[0] == step:
+            metric = self._last_result[1].headline[1]
+        written = self.saved
         # A checkpoint written before this step's evaluation is written again with the metric.
-        complete = written and not (judged and self.saved is not None and self.saved.metric is None)
-        if complete and not again:
+        if written and written.step == step and not again and (metric is None or written.metric is not None):
             return True
         self._status("checkpointing")
         self.clock.enter(phase.CHECKPOINT)
         self._flush_losses()
         if (bad := finite(self.stepper.model)) is not None:
-            raise TrainingError(self._not_finite(self.step, f"{bad} is not finite"))
+            raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
         self._last_save = time.monotonic()
-        workload = self.stepper.workload
-        headline = self._last_result[1].headline[1] if judged and self._last_result else None
         try:
-            self.saved = self.store.save(self.step, self.state(), headline, workload.better == "lower")
+            saved = self.store.save(step, self.state(), metric, self.stepper.workload.better == "lower")
         except OSError as error:
-            kept = (
-                f"the last good checkpoint is step {self.saved.step}"
-                if self.saved
-                else "there is no earlier checkpoint"
-            )
-            free = free_space(self.store.folder)
+            earlier = "there is no earlier checkpoint"
+            if self.saved:
+                earlier = f"the last good checkpoint is step {self.saved.step}"
             self.save_error = (
-                f"cannot write the checkpoint of step {self.step} to {printable(str(self.store.folder))}: "
-                f"{error.strerror or error} ({size(free)} free); {kept}"
+                f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
+                f"{error.strerror or error} ({size(free_space(self.store.folder))} free); {earlier}"
             )
-            self.put(MarkEvent("warning", self.step, self.save_error))
+            self.put(MarkEvent("warning", step, self.save_error))
         else:
-            self.save_error = None
-            data = {"file": self.saved.path.name, "bytes": self.saved.bytes}
-            self.put(
-                MarkEvent(
-                    "checkpoint",
-                    self.step,
-                    f"checkpoint at step {self.step} ({size(self.saved.bytes)})",
-                    data,
-                )
-            )
+            self.saved, self.save_error = saved, None
+            data = {"file": saved.path.name, "bytes": saved.bytes}
+            self.put(MarkEvent("checkpoint", step, f"checkpoint at step {step} ({size(saved.bytes)})", data))
         self.clock.enter(phase.OTHER)
         self._status(self._resting)
         return self.save_error is None
@@ -336,7 +296,7 @@ class Loop:
     def _loader_settings(self) -> None:
         """Verify loader settings after an epoch's first batch; persistent workers show in the second epoch."""
         self._epochs_begun += 1
-        if self.settings is not None and self._epochs_begun <= 2:
+        if self._epochs_begun <= 2:
             self.clock.enter(phase.LOG)
             for event in self.settings.of_loader(self._epochs_begun):
                 self.put(event)
@@ -366,26 +326,21 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        good = (
-            f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
-            if self.saved
-            else "there is no checkpoint"
-        )
+        good = "there is no checkpoint"
+        if self.saved:
+            good = f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
         advice = "try a lower optimizer.lr, or clip.max_norm = 1.0"
         if self.stepper.precision.scaler is not None:
             advice += ' or precision.amp = "bf16"'
         return f"{what} at step {step}, so training stopped; {good}; {advice}"
 
-    def _epochs(self) -> int:
-        return -(-self.total_steps // self.steps_per_epoch)
-
     def _window(self) -> None:
         self.reporter.window(self.step)
 
 
-def _pause_mark(step: int, holders: tuple[int, ...]) -> MarkEvent:
+def _pause_mark(step: int, holders: list[int]) -> MarkEvent:
     """holders: ids of the processes that hold the pause."""
     if not holders:
         return MarkEvent("pause", step, f"paused at step {step}")
     who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"
-    return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": list(holders)})
+    return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": holders})

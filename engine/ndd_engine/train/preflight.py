@@ -25,18 +25,15 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
     use_torch: allow importing torch if a CUDA GPU is requested. Not before a fork: CUDA does not survive it.
     """
     found: list[Problem] = []
-    config: Config | None
     try:
-        config = draft.resolve()
+        config: Config | None = draft.resolve()
     except ConfigError as error:
         found += error.problems
         config = draft.salvage()
     if config is not None:
         wrong = {problem.key for problem in found}  # they were replaced by their defaults for this check
-        for problem in problems(config, ""):
-            if problem.key in wrong:
-                continue
-            found.append(replace(problem, where=draft.where(problem.key.split("."))))
+        more = [problem for problem in problems(config, "") if problem.key not in wrong]
+        found += [replace(problem, where=draft.where(problem.key.split("."))) for problem in more]
         if config.log.trace is not None and (why := trace_problem(config.log.trace)) is not None:
             found.append(draft.problem(("log", "trace"), why, config.log.trace))
         if config.log.tensorboard and not scalars.available():
@@ -90,9 +87,7 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
             changed.append(f"{section}.{key} was {run.config[section][key]}, now {value}")
     if changed:
         raise UsageError(f"cannot resume {name}: {'; '.join(changed)}; start a new run to change these")
-    limits = [
-        limit for limit in (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch) if limit
-    ]
-    if from_step is None and state.status == "done" and state.step >= min(limits):
+    limits = (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch)
+    if from_step is None and state.status == "done" and state.step >= min(filter(None, limits)):
         grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
         raise UsageError(f"run {name} has finished all {state.step} steps; to train longer, raise {grown}")

@@ -8,8 +8,8 @@ import platform
 import random
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock, TimingEvent
+from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.flops import work_event
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.record.events import LoaderEvent, MarkEvent, RunEvent
+from ndd_engine.record.events import Event, MarkEvent, RunEvent
 from ndd_engine.text import printable
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.probe import probe_loader
@@ -32,30 +32,25 @@ from ndd_engine.train.probes.autosize import decide
 from ndd_engine.train.probes.baseline import Baseline
 from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.registry import prepare
 
-from .checkpoint import CheckpointStore, Saved, newest_good
+from .checkpoint import Saved, newest_good, replacing
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import restore_random_state
 from .request import OpenRun
-from .settings import VerifiedSettings
 
 
 @dataclass
 class Prepared:
-    """A run that is ready to train, and what to stop afterwards."""
+    """A run that is ready to train. Stop the sampler afterwards; loader workers end with the loop."""
 
     config: Config
     device: torch.device
     clock: PhaseClock
     loop: Loop
     sampler: Sampler
-
-    def close(self) -> None:
-        """Stop the hardware sampler; loader workers end with the loop."""
-        self.sampler.stop()
 
 
 def prepare_run(run: OpenRun) -> Prepared:
@@ -75,64 +70,38 @@ def prepare_run(run: OpenRun) -> Prepared:
     run.stage("reading the data")
     seed(config.run.seed)
     workload = prepare(config, run.stage)
-    batches = Batches(
-        workload.train_data, config, workload.collate, workload.epochs_differ, device, run.stage
-    )
+    differ = workload.epochs_differ
+    batches = Batches(workload.train_data, config, workload.collate, differ, device, run.stage)
     evaluation = EvalBatches(workload.eval_data, config, workload.collate, device, run.stage)
     steps_per_epoch = batches.per_epoch // config.batch.accumulation
     total = total_steps(config, steps_per_epoch)
     run.stage("moving the model to the device")
     stepper = Stepper(workload, config, device, total)
-    clock = DevicePhaseClock(_timing_event) if device.type == "cuda" else PhaseClock()
-    store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
-    settings = VerifiedSettings(config, stepper, batches, evaluation)
-    loop = Loop(config, stepper, batches, evaluation, clock, run.control, store, run.put, settings)
+    clock = PhaseClock()
+    if device.type == "cuda":
+        clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+    loop = Loop(run, stepper, batches, evaluation, clock)
 
-    saved = None
     if run.request.resume is not None:
         run.stage("loading the checkpoint")
-        saved = _resume(run, loop, device)
+        _resume(run, loop, device)
         if loop.step >= total:
-            raise UsageError(
-                f"run {run.directory.name} has finished all {total} steps; to train longer, raise run.epochs"
-            )
+            done = f"run {run.directory.name} has finished all {total} steps"
+            raise UsageError(f"{done}; to train longer, raise run.epochs")
     run.stage("running a trial step")
     cores = usable_threads(machine.host) if run.request.probes else None
-    rehearsal, loader_cost = _rehearse(stepper, batches, config, cores)
+    rehearsal = _rehearse(stepper, batches, cores)
+    heading = f"Run {run.directory.name}, as resolved for {machine.device}."
     try:
-        write_config(
-            run.directory.config, config, f"Run {run.directory.name}, as resolved for {machine.device}."
-        )
+        with replacing(run.directory.config) as file:
+            file.write(to_toml(config, heading).encode())
     except OSError as error:
         raise NddError(f"cannot write {printable(str(run.directory.config))}: {error.strerror}") from None
-    run.put(_run_event(run, config, machine, workload, stepper, loop, saved))
+    run.put(_run_event(run, machine, loop))
     if choice is not None:
         run.put(MarkEvent("choice", loop.step, choice.reason))
-    for note in (*workload.notes(), *rehearsal.notes):
-        run.put(MarkEvent("note", loop.step, note))
-    if rehearsal.compile_s is not None:
-        text = f"compiled in {rehearsal.compile_s:.1f} s ({config.speed.compile}), before the first step"
-        data = {"seconds": rehearsal.compile_s, "mode": config.speed.compile}
-        run.put(MarkEvent("compile", loop.step, text, data))
-    if loader_cost is not None:
-        run.put(loader_cost)
-    if rehearsal.baseline is not None:
-        run.put(rehearsal.baseline)
-    for event in settings.of_model(rehearsal):
+    for event in _trial_step_events(loop, rehearsal, machine):
         run.put(event)
-    if rehearsal.counter is not None:
-        run.put(
-            work_event(
-                rehearsal.counter,
-                stepper.model,
-                config.batch.micro,
-                config.batch.accumulation,
-                config.clip.max_norm > 0,
-                stepper.moment_bytes(),
-                machine.chosen,
-                stepper.precision.name,
-            )
-        )
     sampler = Sampler(machine.chosen, run.put, run_dir=run.directory.path)
     sampler.start()
     if device.type == "cuda":
@@ -144,9 +113,27 @@ def prepare_run(run: OpenRun) -> Prepared:
     return Prepared(config, device, clock, loop, sampler)
 
 
-def _rehearse(
-    stepper: Stepper, batches: Batches, config: Config, cores: int | None
-) -> tuple[Rehearsal, LoaderEvent | None]:
+def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> Iterator[Event]:
+    stepper, speed, batch = loop.stepper, loop.config.speed, loop.config.batch
+    for note in (*stepper.workload.notes(), *rehearsal.notes):
+        yield MarkEvent("note", loop.step, note)
+    if (seconds := rehearsal.compile_s) is not None:
+        text = f"compiled in {seconds:.1f} s ({speed.compile}), before the first step"
+        yield MarkEvent("compile", loop.step, text, {"seconds": seconds, "mode": speed.compile})
+    if rehearsal.loader is not None:
+        yield rehearsal.loader
+    if rehearsal.baseline is not None:
+        yield rehearsal.baseline
+    yield from loop.settings.of_model(rehearsal)
+    if (counter := rehearsal.counter) is not None:
+        clips, moments = loop.config.clip.max_norm > 0, stepper.moment_bytes()
+        precision = stepper.precision.name
+        yield work_event(
+            counter, stepper.model, batch.micro, batch.accumulation, clips, moments, machine.chosen, precision
+        )
+
+
+def _rehearse(stepper: Stepper, batches: Batches, cores: int | None) -> Rehearsal:
     """Run the trial step and the loader probe, and stop timing sub-phases that are too expensive to time.
 
     cores: CPU cores for the probes, None to skip them. Raises OutOfMemoryError.
@@ -159,17 +146,16 @@ def _rehearse(
             cost = probe_loader(batches, sample, time.perf_counter_ns() - begin)
             baseline = Baseline(batches.sample, cost.item_ns, cores)
         found = rehearse(stepper, sample, baseline)
+        found.loader = cost
     except Exception as error:
         if is_out_of_memory(error):
-            text = out_of_memory(error, "in a trial step", config, stepper.device, stepper)
+            text = out_of_memory(error, "in a trial step", stepper.config, stepper.device, stepper)
             raise OutOfMemoryError(text) from None
         raise
     if dropped := stepper.parts.keep_cheap(found.part_calls, found.micro_ns):
-        found.notes.append(
-            f"Not timed separately: {', '.join(dropped)} in forward, because timing would slow down a micro-batch of "
-            f"{found.micro_ns / 1e6:.2g} ms."
-        )
-    return found, cost
+        why = f"because timing would slow down a micro-batch of {found.micro_ns / 1e6:.2g} ms"
+        found.notes.append(f"Not timed separately: {', '.join(dropped)} in forward, {why}.")
+    return found
 
 
 def seed(value: int) -> None:
@@ -180,15 +166,9 @@ def seed(value: int) -> None:
 
 def total_steps(config: Config, steps_per_epoch: int) -> int:
     """Optimizer steps of the whole run: run.epochs or run.max_steps, whichever ends first."""
-    limits = [config.run.max_steps] if config.run.max_steps is not None else []
-    if config.run.epochs is not None:
-        limits.append(config.run.epochs * steps_per_epoch)
-    return min(limits)
-
-
-def _timing_event() -> TimingEvent:
-    event: TimingEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    return event
+    epochs = config.run.epochs
+    limits = (config.run.max_steps, None if epochs is None else epochs * steps_per_epoch)
+    return min(limit for limit in limits if limit is not None)
 
 
 def _determinism(config: Config) -> None:
@@ -200,30 +180,21 @@ def _determinism(config: Config) -> None:
     torch.use_deterministic_algorithms(speed.deterministic)
 
 
-def _resume(run: OpenRun, loop: Loop, device: torch.device) -> Saved:
-    store = loop.store
-    saved, state = newest_good(store, run.request.from_step)
+def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
+    saved, state = newest_good(loop.store, run.request.from_step)
     _check_data(run.directory.name, saved, state, loop)
     try:
         loop.stepper.load(state)
     except (RuntimeError, ValueError, KeyError) as error:
-        first = printable(str(error).splitlines()[0])
-        raise UsageError(
-            f"{printable(str(saved.path))} belongs to another model or optimizer: {first}"
-        ) from None
+        shown, first = printable(str(saved.path)), printable(str(error).splitlines()[0])
+        raise UsageError(f"{shown} belongs to another model or optimizer: {first}") from None
     restore_random_state(state["random"], device)
     loop.step = int(state["step"])
     loop.saved = saved
-    if device.type == "cpu" and state["threads"] != torch.get_num_threads():
-        run.put(
-            MarkEvent(
-                "warning",
-                loop.step,
-                f"the checkpoint was saved with {state['threads']} threads, this run uses {torch.get_num_threads()}: "
-                "losses may differ in the last digits",
-            )
-        )
-    return saved
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and state["threads"] != threads:
+        text = f"the checkpoint was saved with {state['threads']} threads, this run uses {threads}"
+        run.put(MarkEvent("warning", loop.step, f"{text}: losses may differ in the last digits"))
 
 
 def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
@@ -244,17 +215,9 @@ def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> N
         raise UsageError(f"cannot resume {name} from {saved.path.name}: {'; '.join(changed)}")
 
 
-def _run_event(
-    run: OpenRun,
-    config: Config,
-    machine: Machine,
-    workload: Workload,
-    stepper: Stepper,
-    loop: Loop,
-    saved: Saved | None,
-) -> RunEvent:
-    threads = torch.get_num_threads()
-    name = machine.chosen.name if machine.chosen is not None else machine.host.cpu
+def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
+    config, stepper, saved, gpu = loop.config, loop.stepper, loop.saved, machine.chosen
+    workload = stepper.workload
     return RunEvent(
         name=run.directory.name,
         workload=config.workload.name,
@@ -262,8 +225,8 @@ def _run_event(
         pid=os.getpid(),
         host=socket.gethostname(),
         device=machine.device,
-        device_name=name,
-        card=machine.chosen.to_dict() if machine.chosen is not None else None,
+        device_name=gpu.name if gpu is not None else machine.host.cpu,
+        card=gpu.to_dict() if gpu is not None else None,
         versions=versions(),
         parameters=parameter_count(stepper.model),
         precision=stepper.precision.name,
@@ -277,7 +240,7 @@ def _run_event(
         total_steps=loop.total_steps,
         model=workload.describe_model(),
         data=workload.describe_data(),
-        threads=threads,
+        threads=torch.get_num_threads(),
         usable_cores=machine.host.usable_cpus,
         resumed_step=loop.step if saved is not None else None,
         resumed_from=saved.path.name if saved is not None else None,
@@ -292,13 +255,4 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
-
-
-def write_config(path: Path, config: Config, heading: str) -> None:
-    """Write the resolved configuration to the run's folder, completely or not at all. Raises OSError."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(to_toml(config, heading), encoding="utf-8")
-    temporary.replace(path)
+    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})

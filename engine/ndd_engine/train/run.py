@@ -52,17 +52,22 @@ EXIT_OF = {
 class Run:
     """An open run: folder, lock, record and control. Use `Run.open`."""
 
-    def __init__(self, request: RunRequest, directory: RunDir, lock: RunLock, recorder: Recorder) -> None:
-        self.request = request
-        self.directory = directory
-        self.recorder = recorder
+    def __init__(
+        self,
+        request: RunRequest,
+        directory: RunDir,
+        lock: RunLock,
+        recorder: Recorder,
+        scalars: Scalars | None,
+    ) -> None:
+        self.request, self.directory, self.recorder = request, directory, recorder
         self.control = Control()
         self.finished = threading.Event()
         self.end: EndEvent | None = None
         self._lock = lock
         self._server = ControlServer(directory.control_socket, self._asked, self.put)
         self._prepared: Prepared | None = None
-        self._scalars: Scalars | None = None
+        self._scalars = scalars
 
     @classmethod
     def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
@@ -96,9 +101,12 @@ class Run:
         except OSError as error:
             lock.release()
             raise UsageError(f"cannot write to {printable(str(directory.path))}: {error.strerror}") from None
-        run = cls(request, directory, lock, recorder)
-        run._scalars = scalars
-        run._listen()
+        run = cls(request, directory, lock, recorder, scalars)
+        try:
+            run._server.start()
+        except OSError as error:
+            text = f"cannot create control.sock ({error.strerror})"
+            run.put(MarkEvent("warning", 0, f"{text}: attach can watch this run but not control it"))
         return run
 
     def execute(self) -> EndEvent:
@@ -111,9 +119,8 @@ class Run:
             except BaseException as error:  # noqa: BLE001  every way to end is told, a dataset's sys.exit too
                 end = self._failed(error)
         except StopNow:
-            end = self._ended(
-                self.control.stop_status or "stopped", f"{self.control.stop_reason}, immediately"
-            )
+            status = self.control.stop_status or "stopped"
+            end = self._ended(status, f"{self.control.stop_reason}, immediately")
         except NddError as error:
             reason = str(error)
             if error.__cause__ is not None:  # raised by the user's own code
@@ -160,7 +167,7 @@ class Run:
             prepared.loop.record_rest()
             return self._failed(error)
         finally:
-            prepared.close()
+            prepared.sampler.stop()
         loop = prepared.loop
         if status is None:
             return self._ended("done", f"finished all {loop.step} steps")
@@ -193,54 +200,29 @@ class Run:
                 loop.save()
             except Exception as second:  # noqa: BLE001  the first failure is the one to tell
                 text += f"; cannot save a checkpoint of this step: {printable(str(second))}"
-        stopped = self.control.stop_status
-        if (
-            stopped is not None
-            and failure.kind in ("worker", "killed")
-            and loop.saved
-            and loop.saved.step == loop.step
-        ):
+        stopped, saved = self.control.stop_status, loop.saved
+        if stopped is not None and failure.kind in ("worker", "killed") and saved and saved.step == loop.step:
             # A signal to the process group also kills the workers: this is the requested stop, not a failure.
             return self._ended(stopped, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
-        text += (
-            f"; the last checkpoint is step {loop.saved.step}" if loop.saved else "; there is no checkpoint"
-        )
-        if loop.saved:
-            text += f"; resume with: ndd-console train --resume {self.directory.name}"
-        return self._ended("failed", text)
+        if saved is None:
+            return self._ended("failed", f"{text}; there is no checkpoint")
+        text += f"; the last checkpoint is step {saved.step}"
+        return self._ended("failed", f"{text}; resume with: ndd-console train --resume {self.directory.name}")
 
     def _ended(self, status: str, reason: str, exit_status: int | None = None) -> EndEvent:
         loop = self._prepared.loop if self._prepared else None
         saved = loop.saved if loop else None
         self.recorder.flush()  # the figures include everything that was measured
-        return EndEvent(
-            status=status,
-            reason=reason,
-            step=loop.step if loop else 0,
-            exit_status=EXIT_OF.get(status, EXIT_FAILED) if exit_status is None else exit_status,
-            checkpoint=saved.path.name if saved else None,
-            data={
-                "run": self.directory.name,
-                "dropped_events": self.recorder.dropped,
-                "figures": figures(self.recorder.snapshot()),
-            },
-        )
+        found = figures(self.recorder.snapshot())
+        data = {"run": self.directory.name, "dropped_events": self.recorder.dropped, "figures": found}
+        if exit_status is None:
+            exit_status = EXIT_OF.get(status, EXIT_FAILED)
+        step, checkpoint = loop.step if loop else 0, saved.path.name if saved else None
+        return EndEvent(status, reason, step, exit_status, checkpoint, data)
 
     def _asked(self, action: str, holder: int | None) -> None:
         """Handle a request from the control socket."""
         self.control.request(action, "stopped from another terminal", holder=holder)
-
-    def _listen(self) -> None:
-        try:
-            self._server.start()
-        except OSError as error:
-            self.put(
-                MarkEvent(
-                    "warning",
-                    0,
-                    f"cannot create control.sock ({error.strerror}): attach can watch this run but not control it",
-                )
-            )
 
 
 def append(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ndd_engine.record.derive import idle, memory_bytes, phase_shares
 from ndd_engine.record.events import (
@@ -27,22 +27,11 @@ FOLDER = "tensorboard"
 MISSING = "needs the package tensorboard: pip install 'ndd-console[tensorboard]', or set it to false"
 # Seconds until a scalar is flushed to the file.
 FLUSH_S = 15
+_ALLOCATOR = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes")
 
 
-class Writer(Protocol):
-    """The part of torch.utils.tensorboard.SummaryWriter that is used."""
-
-    def add_scalar(
-        self, tag: str, scalar_value: float, global_step: int | None = None, walltime: float | None = None
-    ) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-# Creates a writer from (folder, first step that is repeated, or None).
-Open = Callable[[Path, int | None], Writer]
+# Creates a torch.utils.tensorboard.SummaryWriter from (folder, first step that is repeated, or None).
+Open = Callable[[Path, int | None], Any]
 
 
 def available() -> bool:
@@ -50,11 +39,10 @@ def available() -> bool:
     return importlib.util.find_spec("tensorboard") is not None
 
 
-def summary_writer(folder: Path, purge_step: int | None) -> Writer:
+def summary_writer(folder: Path, purge_step: int | None) -> Any:
     """Create torch's writer. Raises whatever a broken installation or a full disk raises."""
-    module: Any = importlib.import_module("torch.utils.tensorboard")
-    writer: Writer = module.SummaryWriter(str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
-    return writer
+    module = importlib.import_module("torch.utils.tensorboard")
+    return module.SummaryWriter(str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
 
 
 class Scalars:
@@ -69,7 +57,7 @@ class Scalars:
         self._open = opener
         self._ready = False
         self._failed = False
-        self._writer: Writer | None = None
+        self._writer: Any = None
         self._run: RunEvent | None = None
         self._sample: SampleEvent | None = None
         self._step = 0
@@ -107,7 +95,7 @@ class Scalars:
             if not event.profiled:
                 self._add(t, event.step, _window(self._run, event, self._sample))
         elif isinstance(event, MemoryEvent):
-            self._add(t, self._step, _allocator(event))
+            self._add(t, self._step, ((f"memory/{name}", getattr(event, name)) for name in _ALLOCATOR))
         elif isinstance(event, MarkEvent) and event.kind == "evaluation":
             metrics = event.data.get("metrics") or {}
             self._add(t, event.step, ((f"evaluation/{name}", value) for name, value in metrics.items()))
@@ -140,10 +128,8 @@ class Scalars:
 def _window(
     run: RunEvent | None, event: WindowEvent, sample: SampleEvent | None
 ) -> Iterator[tuple[str, float | None]]:
-    yield "train/loss", event.loss
-    yield "train/lr", event.lr
-    yield "train/grad_norm", event.grad_norm
-    yield "train/loss_scale", event.loss_scale
+    for name in ("loss", "lr", "grad_norm", "loss_scale"):
+        yield f"train/{name}", getattr(event, name)
     if not event.steps or not event.wall_ns:
         return
     aside = sum(event.phases.get(name, {}).get("host_ns", 0) for name in ("evaluate", "checkpoint"))
@@ -156,30 +142,21 @@ def _window(
 
 
 def _sampled(run: RunEvent | None, event: SampleEvent) -> Iterator[tuple[str, float | None]]:
-    used = memory_bytes(run, event)
-    yield "memory/resident_bytes", used
+    yield "memory/resident_bytes", memory_bytes(run, event)
     gpu = event.card or {}
     for key in ("util_percent", "memory_free_bytes", "temperature_c", "power_w"):
         yield f"card/{key}", gpu.get(key)
-
-
-def _allocator(event: MemoryEvent) -> Iterator[tuple[str, float | None]]:
-    yield "memory/allocated_bytes", event.allocated_bytes
-    yield "memory/reserved_bytes", event.reserved_bytes
-    yield "memory/peak_allocated_bytes", event.peak_allocated_bytes
-    yield "memory/free_bytes", event.free_bytes
 
 
 def both(first: Listener | None, second: Listener | None) -> Listener | None:
     """Combine two listeners; the second receives every event even if the first fails."""
     if first is None or second is None:
         return first or second
-    one, other = first, second
 
     def tell(t: float, event: Event) -> None:
         try:
-            one(t, event)
+            first(t, event)
         finally:
-            other(t, event)
+            second(t, event)
 
     return tell

@@ -69,24 +69,48 @@ class FirstBatch:
     device: str
 
 
-def begun(iterator: Iterator[Batch]) -> tuple[FirstBatch | None, Iterator[Batch]]:
-    """(what the first batch shows, an iterator over all batches including the first)."""
-    first = next(iterator, None)
-    if first is None:
-        return None, iter(())
-    tensor = next(tensors(first), None)
-    seen = None
-    if tensor is not None:
-        pinned = tensor.device.type == "cpu" and tensor.is_pinned()
-        seen = FirstBatch(worker_pids(iterator), pinned, str(tensor.device))
-    return seen, chain((first,), iterator)
+class _Loaded:
+    """Batches of a source, from a DataLoader or created in this process.
+
+    seen: what the first batch of the newest epoch shows. loader: None if torch's DataLoader would have nothing to do.
+    """
+
+    def __init__(
+        self, source: Source, config: Config, pin: bool, workers: dict[str, Any], **order: Any
+    ) -> None:
+        """workers: see worker_options. order: the DataLoader's options that choose the items of a batch."""
+        self.source = source
+        self.seen: FirstBatch | None = None
+        self.loader: DataLoader[Any] | None = None
+        self._pin = pin
+        gather = source.gather
+        if config.loader.placement != "device" and (gather is None or workers["num_workers"]):
+            self.loader = WatchedLoader(
+                config.loader.timeout_s,
+                dataset=source.data if gather is None else WholeBatches(gather),
+                collate_fn=source.collate if gather is None else _as_it_is,
+                # A separate generator: drawing the workers' seeds must not advance the model's.
+                generator=torch.Generator().manual_seed(config.run.seed),
+                pin_memory=pin,
+                **workers,
+                **order,
+            )
+
+    def _begun(self, lists: Iterator[Tensor]) -> Iterator[Batch]:
+        """All batches of an epoch; looks at the first one. lists: the indices of each batch."""
+        iterator: Iterator[Batch]
+        iterator = gathered(self.source, lists, self._pin) if self.loader is None else iter(self.loader)
+        self.seen = None
+        first = next(iterator, None)
+        if first is None:
+            return iter(())
+        if (tensor := next(tensors(first), None)) is not None:
+            pinned = tensor.device.type == "cpu" and tensor.is_pinned()
+            self.seen = FirstBatch(worker_pids(iterator), pinned, str(tensor.device))
+        return chain((first,), iterator)
 
 
-def _silent(_: str) -> None:
-    return
-
-
-class Batches:
+class Batches(_Loaded):
     """The training batches of a run. `epoch(n, start)` iterates; the loader lives as long as the run.
 
     collate, epochs_differ: the workload's. device: target of `placement = "device"`. tell: called with the progress
@@ -100,27 +124,16 @@ class Batches:
         collate: Collate | None = None,
         epochs_differ: bool = False,
         device: torch.device = CPU,
-        tell: Callable[[str], None] = _silent,
+        tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
         items = len(data)  # type: ignore[arg-type]
         loader = config.loader
         self.sampler = EpochBatches(items, config.batch.micro, config.run.seed, epochs_differ)
         self.crc = checksum(data, items)
-        self.source = make_source(data, collate, loader, device, epochs_differ, tell)
-        self.seen: FirstBatch | None = None
-        self._pin = loader.pin_memory
-        self.loader: DataLoader[Any] | None = None
-        if not _direct(self.source, loader.workers, loader.placement):
-            # A separate generator: drawing the workers' seeds must not advance the model's.
-            self.loader = WatchedLoader(
-                loader.timeout_s,
-                **_data_options(self.source),
-                batch_sampler=self.sampler,
-                generator=torch.Generator().manual_seed(config.run.seed),
-                pin_memory=loader.pin_memory,
-                persistent_workers=loader.workers > 0 if loader.persistent is None else loader.persistent,
-                **worker_options(loader.workers, loader.prefetch),
-            )
+        source = make_source(data, collate, loader, device, epochs_differ, tell)
+        persistent = loader.workers > 0 if loader.persistent is None else loader.persistent
+        workers = worker_options(loader.workers, loader.prefetch, persistent)
+        super().__init__(source, config, loader.pin_memory, workers, batch_sampler=self.sampler)
 
     def sample(self, items: int | None = None) -> Batch:
         """The first micro-batch of the first epoch, or its first `items`, created in this process.
@@ -141,16 +154,10 @@ class Batches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches of one epoch, starting at micro-batch `start`."""
         self.sampler.set(epoch, start)
-        iterator: Iterator[Batch]
-        if self.loader is None:
-            iterator = gathered(self.source, self.sampler.tensors(), self._pin)
-        else:
-            iterator = iter(self.loader)
-        self.seen, iterator = begun(iterator)
-        return iterator
+        return self._begun(self.sampler.tensors())
 
 
-class EvalBatches:
+class EvalBatches(_Loaded):
     """Evaluation batches in their original order; the last one may be smaller."""
 
     def __init__(
@@ -159,48 +166,17 @@ class EvalBatches:
         config: Config,
         collate: Collate | None = None,
         device: torch.device = CPU,
-        tell: Callable[[str], None] = _silent,
+        tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
         loader = config.loader
-        self.source = make_source(data, collate, loader, device, False, tell)
+        source = make_source(data, collate, loader, device, False, tell)
         self._items, self._micro = len(data), config.batch.micro  # type: ignore[arg-type]
-        self._pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
-        self.seen: FirstBatch | None = None
-        self.loader: DataLoader[Any] | None = None
-        if not _direct(self.source, loader.eval_workers, loader.placement):
-            self.loader = WatchedLoader(
-                loader.timeout_s,
-                **_data_options(self.source),
-                batch_size=config.batch.micro,
-                shuffle=False,
-                generator=torch.Generator().manual_seed(config.run.seed),
-                pin_memory=self._pin,
-                persistent_workers=loader.eval_persistent,
-                **worker_options(loader.eval_workers, loader.eval_prefetch),
-            )
-
-    def __len__(self) -> int:
-        return -(-self._items // self._micro)
+        pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
+        workers = worker_options(loader.eval_workers, loader.eval_prefetch, loader.eval_persistent)
+        super().__init__(source, config, pin, workers, batch_size=self._micro, shuffle=False)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.loader is not None:
-            iterator: Iterator[Batch] = iter(self.loader)
-        else:
-            lists = iter(torch.split(torch.arange(self._items), self._micro))
-            iterator = gathered(self.source, lists, self._pin)
-        self.seen, iterator = begun(iterator)
-        return iterator
-
-
-def _direct(source: Source, workers: int, placement: str) -> bool:
-    """Whether batches are created without torch's DataLoader, which would have nothing to do."""
-    return placement == "device" or (source.gather is not None and workers == 0)
-
-
-def _data_options(source: Source) -> dict[str, Any]:
-    if source.gather is not None:
-        return {"dataset": WholeBatches(source.gather), "collate_fn": _as_it_is}
-    return {"dataset": source.data, "collate_fn": source.collate}
+        return self._begun(iter(torch.split(torch.arange(self._items), self._micro)))
 
 
 def _as_it_is(batch: Batch) -> Batch:
@@ -226,9 +202,8 @@ def checksum(data: Dataset[Any], items: int, looked_at: int = 16) -> int:
     for index in (place * items // looked_at for place in range(looked_at)):
         for tensor in tensors(data[index]):
             if tensor.numel():
-                crc = zlib.crc32(
-                    bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()), crc
-                )
+                plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                crc = zlib.crc32(bytes(plain.tolist()), crc)
     return crc
 
 

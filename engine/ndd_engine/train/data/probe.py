@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -34,17 +33,19 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
     cannot be measured is null.
     """
     source, sampler = batches.source, batches.sampler
-    costs = _Costs()
+    measured: dict[str, Any] = {}  # fields of LoaderEvent
     with suppress(Exception), kept_random(CPU):
         indices = list(islice(sampler.tensors(), 2))[-1]
         if source.on.type == "cpu":
-            if source.possible is not None:
-                gather = source.possible
-                costs.gather_ns = fastest(lambda: gather.batch(indices), MOST_RUNS, GATHER_NS)[0]
-            items = costs.time_items(source.data, indices.tolist())
-            # As many items as fit the budget even if collating took all of the sample's time.
+            if (gather := source.possible) is not None:
+                measured["gather_ns"] = fastest(lambda: gather.batch(indices), MOST_RUNS, GATHER_NS)[0]
+            items = _time_items(source.data, indices.tolist(), measured)
+            # As many items as fit the budget even if collating took all of the sample's time, scaled up if not all.
             affordable = int(COLLATE_NS / max(sample_ns / sampler.micro, 1.0))
-            costs.time_collate(source.collate or default_collate, items, sampler.micro, max(affordable, 1))
+            count = min(sampler.micro, max(affordable, 1))
+            batch, join = (items * -(-count // len(items)))[:count], source.collate or default_collate
+            joining_ns = fastest(lambda: join(batch), 2, COLLATE_NS // 2)[0]
+            measured["collate_ns"] = joining_ns * sampler.micro / count
     return LoaderEvent(
         items=sampler.items,
         micro=sampler.micro,
@@ -52,42 +53,20 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
         encoded=source.encoded,
         epochs_differ=sampler.epochs_differ,
         batch_bytes=item_bytes(sample) or None,
-        item_ns=costs.item_ns,
-        item_cpu_ns=costs.item_cpu_ns,
-        collate_ns=costs.collate_ns,
-        gather_ns=costs.gather_ns,
-        probed=costs.probed,
+        **measured,
     )
 
 
-@dataclass
-class _Costs:
-    """Costs with the units of LoaderEvent."""
-
-    item_ns: float | None = None
-    item_cpu_ns: float | None = None
-    collate_ns: float | None = None
-    gather_ns: float | None = None
-    probed: int = 0
-
-    def time_items(self, data: Any, indices: Sequence[int]) -> list[Any]:
-        """Time items at `indices` until the budget is used up, and return them."""
-        items: list[Any] = []
-        begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
-        for index in indices[:MOST_ITEMS]:
-            items.append(data[index])
-            if time.perf_counter_ns() - begin > ITEMS_NS:
-                break
-        wall, cpu = time.perf_counter_ns() - begin, time.thread_time_ns() - begin_cpu
-        self.probed = len(items)
-        # The two clocks are not read at the same instant.
-        self.item_ns, self.item_cpu_ns = wall / len(items), min(cpu, wall) / len(items)
-        return items
-
-    def time_collate(
-        self, join: Callable[[list[Any]], Batch], items: list[Any], micro: int, affordable: int
-    ) -> None:
-        """Time collating `micro` items, repeated if needed; fewer, scaled up, if all would take too long."""
-        count = min(micro, affordable)
-        batch = (items * -(-count // len(items)))[:count]
-        self.collate_ns = fastest(lambda: join(batch), 2, COLLATE_NS // 2)[0] * micro / count
+def _time_items(data: Any, indices: Sequence[int], measured: dict[str, Any]) -> list[Any]:
+    """Time items at `indices` until the budget is used up, and return them."""
+    items: list[Any] = []
+    begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
+    for index in indices[:MOST_ITEMS]:
+        items.append(data[index])
+        if time.perf_counter_ns() - begin > ITEMS_NS:
+            break
+    wall, cpu = time.perf_counter_ns() - begin, time.thread_time_ns() - begin_cpu
+    measured["probed"] = len(items)
+    # The two clocks are not read at the same instant.
+    measured["item_ns"], measured["item_cpu_ns"] = wall / len(items), min(cpu, wall) / len(items)
+    return items

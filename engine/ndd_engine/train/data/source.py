@@ -26,19 +26,6 @@ SHARE = 0.8
 LOOKED_AT = 8
 
 
-class Kept(Dataset[Any]):
-    """Cached items of different shapes."""
-
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
-
-
 class Stacked(Dataset[Any]):
     """Items cached as a tree of tensors (N, …); one gather creates a batch."""
 
@@ -62,7 +49,7 @@ class Stacked(Dataset[Any]):
     @property
     def nbytes(self) -> int:
         """Bytes of all items."""
-        return sum(tensor.nbytes for tensor in tensors(self.tree))
+        return item_bytes(self.tree)
 
 
 class WholeBatches(Dataset[Any]):
@@ -98,9 +85,7 @@ class Source:
     def rest_of(self, what: str) -> str:
         """How the items are stored, as text."""
         held = "" if self.nbytes is None else f", {size(self.nbytes)} on {self.on}"
-        return (
-            f"{self.encoded:,} {what} encoded once{held}" if self.encoded is not None else f"as it is{held}"
-        )
+        return ("as it is" if self.encoded is None else f"{self.encoded:,} {what} encoded once") + held
 
 
 def make_source(
@@ -127,62 +112,46 @@ def make_source(
         data = _encode(data, collate, key, tell)
         encoded = len(cast(Any, data))
         gather = _gathering(data)
-    if place:
-        if gather is None:
-            return _on_device(cast(Kept, data), collate, device, encoded)
-        if gather.nbytes > (limit := free_bytes(device)) * SHARE:
-            raise DoesNotFitError(
-                _does_not_fit('loader.placement "device"', gather.nbytes, limit, str(device))
-            )
+    nbytes = None
+    if place or encoded is not None:
+        nbytes = gather.nbytes if gather is not None else item_bytes(data)
+    if not place:
+        used = None if loader.fetch == "item" else gather
+        return Source(data, collate, used, encoded, torch.device("cpu"), nbytes, gather)
+    _check_room('loader.placement "device"', nbytes or 0, device, str(device))
+    if gather is not None:
         gather = gather.to(device)
         return Source(cast(Any, gather), None, gather, encoded, device, gather.nbytes, gather)
-    nbytes = None
-    if encoded is not None:
-        nbytes = (
-            gather.nbytes if gather is not None else sum(item_bytes(item) for item in cast(Kept, data).items)
-        )
-    used = None if loader.fetch == "item" else gather
-    return Source(data, collate, used, encoded, torch.device("cpu"), nbytes, gather)
-
-
-def _on_device(data: Kept, collate: Collate | None, device: torch.device, encoded: int | None) -> Source:
-    """Items of different shapes on the device, collated there."""
-    needed = sum(item_bytes(item) for item in data.items)
-    if needed > (limit := free_bytes(device)) * SHARE:
-        raise DoesNotFitError(_does_not_fit('loader.placement "device"', needed, limit, str(device)))
-    moved = Kept([map_tensors(item, lambda tensor: tensor.to(device)) for item in data.items])
+    # Items of different shapes are collated on the device.
+    moved = map_tensors(data, lambda tensor: tensor.to(device))
     join = collate or default_collate
     if any(tensor.device.type != device.type for tensor in tensors(join([moved[0]]))):
         raise UsageError(
             'loader.placement "device" is not possible: this workload creates its batches on the host; '
             "use loader.cache = true to encode each item once there"
         )
-    return Source(moved, collate, None, encoded, device, needed)
+    return Source(moved, collate, None, encoded, device, nbytes)
 
 
 def _gathering(data: Any) -> GatherDataset | None:
-    return (
-        cast(GatherDataset, data) if all(hasattr(data, name) for name in ("batch", "to", "nbytes")) else None
-    )
+    return data if all(hasattr(data, name) for name in ("batch", "to", "nbytes")) else None
 
 
 def _encode(
     data: Dataset[Any], collate: Collate | None, key: str, tell: Callable[[str], None]
-) -> Stacked | Kept:
-    """Encode each item once, after checking that all of them fit."""
-    count, predicted = len(cast(Any, data)), kept_bytes(data)
+) -> Dataset[Any]:
+    """Encode each item once, after checking that all of them fit: Stacked, or a list if their shapes differ."""
+    count = len(cast(Any, data))
     # Stacking needs memory for both forms.
-    if 2 * predicted > (limit := free_bytes(torch.device("cpu"))) * SHARE:
-        raise DoesNotFitError(_does_not_fit(key, 2 * predicted, limit, "the host"))
+    _check_room(key, 2 * kept_bytes(data), torch.device("cpu"), "the host")
     items = []
     step = max(count // 20, 1)
     for index in range(count):
         if index % step == 0:
             tell(f"encoding items once: {index:,} of {count:,}")
         items.append(data[index])
-    if collate is None and _same_shapes(items):
-        return Stacked(default_collate(items))
-    return Kept(items)
+    stack = collate is None and _same_shapes(items)
+    return Stacked(default_collate(items)) if stack else cast(Dataset[Any], items)
 
 
 def kept_bytes(data: Dataset[Any]) -> int:
@@ -191,7 +160,7 @@ def kept_bytes(data: Dataset[Any]) -> int:
         return int(gather.nbytes)
     count = len(cast(Any, data))
     looked = [data[index] for index in range(0, count, max(count // LOOKED_AT, 1))]
-    return sum(map(item_bytes, looked)) * count // max(len(looked), 1)
+    return item_bytes(looked) * count // max(len(looked), 1)
 
 
 def gathers(data: Dataset[Any]) -> bool:
@@ -218,20 +187,19 @@ def _same_shapes(items: Sequence[Any]) -> bool:
     return all(shape(item) == first for item in items)
 
 
-def _does_not_fit(key: str, needed: int, limit: int, where: str) -> str:
-    return (
-        f"{key} does not fit: it needs {size(needed)}; {size(limit)} are free on {where}, of which "
-        f"at most {SHARE:.0%} may be used; turn it off or use less data"
-    )
+def _check_room(key: str, needed: int, device: torch.device, where: str) -> None:
+    if needed > (limit := free_bytes(device)) * SHARE:
+        raise DoesNotFitError(
+            f"{key} does not fit: it needs {size(needed)}; {size(limit)} are free on {where}, of which "
+            f"at most {SHARE:.0%} may be used; turn it off or use less data"
+        )
 
 
 def free_bytes(device: torch.device) -> int:
     """Free memory of a device; on the host, limited by the control group."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_memory()
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
 
 
 def item_bytes(item: Any) -> int:
-    """Bytes of an item's tensors."""
+    """Bytes of the tensors of an item, or of a list of items."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(item))

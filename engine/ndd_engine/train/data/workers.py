@@ -85,9 +85,10 @@ def _raise_if_dead(iterator: Any, patience_s: float = 0.0) -> None:
             raise RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly")
 
 
-def worker_options(workers: int, prefetch: int | None) -> dict[str, Any]:
+def worker_options(workers: int, prefetch: int | None, persistent: bool) -> dict[str, Any]:
+    """The options of torch's DataLoader that concern its workers."""
     if workers == 0:
-        return {"num_workers": 0}
+        return {"num_workers": 0, "persistent_workers": persistent}
     # Other threads exist (recorder, sampler, console): a fork could copy locks that they hold.
     method = "forkserver" if sys.platform == "linux" else "spawn"
     if method == "forkserver":
@@ -96,6 +97,7 @@ def worker_options(workers: int, prefetch: int | None) -> dict[str, Any]:
     return {
         "worker_init_fn": belong,
         "num_workers": workers,
+        "persistent_workers": persistent,
         "prefetch_factor": prefetch,
         "multiprocessing_context": multiprocessing.get_context(method),
     }

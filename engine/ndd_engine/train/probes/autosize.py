@@ -69,9 +69,8 @@ def choose_size(
     """
     auto = draft.auto
     # Skip sizes that this data is too small for (a text shorter than their sequence).
-    feasible = [
-        size for size in (*auto["candidates"], auto["card_size"]) if not problems(draft.resolve(size), "")
-    ]
+    every = (*auto["candidates"], auto["card_size"])
+    feasible = [size for size in every if not problems(draft.resolve(size), "")]
     if not feasible:
         return SizeChoice(auto["candidates"][0], "the data is too small for all sizes")
     if device.type == "cuda":
@@ -87,12 +86,11 @@ def choose_size(
     if rate < wanted * MARGIN and threads > 1 and draft.resolve(size).run.threads is None:
         # If other processes use the cores, spinning threads slow each other down: one thread may be far faster.
         torch.set_num_threads(1)
-        alone = _largest(sizes, draft, device, wanted, progress)
-        if alone[1] > rate:
-            beside = f"; {number(rate)} with {threads} threads: the cores are shared"
-            return SizeChoice(
-                alone[0], f"no CUDA GPU: size {alone[0]}, 1 thread, {number(alone[1])} steps/s{beside}", 1
-            )
+        larger, faster, _ = _largest(sizes, draft, device, wanted, progress)
+        if faster > rate:
+            reason = f"no CUDA GPU: size {larger}, 1 thread, {number(faster)} steps/s"
+            shared = f"{number(rate)} with {threads} threads: the cores are shared"
+            return SizeChoice(larger, f"{reason}; {shared}", 1)
         torch.set_num_threads(threads)
     # Has to fit on one line of a narrow screen.
     return SizeChoice(size, f"no CUDA GPU: size {size}, {number(rate, 2)} steps/s{too_slow}")
@@ -139,7 +137,7 @@ def steps_per_second(config: Config, workload: Workload, device: torch.device, g
     done, epoch = 0, 0
     iterator = batches.epoch(epoch)
     deadline = float("inf")
-    while not times or (time.perf_counter() < deadline):
+    while not times or time.perf_counter() < deadline:
         begin = time.perf_counter()
         if stepper.step(iterator, clock, done) is None:
             epoch += 1

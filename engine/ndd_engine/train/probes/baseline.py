@@ -30,11 +30,11 @@ MOST_RUNS = 5
 class Baseline:
     """Measures one micro-batch forward and backward by itself.
 
-    make: creates a batch of another number of items, or None. make_ns: cost of creating one such item, None if
-    unknown. cores: CPU cores that this process may use.
+    make: creates a batch of another number of items. make_ns: cost of creating one such item, None if unknown.
+    cores: CPU cores that this process may use.
     """
 
-    make: Callable[[int], Batch] | None
+    make: Callable[[int], Batch]
     make_ns: float | None
     cores: int
 
@@ -46,7 +46,8 @@ class Baseline:
         deadline = time.perf_counter_ns() + BASELINE_NS
         micro, threads = stepper.config.batch.micro, torch.get_num_threads()
         with kept_random(stepper.device):
-            measured = _guarded(stepper, lambda: _micro(stepper, batch, MOST_RUNS, BASELINE_NS / 2, SLOW_NS))
+            limits = (MOST_RUNS, BASELINE_NS / 2, SLOW_NS)
+            measured = _guarded(stepper, lambda: time_micro(stepper, batch, *limits))
             if measured is None:
                 return None
             micro_ns, runs = measured
@@ -66,17 +67,16 @@ class Baseline:
 
     def _other(self, stepper: Stepper, count: int, expected_ns: float, deadline: int) -> float | None:
         """Nanoseconds of a micro-batch of `count` items; None if it takes too long or would recompile."""
-        if self.make is None or self.make_ns is None or not _plain(stepper):
+        if self.make_ns is None or not _plain(stepper):
             return None
-        make = self.make
         left = deadline - time.perf_counter_ns() - count * self.make_ns
         if 2 * expected_ns > left:
             return None
 
         def measure() -> tuple[float, int]:
-            batch = stepper.moved(make(count))
-            _micro(stepper, batch, 1, 0)  # lets libraries choose algorithms for this shape
-            return _micro(stepper, batch, MOST_RUNS, left / 2 - expected_ns)
+            batch = stepper.moved(self.make(count))
+            time_micro(stepper, batch)  # lets libraries choose algorithms for this shape
+            return time_micro(stepper, batch, MOST_RUNS, left / 2 - expected_ns)
 
         measured = _guarded(stepper, measure)
         return None if measured is None else measured[0]
@@ -95,8 +95,8 @@ class Baseline:
 
         def measure() -> tuple[float, int]:
             torch.set_num_threads(self.cores)
-            _micro(stepper, batch, 1, 0)  # starts the thread pool
-            return _micro(stepper, batch, MOST_RUNS, left - expected_ns, SLOW_NS)
+            time_micro(stepper, batch)  # starts the thread pool
+            return time_micro(stepper, batch, MOST_RUNS, left - expected_ns, SLOW_NS)
 
         try:
             measured = _guarded(stepper, measure)
@@ -112,11 +112,8 @@ def _other_size(stepper: Stepper, micro: int) -> int:
     """
     twice = stepper.config.batch.accumulation > 1
     if twice and stepper.device.type == "cuda":
-        taken, free = (
-            torch.cuda.max_memory_allocated(stepper.device),
-            torch.cuda.mem_get_info(stepper.device)[0],
-        )
-        twice = free > 2 * taken
+        free, _ = torch.cuda.mem_get_info(stepper.device)
+        twice = free > 2 * torch.cuda.max_memory_allocated(stepper.device)
     return 2 * micro if twice or micro == 1 else micro // 2
 
 
@@ -125,16 +122,15 @@ def _plain(stepper: Stepper) -> bool:
     return stepper.config.speed.compile == "off" and stepper.graph is None
 
 
-def _micro(
-    stepper: Stepper, batch: Batch, most: int, budget_ns: float, slow_ns: float = 0.0
+def time_micro(
+    stepper: Stepper, batch: Batch, most: int = 1, budget_ns: float = 0.0, slow_ns: float = 0.0
 ) -> tuple[float, int]:
-    """(nanoseconds of the fastest forward and backward pass, number of runs)."""
+    """(nanoseconds of the fastest forward and backward pass, number of runs); see `fastest`."""
     gpu = stepper.device.type == "cuda"
 
     def before() -> None:
-        if (
-            stepper.config.batch.accumulation == 1
-        ):  # with accumulation, most micro-batches add to existing gradients
+        # With accumulation, most micro-batches add to existing gradients.
+        if stepper.config.batch.accumulation == 1:
             stepper.optimizer.zero_grad(set_to_none=True)
         if gpu:
             torch.cuda.synchronize(stepper.device)

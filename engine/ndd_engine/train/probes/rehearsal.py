@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from ndd_engine.measure.clock import no_phase
-from ndd_engine.measure.compiler import compiled
 from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.record.events import BaselineEvent
+from ndd_engine.measure.reporting import compiled
+from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.text import printable
+from ndd_engine.train.random_state import kept_random
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
 
-from .baseline import Baseline
+from .baseline import Baseline, time_micro
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Rehearsal:
     counter: FLOPs, bytes and operations, None if counting failed. channels_last: whether convolution outputs had that
     format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why it is not
     used. part_calls: module calls per timed part. micro_ns: host time of an eager micro-batch. baseline: the
-    micro-batch measured by itself, None if not requested or failed.
+    micro-batch measured by itself, None if not requested or failed. loader: the cost of creating a micro-batch.
     """
 
     counter: WorkCounter | None = None
@@ -44,6 +46,7 @@ class Rehearsal:
     part_calls: Counter[str] = field(default_factory=Counter)
     micro_ns: float = 0.0
     baseline: BaselineEvent | None = None
+    loader: LoaderEvent | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -53,24 +56,20 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
     baseline: also measure it, as configured.
     """
     found = Rehearsal()
-    cards = [stepper.device] if stepper.device.type == "cuda" else []
     buffers = [(buffer, buffer.detach().clone()) for buffer in stepper.model.buffers()]
-    generators = torch.random.fork_rng(devices=cards)
     extras = dict(stepper.extras)
     batch = stepper.moved(batch)
-    plain, compiled = stepper.model, stepper.config.speed.compile != "off"
-    with generators, ExitStack() as watches:
-        stepper.compute = plain
-        watches.enter_context(_watch_format(plain, found))
+    with kept_random(stepper.device):
+        stepper.compute = stepper.model
         try:
             calls = stepper.parts.calls.copy()
-            _count(stepper, batch, found)
+            with _watch_format(stepper.model, found):
+                _count(stepper, batch, found)
             found.part_calls = stepper.parts.calls - calls
-            watches.close()
-            if compiled:
+            if stepper.config.speed.compile != "off":
                 _compile(stepper, batch, found)
             elif found.part_calls:
-                found.micro_ns = _timed(stepper, batch)
+                found.micro_ns = time_micro(stepper, batch)[0]
             if baseline is not None:
                 counted = found.counter.operations if found.counter is not None else None
                 found.baseline = baseline.measure(stepper, batch, counted)
@@ -97,14 +96,6 @@ def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     found.counter = counter
 
 
-def _timed(stepper: Stepper, batch: Batch) -> float:
-    begin = time.perf_counter_ns()
-    stepper.forward_backward(batch, no_phase)
-    if stepper.device.type == "cuda":
-        torch.cuda.synchronize(stepper.device)
-    return float(time.perf_counter_ns() - begin)
-
-
 def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     speed = stepper.config.speed
     before = compiled()
@@ -123,29 +114,23 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     found.graphs, found.breaks = (now - then for now, then in zip(compiled(), before, strict=True))
 
 
-class _watch_format:  # noqa: N801  reads as a context manager
-    """Checks the memory format of 4-D convolution outputs."""
+@contextmanager
+def _watch_format(model: nn.Module, found: Rehearsal) -> Iterator[None]:
+    """Check the memory format of 4-D convolution outputs."""
 
-    def __init__(self, model: nn.Module, found: Rehearsal) -> None:
-        self._handles = [
-            module.register_forward_hook(self._look)
-            for module in model.modules()
-            if isinstance(module, nn.Conv2d)
-        ]
-        self._found = found
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _look(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
+    def look(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         # With one channel, both formats are the same.
         if output.dim() == 4 and output.shape[1] > 1:
             last = output.is_contiguous(memory_format=torch.channels_last)
-            self._found.channels_last = last and self._found.channels_last is not False
+            found.channels_last = last and found.channels_last is not False
+
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    handles = [module.register_forward_hook(look) for module in convolutions]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _first_line(error: BaseException) -> str:

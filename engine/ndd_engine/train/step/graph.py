@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,14 @@ from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
-from ndd_engine.record.events import Event, SettingEvent
+from ndd_engine.record.events import SettingEvent
 from ndd_engine.text import printable
 from ndd_engine.workloads.base import Batch
 
 from .precision import Precision
+
+if TYPE_CHECKING:
+    from .stepper import Stepper
 
 WARM_UP_STEPS = 3
 # After this many batches of other shapes than the captured one, the graph is dropped.
@@ -42,24 +45,6 @@ def why_not(config: Config, device: torch.device, precision: Precision) -> str |
     if config.optimizer.name == "sgd":
         return "torch's SGD reads the learning rate on the host"
     return None
-
-
-class EagerSteps(Protocol):
-    """What the graph needs of the stepper whose step it captures; see `stepper.Stepper`."""
-
-    config: Config
-    optimizer: torch.optim.Optimizer
-    reports: list[Event]
-
-    def moved(self, batch: Batch) -> Batch: ...
-
-    def forward_backward(self, batch: Batch, enter: Callable[[int], object]) -> Tensor: ...
-
-    def update(self, enter: Callable[[int], object]) -> None: ...
-
-    def set_rate(self, step: int) -> None: ...
-
-    def eager_step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None: ...
 
 
 class CudaRecorder:
@@ -88,7 +73,7 @@ class CudaRecorder:
 class StepGraph:
     """Replays the steps of a Stepper. failed: why steps run eagerly instead."""
 
-    def __init__(self, stepper: EagerSteps, recorder: CudaRecorder | None = None) -> None:
+    def __init__(self, stepper: Stepper, recorder: CudaRecorder | None = None) -> None:
         self.failed: str | None = None
         self._stepper = stepper
         self._recorder = recorder or CudaRecorder()

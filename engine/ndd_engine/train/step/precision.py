@@ -20,22 +20,17 @@ class Precision:
 
 def make_precision(config: Config, device: torch.device) -> Precision:
     """Mixed precision for the device; also sets torch's TF32 switches on a GPU."""
-    amp = config.precision.amp
+    amp, tf32 = config.precision.amp, config.precision.tf32
+    gpu = device.type == "cuda"
+    recent = gpu and torch.cuda.get_device_capability(device) >= (8, 0)
     if amp == "auto":
-        amp = "off"
-        if device.type == "cuda":
-            # bf16 is emulated below compute capability 8.0; fp16 with loss scaling is faster there.
-            amp = "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if config.precision.tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = config.precision.tf32
+        # bf16 is emulated below compute capability 8.0; fp16 with loss scaling is faster there.
+        amp = "bf16" if recent else "fp16" if gpu else "off"
+    if gpu:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
     if amp == "off":
-        tf32 = (
-            config.precision.tf32
-            and device.type == "cuda"
-            and torch.cuda.get_device_capability(device) >= (8, 0)
-        )
-        return Precision("tf32" if tf32 else "fp32", None, None)
+        return Precision("tf32" if tf32 and recent else "fp32", None, None)
     dtype = torch.bfloat16 if amp == "bf16" else torch.float16
     scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
     return Precision(amp, torch.autocast(device.type, dtype=dtype), scaler)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ndd_engine.batches import tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock
@@ -153,12 +154,7 @@ class Stepper:
 
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer state; 0 before the first step."""
-        return sum(
-            value.nbytes
-            for state in self.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor)
-        )
+        return sum(tensor.nbytes for tensor in tensors(self.optimizer.state))
 
     def moment_bytes(self) -> int:
         """Bytes of optimizer state after the first step: two moments for Adam, momentum for SGD."""
