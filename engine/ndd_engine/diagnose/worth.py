@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import duration
+from ndd_engine.text import duration, times
 
 from .finding import Finding
-from .view import View, times
+from .view import View
 
 IN_VAIN = ("no gain", "loss", "out of memory", "failed")
 
