@@ -23,9 +23,8 @@ def size(count: float | None) -> str:
     value = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if abs(value) < 1024:
-            return (
-                f"{value:.0f} {unit}" if unit in ("B", "KB") or abs(value) >= 100 else f"{value:.1f} {unit}"
-            )
+            digits = 0 if unit in ("B", "KB") or abs(value) >= 100 else 1
+            return f"{value:.{digits}f} {unit}"
         value /= 1024
     return f"{value:.1f} TB"
 

@@ -50,15 +50,10 @@ def restart_s(view: View, item: Finding) -> float | None:
 
     None if the preparation was not measured.
     """
-    snapshot = view.snapshot
-    if (
-        snapshot.preparing_t is None
-        or snapshot.started_t is None
-        or snapshot.started_t < snapshot.preparing_t
-    ):
+    begin, ready, loader = view.snapshot.preparing_t, view.snapshot.started_t, view.snapshot.loader
+    if begin is None or ready is None or ready < begin:
         return None
-    seconds = snapshot.started_t - snapshot.preparing_t
-    loader = snapshot.loader
+    seconds = ready - begin
     if "loader.cache=true" in item.sets and loader is not None and loader.item_ns is not None:
         seconds += loader.items * loader.item_ns * 1e-9
     return seconds
