@@ -68,11 +68,7 @@ class Problem:
 
     def __str__(self) -> str:
         found = f" = {self.found}" if self.found is not None else ""
-        text = (
-            f"{self.where}: {self.key}{found}: {self.message}"
-            if self.key
-            else f"{self.where}: {self.message}"
-        )
+        text = f"{self.where}: " + (f"{self.key}{found}: " if self.key else "") + self.message
         if self.allowed:
             text += f"; allowed: {self.allowed}"
         if self.suggestion:

@@ -23,9 +23,8 @@ def size(count: float | None) -> str:
     value = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if abs(value) < 1024:
-            return (
-                f"{value:.0f} {unit}" if unit in ("B", "KB") or abs(value) >= 100 else f"{value:.1f} {unit}"
-            )
+            digits = 0 if unit in ("B", "KB") or abs(value) >= 100 else 1
+            return f"{value:.{digits}f} {unit}"
         value /= 1024
     return f"{value:.1f} TB"
 
@@ -62,3 +61,19 @@ def number(value: float | None, digits: int = 3) -> str:
 def rate(value: float | None, unit: str) -> str:
     """A rate with its unit: 18.3 step/s."""
     return f"{number(value)} {unit}/s" if value is not None else f"{MISSING} {unit}/s"
+
+
+def percent(share: float) -> str:
+    """ "57 %", or "0.4 %" below 2 %."""
+    value = 100 * share
+    return f"{value:.0f} %" if value >= 2 or not value else f"{value:.1f} %"
+
+
+def times(ratio: float) -> str:
+    """ "1.42x"."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+
+
+def span(ns: float) -> str:
+    """Nanoseconds as text: "850 µs", "12.3 s"."""
+    return f"{ns / 1e3:.3g} µs" if ns < 1e6 else duration(ns * 1e-9)

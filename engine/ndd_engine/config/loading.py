@@ -26,6 +26,7 @@ from .workload_sections import OWN, WORKLOADS
 Table = dict[str, Any]
 DEFAULT_WORKLOAD = "chartext"
 COMMAND_LINE = "--set"
+OWN_ALLOWED = 'or "package.module:factory" for your own model'
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,17 @@ class Draft:
     @property
     def workload(self) -> str:
         """The name of the workload."""
-        return str(self._written("workload", "name", DEFAULT_WORKLOAD))
+        return str(self._text("workload", "name", DEFAULT_WORKLOAD))
 
     @property
     def run_name(self) -> str | None:
         """The run's name as written, or None."""
-        found = self._written("run", "name", None)
-        return None if found is None else str(found)
+        return self._text("run", "name")
 
     @property
     def size(self) -> str | None:
         """The size as written: a name, "auto" or None."""
-        found = self._written("workload", "size", None)
-        return None if found is None else str(found)
+        return self._text("workload", "size")
 
     @property
     def auto(self) -> Table:
@@ -108,8 +107,8 @@ class Draft:
             problems.append(
                 self.problem(("workload", "size"), "there is no such size", size, allowed or "none")
             )
-        preset = self._written("run", "preset", None)
-        known = isinstance(preset, str) and preset in ndd_profiles.names("presets")
+        preset = self._text("run", "preset")
+        known = preset in tuple(ndd_profiles.names("presets"))
         # Each expands in the layer that names it: a size below a preset below explicit keys.
         stands_for = (
             (self._layer_of(("workload", "size")), tier),
@@ -128,11 +127,8 @@ class Draft:
 
     def _gpu_tier(self, memory_gb: float | None) -> Table:
         """The profile's settings for a GPU with this much memory."""
-        fitting: list[Table] = [
-            tier
-            for tier in self.profile.get("cards", [])
-            if memory_gb is not None and memory_gb >= tier["min_gb"]
-        ]
+        tiers: list[Table] = self.profile.get("cards", [])
+        fitting = [tier for tier in tiers if memory_gb is not None and memory_gb >= tier["min_gb"]]
         best = max(fitting, key=lambda tier: float(tier["min_gb"]), default={})
         return {key: value for key, value in best.items() if key != "min_gb"}
 
@@ -156,11 +152,12 @@ class Draft:
                 return printable(where)
         return printable(self.source) or "command line"
 
-    def _written(self, section: str, key: str, default: object) -> object:
+    def _text(self, section: str, key: str, default: str | None = None) -> str | None:
+        """The value in the highest layer that has the key, as text; None if it is unset."""
         for _, layer in reversed(self.layers):
             table = layer.get(section)
             if isinstance(table, dict) and key in table:
-                return table[key]
+                return None if table[key] is None else str(table[key])
         return default
 
     def _problems(self, error: ValidationError, merged: Table) -> Iterator[Problem]:
@@ -203,16 +200,9 @@ def read(
     draft = Draft(((source, written), (COMMAND_LINE, command_line)), text, source)
     name = draft.workload
     if name not in WORKLOADS and ":" not in name:
-        problems.append(
-            Problem(
-                "--workload" if workload is not None else draft.where(("workload", "name")),
-                "workload.name",
-                "there is no such workload",
-                shown(name),
-                ", ".join(WORKLOADS) + ', or "package.module:factory" for your own model',
-                meant(name, WORKLOADS),
-            )
-        )
+        where = "--workload" if workload is not None else draft.where(("workload", "name"))
+        text, allowed = "there is no such workload", ", ".join((*WORKLOADS, OWN_ALLOWED))
+        problems.append(Problem(where, "workload.name", text, shown(name), allowed, meant(name, WORKLOADS)))
         name = DEFAULT_WORKLOAD
         draft = Draft((*draft.layers, ("", {"workload": {"name": name}})), text, source)
     profile = ndd_profiles.read("workloads", name) if name in WORKLOADS else {}
@@ -241,9 +231,8 @@ def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            [Problem(name, "", f"is not UTF-8 text (byte {error.start}); is this a TOML file?")]
-        ) from None
+        text = f"is not UTF-8 text (byte {error.start}); is this a TOML file?"
+        raise ConfigError([Problem(name, "", text)]) from None
     except OSError as error:
         raise ConfigError([Problem(name, "", f"cannot be read: {error.strerror}")]) from None
 
@@ -260,15 +249,8 @@ def _set(target: Table, item: str, problems: list[Problem]) -> None:
     key, equals, value = item.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path) or len(path) < 2:
-        problems.append(
-            Problem(
-                COMMAND_LINE,
-                "",
-                f"cannot parse {printable(item)!r}",
-                None,
-                "section.key=value, such as batch.micro=64",
-            )
-        )
+        text, allowed = f"cannot parse {printable(item)!r}", "section.key=value, such as batch.micro=64"
+        problems.append(Problem(COMMAND_LINE, "", text, allowed=allowed))
         return
     try:
         parsed = tomli.loads(f"value = {value}")["value"]
@@ -304,11 +286,8 @@ def _merge(target: Table, layer: Table) -> None:
 
 def _path(loc: Sequence[str | int]) -> list[str | int]:
     """The key path of a validation error, without the tag of the workload section."""
-    return [
-        part
-        for index, part in enumerate(loc)
-        if not (index == 1 and loc[0] == "workload" and part in (*WORKLOADS, OWN))
-    ]
+    tagged = loc[:1] == ("workload",) and loc[1:2] and loc[1] in (*WORKLOADS, OWN)
+    return [loc[0], *loc[2:]] if tagged else list(loc)
 
 
 def _drop(table: Any, path: Sequence[str | int]) -> None:

@@ -43,11 +43,8 @@ def _neighbours(path: Sequence[str | int], merged: dict[str, Any]) -> list[str]:
     """The keys allowed in the section of `path`."""
     if len(path) == 1:
         return list(Config.model_fields)
-    models = (
-        list(_models(Config.model_fields[str(path[0])].annotation))
-        if str(path[0]) in Config.model_fields
-        else []
-    )
+    section = Config.model_fields.get(str(path[0]))
+    models = list(_models(section.annotation)) if section is not None else []
     if path[0] == "workload":
         wanted = SECTIONS.get(kind(merged.get("workload", {})) or "")
         models = [model for model in models if model is wanted]
@@ -73,6 +70,19 @@ _EXPECTED = {
     "model_attributes_type": "a table of keys",
     "dict_type": "a table of keys",
 }
+_SAID = {
+    "extra_forbidden": "unknown key",
+    "missing": "is required",
+    "literal_error": "is not a valid choice",
+    "finite_number": "is not a finite number",
+}
+# Error -> (sign, name of the limit in the error's context).
+_LIMITS = {
+    "greater_than_equal": ("≥", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("≤", "le"),
+    "less_than": ("<", "lt"),
+}
 
 
 def explain(item: Any) -> tuple[str, str | None]:
@@ -80,28 +90,16 @@ def explain(item: Any) -> tuple[str, str | None]:
     kind, context = item["type"], item.get("ctx", {})
     if kind in _EXPECTED:
         return "has the wrong type", _EXPECTED[kind]
-    if kind == "extra_forbidden":
-        return "unknown key", None
-    if kind == "missing":
-        return "is required", None
-    if kind == "literal_error":
-        return "is not a valid choice", context.get("expected")
-    if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
-        sign = {"greater_than_equal": "≥", "greater_than": ">", "less_than_equal": "≤", "less_than": "<"}[
-            kind
-        ]
-        limit = next(iter(value for name, value in context.items() if name in ("ge", "gt", "le", "lt")))
+    if kind in _SAID:
+        return _SAID[kind], context.get("expected")
+    if kind in _LIMITS:
+        sign, name = _LIMITS[kind]
+        limit = context[name]
         return "is out of range", f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
     if kind == "string_pattern_mismatch":
-        pattern = context.get("pattern", "")
-        return (
-            "is not a valid value",
-            "auto, cpu, cuda or cuda:N"
-            if "cuda" in pattern
-            else "up to 64 letters, digits, '.', '_' and '-'",
-        )
-    if kind == "finite_number":
-        return "is not a finite number", None
+        device = "cuda" in context.get("pattern", "")
+        allowed = "auto, cpu, cuda or cuda:N" if device else "up to 64 letters, digits, '.', '_' and '-'"
+        return "is not a valid value", allowed
     if kind == "value_error":
         return str(context.get("error", item["msg"])), None
     return item["msg"][:1].lower() + item["msg"][1:], None
@@ -109,12 +107,6 @@ def explain(item: Any) -> tuple[str, str | None]:
 
 def shown(value: object) -> str:
     """A value as TOML shows it, in at most 80 characters."""
-    text = (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f'"{value}"'
-        if isinstance(value, str)
-        else str(value)
-    )
-    text = printable(text)
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    text = printable(text.lower() if isinstance(value, bool) else text)
     return text if len(text) <= 80 else text[:77] + "…"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .finding import Change, Evidence, Finding
+from ndd_engine.text import percent, times
+
+from .finding import Finding
 from .gpu import CAPTURE
-from .view import CONFIG, FLOOR, SLOWED, Cost, View, ceiling, finding, percent, times
+from .view import CONFIG, FLOOR, SLOWED, Cost, Draft, View, ceiling
 
 # Assumed maximum speedup of convolutions by cudnn_benchmark.
 CHOICE = 2.0
@@ -15,31 +17,22 @@ CHOICE = 2.0
 
 def tf32(view: View) -> Finding | None:
     """fp32 matrix products on a GPU that supports TF32."""
-    run = view.snapshot.run
-    if not view.card or run is None or run.precision != "fp32" or view.get("precision.tf32") is not False:
+    if view.precision != "fp32" or view.get("precision.tf32") is not False:
         return None
-    return _format(view, "tf32", "tf32", "enable TF32 matrix products", ("precision.tf32=true",))
+    return _format(view, "tf32", "tf32", "enable TF32 matrix products", "precision.tf32=true")
 
 
 def amp(view: View) -> Finding | None:
     """fp32 or TF32 on a GPU with a faster format."""
-    run = view.snapshot.run
-    if (
-        not view.card
-        or run is None
-        or run.precision not in ("fp32", "tf32")
-        or view.get("precision.amp") != "off"
-    ):
+    if view.precision not in ("fp32", "tf32") or view.get("precision.amp") != "off":
         return None
     kind = "bf16" if "bf16" in _peaks(view) else "fp16"
-    return _format(view, "amp", kind, f"use mixed precision ({kind})", (f"precision.amp={kind}",))
+    return _format(view, "amp", kind, f"use mixed precision ({kind})", f"precision.amp={kind}")
 
 
 def cudnn_benchmark(view: View) -> Finding | None:
     """Convolutions of fixed shapes without cuDNN benchmarking."""
-    if not view.card or view.snapshot.run is None or view.get("speed.cudnn_benchmark") is not False:
-        return None
-    if view.get("speed.deterministic"):
+    if view.get("speed.cudnn_benchmark") is not False or view.get("speed.deterministic"):
         return None
     if view.get("workload.pad") == "longest":
         return None  # shapes vary: each new one would be benchmarked
@@ -47,47 +40,33 @@ def cudnn_benchmark(view: View) -> Finding | None:
     share = spent * (1 - 1 / CHOICE)
     if share < FLOOR:
         return None
-    return finding(
-        "cudnn-benchmark",
-        f"convolutions take {percent(spent)} of the time, and their cuDNN algorithms are not benchmarked",
-        Cost(share * view.step_ns, share, None, share),
-        [Evidence(f"convolutions take {percent(spent)} of a profiler capture", CAPTURE)],
-        [Change("benchmark cuDNN algorithms: the shapes are fixed", ("speed.cudnn_benchmark=true",))],
-        "possible",
-        bound=ceiling(min(spent, 0.9)),
-    )
+    title = f"convolutions take {percent(spent)} of the time, and their cuDNN algorithms are not benchmarked"
+    draft = Draft("cudnn-benchmark", title, view.part(share), "possible")
+    draft.saw(f"convolutions take {percent(spent)} of a profiler capture", CAPTURE)
+    draft.change("benchmark cuDNN algorithms: the shapes are fixed", "speed.cudnn_benchmark=true")
+    return draft.done(bound=ceiling(min(spent, 0.9)))
 
 
 def cudnn_shapes(view: View) -> Finding | None:
     """Convolutions that cuDNN benchmarks again for every new shape."""
     slowed = view.slowed
-    if not view.card or view.get("speed.cudnn_benchmark") is not True or slowed is None:
+    if view.get("speed.cudnn_benchmark") is not True or slowed is None:
         return None
     if slowed < SLOWED or not _convolutions(view):
         return None
-    share = 1 - 1 / slowed
-    return finding(
-        "cudnn-shapes",
-        f"varying shapes: forward and backward take {slowed:.2g} times as long as with a fixed shape",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(
-                f"forward and backward take {slowed:.2g} times as long as one micro-batch repeated before training",
-                "device and host clock",
-            ),
-            Evidence("a profiler capture contains convolutions", CAPTURE),
-            Evidence("speed.cudnn_benchmark is true", CONFIG),
-        ],
-        [
-            Change(
-                "disable cuDNN benchmarking: it runs again for every new shape",
-                ("speed.cudnn_benchmark=false",),
-            ),
-            Change("pad all batches to one shape or to a few fixed lengths"),
-        ],
-        "possible",
-        bound=view.undisturbed(),
+    title = f"varying shapes: forward and backward take {slowed:.2g} times as long as with a fixed shape"
+    draft = Draft("cudnn-shapes", title, view.part(1 - 1 / slowed), "possible")
+    draft.saw(
+        f"forward and backward take {slowed:.2g} times as long as one micro-batch repeated before training",
+        "device and host clock",
     )
+    draft.saw("a profiler capture contains convolutions", CAPTURE)
+    draft.saw("speed.cudnn_benchmark is true", CONFIG)
+    draft.change(
+        "disable cuDNN benchmarking: it runs again for every new shape", "speed.cudnn_benchmark=false"
+    )
+    draft.change("pad all batches to one shape or to a few fixed lengths")
+    return draft.done(bound=view.undisturbed())
 
 
 RULES = (tf32, amp, cudnn_benchmark, cudnn_shapes)
@@ -95,8 +74,7 @@ RULES = (tf32, amp, cudnn_benchmark, cudnn_shapes)
 
 def _convolutions(view: View) -> float:
     """Fraction of a profiler capture spent in convolutions; 0 without a capture of kernels."""
-    capture = view.snapshot.kernels
-    if capture is None or not capture.wall_ns or capture.method != "kernels":
+    if (capture := view.kernels) is None:
         return 0.0
     words = ("conv", "cudnn", "wgrad", "dgrad")
     spent = sum(int(item[1]) for item in capture.top if any(word in str(item[0]).lower() for word in words))
@@ -111,28 +89,20 @@ def _peaks(view: View) -> Mapping[str, float]:
     return found if isinstance(found, dict) else {}
 
 
-def _format(view: View, cause: str, kind: str, what: str, sets: tuple[str, ...]) -> Finding | None:
+def _format(view: View, cause: str, kind: str, what: str, edit: str) -> Finding | None:
     """Finding for a faster number format: the model's share, bounded by the published peaks."""
-    run, work = view.snapshot.run, view.snapshot.work
-    peaks = _peaks(view)
-    now, then = peaks.get(run.precision if run is not None else ""), peaks.get(kind)
-    mfu = view.snapshot.throughput.mfu
-    if not now or not then or then <= now or work is None or mfu is None or not view.model.clear:
+    peaks, model, mfu = _peaks(view), view.model, view.snapshot.throughput.mfu
+    now, then = peaks.get(view.precision), peaks.get(kind)
+    if not now or not then or then <= now or view.snapshot.work is None or mfu is None or not model.clear:
         return None
-    # Memory-bound operators gain as well: they move half as many bytes.
-    share = view.model.share * (1 - now / then)
     if mfu < 0.05:
         return None  # not bound by arithmetic
-    return finding(
-        cause,
-        f"the model takes {percent(view.model.share)} of each step, in {run.precision if run is not None else 'fp32'}",
-        Cost(share * view.step_ns, share, view.model.error, share),
-        [
-            Evidence(
-                f"peak {now:g} TFLOP/s now, {then:g} TFLOP/s in {kind} ({times(then / now)})",
-                "published peaks",
-            ),
-            Evidence(f"the run reaches {percent(mfu)} of the current peak (MFU)", "counted operations"),
-        ],
-        [Change(what, sets)],
-    )
+    # Memory-bound operators gain as well: they move half as many bytes.
+    share = model.share * (1 - now / then)
+    title = f"the model takes {percent(model.share)} of each step, in {view.precision}"
+    draft = Draft(cause, title, Cost(share * view.step_ns, share, model.error, share))
+    gain = f"{then:g} TFLOP/s in {kind} ({times(then / now)})"
+    draft.saw(f"peak {now:g} TFLOP/s now, {gain}", "published peaks")
+    draft.saw(f"the run reaches {percent(mfu)} of the current peak (MFU)", "counted operations")
+    draft.change(what, edit)
+    return draft.done()

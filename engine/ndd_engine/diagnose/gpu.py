@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ndd_engine.record.snapshot import PhaseShare
+from ndd_engine.text import percent, span
 
-from .finding import Change, Evidence, Finding
-from .view import CONFIG, FLOOR, MODEL, Cost, View, ceiling, finding, percent, span
+from .finding import Change, Finding
+from .loader_facts import data_bytes
+from .view import CONFIG, FLOOR, MODEL, Draft, View, ceiling, taken
 
 NVML = "NVML"
 DEVICE = "device clock"
@@ -23,245 +24,160 @@ WORDS = ("power cap", "hw slowdown", "thermal", "hw thermal", "power brake")
 
 def transfer(view: View) -> Finding | None:
     """Host-to-device copies that the GPU waits for."""
-    cost = _device(view, "to_device")
-    if cost is None or not cost.clear:
+    cost = view.device_cost("to_device")
+    if not cost.clear or view.get("loader.placement") == "device":
         return None
-    changes = []
-    sets: tuple[str, ...] = ()
-    if view.get("loader.placement") == "device":
-        return None
-    if view.get("loader.pin_memory") is False:
-        sets += ("loader.pin_memory=true",)
-    if view.get("loader.non_blocking") is False:
-        sets += ("loader.non_blocking=true",)
-    if sets:
-        changes.append(Change("use pinned memory and non-blocking copies", sets))
+    draft = Draft("transfer", f"host-to-device copies take {percent(cost.share)} of each step", cost)
+    draft.add(taken(cost, "copies take", DEVICE))
     loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
-    if loader is not None and loader.in_memory and loader.batch_bytes and loader.micro and free is not None:
-        needed = loader.batch_bytes / loader.micro * loader.items
-        if needed < 0.4 * free and not view.workers:
-            changes.append(Change("keep all data in GPU memory", ("loader.placement=device",)))
-    changes.append(Change("transfer smaller data types and convert them on the GPU"))
-    batch = loader.batch_bytes if loader is not None else None
-    return finding(
-        "transfer",
-        f"host-to-device copies take {percent(cost.share)} of each step",
-        cost,
-        [
-            Evidence(f"copies take {span(cost.ns)} of each step ({percent(cost.share)})", DEVICE),
-            Evidence(f"a micro-batch is {batch / 1e6:.1f} MB", "record") if batch else None,
-            Evidence(
-                f"loader.pin_memory is {str(view.get('loader.pin_memory')).lower()}, loader.non_blocking "
-                f"{str(view.get('loader.non_blocking')).lower()}",
-                CONFIG,
-            ),
-        ],
-        changes,
+    if loader is not None and loader.batch_bytes:
+        draft.saw(f"a micro-batch is {loader.batch_bytes / 1e6:.1f} MB", "record")
+    pinned, deferred = view.get("loader.pin_memory"), view.get("loader.non_blocking")
+    draft.saw(
+        f"loader.pin_memory is {str(pinned).lower()}, loader.non_blocking {str(deferred).lower()}", CONFIG
     )
+    if sets := [
+        f"{key}=true" for key in ("loader.pin_memory", "loader.non_blocking") if view.get(key) is False
+    ]:
+        draft.change("use pinned memory and non-blocking copies", *sets)
+    needed = data_bytes(loader)
+    fits = needed is not None and free is not None and 0 < needed < 0.4 * free
+    if loader is not None and loader.in_memory and fits and not view.workers:
+        draft.change("keep all data in GPU memory", "loader.placement=device")
+    draft.change("transfer smaller data types and convert them on the GPU")
+    return draft.done()
 
 
 def launch_bound(view: View) -> Finding | None:
     """Kernels so small that launching takes longer than running them."""
-    if not view.card or view.get("speed.cuda_graph") or view.get("speed.compile") == "reduce-overhead":
+    compiled = view.get("speed.compile")
+    if view.get("speed.cuda_graph") or compiled == "reduce-overhead":
         return None
-    gaps, host = _capture(view, "launch gaps"), view.model
+    gaps = _capture(view, "launch gaps")
     share = gaps if gaps is not None else _idle_in_model(view)
     if share is None or share < LAUNCH_GAPS:
         return None
+    title = f"launch-bound: the GPU waits for kernel launches {percent(share)} of the time"
+    draft = Draft("launch-bound", title, view.part(share), "certain" if gaps is not None else "possible")
     if gaps is not None:
-        evidence = Evidence(f"launch gaps take {percent(gaps)} of a profiler capture", CAPTURE)
+        draft.saw(f"launch gaps take {percent(gaps)} of a profiler capture", CAPTURE)
     else:
-        evidence = Evidence(
-            f"the host takes as long for the model as the GPU, and the GPU is only {percent(1 - share)} busy",
-            NVML,
-        )
-    changes = [
-        Change(
-            "capture the step in a CUDA graph and replay it", ("speed.cuda_graph=true", *_graph_needs(view))
-        )
-    ]
-    if view.get("speed.compile") == "off":
-        changes.append(Change("fuse small kernels with torch.compile", ("speed.compile=default",)))
+        busy = percent(1 - share)
+        draft.saw(f"the host takes as long for the model as the GPU, and the GPU is only {busy} busy", NVML)
+    draft.saw(f"forward and backward take {span(view.model.ns)} per step on the host", "host clock")
+    # max-autotune has CUDA graphs of its own.
+    needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
+    draft.change("capture the step in a CUDA graph and replay it", "speed.cuda_graph=true", *needs)
+    if compiled == "off":
+        draft.change("fuse small kernels with torch.compile", "speed.compile=default")
     accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")
     if accumulation > 1 and micro:
-        factor = 2 if accumulation % 2 == 0 else accumulation
-        sets = (f"batch.micro={micro * factor}", f"batch.accumulation={accumulation // factor}")
-        changes.append(Change("use larger micro-batches with the same effective batch", sets))
-    changes.append(Change("move work out of loops in the model", (), view.line(*MODEL)))
-    return finding(
-        "launch-bound",
-        f"launch-bound: the GPU waits for kernel launches {percent(share)} of the time",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            evidence,
-            Evidence(f"forward and backward take {span(host.ns)} per step on the host", "host clock"),
-        ],
-        changes,
-        "certain" if gaps is not None else "possible",
-        # A CUDA graph also saves host time in the rest of the step.
-        bound=ceiling(min(1.2 * share, 0.95)),
-    )
+        draft.add(larger_batches(micro, accumulation, 2 if accumulation % 2 == 0 else accumulation))
+    draft.change("move work out of loops in the model", where=view.line(*MODEL))
+    # A CUDA graph also saves host time in the rest of the step.
+    return draft.done(bound=ceiling(min(1.2 * share, 0.95)))
 
 
 def sync(view: View) -> Finding | None:
     """The host synchronises with the GPU inside a step, and the GPU then waits for the host."""
-    if not view.card:
+    cost, captured = view.device_cost("log"), _capture(view, "synchronising")
+    if captured is None and not cost.clear:
         return None
-    share = _capture(view, "synchronising")
-    every = view.whole("log.every_steps")
-    changes = []
-    if share is not None:
-        evidence = Evidence(
+    share = cost.share if captured is None else captured
+    if share < FLOOR:
+        return None
+    title = f"host-device synchronisation leaves the GPU idle {percent(share)} of the time"
+    draft = Draft("sync", title, view.part(share))
+    if captured is not None:
+        draft.saw(
             f"the GPU is idle after host synchronisation for {percent(share)} of a profiler capture", CAPTURE
         )
     else:
-        cost = _device(view, "log")
-        if cost is None or not cost.clear:
-            return None
-        share = cost.share
-        evidence = Evidence(f"the GPU is idle for {span(cost.ns)} of each step while losses are read", DEVICE)
-    if share < FLOOR:
-        return None
+        draft.saw(f"the GPU is idle for {span(cost.ns)} of each step while losses are read", DEVICE)
+    every = view.whole("log.every_steps")
     if every is not None and every < 5:
-        changes.append(Change("read losses less often", ("log.every_steps=10",)))
-    line = view.line("forward", "loss", "clip", "log")
-    changes.append(
-        Change(
-            "remove .item(), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
-            (),
-            line,
-        )
+        draft.change("read losses less often", "log.every_steps=10")
+    draft.change(
+        "remove .item(), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
+        where=view.line("forward", "loss", "clip", "log"),
     )
-    return finding(
-        "sync",
-        f"host-device synchronisation leaves the GPU idle {percent(share)} of the time",
-        Cost(share * view.step_ns, share, None, share),
-        [evidence],
-        changes,
-        bound=ceiling(min(1.2 * share, 0.95)),
-    )
+    return draft.done(bound=ceiling(min(1.2 * share, 0.95)))
 
 
 def neighbour_gpu(view: View) -> Finding | None:
     """Another process computes on the GPU."""
-    card = view.snapshot.card
-    if not view.card or card is None:
-        return None
-    processes, others, util = card.get("processes"), card.get("memory_others_bytes"), card.get("util_percent")
-    slowed = view.slowed
+    gpu, slowed = view.snapshot.card or {}, view.slowed
+    processes, others, util = gpu.get("processes"), gpu.get("memory_others_bytes"), gpu.get("util_percent")
     if not processes or slowed is None or slowed < 1.2 or util is None or util < BUSY_UTIL:
         return None
-    share = 1 - 1 / slowed
-    return finding(
-        "neighbour-card",
-        f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(
-                f"forward and backward take {slowed:.2g} times as long as before training",
-                "device and host clock",
-            ),
-            Evidence(
-                f"other processes on the GPU: {processes}"
-                + (f", using {others / (1 << 30):.1f} GB" if others else ""),
-                NVML,
-            ),
-        ],
-        [Change("use another GPU, or stop the other processes (nvidia-smi lists them)")],
-        "possible",
-        bound=view.undisturbed(),
+    title = f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU"
+    draft = Draft("neighbour-card", title, view.part(1 - 1 / slowed), "possible")
+    draft.saw(
+        f"forward and backward take {slowed:.2g} times as long as before training", "device and host clock"
     )
+    used = f", using {others / (1 << 30):.1f} GB" if others else ""
+    draft.saw(f"other processes on the GPU: {processes}{used}", NVML)
+    draft.change("use another GPU, or stop the other processes (nvidia-smi lists them)")
+    return draft.done(bound=view.undisturbed())
 
 
 def throttling(view: View) -> Finding | None:
     """The GPU lowers its clocks."""
-    card = view.snapshot.card
-    if not view.card or card is None:
-        return None
-    words = [word for word in card.get("throttle") or () if word in WORDS]
-    clock, most = card.get("sm_clock_mhz"), card.get("sm_clock_max_mhz")
-    util = card.get("util_percent")
+    gpu = view.snapshot.card or {}
+    words = ", ".join(word for word in gpu.get("throttle") or () if word in WORDS)
+    clock, most, util = gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz"), gpu.get("util_percent")
     if not words or not clock or not most or clock > LOWERED * most or util is None or util < 50:
         return None
     lost = 1 - clock / most
-    share = lost * view.model.share
-    temperature = card.get("temperature_c")
-    return finding(
-        "throttling",
-        f"the GPU is throttled ({', '.join(words)}): {clock} of {most} MHz",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(f"SM clock {clock} of {most} MHz; reasons: {', '.join(words)}", NVML),
-            Evidence(f"{temperature} °C", NVML) if temperature is not None else None,
-        ],
-        [
-            Change(
-                "not fixable in software: improve cooling or raise the power limit (needs an administrator)"
-            )
-        ],
-        bound=ceiling(lost),
-    )
+    title = f"the GPU is throttled ({words}): {clock} of {most} MHz"
+    draft = Draft("throttling", title, view.part(lost * view.model.share))
+    draft.saw(f"SM clock {clock} of {most} MHz; reasons: {words}", NVML)
+    if gpu.get("temperature_c") is not None:
+        draft.saw(f"{gpu['temperature_c']} °C", NVML)
+    draft.change("not fixable in software: improve cooling or raise the power limit (needs an administrator)")
+    return draft.done(bound=ceiling(lost))
 
 
 def thrash(view: View) -> Finding | None:
     """The CUDA allocator runs out of memory, frees its cache and retries."""
-    memory = view.snapshot.memory
-    totals = view.snapshot.totals
-    if not view.card or memory is None or memory.retries < 2 or not totals.steps:
+    memory, totals = view.snapshot.memory, view.snapshot.totals
+    if memory is None or memory.retries < 2 or not totals.steps:
         return None
     if memory.retries < totals.steps / 100:
         return None  # a few retries while the cache grew
-    step = sum(view.phases[name].host_ns for name in MODEL if name in view.phases)
-    usual = sum(view.phases[name].p50_ns or 0 for name in MODEL if name in view.phases)
+    step, usual = view.model.ns, view.usual_model_ns
     share = max(1 - usual / step, FLOOR) * view.model.share if step and usual else FLOOR
-    changes = []
-    if half := halved(view):
-        changes.append(Change("use smaller micro-batches with the same effective batch", half))
-    changes.append(Change("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run"))
-    return finding(
-        "thrash",
-        f"GPU memory is full: the allocator freed its cache and retried {memory.retries} times",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(f"{memory.retries} retries in {totals.steps} steps", "allocator"),
-            Evidence(f"peak reserved memory is {memory.peak_reserved_bytes / (1 << 30):.1f} GB", "allocator"),
-        ],
-        changes,
-        "certain",
-        bound=view.undisturbed(),
-    )
+    title = f"GPU memory is full: the allocator freed its cache and retried {memory.retries} times"
+    draft = Draft("thrash", title, view.part(share), "certain")
+    draft.saw(f"{memory.retries} retries in {totals.steps} steps", "allocator")
+    draft.saw(f"peak reserved memory is {memory.peak_reserved_bytes / (1 << 30):.1f} GB", "allocator")
+    draft.add(smaller_batches(view))
+    draft.change("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run")
+    return draft.done(bound=view.undisturbed())
 
 
 RULES = (transfer, launch_bound, sync, neighbour_gpu, throttling, thrash)
 
 
-def halved(view: View) -> tuple[str, ...]:
-    """Edits that halve the micro-batch and keep the effective batch; () if that is not possible."""
+def larger_batches(micro: int, accumulation: int, factor: int) -> Change:
+    """Merge `factor` micro-batches into one."""
+    sets = (f"batch.micro={micro * factor}", f"batch.accumulation={accumulation // factor}")
+    return Change("use larger micro-batches with the same effective batch", sets)
+
+
+def smaller_batches(view: View) -> Change | None:
+    """Halve the micro-batch; None if that is not possible."""
     micro, accumulation = view.whole("batch.micro"), view.whole("batch.accumulation")
     if micro is None or accumulation is None or micro < 2 or micro % 2:
-        return ()
-    return f"batch.micro={micro // 2}", f"batch.accumulation={accumulation * 2}"
-
-
-def _device(view: View, name: str) -> Cost | None:
-    """Cost of a phase by the device clock; None without one."""
-    if not view.card:
         return None
-    timed = [phase for phase in view.phases.values() if phase.device_ns is not None and "/" not in phase.name]
-    total = sum(phase.device_ns or 0.0 for phase in timed)
-    found: PhaseShare | None = view.phases.get(name)
-    if not total or found is None or found.device_ns is None:
-        return None
-    share = found.device_ns / total
-    return Cost(found.device_ns, share, found.share_error, share)
+    sets = (f"batch.micro={micro // 2}", f"batch.accumulation={accumulation * 2}")
+    return Change("use smaller micro-batches with the same effective batch", sets)
 
 
 def _capture(view: View, cause: str) -> float | None:
     """Fraction of a profiler capture in which the GPU was idle for a cause; None without a capture."""
-    capture = view.snapshot.kernels
-    if capture is None or capture.method != "kernels" or not capture.wall_ns:
-        return None
-    return capture.idle_ns.get(cause, 0) / capture.wall_ns
+    capture = view.kernels
+    return None if capture is None else capture.idle_ns.get(cause, 0) / capture.wall_ns
 
 
 def _idle_in_model(view: View) -> float | None:
@@ -269,19 +185,11 @@ def _idle_in_model(view: View) -> float | None:
 
     None unless host and device clocks, utilization and power all indicate that the GPU waits for the host.
     """
-    card = view.snapshot.card
-    timed = [view.phases[name] for name in MODEL if name in view.phases]
-    device = sum(phase.device_ns or 0.0 for phase in timed)
-    if card is None or not device or view.model.ns < LAUNCHING * device:
+    gpu = view.snapshot.card or {}
+    device = sum(view.phases[name].device_ns or 0.0 for name in MODEL if name in view.phases)
+    if not device or view.model.ns < LAUNCHING * device:
         return None
-    util, power, limit = card.get("util_percent"), card.get("power_w"), card.get("power_limit_w")
+    util, power, limit = gpu.get("util_percent"), gpu.get("power_w"), gpu.get("power_limit_w")
     if util is None or power is None or not limit or util >= BUSY_UTIL or power >= BUSY_POWER * limit:
         return None
     return min(1 - float(util) / 100, view.model.share)
-
-
-def _graph_needs(view: View) -> tuple[str, ...]:
-    """Further edits that a CUDA graph requires."""
-    return (
-        ("speed.compile=default",) if view.get("speed.compile") in ("reduce-overhead", "max-autotune") else ()
-    )

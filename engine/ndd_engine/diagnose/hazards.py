@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 
-from ndd_engine.text import duration, printable, size
+from ndd_engine.text import duration, percent, printable, size
 
-from .finding import Change, Evidence, Finding
-from .gpu import halved
-from .view import MODEL, View, percent
+from .finding import Confidence, Finding
+from .gpu import smaller_batches
+from .view import MODEL, Draft, View
 
 StepValue = tuple[float, float]
 
@@ -26,7 +26,6 @@ RISING = 0.9
 STEADY = 0.5
 # Memory is almost full when less than this part of it is free.
 NEARLY = 0.04
-NEARLY_HOST_BYTES = 256 << 20
 
 
 def leak(view: View) -> Finding | None:
@@ -36,42 +35,30 @@ def leak(view: View) -> Finding | None:
         return None
     if snapshot.totals.recompiles and len(snapshot.memory_trend) < COMPILING_POINTS:
         return None  # compiled code takes memory as well
-    growth = steady_growth(snapshot.memory_trend, 0 if view.card else GROWN_BYTES)
+    growth = steady_growth(snapshot.memory_trend, 0 if view.gpu else GROWN_BYTES)
     if growth is None:
         return None
     slope, noise, last = growth
-    headroom = snapshot.headroom
-    evidence = [
-        Evidence(
-            f"{size(last)} in use, growing by {size(slope)} per step (noise {size(noise)})",
-            "allocator" if view.card else "resident memory",
-        )
-    ]
-    leave = ""
-    total = snapshot.run.total_steps if snapshot.run is not None else 0
-    if headroom.free_bytes is not None:
-        steps = headroom.free_bytes / slope
+    free, when, leave = snapshot.headroom.free_bytes, "", ""
+    if free is not None:
+        steps = free / slope
         when = f"memory is full in about {steps:,.0f} steps"
         if view.step_ns:
             when += f", {duration(steps * view.step_ns * 1e-9)}"
-        evidence.append(Evidence(f"{when} ({size(headroom.free_bytes)} free)", "extrapolated"))
+        total = snapshot.run.total_steps if snapshot.run is not None else 0
         if total and not snapshot.final and total - snapshot.step < steps / 2:
             leave = f"this run ends in {total - snapshot.step:,} steps, before memory is full"
-    line = view.line(*MODEL, "other", "log")
-    return Finding(
-        "leak",
-        f"memory grows by {size(slope)} per step",
-        tuple(evidence),
-        "certain" if snapshot.epoch else "likely",
-        changes=(
-            Change(
-                "detach tensors that are kept between steps (loss.item() instead of loss, output.detach())",
-                (),
-                line,
-            ),
-        ),
-        leave=leave,
+    confidence: Confidence = "certain" if snapshot.epoch else "likely"
+    draft = Draft("leak", f"memory grows by {size(slope)} per step", None, confidence, leave)
+    source = "allocator" if view.gpu else "resident memory"
+    draft.saw(f"{size(last)} in use, growing by {size(slope)} per step (noise {size(noise)})", source)
+    if when:
+        draft.saw(f"{when} ({size(free)} free)", "extrapolated")
+    draft.change(
+        "detach tensors that are kept between steps (loss.item() instead of loss, output.detach())",
+        where=view.line(*MODEL, "other", "log"),
     )
+    return draft.done()
 
 
 def near_limit(view: View) -> Finding | None:
@@ -80,42 +67,26 @@ def near_limit(view: View) -> Finding | None:
     headroom, memory = snapshot.headroom, snapshot.memory
     if headroom.free_bytes is None or not headroom.total_bytes or not snapshot.totals.steps or snapshot.final:
         return None
-    free = headroom.free_bytes
-    if headroom.kind == "card":
+    free, on_gpu = headroom.free_bytes, headroom.kind == "card"
+    if on_gpu:
         if memory is None:
             return None
         # Memory that the allocator has cached can be reused.
         free += max(memory.reserved_bytes - memory.peak_allocated_bytes, 0)
-    elif free > NEARLY_HOST_BYTES and free > NEARLY * headroom.total_bytes:
-        return None
     share = free / headroom.total_bytes
     if share > NEARLY:
         return None
-    changes = []
-    if half := halved(view):
-        changes.append(Change("use smaller micro-batches with the same effective batch", half))
-    if headroom.kind == "host" and view.get("loader.cache"):
-        changes.append(Change("do not cache encoded items", ("loader.cache=false",)))
-    elif headroom.kind == "host" and view.workers > 1:
-        changes.append(
-            Change(
-                "use fewer loader workers: each has its own memory", (f"loader.workers={view.workers // 2}",)
-            )
-        )
-    where = "GPU memory" if headroom.kind == "card" else "host memory"
-    return Finding(
-        "near-limit",
-        f"{where} is almost full: {size(free)} of {size(headroom.total_bytes)} free",
-        (
-            Evidence(
-                f"{percent(share)} free; this run uses {size(headroom.used_bytes)}, other processes "
-                f"{size(headroom.others_bytes)}",
-                "allocator" if headroom.kind == "card" else "host counters",
-            ),
-        ),
-        "certain",
-        changes=tuple(changes),
-    )
+    title = f"{'GPU' if on_gpu else 'host'} memory is almost full: {size(free)} of {size(headroom.total_bytes)} free"
+    draft = Draft("near-limit", title, None, "certain")
+    used = f"this run uses {size(headroom.used_bytes)}, other processes {size(headroom.others_bytes)}"
+    draft.saw(f"{percent(share)} free; {used}", "allocator" if on_gpu else "host counters")
+    draft.add(smaller_batches(view))
+    if not on_gpu and view.get("loader.cache"):
+        draft.change("do not cache encoded items", "loader.cache=false")
+    elif not on_gpu and view.workers > 1:
+        fewer = f"loader.workers={view.workers // 2}"
+        draft.change("use fewer loader workers: each has its own memory", fewer)
+    return draft.done()
 
 
 def no_effect(view: View) -> Finding | None:
@@ -124,18 +95,12 @@ def no_effect(view: View) -> Finding | None:
     if not failed:
         return None
     names = ", ".join(printable(setting.name) for setting in failed)
-    evidence = tuple(
-        Evidence(
-            printable(
-                f"{setting.name}: requested {setting.requested}, applied {setting.applied}"
-                + (f" ({setting.verified})" if setting.verified else "")
-            ),
-            "verified",
-        )
-        for setting in failed
-    )
     title = f"setting{'' if len(failed) == 1 else 's'} not in effect: {names}"
-    return Finding("no-effect", title, evidence, "certain")
+    draft = Draft("no-effect", title, None, "certain")
+    for setting in failed:
+        text = f"{setting.name}: requested {setting.requested}, applied {setting.applied}"
+        draft.saw(printable(text + (f" ({setting.verified})" if setting.verified else "")), "verified")
+    return draft.done()
 
 
 RULES = (leak, near_limit, no_effect)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ndd_engine.text import duration
+from ndd_engine.text import duration, percent
 
 from .finding import Change, Evidence, Finding
-from .view import CLOCK, View, percent, taken
+from .view import CLOCK, View, taken
 
 LEAST_STEPS = 20
 LEAST_S = 2.0
@@ -38,7 +38,7 @@ def healthy(view: View) -> Finding:
 def _ideas(view: View) -> tuple[Change, ...]:
     """Settings that may speed up the model itself; the gain is unknown until measured."""
     ideas = []
-    if view.card and view.get("precision.amp") == "off":
+    if view.gpu and view.get("precision.amp") == "off":
         ideas.append(Change("try bf16: it may be faster on this GPU", ("precision.amp=bf16",)))
     if view.get("speed.compile") == "off":
         ideas.append(

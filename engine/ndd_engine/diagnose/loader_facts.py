@@ -41,7 +41,7 @@ def on_device(view: View) -> Change | None:
     """Keep the data in GPU memory; None without a GPU or if it may not fit."""
     loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
     needed = data_bytes(loader)
-    if not view.card or loader is None or loader.epochs_differ or needed is None or free is None:
+    if not view.gpu or loader is None or loader.epochs_differ or needed is None or free is None:
         return None
     if needed > KEEPING * free:
         return None
@@ -55,7 +55,7 @@ def keep(view: View, loader: LoaderEvent) -> Change | None:
         return None
     if ready(loader) or view.get("loader.placement") == "device" or view.get("workload.augment"):
         return None
-    needed, free = data_bytes(loader), host_free(view)
+    needed, free = data_bytes(loader), (view.snapshot.host or {}).get("memory_available_bytes")
     # Items exist twice while they are stacked.
     if needed is not None and free is not None and 2 * needed > KEEPING * free:
         return None
@@ -164,17 +164,16 @@ def keeps_up(view: View) -> bool:
     return made * view.micro_steps < KEEPS_UP * (view.step_ns - view.wait.ns)
 
 
-def computes(view: View, loader: LoaderEvent) -> bool:
+def computes(loader: LoaderEvent) -> bool:
     """Whether items are known to take CPU time."""
-    if loader.item_ns is None or loader.item_cpu_ns is None:
-        return False
-    return loader.item_cpu_ns > COMPUTES_CROWDED * loader.item_ns
+    item_ns, cpu_ns = loader.item_ns, loader.item_cpu_ns
+    return item_ns is not None and cpu_ns is not None and cpu_ns > COMPUTES_CROWDED * item_ns
 
 
 def crowded(view: View) -> bool:
     """Whether loader workers compete with the model for cores: they compute, and the model is slower than alone."""
     loader, cores, slowed = view.snapshot.loader, view.snapshot.cores, view.slowed
-    if view.card or not view.workers or loader is None or cores is None or slowed is None:
+    if view.gpu or not view.workers or loader is None or cores is None or slowed is None:
         return False
     here = batch_ns(loader)
     if here is None or here * view.micro_steps < DISTURBS * view.step_ns:
@@ -185,7 +184,7 @@ def crowded(view: View) -> bool:
 def slowed_by_workers(view: View) -> bool:
     """Whether the model is slower than alone although no other processes use the cores."""
     varies = view.get("workload.pad") == "longest"  # the batch of the baseline differs from the others
-    if view.card or view.snapshot.cores is None or view.neighboured or varies:
+    if view.gpu or view.snapshot.cores is None or view.neighboured or varies:
         return False
     return (view.slowed or 0.0) >= SLOWED
 
@@ -195,7 +194,7 @@ def crowded_bound(view: View) -> float | None:
 
     Loading in the training process also slows the model down: it evicts the caches between steps.
     """
-    if view.card:
+    if view.gpu:
         return None
     if (bound := view.undisturbed()) is not None:
         return bound
@@ -211,11 +210,6 @@ def cores_free(view: View) -> bool:
     """Whether there is CPU time left for workers; True if unknown."""
     cores = view.snapshot.cores
     return cores is None or cores.own + cores.others < 0.9 * cores.usable
-
-
-def host_free(view: View) -> int | None:
-    host = view.snapshot.host or {}
-    return host.get("memory_available_bytes")
 
 
 def workers_are(view: View) -> Evidence:

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from ndd_engine.text import duration
+from ndd_engine.text import duration, percent, span, times
 
-from .finding import Change, Evidence, Finding
-from .view import (
-    BASELINE,
-    CLOCK,
-    CONFIG,
-    FLOOR,
-    MODEL,
-    SLOWED,
-    CodePlace,
-    Cost,
-    View,
-    ceiling,
-    finding,
-    percent,
-    span,
-    times,
-)
+from .finding import Finding
+from .gpu import larger_batches
+from .view import BASELINE, CLOCK, CONFIG, FLOOR, MODEL, SLOWED, CodePlace, Cost, Draft, View, ceiling
 
-STACKS = "stack samples"
 # Minimum time between operators: fraction of the capture, and nanoseconds per operator.
 GAPS = 0.1
 GAP_NS = 50_000.0
@@ -52,18 +37,15 @@ def user_code(view: View) -> Finding | None:
     if ":" not in str(view.get("workload.name")) or not host.clear:
         return None
     seen, between = view.where("forward", "loss"), _between(view)
-    collecting = _collecting(view)
+    totals = view.snapshot.totals
+    collecting = totals.gc_ns / totals.wall_ns if totals.gc_ns and totals.wall_ns else 0.0
     if between is not None:
         # A profiler capture gives the exact answer.
-        gaps, each_ns = between
+        share, each_ns = between
         known = seen is not None and seen.own
-        if gaps - collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
+        if share - collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
             return None
-        share = gaps
-        evidence = Evidence(
-            f"gaps between operators take {percent(gaps)} of a profiler capture, {span(each_ns)} per operator",
-            "profiler capture",
-        )
+        text = f"gaps between operators take {percent(share)} of a profiler capture, {span(each_ns)} per operator"
     else:
         expected = _expected_ns(view)
         if expected is None or seen is None or not seen.own or not _explains(seen, host.ns, expected):
@@ -71,35 +53,22 @@ def user_code(view: View) -> Finding | None:
         if (view.slowed or 0.0) >= SLOWED:
             return None  # the same code was faster before training: something else slows it down
         share = seen.most * host.share
-        evidence = Evidence(
-            f"forward and loss take {span(host.ns)}; {span(expected)} expected from the speed of backward",
-            "counted operations",
-        )
+        text = f"forward and loss take {span(host.ns)}; {span(expected)} expected from the speed of backward"
+    # Collections are part of the phases and of the gaps.
     share = max(share - collecting, 0.0)
     if share < FLOOR:
         return None
     line = seen.line if seen is not None else None
-    return finding(
-        "user-code",
-        f"host code between operators takes {percent(share)} of each step" + (f": {line}" if line else ""),
-        Cost(share * view.step_ns, share, None, share),
-        [
-            evidence,
-            Evidence(
-                f"{percent(seen.share)} of {seen.looks} stack samples in forward and loss are in {seen.line}",
-                STACKS,
-            )
-            if seen is not None
-            else None,
-        ],
-        [
-            Change(
-                "move constant work out of the step, or replace Python loops with tensor operations", (), line
-            )
-        ],
-        "likely" if between else "possible",
-        bound=ceiling(min(UNSEEN * share, host.share)),
+    title = f"host code between operators takes {percent(share)} of each step" + (f": {line}" if line else "")
+    draft = Draft("user-code", title, view.part(share), "likely" if between else "possible")
+    draft.saw(text, "profiler capture" if between else "counted operations")
+    if seen is not None:
+        sampled = f"{percent(seen.share)} of {seen.looks} stack samples"
+        draft.saw(f"{sampled} in forward and loss are in {seen.line}", "stack samples")
+    draft.change(
+        "move constant work out of the step, or replace Python loops with tensor operations", where=line
     )
+    return draft.done(bound=ceiling(min(UNSEEN * share, host.share)))
 
 
 def small_micro(view: View) -> Finding | None:
@@ -109,81 +78,56 @@ def small_micro(view: View) -> Finding | None:
     if baseline is None or accumulation is None or micro is None or accumulation < 2:
         return None
     other, other_ns = baseline.other_micro, baseline.other_ns
-    if other is None or other_ns is None or other == baseline.micro or baseline.micro_ns <= 0:
+    if other is None or other_ns is None or other == baseline.micro:
         return None
     each = (other_ns - baseline.micro_ns) / (other - baseline.micro)
     fixed = min(max(1 - each * baseline.micro / baseline.micro_ns, 0.0), 1.0)
-    if fixed < FIXED:
-        return None
     factor = _factor(view, accumulation, micro)
     repeated = view.cost("data_wait", "to_device", *MODEL)
-    part = fixed * (1 - 1 / factor)
-    share = repeated.share * part
-    if factor < 2 or share < FLOOR:
+    share = repeated.share * (fixed * (1 - 1 / factor))
+    if fixed < FIXED or factor < 2 or share < FLOOR:
         return None
+    title = f"{accumulation} micro-batches of {micro} items: fixed overhead takes {percent(fixed)} of each"
+    draft = Draft("small-micro", title, Cost(share * view.step_ns, share, repeated.error, share), "certain")
+    first = f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}"
+    draft.saw(f"{first}, of {other}: {span(other_ns)}", BASELINE)
+    draft.saw(f"batch.micro is {micro}, batch.accumulation is {accumulation}", CONFIG)
+    draft.add(larger_batches(micro, accumulation, factor))
     # The overhead is the difference of two short measurements: allow for their error.
-    bound = ceiling(
-        min(repeated.share, repeated.share * min(1.4 * fixed + 0.1, 1.0) * (1 - 1 / accumulation))
-    )
-    sets = (f"batch.micro={micro * factor}", f"batch.accumulation={accumulation // factor}")
-    return finding(
-        "small-micro",
-        f"{accumulation} micro-batches of {micro} items: fixed overhead takes {percent(fixed)} of each",
-        Cost(share * view.step_ns, share, repeated.error, share),
-        [
-            Evidence(
-                f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}, of {other}: {span(other_ns)}",
-                BASELINE,
-            ),
-            Evidence(f"batch.micro is {micro}, batch.accumulation is {accumulation}", CONFIG),
-        ],
-        [Change("use larger micro-batches with the same effective batch", sets)],
-        "certain",
-        bound=bound,
-    )
+    most = min(1.4 * fixed + 0.1, 1.0) * (1 - 1 / accumulation)
+    return draft.done(bound=ceiling(min(repeated.share, repeated.share * most)))
 
 
 def stepwise(view: View) -> Finding | None:
     """The summariser's decoder with projections inside its loop."""
-    baseline, work = view.snapshot.baseline, view.snapshot.work
+    baseline, work, model = view.snapshot.baseline, view.snapshot.work, view.model
     if view.get("workload.name") != "summarise" or view.get("workload.decoder") != "stepwise":
         return None
     if baseline is None or baseline.operations is None or work is None or work.flops_per_step is None:
         return None
     operations = baseline.operations * max(work.accumulation, 1)
     small = work.flops_per_step / max(operations, 1)
-    if baseline.operations < MANY_OPERATIONS or small > SMALL_OPERATION or not view.model.clear:
+    if baseline.operations < MANY_OPERATIONS or small > SMALL_OPERATION or not model.clear:
         return None
     forward = view.cost("forward")
     loop = view.cost("forward/attention", "forward/pointer")
     # Gradients take about the same part of backward. The recurrence stays in the loop.
     part = _of_model(loop, forward)
-    share = view.model.share * part
+    share = model.share * part
     if share < 2 * FLOOR:
         return None
-    whole = _of_model(view.cost("forward/decoder", "forward/attention", "forward/pointer"), forward)
-    return finding(
-        "stepwise",
-        "the decoder repeats projections in its loop that could be computed once",
-        Cost(share * view.step_ns, share, view.model.error, share),
-        [
-            Evidence(
-                f"a micro-batch runs {baseline.operations:,} operators of {small:,.0f} FLOPs on average",
-                "counted operations",
-            ),
-            Evidence("workload.decoder is stepwise", CONFIG),
-            Evidence(f"attention and pointer take {percent(loop.ns / forward.ns)} of forward", CLOCK)
-            if loop.ns and forward.ns
-            else None,
-        ],
-        [
-            Change(
-                "compute the projections once for all steps (same loss and gradients)",
-                ("workload.decoder=hoisted",),
-            )
-        ],
-        bound=ceiling(view.model.share * max(whole, part)),
+    title = "the decoder repeats projections in its loop that could be computed once"
+    draft = Draft("stepwise", title, Cost(share * view.step_ns, share, model.error, share))
+    text = f"a micro-batch runs {baseline.operations:,} operators of {small:,.0f} FLOPs on average"
+    draft.saw(text, "counted operations")
+    draft.saw("workload.decoder is stepwise", CONFIG)
+    if loop.ns and forward.ns:
+        draft.saw(f"attention and pointer take {percent(loop.ns / forward.ns)} of forward", CLOCK)
+    draft.change(
+        "compute the projections once for all steps (same loss and gradients)", "workload.decoder=hoisted"
     )
+    whole = _of_model(view.cost("forward/decoder", "forward/attention", "forward/pointer"), forward)
+    return draft.done(bound=ceiling(model.share * max(whole, part)))
 
 
 def _of_model(loop: Cost, forward: Cost) -> float:
@@ -193,84 +137,57 @@ def _of_model(loop: Cost, forward: Cost) -> float:
 
 def recompile(view: View) -> Finding | None:
     """Repeated recompilation by torch.compile."""
-    totals = view.snapshot.totals
+    totals, usual = view.snapshot.totals, view.usual_model_ns
     if not totals.recompiles or view.get("speed.compile") == "off" or not totals.steps:
         return None
-    usual = sum(view.phases[name].p50_ns or 0 for name in MODEL if name in view.phases)
-    spent = sum(totals.phases.get(name, 0) for name in MODEL)
     if not usual or not totals.wall_ns:
         return None
-    share = min(max(spent - totals.steps * usual, 0) / totals.wall_ns, 1.0)
+    spent, expected = sum(totals.phases.get(name, 0) for name in MODEL), totals.steps * usual
+    share = min(max(spent - expected, 0) / totals.wall_ns, 1.0)
     if share < FLOOR:
         return None
-    changes = []
+    draft = Draft("recompile", f"recompilation takes {percent(share)} of the time", view.part(share))
+    draft.saw(f"{totals.recompiles} recompilations in {totals.steps} steps", "compiler")
+    draft.saw(f"forward and backward took {span(spent)}; {span(expected)} expected from their median", CLOCK)
     if view.get("speed.compile_dynamic") is None:
-        changes.append(Change("compile for dynamic shapes from the start", ("speed.compile_dynamic=true",)))
+        draft.change("compile for dynamic shapes from the start", "speed.compile_dynamic=true")
     if view.get("workload.pad") == "longest":
-        changes.append(Change("pad all batches to one shape", ("workload.pad=full",)))
-    changes.append(Change("disable torch.compile", ("speed.compile=off",)))
-    return finding(
-        "recompile",
-        f"recompilation takes {percent(share)} of the time",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(f"{totals.recompiles} recompilations in {totals.steps} steps", "compiler"),
-            Evidence(
-                f"forward and backward took {span(spent)}; {span(totals.steps * usual)} expected from their median",
-                CLOCK,
-            ),
-        ],
-        changes,
-        bound=ceiling(sum(view.snapshot.totals.share(name) for name in MODEL)),
-    )
+        draft.change("pad all batches to one shape", "workload.pad=full")
+    draft.change("disable torch.compile", "speed.compile=off")
+    return draft.done(bound=ceiling(sum(totals.share(name) for name in MODEL)))
 
 
 def compile_cost(view: View) -> Finding | None:
     """A run too short for compilation to break even."""
-    if view.get("speed.compile") in (None, "off"):
-        return None
+    mode = view.get("speed.compile")
     marks = [item.mark for item in view.snapshot.marks if item.mark.kind == "compile"]
     seconds = marks[-1].data.get("seconds") if marks else None
     left = 0.0 if view.snapshot.final else view.snapshot.left.seconds
-    if not isinstance(seconds, (int, float)) or left is None:
+    if mode in (None, "off") or not isinstance(seconds, (int, float)) or left is None:
         return None
     whole = view.snapshot.elapsed_s + left
     if whole <= 0 or seconds < (COMPILED_GAIN - 1) * whole:
         return None
-    share = seconds / (seconds + whole)
-    return finding(
-        "compile-cost",
-        f"compilation took {duration(seconds)}, training takes only {duration(whole)}",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(
-                f"it breaks even only if compiled steps are {times(1 + seconds / whole)} as fast", CLOCK
-            ),
-            Evidence(f"speed.compile is {view.get('speed.compile')}", CONFIG),
-        ],
-        [Change("disable torch.compile for short runs", ("speed.compile=off",))],
-    )
+    title = f"compilation took {duration(seconds)}, training takes only {duration(whole)}"
+    draft = Draft("compile-cost", title, view.part(seconds / (seconds + whole)))
+    draft.saw(f"it breaks even only if compiled steps are {times(1 + seconds / whole)} as fast", CLOCK)
+    draft.saw(f"speed.compile is {mode}", CONFIG)
+    draft.change("disable torch.compile for short runs", "speed.compile=off")
+    return draft.done()
 
 
 def deterministic(view: View) -> Finding | None:
     """Deterministic algorithms, if a trial has shown that they cost time."""
-    if view.get("speed.deterministic") is not True:
-        return None
     change = "speed.deterministic=false"
     shown = [trial for trial in view.snapshot.trials if trial.sets == [change] and trial.verdict == "gain"]
-    if not shown or not shown[-1].ratio or shown[-1].ratio <= 1:
+    if view.get("speed.deterministic") is not True or not shown or (shown[-1].ratio or 0.0) <= 1:
         return None
-    trial = shown[-1]
-    share = 1 - 1 / shown[-1].ratio
-    return finding(
-        "deterministic",
-        f"deterministic algorithms take {percent(share)} of each step",
-        Cost(share * view.step_ns, share, None, share),
-        [Evidence(trial.text, "trial")],
-        [Change("allow nondeterministic algorithms (results differ by rounding)", (change,))],
-        "certain",
-        bound=trial.high,
-    )
+    trial, share = shown[-1], 1 - 1 / (shown[-1].ratio or 1.0)
+    title = f"deterministic algorithms take {percent(share)} of each step"
+    draft = Draft("deterministic", title, view.part(share), "certain")
+    draft.saw(trial.text, "trial")
+    draft.change("allow nondeterministic algorithms (results differ by rounding)", change)
+    return draft.done(bound=trial.high)
 
 
 # compile_cost is not in here: it applies to short runs as well.
@@ -286,16 +203,10 @@ def _between(view: View) -> tuple[float, float] | None:
     return gaps / capture.wall_ns, gaps / capture.launches
 
 
-def _collecting(view: View) -> float:
-    """Share of wall time in Python's garbage collector (part of the phases)."""
-    totals = view.snapshot.totals
-    return totals.gc_ns / totals.wall_ns if totals.gc_ns and totals.wall_ns else 0.0
-
-
 def _expected_ns(view: View) -> float | None:
     """Expected time of forward and loss at the FLOP rate of backward; None if some FLOPs are not counted."""
     work, backward = view.snapshot.work, view.cost("backward")
-    if work is None or not work.flops_forward or work.flops_per_step is None or work.uncounted or view.card:
+    if work is None or not work.flops_forward or work.flops_per_step is None or work.uncounted or view.gpu:
         return None
     rest = work.flops_per_step - work.flops_forward
     return backward.ns * work.flops_forward / rest if rest > 0 and backward.ns else None
@@ -316,7 +227,7 @@ def _factor(view: View, accumulation: int, micro: int) -> int:
     """How many micro-batches to merge into one: the largest divisor of `accumulation` that fits in memory."""
     headroom, memory = view.snapshot.headroom, view.snapshot.memory
     most = float(accumulation)
-    if view.card:
+    if view.gpu:
         if headroom.fits_micro is not None:
             most = headroom.fits_micro / micro
         elif memory is not None:

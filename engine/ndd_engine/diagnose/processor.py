@@ -5,25 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from ndd_engine.text import printable
+from ndd_engine.text import percent, printable, span, times
 
-from .finding import Change, Confidence, Evidence, Finding
+from .finding import Change, Finding
 from .loader_facts import slower
-from .view import (
-    BASELINE,
-    CONFIG,
-    FLOOR,
-    OTHERS,
-    SAMPLES,
-    SLOWED,
-    Cost,
-    View,
-    ceiling,
-    finding,
-    percent,
-    span,
-    times,
-)
+from .view import BASELINE, CONFIG, FLOOR, OTHERS, SAMPLES, SLOWED, Cost, Draft, View, ceiling
 
 # Minimum speedup of another thread count before it is proposed.
 FASTER = 1.1
@@ -44,7 +30,7 @@ GC_STEPS = (50, 100, 200, 500, 1000, 2000)
 def oversubscribed(view: View) -> Finding | None:
     """More threads than cores, measured to be slower."""
     threads, cores = view.threads, view.whole_cores
-    if view.card or threads is None or cores is None or threads <= cores:
+    if view.gpu or threads is None or cores is None or threads <= cores:
         return None
     now, then = view.thread_ns(threads), view.thread_ns(cores)
     if now is None or then is None:
@@ -54,22 +40,14 @@ def oversubscribed(view: View) -> Finding | None:
         now = view.model.ns / view.micro_steps if view.micro_steps and not view.neighboured else now
         if now < FASTER_IN_RUN * then:
             return None
-    cost = _saved(view, 1 - then / now)
-    return finding(
-        "oversubscribed",
-        f"{threads} threads on {cores} core{'s' if cores > 1 else ''}: oversubscribed",
-        cost,
-        [_by_threads(threads, now, cores, then)],
-        [Change("use one thread per core", (f"run.threads={cores}",))],
-        "certain",
-        bound=view.undisturbed(threads=cores),
-    )
+    title = f"{threads} threads on {cores} core{'s' if cores > 1 else ''}: oversubscribed"
+    return _one_per_core(view, "oversubscribed", title, now, then, view.undisturbed(threads=cores))
 
 
 def few_threads(view: View) -> Finding | None:
     """Fewer threads than cores, measured to be slower."""
     threads, cores = view.threads, view.whole_cores
-    if view.card or threads is None or cores is None or threads >= cores:
+    if view.gpu or threads is None or cores is None or threads >= cores:
         return None
     now, then = view.thread_ns(threads), view.thread_ns(cores)
     if now is None or then is None or now < FASTER * then:
@@ -80,17 +58,11 @@ def few_threads(view: View) -> Finding | None:
     computing = view.cost("forward", "loss", "backward", "clip", "optimizer", "zero_grad")
     if not computing.clear:
         return None
-    linear = 1 / max(1 - computing.share * (1 - threads / cores), threads / cores)
-    measured = 1 / max(1 - computing.share * (1 - then / now), then / now)
-    return finding(
-        "few-threads",
-        f"only {threads} thread{'s' if threads > 1 else ''} on {cores} cores",
-        _saved(view, 1 - then / now),
-        [_by_threads(threads, now, cores, then)],
-        [Change("use one thread per core", (f"run.threads={cores}",))],
-        "certain",
-        bound=max(linear, measured),
+    linear, measured = (
+        1 / max(1 - computing.share * (1 - part), part) for part in (threads / cores, then / now)
     )
+    title = f"only {threads} thread{'s' if threads > 1 else ''} on {cores} cores"
+    return _one_per_core(view, "few-threads", title, now, then, max(linear, measured))
 
 
 def neighbour_cores(view: View) -> Finding | None:
@@ -100,47 +72,36 @@ def neighbour_cores(view: View) -> Finding | None:
         return None
     if not use.neighbours and view.workers:
         return None  # new loader workers may be counted as other processes
-    slowed, full = view.slowed, use.own + use.others >= FULL * use.usable
-    if not full or (view.card and (slowed or 0) < SLOWED):
+    slowed, full = (view.slowed or 0.0) >= SLOWED, use.own + use.others >= FULL * use.usable
+    if not full or (view.gpu and not slowed):
         return None
     wanted = min(view.threads or 1, use.usable) + view.workers
-    if use.own >= 0.97 * min(wanted, use.usable) and (slowed or 0) < SLOWED:
+    if use.own >= 0.97 * min(wanted, use.usable) and not slowed:
         return None  # the run gets all the cores it can use
+    title = f"other processes use {use.others:.1f} of {use.usable:g} cores"
+    title += f": {printable(use.neighbours[0][1])}" if use.neighbours else ""
     share = min(use.others / use.usable, 0.9)
+    draft = Draft("neighbour-cores", title, view.part(share), "likely" if slowed else "possible")
+    others, own = (
+        f"other processes use {use.others:.1f} cores",
+        f"this run uses {use.own:.1f} of {use.usable:g}",
+    )
+    draft.saw(f"{others}, {own} (mean of {use.samples} samples)", SAMPLES)
+    names = [f"{printable(name)} (pid {pid}, {cores:.1f} cores)" for pid, name, cores in use.neighbours[:3]]
+    if names:
+        draft.saw(", ".join(names), SAMPLES)
+    draft.add(slower(view))
+    # Several threads wait for the slowest one at the end of every operator: the cost has no upper bound.
+    together = not view.gpu and (view.threads or 1) > 1
+    if together:
+        text = f"{view.threads} threads synchronise at every operator, so the cost has no upper bound"
+        draft.saw(text, CONFIG)
+    draft.change("stop the other processes or move them" + (f": {names[0]}" if names else ""))
+    draft.add(_fewer_threads(view, use.usable - use.others))
     # The scheduler gives each thread on a core the same share.
     competing = sum(ceil(cores) for _, _, cores in use.neighbours) or ceil(use.others)
     fair = WAITING * (1 + ceil(competing / use.usable))
-    # Several threads wait for the slowest one at the end of every operator: the cost has no upper bound.
-    together = not view.card and (view.threads or 1) > 1
-    names = [f"{printable(name)} (pid {pid}, {cores:.1f} cores)" for pid, name, cores in use.neighbours[:3]]
-    confidence: Confidence = "likely" if slowed is not None and slowed >= SLOWED else "possible"
-    found = finding(
-        "neighbour-cores",
-        f"other processes use {use.others:.1f} of {use.usable:g} cores"
-        + (f": {printable(use.neighbours[0][1])}" if use.neighbours else ""),
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(
-                f"other processes use {use.others:.1f} cores, this run uses {use.own:.1f} of {use.usable:g} (mean of "
-                f"{use.samples} samples)",
-                SAMPLES,
-            ),
-            Evidence(", ".join(names), SAMPLES) if names else None,
-            slower(view),
-            Evidence(
-                f"{view.threads} threads synchronise at every operator, so the cost has no upper bound",
-                CONFIG,
-            )
-            if together
-            else None,
-        ],
-        [
-            Change("stop the other processes or move them" + (f": {names[0]}" if names else "")),
-            _fewer_threads(view, use.usable - use.others),
-        ],
-        confidence,
-        bound=max(fair, view.undisturbed() or 1.0),
-    )
+    found = draft.done(bound=max(fair, view.undisturbed() or 1.0))
     return replace(found, ceiling=None) if together else found
 
 
@@ -149,26 +110,17 @@ def quota(view: View) -> Finding | None:
     use = view.snapshot.cores
     if use is None or use.throttled is None or use.samples < LEAST_SAMPLES or use.throttled < FLOOR:
         return None
-    share = min(use.throttled, 0.9)
+    share = percent(min(use.throttled, 0.9))
     threads, cores = view.threads or 1, view.whole_cores or 1
-    busy = threads + view.workers
-    change = None
-    if not view.card and busy > cores and threads > 1:
-        change = Change(
-            "use fewer threads, so that the run stays below the quota",
-            (f"run.threads={max(cores - view.workers, 1)}",),
-        )
-    return finding(
-        "quota",
-        f"the CPU quota throttles the run {percent(share)} of the time",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(f"throttled {percent(share)} of the time (mean of {use.samples} samples)", "cgroup"),
-            Evidence(f"{threads} threads and {view.workers} workers share {use.usable:g} cores", CONFIG),
-        ],
-        [change, Change(f"request more than {use.usable:g} cores for the job")],
-        bound=view.undisturbed(),
-    )
+    title = f"the CPU quota throttles the run {share} of the time"
+    draft = Draft("quota", title, view.part(min(use.throttled, 0.9)))
+    draft.saw(f"throttled {share} of the time (mean of {use.samples} samples)", "cgroup")
+    draft.saw(f"{threads} threads and {view.workers} workers share {use.usable:g} cores", CONFIG)
+    if not view.gpu and threads + view.workers > cores and threads > 1:
+        fewer = f"run.threads={max(cores - view.workers, 1)}"
+        draft.change("use fewer threads, so that the run stays below the quota", fewer)
+    draft.change(f"request more than {use.usable:g} cores for the job")
+    return draft.done(bound=view.undisturbed())
 
 
 def collections(view: View) -> Finding | None:
@@ -182,45 +134,37 @@ def collections(view: View) -> Finding | None:
         return None
     enough = max(totals.gc_max_ns / (GC_SHARE * totals.wall_ns / totals.steps), 10 * every)
     steps = next((steps for steps in GC_STEPS if steps >= enough), max(GC_STEPS[-1], 10 * every))
-    return finding(
-        "gc",
-        f"garbage collection pauses take {percent(share)} of the time",
-        Cost(totals.gc_ns / totals.steps, share, None, share),
-        [
-            Evidence(
-                f"{totals.gc_count} collections took {span(totals.gc_ns)} of {span(totals.wall_ns)}; the longest took "
-                f"{span(totals.gc_max_ns)}",
-                "garbage collector",
-            )
-        ],
-        [
-            Change(f"collect garbage only every {steps} steps", (f"run.gc_every_steps={steps}",)),
-            Change("keep fewer Python objects alive: use tensors or arrays instead of lists and dicts"),
-        ],
-        "certain",
-        # The collector also evicts data from the CPU caches.
-        bound=ceiling(1.4 * share),
-    )
+    cost = Cost(totals.gc_ns / totals.steps, share, None, share)
+    draft = Draft("gc", f"garbage collection pauses take {percent(share)} of the time", cost, "certain")
+    taken = f"{totals.gc_count} collections took {span(totals.gc_ns)} of {span(totals.wall_ns)}"
+    draft.saw(f"{taken}; the longest took {span(totals.gc_max_ns)}", "garbage collector")
+    draft.change(f"collect garbage only every {steps} steps", f"run.gc_every_steps={steps}")
+    draft.change("keep fewer Python objects alive: use tensors or arrays instead of lists and dicts")
+    # The collector also evicts data from the CPU caches.
+    return draft.done(bound=ceiling(1.4 * share))
 
 
 RULES = (oversubscribed, few_threads, neighbour_cores, quota, collections)
 
 
-def _saved(view: View, part: float) -> Cost:
-    """A part of the model's cost."""
-    model = view.model
-    return Cost(part * model.ns, part * model.share, model.error, part * model.wall)
-
-
-def _by_threads(threads: int, now: float, cores: int, then: float) -> Evidence:
-    text = f"a micro-batch takes {span(now)} with {threads} threads and {span(then)} with {cores} ({times(now / then)})"
-    return Evidence(text, BASELINE)
+def _one_per_core(
+    view: View, cause: str, title: str, now: float, then: float, bound: float | None
+) -> Finding:
+    """Finding that one thread per core is faster. now, then: nanoseconds of a micro-batch."""
+    model, part, cores = view.model, 1 - then / now, view.whole_cores
+    draft = Draft(
+        cause, title, Cost(part * model.ns, part * model.share, model.error, part * model.wall), "certain"
+    )
+    text = f"a micro-batch takes {span(now)} with {view.threads} threads and {span(then)} with {cores}"
+    draft.saw(f"{text} ({times(now / then)})", BASELINE)
+    draft.change("use one thread per core", f"run.threads={cores}")
+    return draft.done(bound=bound)
 
 
 def _fewer_threads(view: View, left: float) -> Change | None:
     """One thread per free core, unless that was measured to be slower than now."""
     count = max(round(left), 1)
-    if view.card or view.threads is None or count >= view.threads:
+    if view.gpu or view.threads is None or count >= view.threads:
         return None
     alone = view.thread_ns(count)
     if alone is not None and view.micro_steps and alone * view.micro_steps > view.model.ns:

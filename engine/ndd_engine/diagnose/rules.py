@@ -20,8 +20,7 @@ ALWAYS: tuple[Rule, ...] = (*hazards.RULES, model.compile_cost)
 RULES: tuple[Rule, ...] = (
     *loader.RULES,
     *processor.RULES,
-    *gpu.RULES,
-    *formats.RULES,
+    *(GPU_RULES := (*gpu.RULES, *formats.RULES)),
     *model.RULES,
     *step.RULES,
 )
@@ -39,7 +38,7 @@ def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:
     if short is not None:
         found.append(short)
     else:
-        asked = (rule(view) for rule in RULES)
+        asked = (rule(view) for rule in RULES if view.gpu or rule not in GPU_RULES)
         found += [item for item in asked if item is not None and (item.ceiling or LEAST) >= LEAST]
     if not found:
         found.append(healthy.healthy(view))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import ceil
-from typing import Any
 
-from ndd_engine.text import number
+from ndd_engine.text import number, percent, span
 
 from .finding import Change, Evidence, Finding
-from .view import CLOCK, CONFIG, FLOOR, NOTHING, Cost, View, ceiling, finding, percent, span, taken
+from .view import CLOCK, CONFIG, FLOOR, Draft, View, ceiling, taken
 
 # Target share of the time for evaluations and for checkpoints.
 AIM = 0.05
@@ -17,8 +17,11 @@ MUCH = 0.3
 # Below these settings the run logs often.
 SHORT_WINDOW_S = 0.1
 FEW_STEPS = 5
+MANY_SAMPLES = 20
 # One evaluation or checkpoint may take this much longer than their mean.
 UNEVEN = 1.1
+# Section of the configuration -> (cause, what is done).
+ASIDES = {"evaluate": ("evaluation", "evaluate"), "checkpoint": ("checkpoint", "save checkpoints")}
 
 
 def optimizer(view: View) -> Finding | None:
@@ -26,160 +29,109 @@ def optimizer(view: View) -> Finding | None:
     cost = view.cost("optimizer", "zero_grad")
     if not cost.clear:
         return None
-    sets: tuple[str, ...] = ()
-    parts = []
-    applied = _applied(view, "optimizer.implementation") or view.get("optimizer.implementation")
-    slow = applied in ("loop", "foreach")
-    if slow:
-        sets += ("optimizer.implementation=fused",)
-        parts.append("use the fused optimizer (one kernel for all parameters)")
+    applied = [item.applied for item in view.snapshot.settings if item.name == "optimizer.implementation"]
+    used = (applied[0] if applied else "") or view.get("optimizer.implementation")
+    edits = {}
+    if used in ("loop", "foreach"):
+        text = "use the fused optimizer (one kernel for all parameters)"
+        edits["optimizer.implementation=fused"] = text
     if view.get("optimizer.set_to_none") is False and view.cost("zero_grad").share >= FLOOR / 2:
-        sets += ("optimizer.set_to_none=true",)
-        parts.append("set gradients to None instead of zero")
-    if not sets and cost.share < MUCH:
+        edits["optimizer.set_to_none=true"] = "set gradients to None instead of zero"
+    if not edits and cost.share < MUCH:
         return None
-    changes = [Change(" and ".join(parts), sets)] if sets else []
-    changes.append(
-        Change(
-            "use a larger effective batch for fewer updates (changes the training; adjust the learning rate)"
-        )
+    title = f"the optimizer takes {percent(cost.share)} of each step"
+    draft = Draft("optimizer", title, cost, "certain" if used in ("loop", "foreach") else "likely")
+    draft.add(taken(cost, "the parameter update takes"))
+    if isinstance(used, str):
+        draft.saw(f"optimizer.implementation is {used}", CONFIG)
+    draft.add(_parameters(view))
+    if edits:
+        draft.change(" and ".join(edits.values()), *edits)
+    draft.change(
+        "use a larger effective batch for fewer updates (changes the training; adjust the learning rate)"
     )
-    return finding(
-        "optimizer",
-        f"the optimizer takes {percent(cost.share)} of each step",
-        cost,
-        [
-            taken(cost, "the parameter update takes"),
-            Evidence(f"optimizer.implementation is {applied}", CONFIG) if isinstance(applied, str) else None,
-            _parameters(view),
-        ],
-        changes,
-        "certain" if slow else "likely",
-    )
+    return draft.done()
 
 
 def clip(view: View) -> Finding | None:
     """Clipping the gradient's norm."""
-    cost = view.cost("clip")
-    limit = view.get("clip.max_norm")
+    cost, limit, norm = view.cost("clip"), view.get("clip.max_norm"), view.snapshot.grad_norm
     # Disabling it changes the training: require a larger share.
     if not cost.clear or cost.share < 2 * FLOOR or not isinstance(limit, (int, float)) or limit <= 0:
         return None
-    norm = view.snapshot.grad_norm
-    changes = [
-        Change(
-            "disable clipping (changes the training at steps whose norm is above the limit)",
-            ("clip.max_norm=0.0",),
-        )
-    ]
-    return finding(
-        "clip",
-        f"gradient clipping takes {percent(cost.share)} of each step",
-        cost,
-        [
-            taken(cost, "clipping takes"),
-            Evidence(f"the latest gradient norm is {number(norm)}, the limit is {limit:g}", "record")
-            if norm
-            else None,
-            _parameters(view),
-        ],
-        changes,
-    )
+    draft = Draft("clip", f"gradient clipping takes {percent(cost.share)} of each step", cost)
+    draft.add(taken(cost, "clipping takes"))
+    if norm:
+        draft.saw(f"the latest gradient norm is {number(norm)}, the limit is {limit:g}", "record")
+    draft.add(_parameters(view))
+    text = "disable clipping (changes the training at steps whose norm is above the limit)"
+    draft.change(text, "clip.max_norm=0.0")
+    return draft.done()
 
 
 def logging(view: View) -> Finding | None:
     """Recording or reading the loss at almost every step."""
-    # On a GPU, reading losses is synchronisation: see gpu.sync.
-    cost = view.cost("log", "other") if not view.card else _device_gap(view, "other")
-    if not cost.clear:
+    # On a GPU, host time costs nothing while it computes, and reading losses is synchronisation: see gpu.sync.
+    cost = view.device_cost("other") if view.gpu else view.cost("log", "other")
+    # Setting -> (whether it is costly, its usual value).
+    often: dict[str, tuple[Callable[[float], bool], str]] = {
+        "log.window_s": (lambda seconds: seconds < SHORT_WINDOW_S, "1.0"),
+        "log.every_steps": (lambda steps: steps < FEW_STEPS, "10"),
+        "log.stacks_hz": (lambda rate: rate > MANY_SAMPLES, "10.0"),
+    }
+    values = {key: value for key in often if isinstance(value := view.get(key), (int, float))}
+    costly = {key: value for key, value in values.items() if often[key][0](value)}
+    if not cost.clear or not costly:
         return None
-    sets: tuple[str, ...] = ()
-    parts = []
-    window_s, every = view.get("log.window_s"), view.whole("log.every_steps")
-    if isinstance(window_s, (int, float)) and window_s < SHORT_WINDOW_S:
-        sets += ("log.window_s=1.0",)
-        parts.append(f"log.window_s is {window_s:g}")
-    if every is not None and every < FEW_STEPS:
-        sets += ("log.every_steps=10",)
-        parts.append(f"log.every_steps is {every}")
-    stacks = view.get("log.stacks_hz")
-    if isinstance(stacks, (int, float)) and stacks > 20:
-        sets += ("log.stacks_hz=10.0",)
-        parts.append(f"log.stacks_hz is {stacks:g}")
-    if not sets:
-        return None
+    draft = Draft("logging", f"logging takes {percent(cost.share)} of each step", cost)
+    draft.add(taken(cost, "reading losses and writing the record takes"))
+    draft.saw(", ".join(f"{key} is {value:g}" for key, value in costly.items()), CONFIG)
+    draft.change("log less often", *(f"{key}={often[key][1]}" for key in costly))
     # The recorder's thread shares the interpreter lock with the training thread.
-    bound = max(view.undisturbed() or 1.0, ceiling(min(2 * cost.share, 0.9)))
-    return finding(
-        "logging",
-        f"logging takes {percent(cost.share)} of each step",
-        cost,
-        [taken(cost, "reading losses and writing the record takes"), Evidence(", ".join(parts), CONFIG)],
-        [Change("log less often", sets)],
-        bound=bound,
-    )
+    return draft.done(bound=max(view.undisturbed() or 1.0, ceiling(min(2 * cost.share, 0.9))))
 
 
 def evaluation(view: View) -> Finding | None:
     """Evaluations between the steps."""
-    left, totals = view.snapshot.left, view.snapshot.totals
-    return _aside(
-        view,
-        "evaluation",
-        "evaluate",
-        totals.evaluations,
-        left.evaluations,
-        left.evaluation_s,
-        _evaluation_changes(view),
-    )
+    left, done = view.snapshot.left, view.snapshot.totals.evaluations
+    return _aside(view, "evaluate", done, left.evaluations, left.evaluation_s, _shorter_evaluations(view))
 
 
 def checkpoint(view: View) -> Finding | None:
     """Checkpoints between the steps."""
-    left, totals = view.snapshot.left, view.snapshot.totals
-    return _aside(
-        view, "checkpoint", "checkpoint", totals.checkpoints, left.checkpoints, left.checkpoint_s, []
-    )
+    left, done = view.snapshot.left, view.snapshot.totals.checkpoints
+    return _aside(view, "checkpoint", done, left.checkpoints, left.checkpoint_s)
 
 
 RULES = (optimizer, clip, logging, evaluation, checkpoint)
 
 
 def _aside(
-    view: View, cause: str, section: str, done: int, to_come: int, each_s: float | None, more: list[Change]
+    view: View, section: str, done: int, to_come: int, each_s: float | None, more: Sequence[Change] = ()
 ) -> Finding | None:
     """Cost of evaluations or checkpoints. done, to_come: counts; each_s: mean seconds of one; more: other changes."""
-    totals = view.snapshot.totals
-    periods = _periods(view, section)
-    if not done or each_s is None or not periods or not totals.wall_ns or done + to_come < 2:
+    totals, periods = view.snapshot.totals, _periods(view, section)
+    if not done or not each_s or not periods or not totals.wall_ns or done + to_come < 2:
         return None
-    period_s = min(periods.values())
-    share = each_s / (each_s + period_s)
-    measured = totals.share(section)
-    if max(share, measured) < FLOOR or share < FLOOR / 2:
+    period_s, measured = min(periods.values()), totals.share(section)
+    expected = each_s / (each_s + period_s)
+    share = max(expected, measured)
+    if share < FLOOR or expected < FLOOR / 2:
         return None
-    share = max(share, measured)
-    name = {"evaluate": "evaluations", "checkpoint": "checkpoints"}[section]
-    aim_s = each_s * (1 - AIM) / AIM
-    sets = tuple(
-        _rarer(view, section, key, aim_s / seconds) for key, seconds in periods.items() if seconds < aim_s
-    )
-    verb = "evaluate" if section == "evaluate" else "save checkpoints"
-    text = f"{verb} less often, to take less than {percent(AIM)} of the time"
-    return finding(
-        cause,
-        f"{name} take {percent(share)} of the time",
-        Cost(share * view.step_ns, share, None, share),
-        [
-            Evidence(
-                f"each takes {span(each_s * 1e9)}, after every {span(period_s * 1e9)} of training", CLOCK
-            ),
-            Evidence(f"{done} {name} took {percent(measured)} of the time so far", CLOCK),
-        ],
-        [Change(text, sets), *more],
-        "certain",
-        bound=ceiling(UNEVEN * share),
-    )
+    cause, verb = ASIDES[section]
+    draft = Draft(cause, f"{cause}s take {percent(share)} of the time", view.part(share), "certain")
+    draft.saw(f"each takes {span(each_s * 1e9)}, after every {span(period_s * 1e9)} of training", CLOCK)
+    draft.saw(f"{done} {cause}s took {percent(measured)} of the time so far", CLOCK)
+    sets, aim_s = [], each_s * (1 - AIM) / AIM
+    for key, seconds in periods.items():
+        if seconds < aim_s:
+            value = view.get(f"{section}.{key}") * ceil(aim_s / seconds)
+            sets.append(
+                f"{section}.{key}={value:.1f}" if key == "every_minutes" else f"{section}.{key}={value}"
+            )
+    draft.change(f"{verb} less often, to take less than {percent(AIM)} of the time", *sets)
+    draft.add(*more)
+    return draft.done(bound=ceiling(UNEVEN * share))
 
 
 def _periods(view: View, section: str) -> dict[str, float]:
@@ -196,14 +148,7 @@ def _periods(view: View, section: str) -> dict[str, float]:
     return {key: seconds for key, seconds in found.items() if seconds > 0}
 
 
-def _rarer(view: View, section: str, key: str, factor: float) -> str:
-    value: Any = view.get(f"{section}.{key}")
-    if key == "every_minutes":
-        return f"{section}.{key}={value * ceil(factor):.1f}"
-    return f"{section}.{key}={value * ceil(factor)}"
-
-
-def _evaluation_changes(view: View) -> list[Change]:
+def _shorter_evaluations(view: View) -> list[Change]:
     """Changes that make an evaluation shorter."""
     changes = []
     marks = reversed(view.snapshot.marks)
@@ -212,28 +157,12 @@ def _evaluation_changes(view: View) -> list[Change]:
     if isinstance(batches, int) and batches > 1 and periods and each_s:
         count = max(int(batches * AIM * min(periods.values()) / each_s), 1)
         if count < batches:
-            changes.append(
-                Change(f"evaluate on {count} of {batches} batches", (f"evaluate.batches={count}",))
-            )
+            text = f"evaluate on {count} of {batches} batches"
+            changes.append(Change(text, (f"evaluate.batches={count}",)))
     if view.get("workload.name") == "summarise" and view.whole("workload.summaries"):
-        changes.append(
-            Change("do not generate summaries for ROUGE during training", ("workload.summaries=0",))
-        )
+        text = "do not generate summaries for ROUGE during training"
+        changes.append(Change(text, ("workload.summaries=0",)))
     return changes
-
-
-def _device_gap(view: View, name: str) -> Cost:
-    """Idle time of the GPU in a phase; host time costs nothing while the GPU computes."""
-    phase = view.phases.get(name)
-    total = sum(item.device_ns or 0.0 for item in view.phases.values() if "/" not in item.name)
-    if phase is None or phase.device_ns is None or not total:
-        return NOTHING
-    return Cost(phase.device_ns, phase.device_ns / total, phase.share_error, phase.device_ns / total)
-
-
-def _applied(view: View, name: str) -> str | None:
-    """The applied value of a setting, as read back."""
-    return next((setting.applied for setting in view.snapshot.settings if setting.name == name), None)
 
 
 def _parameters(view: View) -> Evidence | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from pathlib import PurePath
 from typing import Any
 
-from ndd_engine.record.events import BaselineEvent
+from ndd_engine.record.events import BaselineEvent, KernelsEvent
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
-from ndd_engine.text import duration, printable
+from ndd_engine.text import percent, printable, span
 
 from .finding import Change, Confidence, Evidence, Finding
 
@@ -86,7 +85,8 @@ class View:
         self.snapshot = snapshot
         run = snapshot.run
         self.config: dict[str, Any] = run.config if run is not None and isinstance(run.config, dict) else {}
-        self.card = run is not None and run.device.startswith("cuda")
+        self.gpu = run is not None and run.device.startswith("cuda")
+        self.precision = run.precision if run is not None else ""
         self.phases: dict[str, PhaseShare] = {phase.name: phase for phase in snapshot.phases}
         self.step_ns = snapshot.step_ns or 0.0
         self.usable = run.usable_cores if run is not None else None
@@ -116,6 +116,30 @@ class View:
         error = None if None in errors else hypot(*(value for value in errors if value is not None))
         ns = sum(phase.host_ns for phase in found)
         return Cost(ns, min(ns / self.step_ns, 1.0), error, sum(phase.share for phase in found))
+
+    def part(self, share: float) -> Cost:
+        """Cost of a share of the step time; its error is unknown."""
+        return Cost(share * self.step_ns, share, None, share)
+
+    def device_cost(self, name: str) -> Cost:
+        """Cost of a phase by the device clock; NOTHING without one."""
+        found = self.phases.get(name)
+        total = sum(phase.device_ns or 0.0 for phase in self.phases.values() if "/" not in phase.name)
+        if not total or found is None or found.device_ns is None:
+            return NOTHING
+        share = found.device_ns / total
+        return Cost(found.device_ns, share, found.share_error, share)
+
+    @property
+    def usual_model_ns(self) -> int:
+        """Sum of the median times of forward, loss and backward per step; 0 if unknown."""
+        return sum(self.phases[name].p50_ns or 0 for name in MODEL if name in self.phases)
+
+    @property
+    def kernels(self) -> KernelsEvent | None:
+        """The newest profiler capture of kernels; None without one."""
+        found = self.snapshot.kernels
+        return found if found is not None and found.wall_ns and found.method == "kernels" else None
 
     @property
     def baseline(self) -> BaselineEvent | None:
@@ -201,43 +225,38 @@ def ceiling(share: float) -> float:
     return 1 / max(1 - max(share, 0.0), LEAST_REST)
 
 
-def percent(share: float) -> str:
-    """ "57 %", or "0.4 %" below 2 %."""
-    value = 100 * share
-    return f"{value:.0f} %" if value >= 2 or not value else f"{value:.1f} %"
-
-
-def times(ratio: float) -> str:
-    """ "1.42x"."""
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
-
-
-def span(ns: float) -> str:
-    """Nanoseconds as text: "850 µs", "12.3 s"."""
-    return f"{ns / 1e3:.3g} µs" if ns < 1e6 else duration(ns * 1e-9)
-
-
-def taken(cost: Cost, what: str) -> Evidence:
+def taken(cost: Cost, what: str, source: str = CLOCK) -> Evidence:
     """Evidence of the time per step; `what` is its beginning, "waiting for data takes"."""
-    return Evidence(f"{what} {span(cost.ns)} of each step ({percent(cost.share)})", CLOCK)
+    return Evidence(f"{what} {span(cost.ns)} of each step ({percent(cost.share)})", source)
 
 
-def finding(
-    cause: str,
-    title: str,
-    cost: Cost,
-    evidence: Iterable[Evidence | None],
-    changes: Iterable[Change | None],
-    confidence: Confidence = "likely",
-    bound: float | None = None,
-) -> Finding:
-    """A finding with this cost; its ceiling is at least `bound` if removing the cause speeds up other phases too."""
-    return Finding(
-        cause,
-        title,
-        tuple(item for item in evidence if item is not None),
-        confidence,
-        share=min(cost.share, 1.0),
-        ceiling=max(cost.ceiling, bound or 1.0),
-        changes=tuple(item for item in changes if item is not None),
-    )
+class Draft:
+    """A finding whose evidence and changes are added one by one; `done` returns it. cost: None for a hazard."""
+
+    def __init__(
+        self, cause: str, title: str, cost: Cost | None, confidence: Confidence = "likely", leave: str = ""
+    ) -> None:
+        self._cost = cost
+        self._finding = Finding(cause, title, (), confidence, leave=leave)
+        self._evidence: list[Evidence] = []
+        self._changes: list[Change] = []
+
+    def saw(self, text: str, source: str) -> None:
+        """Add evidence."""
+        self._evidence.append(Evidence(text, source))
+
+    def change(self, text: str, *sets: str, where: str | None = None) -> None:
+        """Add a change to try."""
+        self._changes.append(Change(text, sets, where))
+
+    def add(self, *items: Evidence | Change | None) -> None:
+        """Add evidence and changes; None is left out."""
+        self._evidence += [item for item in items if isinstance(item, Evidence)]
+        self._changes += [item for item in items if isinstance(item, Change)]
+
+    def done(self, bound: float | None = None) -> Finding:
+        """The finding. Its ceiling is at least `bound` if removing the cause speeds up other phases too."""
+        found = replace(self._finding, evidence=tuple(self._evidence), changes=tuple(self._changes))
+        if self._cost is None:
+            return found
+        return replace(found, share=min(self._cost.share, 1.0), ceiling=max(self._cost.ceiling, bound or 1.0))

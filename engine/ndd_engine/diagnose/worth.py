@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import duration
+from ndd_engine.text import duration, times
 
 from .finding import Finding
-from .view import View, times
+from .view import View
 
 IN_VAIN = ("no gain", "loss", "out of memory", "failed")
 
@@ -50,15 +50,10 @@ def restart_s(view: View, item: Finding) -> float | None:
 
     None if the preparation was not measured.
     """
-    snapshot = view.snapshot
-    if (
-        snapshot.preparing_t is None
-        or snapshot.started_t is None
-        or snapshot.started_t < snapshot.preparing_t
-    ):
+    begin, ready, loader = view.snapshot.preparing_t, view.snapshot.started_t, view.snapshot.loader
+    if begin is None or ready is None or ready < begin:
         return None
-    seconds = snapshot.started_t - snapshot.preparing_t
-    loader = snapshot.loader
+    seconds = ready - begin
     if "loader.cache=true" in item.sets and loader is not None and loader.item_ns is not None:
         seconds += loader.items * loader.item_ns * 1e-9
     return seconds

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from .cgroup import read_limits
 from .host import Host
-from .neighbours import Neighbours
+from .neighbours import Neighbours, family
 
 Json = dict[str, Any]
 
@@ -45,14 +48,65 @@ _SEARCH_SHARE = 1e-3
 Note = Callable[[str, Exception], None]
 
 
-class LinuxCounters:
-    """Reads /proc and the control groups. Not thread-safe.
+class HostCounters(ABC):
+    """Host counters of one system. Not thread-safe.
 
-    note: called with (counter, error) for every part that failed and is null. root: folder with proc/ and sys/.
+    note: called with (counter, error) for every part that failed and is null. children: process ids of the
+    descendants, as of the last search.
     """
 
+    def __init__(self, host: Host, run_dir: Path | None, note: Note) -> None:
+        self._host, self._run_dir, self._note = host, run_dir, note
+        self._before: dict[str, Any] = {}
+        self._count = 0
+        self._disk_free: int | None = None
+        self.children: tuple[int, ...] = ()
+
+    def read(self, fresh: bool = False) -> Json:
+        """All HOST_KEYS; rates are since the last call, null at the first. fresh: search for child processes now."""
+        body: Json = dict.fromkeys(HOST_KEYS)
+        slow = fresh or self._count % SLOW_EVERY == 0
+        for signal, part in self._parts(body, fresh, slow):
+            try:
+                body.update(part())
+            except Exception as error:  # noqa: BLE001 - the observer never raises; the signal stays null
+                self._note(signal, error)
+        self._count += 1
+        return body
+
+    @abstractmethod
+    def _parts(self, body: Json, fresh: bool, slow: bool) -> Iterable[tuple[str, Callable[[], Json]]]:
+        """(counter, function that reads it and others) in order. body: what was read so far."""
+
+    def close(self) -> None:  # noqa: B027 - most systems keep nothing open
+        """Close the files; a later read reopens them."""
+
+    def _since(self, key: str, value: Any) -> tuple[Any, float] | None:
+        """(previous value, seconds since then), and store this value; None at first or after less than SHORTEST_S."""
+        now = time.monotonic()
+        before = self._before.get(key)
+        if before is not None and now - before[1] < SHORTEST_S:
+            return None
+        self._before[key] = (value, now)
+        return (before[0], now - before[1]) if before is not None else None
+
+    def _memory(self, available: int | None) -> Json:
+        limit = self._host.memory_limit_bytes or self._host.memory_total_bytes
+        return {"memory_available_bytes": available, "memory_limit_bytes": limit}
+
+    def _read_space(self, slow: bool) -> Json:
+        if self._run_dir is not None and slow:
+            self._disk_free = None
+            self._disk_free = psutil.disk_usage(str(self._run_dir)).free
+        return {"disk_free_bytes": self._disk_free}
+
+
+class LinuxCounters(HostCounters):
+    """Reads /proc and the control groups. root: folder with proc/ and sys/."""
+
     def __init__(self, host: Host, run_dir: Path | None, note: Note, root: Path = Path("/")) -> None:
-        self._host, self._run_dir, self._note, self._root = host, run_dir, note, root
+        super().__init__(host, run_dir, note)
+        self._root = root
         self._files: dict[Path, int] = {}
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._tick = os.sysconf("SC_CLK_TCK")
@@ -61,25 +115,12 @@ class LinuxCounters:
             self._cores = frozenset(os.sched_getaffinity(0))
         except (AttributeError, OSError):
             self._cores = frozenset(range(host.logical_cores))
-        self._before: dict[str, Any] = {}
-        self._count = 0
-        self._children: tuple[int, ...] = ()
         self._next_search = 0.0
         self._inactive: dict[Path, int] = {}
-        self._disk_free: int | None = None
         self._neighbours = Neighbours(root, self._cores)
 
-    @property
-    def children(self) -> tuple[int, ...]:
-        """Process ids of the descendants, as of the last search."""
-        return self._children
-
-    def read(self, fresh: bool = False) -> Json:
-        """All HOST_KEYS; rates are since the last call, null at the first. fresh: search for child processes now."""
-        body: Json = dict.fromkeys(HOST_KEYS)
-        slow = fresh or self._count % SLOW_EVERY == 0
-        self._count += 1
-        parts: tuple[tuple[str, Callable[[], Json]], ...] = (
+    def _parts(self, body: Json, fresh: bool, slow: bool) -> Iterable[tuple[str, Callable[[], Json]]]:
+        return (
             ("cpu_percent", self._read_cores),
             ("process_cpu_percent", lambda: self._read_processes(fresh)),
             ("memory_available_bytes", lambda: self._read_memory(slow)),
@@ -88,15 +129,8 @@ class LinuxCounters:
             ("neighbours", lambda: self._read_neighbours(body)),
             ("cpu_throttled", self._read_throttled),
         )
-        for signal, part in parts:
-            try:
-                body.update(part())
-            except Exception as error:  # noqa: BLE001 - the observer never raises; the signal stays null
-                self._note(signal, error)
-        return body
 
     def close(self) -> None:
-        """Close the files; a later read reopens them."""
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
@@ -112,15 +146,6 @@ class LinuxCounters:
         descriptor = self._files.pop(path, None)
         if descriptor is not None:
             os.close(descriptor)
-
-    def _since(self, key: str, value: Any) -> tuple[Any, float] | None:
-        """(previous value, seconds since then), and store this value; None at first or after less than SHORTEST_S."""
-        now = time.monotonic()
-        before = self._before.get(key)
-        if before is not None and now - before[1] < SHORTEST_S:
-            return None
-        self._before[key] = (value, now)
-        return (before[0], now - before[1]) if before is not None else None
 
     def _read_cores(self) -> Json:
         times: dict[int, tuple[int, int]] = {}
@@ -169,7 +194,7 @@ class LinuxCounters:
         own = self._stat(self._root / "proc/self/stat")
         cpu, rss, workers, gone = {0: own[0]}, 0, 0, []
         servers = server_pids()
-        for pid in self._children:
+        for pid in self.children:
             try:
                 spent, size = self._stat(self._root / f"proc/{pid}/stat")
             except (OSError, IndexError, ValueError):  # it ended: search again next time
@@ -207,14 +232,14 @@ class LinuxCounters:
         """Find the descendants; schedule the next search by the cost of this one."""
         start = time.thread_time()
         found = tuple(descendants(self._root))
-        self._drop([pid for pid in self._children if pid not in found])
-        self._children = found
+        self._drop([pid for pid in self.children if pid not in found])
+        self.children = found
         self._next_search = now + max(_SEARCH_S, (time.thread_time() - start) / _SEARCH_SHARE)
 
     def _drop(self, pids: list[int]) -> None:
         for pid in pids:
             self._forget(self._root / f"proc/{pid}/stat")
-        self._children = tuple(pid for pid in self._children if pid not in pids)
+        self.children = tuple(pid for pid in self.children if pid not in pids)
 
     def _read_memory(self, slow: bool) -> Json:
         available = None
@@ -234,20 +259,7 @@ class LinuxCounters:
             # Inactive file pages count as free: the kernel reclaims them first.
             free = max(limit - max(usage - self._inactive[group], 0), 0)
             available = free if available is None else min(available, free)
-        return {
-            "memory_available_bytes": available,
-            "memory_limit_bytes": self._host.memory_limit_bytes or self._host.memory_total_bytes,
-        }
-
-    def _read_space(self, slow: bool) -> Json:
-        if self._run_dir is not None and slow:
-            try:
-                space = os.statvfs(self._run_dir)
-            except OSError:
-                self._disk_free = None
-                raise
-            self._disk_free = space.f_bavail * space.f_frsize
-        return {"disk_free_bytes": self._disk_free}
+        return self._memory(available)
 
     def _read_io(self) -> Json:
         """Bytes per second read from and written to storage by this process, without its workers."""
@@ -341,7 +353,7 @@ def _children_of(tasks: Path) -> list[int]:
 
 def _by_parent(root: Path, own: int) -> list[int]:
     """Descendants by the parent ids of all processes, for kernels that do not list children."""
-    offspring: dict[int, list[int]] = {}
+    parents: dict[int, int] = {}
     try:
         names = os.listdir(root / "proc")  # noqa: PTH208 - names are all that is needed
     except OSError:
@@ -355,11 +367,5 @@ def _by_parent(root: Path, own: int) -> list[int]:
             continue
         words = text[text.rindex(b")") + 2 :].split(maxsplit=2)
         if words[0] != b"Z":
-            offspring.setdefault(int(words[1]), []).append(int(name))
-    found: list[int] = []
-    waiting = [own]
-    while waiting:
-        children = offspring.get(waiting.pop(), [])
-        found.extend(children)
-        waiting.extend(children)
-    return found
+            parents[int(name)] = int(words[1])
+    return sorted(family(own, parents) - {own})

@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
 
-from .counters import HOST_KEYS, SHORTEST_S, SLOW_EVERY, Json, Note, server_pids
+from .counters import HostCounters, Json, Note, server_pids
 from .host import Host
 
 
-class PsutilCounters:
-    """Like counters.LinuxCounters. Not thread-safe."""
+class PsutilCounters(HostCounters):
+    """Reads what psutil provides."""
 
     def __init__(self, host: Host, run_dir: Path | None, note: Note) -> None:
-        self._host, self._run_dir, self._note = host, run_dir, note
+        super().__init__(host, run_dir, note)
         self._own = psutil.Process()
         self._offspring: list[psutil.Process] = []
-        self._spent: tuple[float, float] | None = None
-        self._disk_free: int | None = None
-        self._count = 0
 
-    @property
-    def children(self) -> tuple[int, ...]:
-        """Process ids of the descendants, as of the last search."""
-        return tuple(process.pid for process in self._offspring)
-
-    def read(self, fresh: bool = False) -> Json:
-        """All counters.HOST_KEYS; rates are since the last call, null at the first."""
-        body: Json = dict.fromkeys(HOST_KEYS)
-        slow = fresh or self._count % SLOW_EVERY == 0
-        first, self._count = self._count == 0, self._count + 1
-        parts: tuple[tuple[str, Callable[[], Json]], ...] = (
-            ("cpu_percent", lambda: self._read_cores(first)),
+    def _parts(self, body: Json, fresh: bool, slow: bool) -> Iterable[tuple[str, Callable[[], Json]]]:
+        return (
+            ("cpu_percent", self._read_cores),
             ("process_cpu_percent", lambda: self._read_processes(slow)),
-            ("memory_available_bytes", self._read_memory),
+            ("memory_available_bytes", lambda: self._memory(psutil.virtual_memory().available)),
             ("disk_free_bytes", lambda: self._read_space(slow)),
         )
-        for signal, part in parts:
-            try:
-                body.update(part())
-            except Exception as error:  # noqa: BLE001 - the observer never raises; the signal stays null
-                self._note(signal, error)
-        return body
 
-    def close(self) -> None:
-        """Nothing stays open."""
-
-    def _read_cores(self, first: bool) -> Json:
+    def _read_cores(self) -> Json:
         percents = psutil.cpu_percent(percpu=True)
-        if first or not percents:
+        if self._count == 0 or not percents:
             return {}
         return {
             "cpu_percent": round(sum(percents) / len(percents), 1),
@@ -76,26 +54,13 @@ class PsutilCounters:
             spent += times.user + times.system
             alive.append(process)
         self._offspring = alive
-        now, percent = time.monotonic(), None
-        if self._spent is None:
-            self._spent = (spent, now)
-        elif now - self._spent[1] >= SHORTEST_S:
-            percent = round(max(100 * (spent - self._spent[0]) / (now - self._spent[1]), 0.0), 1)
-            self._spent = (spent, now)
+        self.children = tuple(process.pid for process in alive)
+        earlier = self._since("processes", spent)
         return {
-            "process_cpu_percent": percent,
+            "process_cpu_percent": round(max(100 * (spent - earlier[0]) / earlier[1], 0.0), 1)
+            if earlier
+            else None,
             "rss_bytes": self._own.memory_info().rss,
             "workers": workers,
             "workers_rss_bytes": rss,
         }
-
-    def _read_memory(self) -> Json:
-        return {
-            "memory_available_bytes": psutil.virtual_memory().available,
-            "memory_limit_bytes": self._host.memory_limit_bytes or self._host.memory_total_bytes,
-        }
-
-    def _read_space(self, slow: bool) -> Json:
-        if self._run_dir is not None and slow:
-            self._disk_free = psutil.disk_usage(str(self._run_dir)).free
-        return {"disk_free_bytes": self._disk_free}

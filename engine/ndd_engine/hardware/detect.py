@@ -45,16 +45,16 @@ def detect(
     own = nvml is None
     nvml = Nvml() if nvml is None else nvml
     try:
-        cards = list_gpus(nvml)
-        reasons["nvml"] = _nvml_reason(nvml, cards)
+        gpus = list_gpus(nvml)
+        reasons["nvml"] = _nvml_reason(nvml, gpus)
     finally:
         if own:
             nvml.close()
     if use_torch and choice != "cpu":
-        view = ask_torch(cards, variables, torch)
+        view = ask_torch(gpus, variables, torch)
         reasons["torch"] = view.reason
     else:
-        view = _without_torch(cards, variables)
+        view = _without_torch(gpus, variables)
         reasons["torch"] = "not queried"
     device, chosen, reasons["device"] = _choose(choice, view, reasons["nvml"])
     known = host if host is not None else detect_host()
@@ -66,33 +66,32 @@ def list_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
     if not nvml.open():
         return ()
     driver, cuda = nvml.driver_version(), nvml.cuda_version()
-    cards: list[Gpu] = []
+    gpus: list[Gpu] = []
     for index in range(nvml.count() or 0):
         handle = nvml.handle(index)
         if handle is None:
-            why = nvml.reasons.get("handle", "")
-            cards.append(
-                Gpu(None, index, None, f"GPU {index}", None, None, driver, cuda, reasons={"card": why})
-            )
+            unknown = Gpu(None, index, None, f"GPU {index}", None, None, driver, cuda)
+            gpus.append(unknown.because("card", nvml.reasons.get("handle", "")))
             continue
         instances = nvml.mig_instances(handle)
-        whole = _card(nvml, handle, index, driver, cuda)
+        whole = _read_gpu(nvml, handle, index, driver, cuda)
         if instances is None:
-            cards.append(whole)
+            gpus.append(whole)
         elif not instances:
             why = "MIG is enabled but has no instance: CUDA cannot use this GPU"
-            cards.append(replace(whole, reasons={**whole.reasons, "mig": why}))
+            gpus.append(whole.because("mig", why))
         else:
-            cards.extend(_instance(nvml, instance, whole) for instance in instances)
-    return tuple(cards)
+            gpus.extend(_instance(nvml, instance, whole) for instance in instances)
+    return tuple(gpus)
 
 
-def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | None) -> Gpu:
+def _read_gpu(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | None) -> Gpu:
     name, memory = nvml.name(handle), nvml.memory(handle)
     total = memory.total_bytes if memory is not None else None
     processes = nvml.processes(handle)
+    named = (Process(item.pid, item.used_bytes, _process_name(item.pid)) for item in processes or ())
     profile = match(name, total) if name is not None else None
-    card = Gpu(
+    gpu = Gpu(
         index=None,
         nvml_index=index,
         uuid=nvml.uuid(handle),
@@ -102,11 +101,7 @@ def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | N
         driver=driver,
         cuda_driver=cuda,
         profile=profile,
-        processes=(
-            tuple(Process(item.pid, item.used_bytes, _process_name(item.pid)) for item in processes)
-            if processes is not None
-            else None
-        ),
+        processes=tuple(named) if processes is not None else None,
         free_bytes=memory.free_bytes if memory is not None else None,
         used_bytes=memory.used_bytes if memory is not None else None,
     )
@@ -116,22 +111,22 @@ def _card(nvml: Nvml, handle: Any, index: int, driver: str | None, cuda: str | N
         reasons["profile"] = "no published figures for this GPU"
     elif profile.note is not None:
         reasons["profile"] = profile.note
-    return replace(card, reasons=reasons)
+    return replace(gpu, reasons=reasons)
 
 
 def _instance(nvml: Nvml, handle: Any, whole: Gpu) -> Gpu:
     """A MIG instance; values that it does not report are those of the whole GPU."""
-    card = _card(nvml, handle, whole.nvml_index or 0, whole.driver, whole.cuda_driver)
-    name = card.name if "name" not in card.reasons else f"{whole.name} MIG"
-    profile = card.profile or match(f"{whole.name} MIG unknown", None)
-    reasons = dict(card.reasons)
+    gpu = _read_gpu(nvml, handle, whole.nvml_index or 0, whole.driver, whole.cuda_driver)
+    name = gpu.name if "name" not in gpu.reasons else f"{whole.name} MIG"
+    profile = gpu.profile or match(f"{whole.name} MIG unknown", None)
+    reasons = dict(gpu.reasons)
     if profile is not None:
         reasons["profile"] = profile.note or ""
     return replace(
-        card,
+        gpu,
         name=name,
         nvml_index=whole.nvml_index,
-        compute_capability=card.compute_capability or whole.compute_capability,
+        compute_capability=gpu.compute_capability or whole.compute_capability,
         mig=True,
         mig_parent=whole.uuid,
         mig_profile=split_mig(name)[1],
@@ -148,38 +143,35 @@ def _process_name(pid: int) -> str | None:
         return None
 
 
-def _nvml_reason(nvml: Nvml, cards: Sequence[Gpu]) -> str:
+def _nvml_reason(nvml: Nvml, gpus: Sequence[Gpu]) -> str:
     if nvml.reason:
         return nvml.reason
     driver = f"NVIDIA driver {nvml.driver_version() or 'of unknown version'}"
-    if cards:
-        return f"{driver} lists {names(cards)}"
+    if gpus:
+        return f"{driver} lists {names(gpus)}"
     why = nvml.reasons.get("count")
     return f"{driver} cannot list its GPUs: {why}" if why else f"{driver} is loaded but lists no GPU"
 
 
-def _without_torch(cards: tuple[Gpu, ...], environ: Mapping[str, str]) -> VisibleGpus:
+def _without_torch(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> VisibleGpus:
     """What torch would see, judged by NVML and the environment alone."""
     usable = [
-        place for place, card in enumerate(cards) if "mig" not in card.reasons and "card" not in card.reasons
+        place for place, gpu in enumerate(gpus) if "mig" not in gpu.reasons and "card" not in gpu.reasons
     ]
-    entries = [
-        Entry(card.nvml_index, card.uuid, card.name, card.mig, card.mig_parent)
-        for card in (cards[place] for place in usable)
-    ]
+    shown = [gpus[place] for place in usable]
+    entries = [Entry(gpu.nvml_index, gpu.uuid, gpu.name, gpu.mig, gpu.mig_parent) for gpu in shown]
     seen = visible(entries, environ)
     order = tuple(usable[position] for position in seen.positions)
-    marked = list(cards)
-    for place, card in enumerate(cards):
+    marked = []
+    for place, gpu in enumerate(gpus):
+        index = None
         if place not in order:
             why = "hidden: " + seen.reason if place in usable else "CUDA cannot use it"
-            marked[place] = replace(card, reasons={**card.reasons, "index": why})
         elif seen.certain:
-            why = f"by {seen.reason}; torch was not queried"
-            marked[place] = replace(card, index=order.index(place), reasons={**card.reasons, "index": why})
+            index, why = order.index(place), f"by {seen.reason}; torch was not queried"
         else:
             why = f"torch's number is unknown until torch is queried: {seen.reason}"
-            marked[place] = replace(card, reasons={**card.reasons, "index": why})
+        marked.append(gpu.because("index", why, index=index))
     return VisibleGpus(tuple(marked), order, seen.reason, certain=seen.certain)
 
 
@@ -195,11 +187,11 @@ def _choose(choice: str, view: VisibleGpus, nvml_reason: str) -> tuple[str, Gpu 
         missing = ""
     wanted = int(choice.partition(":")[2] or 0)
     if not missing and wanted < len(view.order):
-        card = view.cards[view.order[wanted]]
+        gpu = view.cards[view.order[wanted]]
         why = f"{choice} was requested" if choice != "auto" else "the first visible GPU"
         if not view.certain:
             why += f"; torch decides which GPU that is: {view.reason}"
-        return f"cuda:{wanted}", card, why
+        return f"cuda:{wanted}", gpu, why
     if choice == "auto":
         return "cpu", None, missing
     there = ", ".join(f"cuda:{place} {view.cards[at].name}" for place, at in enumerate(view.order))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -48,6 +49,10 @@ class Gpu:
     used_bytes: int | None = None
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def because(self, key: str, reason: str, **changes: Any) -> Gpu:
+        """A copy with the reason of a value, and changed fields."""
+        return replace(self, reasons={**self.reasons, key: reason}, **changes)
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON object; the `card` field of the run event."""
         body = asdict(replace(self, profile=None))
@@ -81,8 +86,8 @@ class Machine:
         """A JSON object. chosen: position in cards, or null."""
         return {
             "device": self.device,
-            "chosen": next((place for place, card in enumerate(self.cards) if card is self.chosen), None),
-            "cards": [card.to_dict() for card in self.cards],
+            "chosen": next((place for place, gpu in enumerate(self.cards) if gpu is self.chosen), None),
+            "cards": [gpu.to_dict() for gpu in self.cards],
             "host": self.host.to_dict(),
             "reasons": dict(self.reasons),
             "problems": list(self.problems),
@@ -100,9 +105,7 @@ class VisibleGpus:
     certain: bool = True
 
 
-def names(cards: Sequence[Gpu]) -> str:
+def names(gpus: Sequence[Gpu]) -> str:
     """The GPUs' names in one line, equal ones counted."""
-    counts: dict[str, int] = {}
-    for card in cards:
-        counts[card.name] = counts.get(card.name, 0) + 1
+    counts = Counter(gpu.name for gpu in gpus)
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())

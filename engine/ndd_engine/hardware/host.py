@@ -54,12 +54,8 @@ def free_memory(root: Path = Path("/")) -> int:
 
 def resident_peak() -> int | None:
     """Peak resident bytes of this process since its start or the last reset in /proc; None if unknown."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
+    if (peak := _counted_bytes(Path("/proc/self/status"), "VmHWM:")) is not None:
+        return peak
     with suppress(ImportError):
         import resource
 
@@ -143,13 +139,18 @@ def _cpu_line(root: Path, *keys: str) -> str:
 
 
 def _memory_total(root: Path) -> int | None:
-    try:
-        for line in (root / "proc/meminfo").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
+    if (total := _counted_bytes(root / "proc/meminfo", "MemTotal:")) is not None:
+        return total
     try:
         return int(psutil.virtual_memory().total)
     except (OSError, RuntimeError, psutil.Error):
         return None
+
+
+def _counted_bytes(path: Path, key: str) -> int | None:
+    """Bytes of the line "key 123 kB" in a file of /proc; None without one."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in path.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith(key):
+                return int(line.split()[1]) * 1024
+    return None

@@ -66,7 +66,7 @@ class Neighbours:
         (before, then), self._first = self._first, None
         begin = time.thread_time()
         processes = list(self._processes())
-        ours = _family(os.getpid(), {key[0]: parent for key, _, parent, _, _ in processes})
+        ours = family(os.getpid(), {key[0]: parent for key, _, parent, _, _ in processes})
         found: list[dict[str, Any]] = []
         for key, spent, _, core, name in processes:
             # A new process started between the two reads.
@@ -96,7 +96,7 @@ class Neighbours:
         return found
 
 
-def _family(pid: int, parents: dict[int, int]) -> set[int]:
+def family(pid: int, parents: dict[int, int]) -> set[int]:
     """The process and its descendants."""
     offspring: dict[int, list[int]] = {}
     for child, parent in parents.items():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 # Bits of NVML's clock event reasons that mean throttling. Idle (0x1), application clocks (0x2) and display clocks
 # (0x100) do not.
@@ -17,6 +17,22 @@ THROTTLE = (
     (0x40, "hw thermal"),
     (0x80, "power brake"),
 )
+
+# Counter -> (NVML function, its further argument, conversion of NVML's mW and KB).
+COUNTERS: dict[str, tuple[str, tuple[int, ...], Callable[[int], float]]] = {
+    "temperature_c": ("nvmlDeviceGetTemperature", (0,), int),  # NVML_TEMPERATURE_GPU
+    "power_w": ("nvmlDeviceGetPowerUsage", (), lambda milliwatts: milliwatts / 1000),
+    "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", (), lambda milliwatts: milliwatts / 1000),
+    "sm_clock_mhz": ("nvmlDeviceGetClockInfo", (1,), int),  # NVML_CLOCK_SM
+    "sm_clock_max_mhz": ("nvmlDeviceGetMaxClockInfo", (1,), int),
+    "mem_clock_mhz": ("nvmlDeviceGetClockInfo", (2,), int),  # NVML_CLOCK_MEM
+    "pcie_rx_bytes_s": (
+        "nvmlDeviceGetPcieThroughput",
+        (1,),
+        lambda kilobytes: int(kilobytes) * 1024,
+    ),  # to the GPU
+    "pcie_tx_bytes_s": ("nvmlDeviceGetPcieThroughput", (0,), lambda kilobytes: int(kilobytes) * 1024),
+}
 
 _OPENING = {
     "LibraryNotFound": "no NVIDIA driver: NVML library not found",
@@ -75,15 +91,6 @@ class Nvml:
         if self._opened:
             self._opened = False
             self._ask("shutdown", "nvmlShutdown")
-
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def driver_version(self) -> str | None:
         """Version of the driver, such as "550.54.15"."""
@@ -145,30 +152,11 @@ class Nvml:
         value = self._ask("util_percent", "nvmlDeviceGetUtilizationRates", handle)
         return None if value is None else (int(value.gpu), int(value.memory))
 
-    def temperature_c(self, handle: Any) -> int | None:
-        """GPU temperature in degrees Celsius."""
-        sensor = getattr(self._library, "NVML_TEMPERATURE_GPU", 0)
-        return _whole(self._ask("temperature_c", "nvmlDeviceGetTemperature", handle, sensor))
-
-    def power_w(self, handle: Any) -> float | None:
-        """Current power draw in watts."""
-        return _watts(self._ask("power_w", "nvmlDeviceGetPowerUsage", handle))
-
-    def power_limit_w(self, handle: Any) -> float | None:
-        """Enforced power limit in watts."""
-        return _watts(self._ask("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle))
-
-    def sm_clock_mhz(self, handle: Any) -> int | None:
-        """Current SM clock in MHz."""
-        return self._clock("sm_clock_mhz", "nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_SM", 1)
-
-    def sm_clock_max_mhz(self, handle: Any) -> int | None:
-        """Maximum SM clock in MHz."""
-        return self._clock("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", handle, "NVML_CLOCK_SM", 1)
-
-    def mem_clock_mhz(self, handle: Any) -> int | None:
-        """Current memory clock in MHz."""
-        return self._clock("mem_clock_mhz", "nvmlDeviceGetClockInfo", handle, "NVML_CLOCK_MEM", 2)
+    def counter(self, name: str, handle: Any) -> float | None:
+        """Current value of one of COUNTERS; those of PCIe block for about 20 ms each."""
+        function, selector, unit = COUNTERS[name]
+        value = self._ask(name, function, handle, *selector)
+        return None if value is None else unit(value)
 
     def throttle(self, handle: Any) -> list[str] | None:
         """Throttle reasons; empty if the GPU is not throttled."""
@@ -177,28 +165,17 @@ class Nvml:
             bits = self._ask("throttle", "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return None if bits is None else [word for bit, word in THROTTLE if bits & bit]
 
-    def pcie_bytes_s(self, handle: Any, direction: str) -> int | None:
-        """PCIe bytes per second, "rx" (to the GPU) or "tx" (from it). Blocks for about 20 ms."""
-        counter = {"tx": 0, "rx": 1}[direction]
-        value = self._ask(f"pcie_{direction}_bytes_s", "nvmlDeviceGetPcieThroughput", handle, counter)
-        return None if value is None else int(value) * 1024
-
     def processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
         """All compute and graphics processes on the GPU, each once; None if the driver does not report them."""
-        lists = [
-            self._ask("processes", f"nvmlDeviceGet{kind}RunningProcesses", handle)
-            for kind in ("Graphics", "Compute")
-        ]
-        if lists[1] is None:
+        drawing = self._ask("processes", "nvmlDeviceGetGraphicsRunningProcesses", handle)
+        computing = self._ask("processes", "nvmlDeviceGetComputeRunningProcesses", handle)
+        if computing is None:
             return None
         found: dict[int, int | None] = {}
-        for entry in [*(lists[0] or ()), *lists[1]]:
+        for entry in [*(drawing or ()), *computing]:
             known = [used for used in (entry.usedGpuMemory, found.get(entry.pid)) if used is not None]
             found[entry.pid] = max(known, default=None)
         return tuple(GpuProcess(pid, used) for pid, used in sorted(found.items()))
-
-    def _clock(self, signal: str, function: str, handle: Any, constant: str, default: int) -> int | None:
-        return _whole(self._ask(signal, function, handle, getattr(self._library, constant, default)))
 
     def _ask(self, signal: str, function: str, *arguments: Any) -> Any:
         """Call an NVML function; on failure store the reason under `signal` and return None."""
@@ -226,7 +203,3 @@ def _text(value: Any) -> str | None:
 
 def _whole(value: Any) -> int | None:
     return None if value is None else int(value)
-
-
-def _watts(milliwatts: Any) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000

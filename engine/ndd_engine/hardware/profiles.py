@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -41,16 +41,8 @@ class GpuProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """The specifications as JSON."""
-        return {
-            "slug": self.slug,
-            "name": self.name,
-            "memory_gb": self.memory_gb,
-            "bandwidth_gb_s": self.bandwidth_gb_s,
-            "dense_tflops": dict(self.dense_tflops),
-            "compute_capability": list(self.compute_capability),
-            "source": self.source,
-            "note": self.note,
-        }
+        body = {key: value for key, value in asdict(self).items() if key not in ("match", "memory_range_gb")}
+        return body | {"compute_capability": list(self.compute_capability)}
 
 
 @cache

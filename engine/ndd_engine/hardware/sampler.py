@@ -16,7 +16,7 @@ from .counters import SLOW_EVERY, Json, LinuxCounters
 from .counters_psutil import PsutilCounters
 from .gpu import Gpu
 from .host import Host, detect_host
-from .nvml import GpuProcess, MemoryReading, Nvml
+from .nvml import COUNTERS, GpuProcess, MemoryReading, Nvml
 
 GPU_KEYS = (
     "util_percent",
@@ -36,6 +36,8 @@ GPU_KEYS = (
     "pcie_tx_bytes_s",
     "processes",
 )
+# Counters that are read every SLOW_EVERY samples.
+SLOW = ("power_limit_w", "sm_clock_max_mhz", "pcie_rx_bytes_s", "pcie_tx_bytes_s")
 # Seconds to the first sample of a run, so that a screen shows figures soon.
 _FIRST_S = 0.25
 
@@ -59,14 +61,14 @@ class Sampler:
 
     def __init__(
         self,
-        card: Gpu | None,
+        gpu: Gpu | None,
         sink: Callable[[SampleEvent], None],
         period_s: float = 1.0,
         run_dir: Path | None = None,
         nvml: Nvml | None = None,
         host: Host | None = None,
     ) -> None:
-        self._card, self._sink, self._period_s = card, sink, max(period_s, 0.01)
+        self._gpu, self._sink, self._period_s = gpu, sink, max(period_s, 0.01)
         self._nvml = nvml if nvml is not None else Nvml()
         self._own_nvml = nvml is None
         self._handle: Any = None
@@ -93,7 +95,7 @@ class Sampler:
     def reasons(self) -> dict[str, str]:
         """Counter -> why it is null."""
         reasons = {**self._nvml.reasons, **self._host_reasons}
-        if self._card is not None and self._nvml.reason:
+        if self._gpu is not None and self._nvml.reason:
             reasons["card"] = self._nvml.reason
         return reasons
 
@@ -141,17 +143,17 @@ class Sampler:
     def _read(self, fresh: bool) -> SampleEvent:
         with self._lock:  # read_once may meet the thread
             host: Json = {}
-            card: Json | None = None
+            gpu: Json | None = None
             try:
                 if self._counters is not None:
                     host = self._counters.read(fresh)
             except Exception as error:  # noqa: BLE001 - the observer never raises
                 self._note("host", error)
             try:
-                card = self._read_gpu()
+                gpu = self._read_gpu()
             except Exception as error:  # noqa: BLE001 - the observer never raises
                 self._note("card", error)
-            return SampleEvent(card=card, host=host)
+            return SampleEvent(card=gpu, host=host)
 
     def _note(self, signal: str, error: Exception) -> None:
         self.errors += 1
@@ -165,15 +167,15 @@ class Sampler:
             self._note("card", error)
 
     def _find_gpu(self) -> None:
-        card = self._card
-        if card is None or card.uuid is None or not self._nvml.open():
+        gpu = self._gpu
+        if gpu is None or gpu.uuid is None or not self._nvml.open():
             return
-        self._handle = self._nvml.handle_by_uuid(card.uuid)
-        if self._handle is None and card.nvml_index is not None and not card.mig:
-            self._handle = self._nvml.handle(card.nvml_index)
+        self._handle = self._nvml.handle_by_uuid(gpu.uuid)
+        if self._handle is None and gpu.nvml_index is not None and not gpu.mig:
+            self._handle = self._nvml.handle(gpu.nvml_index)
         self._whole = self._handle
-        if card.mig and card.mig_parent is not None:
-            self._whole = self._nvml.handle_by_uuid(card.mig_parent)
+        if gpu.mig and gpu.mig_parent is not None:
+            self._whole = self._nvml.handle_by_uuid(gpu.mig_parent)
 
     def _read_gpu(self) -> Json | None:
         if self._handle is None:
@@ -190,19 +192,10 @@ class Sampler:
             body["memory_total_bytes"] = memory.total_bytes
         body.update(self._others(memory, processes))
         if whole is not None:
-            body["temperature_c"] = nvml.temperature_c(whole)
-            body["power_w"] = nvml.power_w(whole)
-            body["sm_clock_mhz"] = nvml.sm_clock_mhz(whole)
-            body["mem_clock_mhz"] = nvml.mem_clock_mhz(whole)
             body["throttle"] = nvml.throttle(whole)
             if self._count % SLOW_EVERY == 0:
-                self._slow = {
-                    "power_limit_w": nvml.power_limit_w(whole),
-                    "sm_clock_max_mhz": nvml.sm_clock_max_mhz(whole),
-                    "pcie_rx_bytes_s": nvml.pcie_bytes_s(whole, "rx"),
-                    "pcie_tx_bytes_s": nvml.pcie_bytes_s(whole, "tx"),
-                }
-            body.update(self._slow)
+                self._slow = {name: nvml.counter(name, whole) for name in SLOW}
+            body |= self._slow | {name: nvml.counter(name, whole) for name in COUNTERS if name not in SLOW}
         self._count += 1
         return body
 

@@ -170,9 +170,8 @@ def idle(
     if not shares:
         return Idle(None, "host", (), NOTHING_YET)
     if not run.device.startswith("cuda"):
-        return _summed(
-            "host", [(HOST_IDLE[each.name], each.share) for each in shares if each.name in HOST_IDLE]
-        )
+        found = [(HOST_IDLE[each.name], each.share) for each in shares if each.name in HOST_IDLE]
+        return _summed("host", found)
     graphed = any(share.name == "forward/graph" for share in shares)
     if not graphed and any(share.device_ns for share in shares):
         return _by_events(shares, aside)

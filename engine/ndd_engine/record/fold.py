@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from .events import (
-    BaselineEvent,
-    EndEvent,
-    Event,
-    FoldEvent,
-    Json,
-    KernelsEvent,
-    LoaderEvent,
-    MarkEvent,
-    MemoryEvent,
-    RunEvent,
-    SampleEvent,
-    SettingEvent,
-    StacksEvent,
-    TrialEvent,
-    WindowEvent,
-    WorkEvent,
-)
+from .events import EVENT_TYPES, Event, FoldEvent, Json, MarkEvent, SettingEvent
 from .snapshot import Evaluation, TimedMark
 from .state import RunState
 from .timeleft import Aside
 from .trend import Trend
 
-# Events of which only the newest is kept: field of the state and of the snapshot -> type.
-_NEWEST: dict[str, type[Event]] = {
-    "run": RunEvent, "end": EndEvent, "sample": SampleEvent, "memory": MemoryEvent, "work": WorkEvent,
-    "loader": LoaderEvent, "baseline": BaselineEvent, "kernels": KernelsEvent, "stacks": StacksEvent,
-}  # fmt: skip
+# Fields with the newest event of the type of the same name.
+_NEWEST = ("run", "end", "sample", "memory", "work", "loader", "baseline", "kernels", "stacks")
+# Fields with several events -> their type.
+_SEVERAL = {"recent": "window", "samples": "sample", "trials": "trial"}
+_TRENDS = ("losses", "rates", "memories")
 # Fields that are stored unchanged.
 _PLAIN = (
     "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
@@ -44,9 +27,8 @@ def to_event(state: RunState) -> FoldEvent:
     body: Json = {name: getattr(state, name) for name in _PLAIN}
     for name in _NEWEST:
         body[name] = _body(getattr(state, name))
-    body["recent"] = [_body(window) for window in state.recent]
-    body["samples"] = [_body(sample) for sample in state.samples]
-    body["trials"] = [_body(trial) for trial in state.trials]
+    for name in _SEVERAL:
+        body[name] = [_body(event) for event in getattr(state, name)]
     body["totals"] = {**state.totals, "phases": dict(state.totals["phases"])}
     body["asides"] = [state.evaluating.to_list(), state.saving.to_list()]
     body["settings"] = [_body(setting) for setting in state.settings.values()]
@@ -54,7 +36,7 @@ def to_event(state: RunState) -> FoldEvent:
     body["best"] = _plain_evaluation(state.best) if state.best else None
     body["checkpoint"] = [state.checkpoint.t, _body(state.checkpoint.mark)] if state.checkpoint else None
     body["marks"] = [[item.t, _body(item.mark)] for item in state.marks]
-    for name in ("losses", "rates", "memories"):
+    for name in _TRENDS:
         body[name] = getattr(state, name).to_dict()
     return FoldEvent(body)
 
@@ -63,12 +45,11 @@ def from_event(event: FoldEvent) -> RunState:
     """The state from a fold event. Raises KeyError or TypeError if it was written by an incompatible version."""
     body = dict(event.state)
     state = RunState()
-    for name, kind in _NEWEST.items():
+    for name in _NEWEST:
         value = body.pop(name)
-        setattr(state, name, kind.from_dict(value) if value is not None else None)
-    state.recent.extend(WindowEvent.from_dict(item) for item in body.pop("recent"))
-    state.samples.extend(SampleEvent.from_dict(item) for item in body.pop("samples"))
-    state.trials.extend(TrialEvent.from_dict(item) for item in body.pop("trials"))
+        setattr(state, name, EVENT_TYPES[name].from_dict(value) if value is not None else None)
+    for name, kind in _SEVERAL.items():
+        getattr(state, name).extend(EVENT_TYPES[kind].from_dict(item) for item in body.pop(name))
     state.totals = body.pop("totals")
     state.evaluating, state.saving = map(Aside.from_list, body.pop("asides"))
     for item in body.pop("settings"):
@@ -80,7 +61,7 @@ def from_event(event: FoldEvent) -> RunState:
     saved = body.pop("checkpoint")
     state.checkpoint = TimedMark(saved[0], MarkEvent.from_dict(saved[1])) if saved else None
     state.marks.extend(TimedMark(t, MarkEvent.from_dict(mark)) for t, mark in body.pop("marks"))
-    for name in ("losses", "rates", "memories"):
+    for name in _TRENDS:
         setattr(state, name, Trend.from_dict(body.pop(name)))
     if body.keys() != set(_PLAIN):
         raise KeyError(*body.keys() ^ set(_PLAIN))

@@ -171,15 +171,8 @@ class Recorder:
             if time.monotonic() < self._next_retry:
                 self.dropped += 1
                 return
-            line = (
-                MarkEvent(
-                    "warning",
-                    self._state.step,
-                    f"{self.dropped} events were not written: {self._write_error}",
-                ).to_json(time.time())
-                + "\n"
-                + line
-            )
+            text = f"{self.dropped} events were not written: {self._write_error}"
+            line = MarkEvent("warning", self._state.step, text).to_json(time.time()) + "\n" + line
         data = (line + "\n").encode()
         try:
             end = os.lseek(self._handle, 0, os.SEEK_END)

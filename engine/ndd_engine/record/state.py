@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
-from typing import TypeGuard
+from dataclasses import asdict, replace
 
 from .derive import core_use, headroom, idle, memory_bytes, phase_shares, setting_text, throughput
 from .events import (
     BaselineEvent,
     EndEvent,
     Event,
-    Json,
     KernelsEvent,
     LoaderEvent,
     MarkEvent,
@@ -56,9 +54,7 @@ class RunState:
         self.started_t: float | None = None
         self.preparing_t: float | None = None
         self.t: float | None = None
-        self.step = self.epoch = self.epoch_step = 0
-        self.items = self.tokens = 0
-        self.wall_ns = 0
+        self.step = self.epoch = self.epoch_step = self.items = self.tokens = self.wall_ns = 0
         self.evaluating, self.saving = Aside(), Aside()  # for the time left
         self.recent: deque[WindowEvent] = deque(maxlen=RECENT_WINDOWS)
         self.loss: float | None = None
@@ -78,7 +74,7 @@ class RunState:
         self.kernels: KernelsEvent | None = None
         self.stacks: StacksEvent | None = None
         self.samples: deque[SampleEvent] = deque(maxlen=RECENT_SAMPLES)
-        self.totals = _no_totals()
+        self.totals = asdict(Totals())
         self.trials: deque[TrialEvent] = deque(maxlen=KEPT_TRIALS)
         self.losses = Trend()
         self.rates = Trend()
@@ -117,7 +113,7 @@ class RunState:
                 # The new process applies and verifies its settings again.
                 self.settings.clear()
                 self.work = self.loader = self.baseline = self.kernels = self.stacks = None
-                self.totals = _no_totals()
+                self.totals = asdict(Totals())
                 self.samples.clear()
         elif isinstance(event, RunEvent):
             self._run(t, event)
@@ -138,9 +134,8 @@ class RunState:
             self.items = step * event.items_per_step
             self.tokens = round(self.items * event.tokens_per_item)
             self.recent.clear()
-            self.losses.cut(step)
-            self.rates.cut(step)
-            self.memories.cut(step)
+            for trend in (self.losses, self.rates, self.memories):
+                trend.cut(step)
             self.evaluating.resume(step)
             self.saving.resume(step)
             while self.evaluations and self.evaluations[-1].step > step:
@@ -170,15 +165,12 @@ class RunState:
             self.recent.append(_joined(self.recent.pop(), event))
         else:
             self.recent.append(event)
-        if _known(event.loss):
-            self.loss = event.loss
-            self.losses.add(event.step, event.loss)
-        if _known(event.lr):
-            self.lr = event.lr
-        if _known(event.grad_norm):
-            self.grad_norm = event.grad_norm
-        if _known(event.loss_scale):
-            self.loss_scale = event.loss_scale
+        for name in ("loss", "lr", "grad_norm", "loss_scale"):
+            value = getattr(event, name)
+            if value is not None and math.isfinite(value):
+                setattr(self, name, value)
+                if name == "loss":
+                    self.losses.add(event.step, value)
         if event.steps and event.wall_ns > overhead and not event.profiled:
             self.rates.add(event.step, event.items / ((event.wall_ns - overhead) * 1e-9))
 
@@ -269,68 +261,33 @@ class RunState:
                 run, self.step, step_ns, self.evaluating, self.saving, ended=self.end is not None
             )
         shares = phase_shares(self.recent)
-        return Snapshot(
-            run=run,
-            status=self.status,
-            stage=self.stage,
-            reason=self.end.reason if self.end else "",
-            end=self.end,
-            started_t=self.started_t,
-            preparing_t=self.preparing_t,
-            t=self.t,
-            step=self.step,
-            epoch=self.epoch,
-            epoch_step=self.epoch_step,
-            items=self.items,
-            tokens=self.tokens,
-            step_ns=step_ns,
-            steps_per_s=steps / busy_s if steps and busy_s > 0 else None,
-            items_per_s=items / busy_s if steps and busy_s > 0 else None,
-            tokens_per_s=tokens / busy_s if tokens and busy_s > 0 else None,
-            left=left,
-            elapsed_s=self.wall_ns * 1e-9,
-            phases=shares,
-            idle=idle(run, self.recent, shares, self.sample, self.kernels),
-            headroom=headroom(run, self.sample, self.memory),
-            loss=self.loss,
-            lr=self.lr,
-            grad_norm=self.grad_norm,
-            loss_scale=self.loss_scale,
-            evaluations=tuple(self.evaluations),
-            best=self.best,
-            checkpoint=self.checkpoint,
-            sample=self.sample,
-            memory=self.memory,
-            loss_trend=self.losses.view(),
-            rate_trend=self.rates.view(),
-            marks=tuple(self.marks),
-            warnings=self.warnings,
-            settings=tuple(self.settings.values()),
-            work=self.work,
-            throughput=throughput(self.work, step_ns),
-            micro_steps=micro / steps if steps else None,
-            totals=Totals(**{**self.totals, "phases": dict(self.totals["phases"])}),
-            loader=self.loader,
-            baseline=self.baseline,
-            kernels=self.kernels,
-            stacks=self.stacks,
-            cores=core_use(run, self.samples),
-            memory_trend=self.memories.view(),
-            trials=tuple(self.trials),
-            dropped_events=dropped_events,
-        )
-
-
-def _no_totals() -> Json:
-    """See snapshot.Totals."""
-    return {
-        "wall_ns": 0, "steps": 0, "windows": 0, "phases": {}, "gc_ns": None, "gc_count": 0, "gc_max_ns": 0,
-        "evaluations": 0, "checkpoints": 0, "recompiles": 0,
-    }  # fmt: skip
-
-
-def _known(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
+        # Fields of the same name; those that are converted or derived follow.
+        kept = {name: value for name, value in vars(self).items() if name in Snapshot.__dataclass_fields__}
+        derived = {
+            "reason": self.end.reason if self.end else "",
+            "step_ns": step_ns,
+            "steps_per_s": steps / busy_s if steps and busy_s > 0 else None,
+            "items_per_s": items / busy_s if steps and busy_s > 0 else None,
+            "tokens_per_s": tokens / busy_s if tokens and busy_s > 0 else None,
+            "left": left,
+            "elapsed_s": self.wall_ns * 1e-9,
+            "phases": shares,
+            "idle": idle(run, self.recent, shares, self.sample, self.kernels),
+            "headroom": headroom(run, self.sample, self.memory),
+            "evaluations": tuple(self.evaluations),
+            "loss_trend": self.losses.view(),
+            "rate_trend": self.rates.view(),
+            "memory_trend": self.memories.view(),
+            "marks": tuple(self.marks),
+            "settings": tuple(self.settings.values()),
+            "throughput": throughput(self.work, step_ns),
+            "micro_steps": micro / steps if steps else None,
+            "totals": Totals(**{**self.totals, "phases": dict(self.totals["phases"])}),
+            "cores": core_use(run, self.samples),
+            "trials": tuple(self.trials),
+            "dropped_events": dropped_events,
+        }
+        return Snapshot(**kept | derived)
 
 
 def _joined(first: WindowEvent, second: WindowEvent) -> WindowEvent:
