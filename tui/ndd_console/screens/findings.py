@@ -9,9 +9,9 @@ from textual import events
 from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.screens.interfaces import RunSource
 from ndd_console.view.diagnosis import diagnosis_lines
-from ndd_console.view.style import Row
+from ndd_console.view.style import Look, Row
 
-from .base import LEAVE, Look
+from .base import LEAVE
 from .pages import RunPage
 
 

@@ -12,10 +12,10 @@ from ndd_console.screens.interfaces import Action, RunSource
 from ndd_console.view.frame import Keys
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.question import box, overlay
-from ndd_console.view.style import Row
+from ndd_console.view.style import Look, Row
 from ndd_engine.record.snapshot import Snapshot
 
-from .base import CanvasScreen, Look, key_of
+from .base import CanvasScreen, key_of
 from .findings import DiagnosisScreen
 from .pace import Pace
 from .pages import HelpScreen, LogScreen, SettingsScreen
@@ -45,7 +45,6 @@ class LiveScreen(CanvasScreen):
         leave: Callable[[Result], None],
         *,
         refresh_hz: float,
-        ssh: bool,
         clock: Callable[[], float],
         diagnosis: Diagnosis,
         on_painted: Callable[[], None] | None = None,
@@ -57,8 +56,7 @@ class LiveScreen(CanvasScreen):
         self._diagnosis = diagnosis
         self._trials = source.trials()
         self._leave = leave
-        self._refresh_hz = min(refresh_hz, 4.0) if ssh else refresh_hz
-        self._ssh = ssh
+        self._refresh_hz = min(refresh_hz, 4.0) if look.ssh else refresh_hz
         self._clock = clock
         self._opened_t = clock()
         self._snapshot = source.snapshot()
@@ -83,7 +81,7 @@ class LiveScreen(CanvasScreen):
 
     def tick(self) -> None:
         """Poll the run and draw if something has changed."""
-        if self._ssh and not self.app.app_focus:
+        if self.look.ssh and not self.app.app_focus:
             self._skipped = (self._skipped + 1) % _BLURRED_TICKS
             if self._skipped:
                 return

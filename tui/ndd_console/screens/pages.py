@@ -8,9 +8,9 @@ from ndd_console.screens.interfaces import RunSource
 from ndd_console.view.frame import Keys
 from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
 from ndd_console.view.settings import settings_lines
-from ndd_console.view.style import Row
+from ndd_console.view.style import Look, Row
 
-from .base import LEAVE, CanvasScreen, Look, key_of, moved
+from .base import LEAVE, CanvasScreen, key_of, moved
 
 _LOG_LINES = 2000  # length of the log page
 REFRESH_S = 1.0

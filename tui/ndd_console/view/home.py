@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ndd_engine.text import MISSING, printable
@@ -30,12 +29,17 @@ _LOADING: Row = (("loading…", "dim"),)
 class HomeState:
     """machine, workloads and runs are None while they are loaded. chosen: index over workloads, then runs."""
 
-    machine: tuple[str, ...] | None
-    workloads: tuple[StartRow, ...] | None
-    runs: tuple[RunRow, ...] | None
+    machine: tuple[str, ...] | None = None
+    workloads: tuple[StartRow, ...] | None = None
+    runs: tuple[RunRow, ...] | None = None
     chosen: int = 0
     message: str | None = None
     bad: bool = False
+
+    @property
+    def entries(self) -> list[StartRow | RunRow]:
+        """The workloads, then the runs."""
+        return [*(self.workloads or ()), *(self.runs or ())]
 
 
 def home_rows(state: HomeState, width: int, height: int) -> list[Row]:
@@ -130,8 +134,3 @@ def _run_row(row: RunRow, names: int, kinds: int, chosen: bool, width: int) -> R
 def when(t: float | None) -> str:
     """Local date and time: "03-14 15:09"."""
     return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
-
-
-def entry_count(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None) -> int:
-    """Number of entries in the list."""
-    return len(workloads or ()) + len(runs or ())

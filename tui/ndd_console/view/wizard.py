@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ndd_engine.text import MISSING, duration, number, printable, size
@@ -76,7 +75,36 @@ class WizardView:
     saved: str = ""
     message: str = ""
     bad: bool = False
-    keys: Keys = field(default=())
+    can_train: bool = True
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Lines of the file or of its diff."""
+        return self.file.diff if self.show_diff else self.file.text
+
+    @property
+    def keys(self) -> Keys:
+        back, close = ("b", "back"), ("q", "close")
+        move = ("↑↓", "choose")
+        match self.page:
+            case 0:
+                return (("enter", "next"), ("?", "help"), close)
+            case 1:
+                return (("enter", "next"), move, back, close)
+            case 2:
+                return (("enter", "probe"), move, ("←→", "change"), back, close)
+            case 3:
+                return (("b", "stop"), close) if self.share is not None else (("enter", "retry"), back, close)
+            case 4:
+                verify = (("v", f"measure {len(self.marked)}"),) if self.marked else ()
+                keys = (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"))
+                return (*keys, back, close)
+            case 5:
+                return (("enter", "file"), move, ("b", "back" if self.share is None else "stop"), close)
+            case _:
+                diff = (("d", "complete file" if self.show_diff else "changes"),) if self.file.there else ()
+                train = (("t", "write and train"),) if self.can_train else ()
+                return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)
 
 
 def wizard_rows(view: WizardView, width: int, height: int) -> list[Row]:
@@ -273,7 +301,7 @@ def _file(view: WizardView, width: int, room: int) -> list[Row]:
     file = view.file
     what = "changes to" if view.show_diff else "complete file" if file.there else "new file"
     title = f"{what} {foreign(file.path)}"
-    lines = shown_lines(view)
+    lines = view.lines
     place = f" {min(view.top + room - 1, len(lines))}/{len(lines)} " if len(lines) > room - 1 else ""
     out = [rule(title, width, "bold", place)]
     seen = lines[view.top : view.top + max(room - 1, 0)]
@@ -281,11 +309,6 @@ def _file(view: WizardView, width: int, room: int) -> list[Row]:
     if not lines:
         out.append((("no changes", "dim"),))
     return out
-
-
-def shown_lines(view: WizardView) -> tuple[str, ...]:
-    """Lines of the file or of its diff."""
-    return view.file.diff if view.show_diff else view.file.text
 
 
 def foreign_line(line: str) -> str:
@@ -303,8 +326,3 @@ def _look(line: str, diff: bool) -> str:
 def _start(chosen: int, count: int, room: int) -> int:
     """The first visible line so that the chosen one is visible."""
     return min(max(chosen - room + 1, 0), max(count - room, 0))
-
-
-def bounded(value: int, rows: Sequence[object]) -> int:
-    """`value` limited to the indices of `rows`."""
-    return min(max(value, 0), max(len(rows) - 1, 0))
