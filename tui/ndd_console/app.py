@@ -20,7 +20,7 @@ from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
 from ndd_console.screens.live import LiveScreen, Result
 from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen, WizardSource
-from ndd_console.view.entries import RunRow, StartRow
+from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.style import PLAIN, Look
 from ndd_engine.diagnose import diagnose
 

@@ -26,6 +26,7 @@ from ndd_engine.record.rundir import find_run, runs_root
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 
+from .headless import reason_of
 from .run_sources import AttachedSource, EngineSource, HomeFolder
 from .wizard import WizardJob, live_run_notes
 
@@ -144,12 +145,7 @@ class Console:
             if self.run is None:
                 app.leave()
                 return
-            word, status = (
-                ("terminated (SIGTERM)", "terminated")
-                if number == signal.SIGTERM
-                else ("interrupted (Ctrl-C)", "interrupted")
-            )
-            self.run.control.request("stop" if self._terms == 1 else "kill", word, status)
+            self.run.control.request("stop" if self._terms == 1 else "kill", *reason_of(number))
             app.leave_when_final()
 
         signal.signal(signal.SIGTERM, stop)
@@ -175,16 +171,13 @@ class Console:
                 run.control.request("stop", "lost the terminal", "terminated")
             self._continue_detached(run, "")
         elif result == "detach":
-            self._continue_detached(
-                run,
-                f"run {name} continues in the background (process {os.getpid()}); "
-                f"attach with: ndd-console attach {name}",
-            )
+            where = f"run {name} continues in the background (process {os.getpid()})"
+            self._continue_detached(run, f"{where}; attach with: ndd-console attach {name}")
         elif result is None:
             # An error of the screen does not stop training.
+            log = run.directory.console_log
             click.echo(
-                f"the screen failed (see {run.directory.console_log}); run {name} continues, press Ctrl-C to stop it",
-                err=True,
+                f"the screen failed (see {log}); run {name} continues, press Ctrl-C to stop it", err=True
             )
         return self._finish(run)
 
@@ -205,8 +198,7 @@ class Console:
         run.close()
         if self._run_log is not None:
             self._run_log.finish()
-        snapshot = run.recorder.snapshot()
-        for line in summary(snapshot, run.end, str(run.directory.path)):
+        for line in summary(run.recorder.snapshot(), run.end, str(run.directory.path)):
             click.echo(line)
         return run.end.exit_status if run.end is not None else EXIT_DONE
 

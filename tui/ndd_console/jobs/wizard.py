@@ -61,14 +61,9 @@ class WizardJob(ThreadJob, Questions):
         proposed = self._proposed
         if proposed is not None:
             opened = proposed.situation.opened
-            notes = (
-                opened.data,
-                opened.model,
-                *lengths_line(opened),
-                *proposed.situation.notes,
-                *self._notes,
-            )
-            notes += tuple(f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why)
+            failed = (f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why)
+            about = (opened.data, opened.model, *lengths_line(opened), *proposed.situation.notes)
+            notes = (*about, *self._notes, *failed)
             view = replace(view, rows=proposed.rows, best=proposed.best, notes=notes)
         if self.working():
             spent = time.monotonic() - self._began

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ndd_console.view.entries import RunRow as RunRow
-from ndd_console.view.entries import StartRow as StartRow
+from ndd_console.view.home import RunRow as RunRow
+from ndd_console.view.home import StartRow as StartRow
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.snapshot import Snapshot
 

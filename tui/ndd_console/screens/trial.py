@@ -61,13 +61,11 @@ class TrialScreen(ViewScreen[TrialState]):
     def poll(self) -> None:
         """Show the progress or the result of the trial."""
         job = self._job
-        if job is None:
-            return
-        if not job.done:
+        if job is not None and not job.done:
             self.show(progress=job.progress)
-            return
-        self._job = None
-        self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.problem)
+        elif job is not None:
+            self._job = None
+            self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.problem)
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
@@ -131,19 +129,17 @@ class TrialScreen(ViewScreen[TrialState]):
     def _measure(self) -> None:
         state = self.view
         cause = None
+        problem = ""
         if state.custom:
             try:
                 sets = tuple(shlex.split(state.typed))
+                problem = "" if sets else "enter a change, e.g. loader.workers=2"
             except ValueError as error:
-                self.show(problem=f"cannot parse: {error}")
-                return
-            if not sets:
-                self.show(problem="enter a change, e.g. loader.workers=2")
-                return
+                sets, problem = (), f"cannot parse: {error}"
         else:
             sets = state.offered[state.chosen].sets
             cause = state.offered[state.chosen].cause
-        problem = self._trials.refusal() or self._trials.check(sets)
+        problem = problem or self._trials.refusal() or self._trials.check(sets)
         if problem:
             self.show(problem=problem)
             return

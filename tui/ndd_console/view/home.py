@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ndd_engine.text import MISSING, printable
 
-from .entries import RunRow, StartRow
 from .frame import Keys, footer_row, framed, inner_width
 from .rows import BLANK, ends, entry, first_shown, foreign, paragraph, rule, shorten
 from .style import Row, Span, status_span
@@ -23,6 +22,29 @@ KEYS: Keys = (
 DETECTING = "detecting hardware…"
 SLOGAN = "train PyTorch models and see where the time goes"
 _LOADING: Row = (("loading…", "dim"),)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run. started_t: unix seconds. best: "loss 1.482", empty without an evaluation."""
+
+    name: str
+    workload: str
+    status: str
+    step: int
+    total_steps: int
+    started_t: float | None
+    best: str
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """A workload that can be trained."""
+
+    name: str
+    title: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

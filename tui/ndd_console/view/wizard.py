@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ndd_engine.text import MISSING, duration, number, printable, size
 
 from .bars import progress_bar
-from .entries import StartRow
 from .frame import Keys, footer_row, framed, inner_width
+from .home import StartRow
 from .rows import (
     BLANK,
     cells,
