@@ -98,7 +98,7 @@ async def take_run(root: Path) -> None:
             screen = app.screen
             assert isinstance(screen, TrialScreen)
             await pilot.press(*["down"] * cached(screen), "m", "m", "enter")
-            await until(lambda: screen.state.stage == "result", pilot)
+            await until(lambda: screen.view.stage == "result", pilot)
             await pilot.pause(1.0)
             save("trial", app)
             app.exit("quit")
@@ -123,7 +123,7 @@ def ready(source: EngineSource, seconds: float) -> bool:
 
 def cached(screen: TrialScreen) -> int:
     """Index of the change that removes the bottleneck."""
-    return next(i for i, change in enumerate(screen.state.offered) if "loader.cache=true" in change.sets)
+    return next(i for i, change in enumerate(screen.view.offered) if "loader.cache=true" in change.sets)
 
 
 async def take_tuning() -> None:

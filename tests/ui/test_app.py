@@ -16,6 +16,7 @@ from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import RunSource
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
+from ndd_console.view.style import Look
 from ndd_console.view.wizard import FILE, TABLE
 from ndd_engine.errors import UsageError
 
@@ -225,7 +226,7 @@ async def test_leaving_when_somebody_else_stopped_the_run() -> None:
 
 async def test_over_ssh_it_is_slower_while_nobody_looks() -> None:
     source = FakeSource()
-    app = make(source, ssh=True)
+    app = make(source, look=Look(ssh=True))
     async with app.run_test(size=(80, 24)) as pilot:
         screen = app.screen
         assert isinstance(screen, LiveScreen)

@@ -12,6 +12,7 @@ from ndd_console.app import ConsoleApp, TuningApp
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.screens.tuning import TuningScreen
+from ndd_console.view.style import Look
 from ndd_engine.trial.request import Progress
 from ndd_engine.trial.tuning import TuningState
 
@@ -55,8 +56,8 @@ async def loaded(pilot: Pilot[Any]) -> None:
         screen = pilot.app.screen
         if (
             isinstance(screen, HomeScreen)
-            and screen.state.machine is not None
-            and screen.state.runs is not None
+            and screen.view.machine is not None
+            and screen.view.runs is not None
         ):
             break
         await asyncio.sleep(0.02)
@@ -84,11 +85,11 @@ def test_home(snap_compare: Any, size: tuple[int, int]) -> None:
 
 
 def test_live_in_ascii_without_colour(snap_compare: Any) -> None:
-    assert snap_compare(live(ascii_only=True, monochrome=True), terminal_size=(80, 24))
+    assert snap_compare(live(look=Look(True, True)), terminal_size=(80, 24))
 
 
 def test_home_in_ascii_without_colour(snap_compare: Any) -> None:
-    app = ConsoleApp(None, FakeHome(), ascii_only=True, monochrome=True)
+    app = ConsoleApp(None, FakeHome(), look=Look(True, True))
     assert snap_compare(app, terminal_size=(80, 24), run_before=loaded)
 
 
@@ -137,7 +138,7 @@ def test_live_with_a_finding(snap_compare: Any, size: tuple[int, int]) -> None:
 
 
 def test_live_with_a_finding_in_ascii_without_colour(snap_compare: Any) -> None:
-    assert snap_compare(diagnosed(ascii_only=True, monochrome=True), terminal_size=(80, 24))
+    assert snap_compare(diagnosed(look=Look(True, True)), terminal_size=(80, 24))
 
 
 def test_live_that_is_healthy(snap_compare: Any) -> None:
@@ -200,7 +201,7 @@ def test_trial_result(snap_compare: Any, size: tuple[int, int]) -> None:
 
 
 def test_trial_result_in_ascii_without_colour(snap_compare: Any) -> None:
-    app = diagnosed(ascii_only=True, monochrome=True)
+    app = diagnosed(look=Look(True, True))
     assert snap_compare(app, terminal_size=(80, 24), run_before=measured)
 
 
@@ -238,5 +239,5 @@ def test_tuning_done(snap_compare: Any, size: tuple[int, int]) -> None:
 
 
 def test_tuning_in_ascii_without_colour(snap_compare: Any) -> None:
-    app = TuningApp(FixedTuning(DONE), ascii_only=True, monochrome=True)
+    app = TuningApp(FixedTuning(DONE), look=Look(True, True))
     assert snap_compare(app, terminal_size=(80, 24), run_before=looked)

@@ -9,8 +9,8 @@ import pytest
 from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp
-from ndd_console.screens.findings import DiagnosisScreen
 from ndd_console.screens.live import LiveScreen
+from ndd_console.screens.pages import DiagnosisScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_engine.diagnose import Change
 from ndd_engine.trial.request import Progress

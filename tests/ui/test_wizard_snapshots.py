@@ -10,6 +10,7 @@ from textual.pilot import Pilot
 
 from ndd_console.app import WizardApp
 from ndd_console.screens.wizard import WizardScreen
+from ndd_console.view.style import Look
 from ndd_console.view.wizard import TABLE, WizardView
 
 from .fake_wizard import FakeWizard
@@ -69,5 +70,5 @@ def test_page(snap_compare: Any, page: str, size: tuple[int, int]) -> None:
 
 def test_table_in_ascii_without_colour(snap_compare: Any) -> None:
     fake = FakeWizard()
-    app = WizardApp(fake, ascii_only=True, monochrome=True)
+    app = WizardApp(fake, look=Look(True, True))
     assert snap_compare(app, terminal_size=(80, 24), run_before=steps(fake, "table"))

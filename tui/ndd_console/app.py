@@ -6,23 +6,23 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from textual.app import App
 from textual.filter import NoColor
-from textual.message import Message
 from textual.screen import Screen
 from textual.timer import Timer, TimerCallback
 
-from ndd_console.screens.base import Look, post_from_thread
+from ndd_console.screens.base import call_from_thread, error_text
 from ndd_console.screens.diagnosis import Diagnosis, Rules
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
 from ndd_console.screens.live import LiveScreen, Result
 from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen, WizardSource
-from ndd_console.view.entries import RunRow, StartRow
+from ndd_console.view.home import RunRow, StartRow
+from ndd_console.view.style import PLAIN, Look
 from ndd_engine.diagnose import diagnose
-from ndd_engine.errors import NddError
 
 Opener = Callable[[str], RunSource]
 # Opens the wizard for the run on the screen; None if there is no run.
@@ -36,11 +36,11 @@ class CanvasApp(App[str], inherit_bindings=False):
     ENABLE_COMMAND_PALETTE = False
     CSS = "Screen { background: ansi_default; color: ansi_default; }"
 
-    def __init__(self, *, ascii_only: bool, monochrome: bool) -> None:
+    def __init__(self, look: Look) -> None:
         super().__init__(ansi_color=True)
         self.animation_level = "none"
-        self._look = Look(ascii_only, monochrome or self.no_color)
-        if monochrome and not self.no_color:
+        self._look = replace(look, monochrome=look.monochrome or self.no_color)
+        if look.monochrome and not self.no_color:
             self.no_color = True
             self._filters.append(NoColor())
         self._gone = False
@@ -73,6 +73,10 @@ class CanvasApp(App[str], inherit_bindings=False):
         """Make `run()` return "quit". Safe in a signal handler and in any thread."""
         self._leave_soon("quit")
 
+    def hang_up(self) -> None:
+        """The terminal is lost: close the screen. Safe in a signal handler and in any thread."""
+        self.leave()
+
     def _leave_soon(self, result: str) -> None:
         self._leaving = self._leaving or result
         self._soon(lambda: self._finish(result))
@@ -95,14 +99,9 @@ class TuningApp(CanvasApp):
     """The tuning screen. `run()` returns "quit"."""
 
     def __init__(
-        self,
-        source: TuningSource,
-        *,
-        ascii_only: bool = False,
-        monochrome: bool = False,
-        on_first_paint: Callable[[], None] | None = None,
+        self, source: TuningSource, look: Look = PLAIN, on_first_paint: Callable[[], None] | None = None
     ) -> None:
-        super().__init__(ascii_only=ascii_only, monochrome=monochrome)
+        super().__init__(look)
         self._source = source
         self._on_first_paint = on_first_paint
 
@@ -113,15 +112,8 @@ class TuningApp(CanvasApp):
 class WizardApp(CanvasApp):
     """The wizard's screen. to_train: the file to train after the screen is closed, or ""."""
 
-    def __init__(
-        self,
-        source: WizardSource,
-        *,
-        can_train: bool = True,
-        ascii_only: bool = False,
-        monochrome: bool = False,
-    ) -> None:
-        super().__init__(ascii_only=ascii_only, monochrome=monochrome)
+    def __init__(self, source: WizardSource, look: Look = PLAIN, *, can_train: bool = True) -> None:
+        super().__init__(look)
         self._source, self._can_train = source, can_train
         self.to_train = ""
 
@@ -143,29 +135,13 @@ class ConsoleApp(CanvasApp):
     start, attach, start_file: open a run by workload, by run name or by configuration file.
     """
 
-    class RunOpened(Message):
-        """A run was started or attached in a thread."""
-
-        def __init__(self, source: RunSource) -> None:
-            self.source = source
-            super().__init__()
-
-    class OpenFailed(Message):
-        """A run could not be started or attached."""
-
-        def __init__(self, text: str) -> None:
-            self.text = text
-            super().__init__()
-
     def __init__(
         self,
         source: RunSource | None,
         home: HomeSource | None,
         *,
+        look: Look = PLAIN,
         refresh_hz: float = 4.0,
-        ascii_only: bool = False,
-        monochrome: bool = False,
-        ssh: bool = False,
         start: Opener | None = None,
         attach: Opener | None = None,
         start_file: Opener | None = None,
@@ -176,7 +152,7 @@ class ConsoleApp(CanvasApp):
     ) -> None:
         if source is None and home is None:
             raise ValueError("ConsoleApp needs a source or a home")
-        super().__init__(ascii_only=ascii_only, monochrome=monochrome)
+        super().__init__(look)
         self.source = source
         self.home = home
         self._start_run = start
@@ -185,7 +161,6 @@ class ConsoleApp(CanvasApp):
         self._new_wizard = wizard
         self.wizard: WizardSource | None = None
         self._refresh_hz = refresh_hz
-        self._ssh = ssh
         self._clock = clock
         self._rules = rules
         self._on_first_paint = on_first_paint
@@ -223,7 +198,6 @@ class ConsoleApp(CanvasApp):
             self._look,
             self._leave_live,
             refresh_hz=self._refresh_hz,
-            ssh=self._ssh,
             clock=self._clock,
             diagnosis=Diagnosis(self._rules),
             on_painted=on_painted,
@@ -249,13 +223,13 @@ class ConsoleApp(CanvasApp):
             self._finish("quit")
 
     def _choose(self, entry: StartRow | RunRow) -> None:
-        """Start or attach in a thread, since that may take seconds."""
         if isinstance(entry, StartRow):
             self._begin(self._start_run, entry.name, "starting")
         else:
             self._begin(self._attach_run, entry.name, "opening")
 
     def _begin(self, opener: Opener | None, name: str, word: str) -> None:
+        """Start or attach in a thread, since that may take seconds."""
         if opener is None or self._opening:
             return
         self._opening = True
@@ -282,24 +256,21 @@ class ConsoleApp(CanvasApp):
     def _open(self, opener: Opener, name: str) -> None:
         try:
             source = opener(name)
-        except (NddError, OSError) as error:
-            post_from_thread(self, self.OpenFailed(str(error)))
-            return
         except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
-            post_from_thread(self, self.OpenFailed(f"{type(error).__name__}: {error}"))
+            call_from_thread(self, self._not_opened, error_text(error))
             return
-        if self._gone or not post_from_thread(self, self.RunOpened(source)):
+        if self._gone or not call_from_thread(self, self._opened, source):
             source.close()
 
-    def on_console_app_run_opened(self, message: RunOpened) -> None:
+    def _opened(self, source: RunSource) -> None:
         self._opening = False
         self._say(None)
-        self.source = message.source
-        self.push_screen(self._live_screen(message.source))
+        self.source = source
+        self.push_screen(self._live_screen(source))
 
-    def on_console_app_open_failed(self, message: OpenFailed) -> None:
+    def _not_opened(self, text: str) -> None:
         self._opening = False
-        self._say(message.text, bad=True)
+        self._say(text, bad=True)
 
     def _say(self, text: str | None, bad: bool = False) -> None:
         for screen in self.screen_stack:

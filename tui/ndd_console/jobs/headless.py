@@ -41,6 +41,13 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     return end.exit_status
 
 
+def reason_of(number: int) -> tuple[str, str]:
+    """Reason and status of a run that a signal ends."""
+    if number == signal.SIGTERM:
+        return "terminated (SIGTERM)", "terminated"
+    return "interrupted (Ctrl-C)", "interrupted"
+
+
 def handle_signals(run: Run, say: Callable[[str], None], survive_hangup: bool) -> None:
     """SIGINT and SIGTERM stop after a checkpoint; a second one immediately; a third one ends the process."""
     requests = 0
@@ -48,13 +55,11 @@ def handle_signals(run: Run, say: Callable[[str], None], survive_hangup: bool) -
     def stop(number: int, _frame: FrameType | None) -> None:
         nonlocal requests
         requests += 1
-        interrupted = number == signal.SIGINT
-        reason = "interrupted (Ctrl-C)" if interrupted else "terminated (SIGTERM)"
         if requests == 1:
-            run.control.request("stop", reason, "interrupted" if interrupted else "terminated")
+            run.control.request("stop", *reason_of(number))
             say("stopping after a checkpoint; press Ctrl-C again to stop immediately")
         elif requests == 2:
-            run.control.request("kill", reason, "interrupted" if interrupted else "terminated")
+            run.control.request("kill", *reason_of(number))
             if run.end is None:
                 raise StopNow
         else:

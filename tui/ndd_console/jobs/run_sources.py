@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ndd_profiles
 from ndd_console.screens.interfaces import Action
-from ndd_console.view.entries import RunRow, StartRow
+from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.machine import machine_lines
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
 from ndd_engine.errors import UsageError
@@ -72,9 +72,8 @@ class EngineSource(_RunFolder):
 
     def command(self, action: Action) -> None:
         if action in ("interrupt", "kill"):
-            self.run.control.request(
-                "stop" if action == "interrupt" else "kill", "interrupted (Ctrl-C)", "interrupted"
-            )
+            command = "stop" if action == "interrupt" else "kill"
+            self.run.control.request(command, "interrupted (Ctrl-C)", "interrupted")
         else:
             self.run.control.request(action, "stopped from the console")
 
@@ -159,7 +158,7 @@ class HomeFolder:
     def workloads(self) -> list[StartRow]:
         # The default workload comes first.
         names = sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name))
-        return [StartRow(name, TITLES[name], _sizes(name)) for name in names]
+        return [StartRow(name, TITLES[name], sizes_text(name)) for name in names]
 
 
 def run_row(directory: RunDir) -> RunRow:
@@ -196,6 +195,7 @@ def tail(path: Path, count: int) -> list[str]:
     return [printable(line) for line in text.splitlines()[-count:]]
 
 
-def _sizes(workload: str) -> str:
-    sizes: Iterator[str] = iter(ndd_profiles.read("workloads", workload).get("sizes", {}))
-    return "sizes " + ", ".join(sizes)
+def sizes_text(workload: str) -> str:
+    """ "sizes tiny, mini", or "one size"."""
+    sizes = ndd_profiles.read("workloads", workload).get("sizes")
+    return f"sizes {', '.join(sizes)}" if sizes else "one size"

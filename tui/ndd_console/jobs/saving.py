@@ -12,11 +12,9 @@ from ndd_engine.text import printable
 
 def new_path(stem: str, folder: Path | None = None) -> Path:
     """The first unused name of `<stem>.toml`, `<stem>-2.toml`, … folder: defaults to the working directory."""
-    for number in itertools.count(1):
-        path = (folder or Path()) / f"{stem}{f'-{number}' if number > 1 else ''}.toml"
-        if not os.path.lexists(path):  # a broken link also occupies its name
-            return path
-    raise AssertionError("unreachable")
+    names = (f"{stem}{f'-{number}' if number > 1 else ''}.toml" for number in itertools.count(1))
+    paths = ((folder or Path()) / name for name in names)
+    return next(path for path in paths if not os.path.lexists(path))  # a broken link also occupies its name
 
 
 def save_new(stem: str, text: str, folder: Path | None = None) -> Path:

@@ -15,8 +15,9 @@ import click
 from ndd_console.app import ConsoleApp
 from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
+from ndd_console.process.hosting import captured_for
 from ndd_console.process.launcher import Leash, supervised
-from ndd_console.process.terminal import Captured, HangupWatch, capabilities, follow_terminal, silence
+from ndd_console.process.terminal import Captured, capabilities, follow_terminal, silence
 from ndd_console.screens.interfaces import HomeSource, RunSource
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
@@ -25,6 +26,7 @@ from ndd_engine.record.rundir import find_run, runs_root
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 
+from .headless import reason_of
 from .run_sources import AttachedSource, EngineSource, HomeFolder
 from .wizard import WizardJob, live_run_notes
 
@@ -40,12 +42,12 @@ def run_console(request: RunRequest, ascii_only: bool) -> int:
 def home(runs_folder: Path | None, ascii_only: bool) -> int:
     """Show the home screen. Returns the exit status of the run if one was started."""
     root = runs_root(runs_folder)
-    return supervised(lambda leash: Console(leash, root, ascii_only).home())
+    return supervised(lambda leash: Console(leash, root, ascii_only).show(None, HomeFolder(root)))
 
 
 def watch(source: AttachedSource, ascii_only: bool) -> int:
     """Show the live screen of a run of another process. Closing it does not affect the run."""
-    return Console(Leash(None), source.directory.path.parent, ascii_only).watch(source)
+    return Console(Leash(None), source.directory.path.parent, ascii_only).show(source)
 
 
 class Console:
@@ -66,17 +68,9 @@ class Console:
         self._terms = 0
         self._deadline: float | None = None
 
-    # Entry points.
-
     def train(self, request: RunRequest) -> int:
         """Open the run. The engine starts after the first paint, since importing torch blocks the screen."""
-        return self._show(self._open(request), None)
-
-    def home(self) -> int:
-        return self._show(None, HomeFolder(self.root))
-
-    def watch(self, source: AttachedSource) -> int:
-        return self._show(source, None)
+        return self.show(self._open(request))
 
     # The run of this process.
 
@@ -116,14 +110,13 @@ class Console:
 
     # The screen.
 
-    def _show(self, source: RunSource | None, home_source: HomeSource | None) -> int:
+    def show(self, source: RunSource | None, home_source: HomeSource | None = None) -> int:
+        """Show the screen until it is closed. Returns the exit status."""
         app = self._app = ConsoleApp(
             source,
             home_source,
+            look=self.can,
             refresh_hz=self.refresh_hz,
-            ascii_only=self.can.ascii_only,
-            monochrome=self.can.monochrome,
-            ssh=self.can.ssh,
             start=lambda workload: self._start(read(workload=workload)),
             attach=lambda name: AttachedSource(find_run(self.root, name)),
             start_file=lambda path: self._start(read(Path(path))),
@@ -131,23 +124,17 @@ class Console:
             on_first_paint=self._first_paint,
         )
         log = self.run.directory.console_log if self.run is not None else Path(os.devnull)
-        with Captured(log) as captured:
+        with captured_for(app, log) as captured:
             self._captured = captured
-            # Textual discards prints while it runs; prints of the engine belong into the log.
-            app._capture_stdout = app._capture_stderr = captured.stream  # type: ignore[assignment]
             self._handle_signals(app)
-            hangup = HangupWatch(0, app.hang_up)
-            hangup.start()
             # Without mouse capture the terminal can still select text.
             result = app.run(mouse=False)
             if app.source is not None:
                 app.source.close()  # a running trial keeps the run paused
             if app.wizard is not None:
                 app.wizard.stop()
-            hangup.stop()
-            self._captured = None
-            lost = captured.terminal.lost
-        return self._leave("hangup" if lost else result)
+        self._captured = None
+        return self._leave("hangup" if captured.terminal.lost else result)
 
     def _handle_signals(self, app: ConsoleApp) -> None:
         def stop(number: int, _frame: FrameType | None) -> None:
@@ -158,20 +145,12 @@ class Console:
             if self.run is None:
                 app.leave()
                 return
-            word, status = (
-                ("terminated (SIGTERM)", "terminated")
-                if number == signal.SIGTERM
-                else ("interrupted (Ctrl-C)", "interrupted")
-            )
-            self.run.control.request("stop" if self._terms == 1 else "kill", word, status)
+            self.run.control.request("stop" if self._terms == 1 else "kill", *reason_of(number))
             app.leave_when_final()
-
-        def hang_up(_number: int, _frame: FrameType | None) -> None:
-            app.hang_up()
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGHUP, hang_up)
+        signal.signal(signal.SIGHUP, lambda *_: app.hang_up())
 
     # Leaving.
 
@@ -192,16 +171,13 @@ class Console:
                 run.control.request("stop", "lost the terminal", "terminated")
             self._continue_detached(run, "")
         elif result == "detach":
-            self._continue_detached(
-                run,
-                f"run {name} continues in the background (process {os.getpid()}); "
-                f"attach with: ndd-console attach {name}",
-            )
+            where = f"run {name} continues in the background (process {os.getpid()})"
+            self._continue_detached(run, f"{where}; attach with: ndd-console attach {name}")
         elif result is None:
             # An error of the screen does not stop training.
+            log = run.directory.console_log
             click.echo(
-                f"the screen failed (see {run.directory.console_log}); run {name} continues, press Ctrl-C to stop it",
-                err=True,
+                f"the screen failed (see {log}); run {name} continues, press Ctrl-C to stop it", err=True
             )
         return self._finish(run)
 
@@ -222,8 +198,7 @@ class Console:
         run.close()
         if self._run_log is not None:
             self._run_log.finish()
-        snapshot = run.recorder.snapshot()
-        for line in summary(snapshot, run.end, str(run.directory.path)):
+        for line in summary(run.recorder.snapshot(), run.end, str(run.directory.path)):
             click.echo(line)
         return run.end.exit_status if run.end is not None else EXIT_DONE
 

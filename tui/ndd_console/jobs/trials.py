@@ -19,6 +19,7 @@ from ndd_engine.text import printable
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 
 from .saving import save_new
+from .thread import ThreadJob
 
 if TYPE_CHECKING:
     from ndd_console.screens.interfaces import TrialJob
@@ -33,57 +34,26 @@ PATIENCE_S = 20.0
 PAUSE_PATIENCE_S = 60.0
 
 
-class TrialThread:
-    """One trial. paused: pauses the run during the trial. keep: records the result; may raise UsageError."""
+class TrialThread(ThreadJob):
+    """One trial."""
 
-    def __init__(
-        self,
-        request: TrialRequest,
-        paused: Paused,
-        keep: Callable[[TrialEvent], None],
-        measure: Measure,
-    ) -> None:
+    problem = property(ThreadJob.failed)
+
+    def __init__(self, request: TrialRequest) -> None:
+        super().__init__("ndd-trial")
         self.request = request
         self.progress: Progress | None = None
         self.result: TrialEvent | None = None
-        self.problem = ""
-        self._paused = paused
-        self._keep = keep
-        self._measure = measure
-        self._stop = threading.Event()
-        self._over = threading.Event()
-        # Not a daemon thread: the program must not end before the run resumes.
-        self._thread = threading.Thread(target=self._work, name="ndd-trial")
-
-    def start(self) -> None:
-        """Start the trial."""
-        self._thread.start()
 
     @property
     def done(self) -> bool:
-        return self._over.is_set()
+        return not self.working()
 
-    def stop(self) -> None:
-        self._stop.set()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the trial. Returns False after the timeout."""
-        return self._over.wait(timeout_s)
-
-    def _work(self) -> None:
-        try:
-            with self._paused(self._report_wait, self._stop):
-                self.result = self._measure(self.request, self._report, self._stop)
-            self._keep(self.result)
-        except (NddError, OSError) as error:
-            self.problem = str(error)
-        except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
-            self.problem = f"{type(error).__name__}: {error}"
-        finally:
-            self._over.set()
-
-    def _report_wait(self, text: str) -> None:
-        self.progress = Progress(text, 0.0, self.request.budget_s)
+    def run(self, paused: Paused, measure: Measure) -> TrialEvent:
+        """Measure while the run is paused."""
+        with paused(lambda text: self._report(Progress(text, 0.0, self.request.budget_s)), self._stop):
+            self.result = measure(self.request, self._report, self._stop)
+        return self.result
 
     def _report(self, progress: Progress) -> None:
         self.progress = progress
@@ -103,27 +73,23 @@ class RunTrials:
         keep: Callable[[TrialEvent], None],
         measure: Measure | None = None,
     ) -> None:
+        self._run = directory
         self._of = Base.of_run(directory)
+        self.base = self._of.name
         self._paused = paused
         self._live = live
         self._keep = keep
         self._measure = measure or _run_trial
         self._job: TrialThread | None = None
 
-    @property
-    def base(self) -> str:
-        return self._of.name
-
     def pauses(self) -> str:
-        assert self._of.run is not None
-        return self._of.run.name if self._live() else ""
+        return self._run.name if self._live() else ""
 
     def refusal(self) -> str:
-        assert self._of.run is not None
         if self._job is not None and not self._job.done:
             return "the previous trial is still shutting down"
-        if not self._of.run.config.exists():
-            return f"run {self._of.run.name} has no config.toml yet; wait until training starts"
+        if not self._run.config.exists():
+            return f"run {self._run.name} has no config.toml yet; wait until training starts"
         return ""
 
     def check(self, sets: Sequence[str]) -> str:
@@ -137,13 +103,12 @@ class RunTrials:
 
     def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> TrialJob:
         request = TrialRequest(self._of, tuple(sets), budget_s, cause)
-        job = self._job = TrialThread(request, self._paused, self._keep, self._measure)
-        job.start()
+        job = self._job = TrialThread(request)
+        job.begin(lambda: self._keep(job.run(self._paused, self._measure)))
         return job
 
     def write(self, trial: TrialEvent) -> Path:
         of = self._of
-        assert of.run is not None
         config = read(of.config, (*of.sets, *trial.sets), of.workload).resolve()
         # A new run cannot have the name of this one.
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": None})})
@@ -153,15 +118,14 @@ class RunTrials:
         }
         heading = f"Configuration of {of.name} with {', '.join(trial.sets)}\n{trial.text}"
         lines = "\n".join(printable(line) for line in heading.splitlines())
-        return save_new(f"{of.run.name}-changed", to_toml(config, lines, reasons))
+        return save_new(f"{self._run.name}-changed", to_toml(config, lines, reasons))
 
     def close(self, timeout_s: float = PATIENCE_S) -> bool:
         """Stop a running trial and wait until the run resumes. Returns False after the timeout."""
-        job = self._job
-        if job is None or job.done:
+        if self._job is None:
             return True
-        job.stop()
-        return job.join(timeout_s)
+        self._job.stop()
+        return self._job.join(timeout_s)
 
 
 def pause_attached(run: RunDir) -> Paused:

@@ -11,13 +11,14 @@ from ndd_console.app import TuningApp
 from ndd_console.process.hosting import hosted
 from ndd_console.process.terminal import capabilities
 from ndd_engine.config import read
-from ndd_engine.errors import NddError, UsageError
+from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
 from .saving import save_new
+from .thread import ThreadJob
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningState
@@ -25,37 +26,22 @@ if TYPE_CHECKING:
 Sweep = Callable[[Callable[["TuningState"], None], threading.Event], "TuningState"]
 
 
-class TuningJob:
+class TuningJob(ThreadJob):
     """A sweep in a thread. output: file for the result at the end; None: only on request."""
 
+    problem = property(ThreadJob.failed)
+
     def __init__(self, name: str, sweep: Sweep, output: Path | None = None) -> None:
+        super().__init__("ndd-tuning")
         self.name = name
         self.state: TuningState | None = None
-        self.error: BaseException | None = None
         self.saved = ""
         self._sweep = sweep
         self._output = output
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ndd-tuning")
 
     def start(self) -> None:
         """Start the sweep."""
-        self._thread.start()
-
-    @property
-    def problem(self) -> str:
-        if self.error is None:
-            return ""
-        text = str(self.error)
-        return text if isinstance(self.error, NddError) else f"{type(self.error).__name__}: {text}"
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def join(self) -> None:
-        """Wait for the end of the sweep and of its processes."""
-        if self._thread.ident is not None:
-            self._thread.join()
+        self.begin(self._tune)
 
     def save(self) -> str:
         """Write the result to a new file. Returns an error message, or ""."""
@@ -67,20 +53,16 @@ class TuningJob:
             return str(error)
         return ""
 
-    def _work(self) -> None:
-        try:
-            state = self._sweep(self._report, self._stop)
-            if self._output is not None:
-                try:
-                    self._output.write_text(state.toml, encoding="utf-8")
-                except OSError as error:
-                    raise UsageError(
-                        f"-o {printable(str(self._output))}: cannot be written: {error.strerror}"
-                    ) from None
-                self.saved = str(self._output)
-            self.state = state
-        except BaseException as error:  # noqa: BLE001  shown on the screen, raised again when it is closed
-            self.error = error
+    def _tune(self) -> None:
+        state = self._sweep(self._report, self._stop)
+        if self._output is not None:
+            try:
+                self._output.write_text(state.toml, encoding="utf-8")
+            except OSError as error:
+                text = f"-o {printable(str(self._output))}: cannot be written: {error.strerror}"
+                raise UsageError(text) from None
+            self.saved = str(self._output)
+        self.state = state
 
     def _report(self, state: TuningState) -> None:
         self.state = state
@@ -116,11 +98,8 @@ def show(
 
 def run_screen(job: TuningJob, ascii_only: bool) -> tuple[TuningState, int, str]:
     """Show the screen and start the job; see `show`."""
-    can = capabilities(ascii_only)
-    app = TuningApp(job, ascii_only=can.ascii_only, monochrome=can.monochrome, on_first_paint=job.start)
-    status = hosted(app, job.stop)
-    job.stop()
-    job.join()
+    app = TuningApp(job, capabilities(ascii_only), job.start)
+    status = hosted(app, job)
     if job.error is not None:
         raise job.error
     assert job.state is not None

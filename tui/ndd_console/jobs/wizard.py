@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,12 +13,13 @@ from ndd_console.process.hosting import hosted
 from ndd_console.process.terminal import capabilities
 from ndd_console.view.wizard import Preview, WizardView
 from ndd_engine.config.loading import text_of
-from ndd_engine.errors import NddError
+from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Proposal
 
 from .saving import new_path, save_new
+from .thread import ThreadJob
 from .wizard_questions import Questions
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _STEM = "wizard"
 
 
-class WizardJob(Questions):
+class WizardJob(ThreadJob, Questions):
     """See screens.wizard.WizardSource.
 
     answers: initial answers from the command line. path: the file to write, or to change if it exists; None for a new
@@ -40,14 +40,12 @@ class WizardJob(Questions):
     def __init__(
         self, answers: Answers, path: Path | None, budget_s: float, notes: tuple[str, ...] = ()
     ) -> None:
-        super().__init__(answers, notes)
+        ThreadJob.__init__(self, "ndd-wizard")
+        Questions.__init__(self, answers, notes)
         self._path, self._budget_s = path, budget_s
         self._proposed: ProposalSet | None = None
         self._verified: tuple[Proposal, ...] = ()
         self._stage, self._share, self._began = "", 0.0, 0.0
-        self._error = ""
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def probe(self) -> None:
         self._proposed, self._verified = None, ()
@@ -63,14 +61,9 @@ class WizardJob(Questions):
         proposed = self._proposed
         if proposed is not None:
             opened = proposed.situation.opened
-            notes = (
-                opened.data,
-                opened.model,
-                *lengths_line(opened),
-                *proposed.situation.notes,
-                *self._notes,
-            )
-            notes += tuple(f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why)
+            failed = (f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why)
+            about = (opened.data, opened.model, *lengths_line(opened), *proposed.situation.notes)
+            notes = (*about, *self._notes, *failed)
             view = replace(view, rows=proposed.rows, best=proposed.best, notes=notes)
         if self.working():
             spent = time.monotonic() - self._began
@@ -79,12 +72,6 @@ class WizardJob(Questions):
         if self._verified:
             view = replace(view, verified=self._verified)
         return view
-
-    def working(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def failed(self) -> str:
-        return "" if self.working() else self._error
 
     def suggested(self) -> tuple[Proposal, ...]:
         if self._proposed is None or self.answers.gpu is not None:
@@ -111,14 +98,6 @@ class WizardJob(Questions):
         save(path, text)
         return str(path)
 
-    def stop(self) -> None:
-        self._stop.set()
-
-    def join(self) -> None:
-        """Wait for the running work and its processes to end."""
-        if self._thread is not None:
-            self._thread.join()
-
     def _text(self, chosen: Proposal) -> str:
         from ndd_engine.wizard.session import written, written_into
 
@@ -129,20 +108,8 @@ class WizardJob(Questions):
         return written(self.answers, situation, chosen)
 
     def _start(self, work: Callable[[], None]) -> None:
-        self.stop()
-        self.join()
-        self._stop = threading.Event()
-        self._stage, self._share, self._began, self._error = "starting", 0.0, time.monotonic(), ""
-        self._thread = threading.Thread(target=self._work, args=(work,), name="ndd-wizard")
-        self._thread.start()
-
-    def _work(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except NddError as error:
-            self._error = str(error)
-        except Exception as error:  # noqa: BLE001  shown on the screen, which would otherwise wait forever
-            self._error = f"{type(error).__name__}: {error}"
+        self._stage, self._share, self._began = "starting", 0.0, time.monotonic()
+        self.begin(work)
 
     def _plan(self) -> None:
         from ndd_engine.wizard.session import propose
@@ -153,7 +120,7 @@ class WizardJob(Questions):
         self._proposed = propose(self.answers, self._tell, self._stop, look)
         if not self._proposed.rows:
             reasons = "; ".join(found.why for found in self._proposed.found if found.why)
-            self._error = f"nothing could be predicted: {reasons or 'no combination is possible'}"
+            raise UsageError(f"nothing could be predicted: {reasons or 'no combination is possible'}")
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
         from ndd_engine.wizard.session import by_measured
@@ -198,10 +165,7 @@ def show(
 
     root: folder of the runs.
     """
-    can = capabilities(ascii_only)
     job = WizardJob(answers, output or answers.config, budget_s, live_run_notes(root))
-    app = WizardApp(job, can_train=answers.gpu is None, ascii_only=can.ascii_only, monochrome=can.monochrome)
-    status = hosted(app, job.stop)
-    job.stop()
-    job.join()
+    app = WizardApp(job, capabilities(ascii_only), can_train=answers.gpu is None)
+    status = hosted(app, job)
     return app.to_train, status

@@ -27,6 +27,8 @@ from ndd_engine.wizard.answers import (
     usable_bytes,
 )
 
+from .run_sources import sizes_text
+
 if TYPE_CHECKING:
     from ndd_engine.config import Config
 
@@ -76,8 +78,6 @@ class Questions:
         return (*_of_gpu(self.answers), *describe(self._machine), *self._notes)
 
     def workloads(self) -> tuple[StartRow, ...]:
-        import ndd_profiles
-
         asked = self.answers.workload
         rows = []
         if self.answers.config is not None:
@@ -86,7 +86,7 @@ class Questions:
             rows.append(StartRow(asked, "your own workload", ""))
         if self.answers.config is None:
             names = sorted(WORKLOADS, key=lambda name: name != (asked or DEFAULT_WORKLOAD))
-            rows += [StartRow(name, _about(ndd_profiles.read("workloads", name)), "") for name in names]
+            rows += [StartRow(name, sizes_text(name), "") for name in names]
         self._names = tuple(row.name for row in rows)
         return tuple(rows)
 
@@ -167,12 +167,10 @@ class Questions:
             answers = replace(answers, items=max(items * 2 if by > 0 else items // 2, 1))
         elif name == _BATCH:
             now, most = config.batch.items, self._train_items or sys.maxsize
-            batches = [(True, now * times) for times in _TIMES if now * times <= most]
-            batch = _next(
-                [(True, None), *batches, (False, None)],
-                (answers.hold_effective, answers.effective_batch), by,
-            )  # fmt: skip
-            answers = replace(answers, hold_effective=batch[0], effective_batch=batch[1])
+            larger = [(True, now * times) for times in _TIMES if now * times <= most]
+            choices = [(True, None), *larger, (False, None)]
+            hold, batch = _next(choices, (answers.hold_effective, answers.effective_batch), by)
+            answers = replace(answers, hold_effective=hold, effective_batch=batch)
         elif name == _SEQUENCE:
             shorter = [self._longest // 2**power for power in range(1, 6 if self._open else 4)]
             lengths = [None, *(length for length in shorter if length >= 2)]
@@ -181,9 +179,8 @@ class Questions:
             sizes = [(), *((name,) for name in self._sizes), self._sizes]
             answers = replace(answers, sizes=_next(sizes, answers.sizes, by))
         else:
-            free = self._machine.free_bytes if self._machine is not None else None
-            if answers.gpu is not None:
-                free = usable_bytes(gpu_named(answers.gpu))
+            here = self._machine.free_bytes if self._machine is not None else None
+            free = here if answers.gpu is None else usable_bytes(gpu_named(answers.gpu))
             if free is not None:
                 share = self._reserved = _next(_RESERVED, self._reserved, by)
                 answers = replace(answers, reserve_bytes=None if share is None else int(share * free))
@@ -222,8 +219,3 @@ def _of_gpu(answers: Answers) -> tuple[str, ...]:
         "nothing is measured on this machine; times are lower bounds from the peak FLOP/s",
         "",
     )
-
-
-def _about(profile: dict[str, object]) -> str:
-    sizes = profile.get("sizes")
-    return f"sizes {', '.join(sizes)}" if isinstance(sizes, dict) and sizes else "one size"

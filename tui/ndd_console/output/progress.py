@@ -61,13 +61,10 @@ class RunProgress:
         """Report events that are not in a snapshot: findings and the results of trials."""
         if t < self._since:
             return
-        line = ""
-        if isinstance(event, FindingEvent):
-            line = finding_line(event)
-        elif isinstance(event, TrialEvent):
-            line = f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"
-        if line:
+        if isinstance(event, FindingEvent) and (line := finding_line(event)):
             self._say(printable(line))
+        elif isinstance(event, TrialEvent):
+            self._say(printable(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"))
 
     def look(self, snapshot: Snapshot) -> None:
         """Report what is new since the last call."""
@@ -85,12 +82,8 @@ class RunProgress:
                 text = printable(timed.mark.text)
                 self._say(f"warning: {text}" if timed.mark.kind == "warning" else text)
         now = self._clock()
-        if (
-            snapshot.steps_per_s is not None
-            and snapshot.step != self._step
-            and now >= self._next
-            and not snapshot.final
-        ):
+        progressed = snapshot.steps_per_s is not None and snapshot.step != self._step
+        if progressed and now >= self._next and not snapshot.final:
             self._next = now + self._every_s
             self._step = snapshot.step
             self._say(progress_line(snapshot))
@@ -98,8 +91,7 @@ class RunProgress:
     def _report_stage(self, stage: str) -> None:
         """Report a new stage; a stage that counts its progress only every few seconds."""
         now = self._clock()
-        counts = _words(stage) == _words(self._stage)
-        if not counts or now >= self._next_stage:
+        if _words(stage) != _words(self._stage) or now >= self._next_stage:
             self._next_stage = now + self._every_s
             self._say(stage)
 
@@ -109,8 +101,9 @@ class RunProgress:
             before = self._settings.get(setting.name)
             self._settings[setting.name] = setting
             now = (setting.in_effect, setting.applied)
-            same = before is not None and (before.in_effect, before.applied) == now
-            if setting.in_effect is not None and not same:
+            if setting.in_effect is not None and (
+                before is None or (before.in_effect, before.applied) != now
+            ):
                 word = "setting" if setting.in_effect else "warning:"
                 self._say(f"{word} {printable(setting_text(setting))}")
 
@@ -201,11 +194,8 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     lines = [f"{status}: {printable(end.reason) if end else 'the run continues'}"]
     run = snapshot.run
     if run is not None and snapshot.step:
-        lines.append(
-            f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {item_name(snapshot)}"
-            f" in {duration(snapshot.elapsed_s)};"
-            f" last loss {number(snapshot.loss, 4)}"
-        )
+        done = f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {item_name(snapshot)}"
+        lines.append(f"{done} in {duration(snapshot.elapsed_s)}; last loss {number(snapshot.loss, 4)}")
         top = sorted(snapshot.phases, key=lambda share: -share.share)[:4]
         if top:
             lines.append("recent phases: " + ", ".join(f"{share.name} {share.share:.0%}" for share in top))

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -40,12 +41,7 @@ class Output(io.TextIOBase):
 
     def data(self, line: str) -> None:
         """Write a line for programs, to the stream only."""
-        if self.stream is not None:
-            try:
-                self.stream.write(line + "\n")
-                self.stream.flush()
-            except (OSError, ValueError, RuntimeError):
-                self.stream = None
+        self.stream = _written(self.stream, line + "\n")
 
     def write(self, text: str) -> int:
         """Python's warnings, when this replaces standard error."""
@@ -68,15 +64,18 @@ class Output(io.TextIOBase):
         return "utf-8"
 
     def _write(self, text: str) -> None:
-        for name in ("stream", "_log"):
-            target: TextIO | None = self.stream if name == "stream" else self._log
-            if target is None:
-                continue
-            try:
-                target.write(text)
-                target.flush()
-            except (OSError, ValueError, RuntimeError):
-                setattr(self, name, None)
+        self.stream, self._log = _written(self.stream, text), _written(self._log, text)
+
+
+def _written(stream: TextIO | None, text: str) -> TextIO | None:
+    """Write the text. Returns the stream, or None if it is broken."""
+    if stream is not None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except (OSError, ValueError, RuntimeError):
+            return None
+    return stream
 
 
 class RunLog:
@@ -93,7 +92,7 @@ class RunLog:
         self._words = words
         self._tap = tap
         since = time.time()
-        self.run = Run.open(request, self._hear)
+        self.run = Run.open(request, lambda t, event: self._offer((t, event)))
         words.log_to(self.run.directory.console_log)
         every_s = request.draft.resolve().log.headless_s
         self._progress = RunProgress(words.say, every_s, self.run.recorder.snapshot().run, since)
@@ -109,14 +108,9 @@ class RunLog:
         self._offer(None)
         self._thread.join(timeout_s)
 
-    def _hear(self, t: float, event: Event) -> None:
-        self._offer((t, event))
-
     def _offer(self, item: tuple[float, Event] | str | None) -> None:
-        try:
+        with suppress(queue.Full):
             self._queue.put_nowait(item)
-        except queue.Full:
-            return
 
     def _report(self) -> None:
         while (item := self._queue.get()) is not None:

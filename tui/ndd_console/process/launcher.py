@@ -64,56 +64,52 @@ def supervised(work: Callable[[Leash], int]) -> int:
             return 1
         return work(Leash(write))
     os.close(write)
-    return _Parent(child, read, before).wait()
+    return _wait(child, read, before)
 
 
-class _Parent:
-    def __init__(self, child: int, pipe: int, before: list[Any] | None) -> None:
-        self.child = child
-        self.pipe = pipe
-        self.before = before
-        self.run = ""
+def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
+    """The parent: forward signals until the child detaches or ends. Returns its exit status."""
 
-    def wait(self) -> int:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
-        for forwarded in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(forwarded, lambda number, _: self._forward(number))
-        buffer = b""
-        while True:
-            select.select([self.pipe], [], [])
-            data = os.read(self.pipe, 4096)
-            if not data:
-                break
-            buffer += data
-            *lines, buffer = buffer.split(b"\n")
-            for line in lines:
-                word, _, rest = line.decode(errors="replace").partition(" ")
-                if word == "run":
-                    self.run = rest
-                elif word == "detached":
-                    if rest:
-                        LostTerminal(2).write(rest + "\n")
-                    return 0
-        _, status = os.waitpid(self.child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code < 0:
-            self._restore(-code)
-            return 128 - code
-        return code
-
-    def _forward(self, number: int) -> None:
+    def forward(number: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.child, number)
+            os.kill(child, number)
 
-    def _restore(self, number: int) -> None:
-        terminal = LostTerminal(2)
-        if self.before is not None:
-            terminal.write(_RESTORE)
-            with contextlib.suppress(termios.error):
-                termios.tcsetattr(0, termios.TCSANOW, self.before)
-        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-        terminal.write(f"ndd-console: the process was killed by {name}")
-        terminal.write(f"; resume with: ndd-console train --resume {self.run}\n" if self.run else "\n")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
+    for forwarded in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(forwarded, forward)
+    run, buffer = "", b""
+    while True:
+        select.select([pipe], [], [])
+        data = os.read(pipe, 4096)
+        if not data:
+            break
+        *lines, buffer = (buffer + data).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode(errors="replace").partition(" ")
+            if word == "run":
+                run = rest
+            elif word == "detached":
+                if rest:
+                    LostTerminal(2).write(rest + "\n")
+                return 0
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        _restore(-code, run, before)
+        return 128 - code
+    return code
+
+
+def _restore(number: int, run: str, before: list[Any] | None) -> None:
+    """After a kill: restore the terminal and print how to resume the run."""
+    terminal = LostTerminal(2)
+    if before is not None:
+        terminal.write(_RESTORE)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(0, termios.TCSANOW, before)
+    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+    terminal.write(f"ndd-console: the process was killed by {name}")
+    terminal.write(f"; resume with: ndd-console train --resume {run}\n" if run else "\n")
 
 
 def _terminal_state() -> list[Any] | None:

@@ -7,25 +7,18 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-
-@dataclass(frozen=True)
-class Capabilities:
-    """Capabilities of the terminal. ssh: over a network connection, so updates are less frequent."""
-
-    ascii_only: bool
-    monochrome: bool
-    ssh: bool
+from ndd_console.view.style import Look
 
 
-def capabilities(ascii_only: bool) -> Capabilities:
+def capabilities(ascii_only: bool) -> Look:
     """Detect the capabilities from the locale, NO_COLOR, TERM and SSH_CONNECTION."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
-    return Capabilities(
+    return Look(
         ascii_only=ascii_only or encoding != "utf8" or os.environ.get("TERM") == "linux",
         monochrome=bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "vt100"),
         ssh="SSH_CONNECTION" in os.environ,
@@ -129,30 +122,23 @@ def _redirect(log: Path) -> None:
     os.close(handle)
 
 
-class HangupWatch:
+@contextmanager
+def hangup_watch(descriptor: int, lost: Callable[[], None]) -> Iterator[None]:
     """Calls `lost` once when the terminal of a descriptor is lost, even if no SIGHUP arrives."""
+    stop = threading.Event()
+    threading.Thread(target=_watch, args=(descriptor, lost, stop), name="ndd-hangup", daemon=True).start()
+    yield
+    stop.set()
 
-    def __init__(self, descriptor: int, lost: Callable[[], None]) -> None:
-        self._descriptor = descriptor
-        self._lost = lost
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="ndd-hangup", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _watch(self) -> None:
-        poll = select.poll()
-        poll.register(self._descriptor, 0)  # hang-ups and errors are always reported
-        if any(events & select.POLLNVAL for _, events in poll.poll(0)):
-            return  # macOS cannot poll a terminal; there only SIGHUP reports the loss
-        while not self._stop.is_set():
-            if any(
-                events & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, events in poll.poll(500)
-            ):
-                if not self._stop.is_set():
-                    self._lost()
-                return
+def _watch(descriptor: int, lost: Callable[[], None], stop: threading.Event) -> None:
+    poll = select.poll()
+    poll.register(descriptor, 0)  # hang-ups and errors are always reported
+    if any(events & select.POLLNVAL for _, events in poll.poll(0)):
+        return  # macOS cannot poll a terminal; there only SIGHUP reports the loss
+    gone = select.POLLHUP | select.POLLERR | select.POLLNVAL
+    while not stop.is_set():
+        if any(events & gone for _, events in poll.poll(500)):
+            if not stop.is_set():
+                lost()
+            return

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
-from rich.style import Style
 from textual import events
 from textual.app import ComposeResult
-from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import Screen
 
-from ndd_console.view.style import COLOUR, MONOCHROME, Row, ascii_rows
+from ndd_console.view.style import Look, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas, PatchCompositor
+from ndd_engine.errors import NddError
 
 # Keys that close a screen, and keys that move in a list.
 LEAVE = frozenset({"escape", "q", "ctrl+q", "ctrl+c"})
+POLL_S = 0.25  # between two looks at work in a thread
 _FAR = 10**9
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "end": _FAR}
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Capabilities of the terminal."""
-
-    ascii_only: bool = False
-    monochrome: bool = False
-
-    @property
-    def styles(self) -> dict[str, Style]:
-        return MONOCHROME if self.monochrome else COLOUR
+View = TypeVar("View")
 
 
 def key_of(event: events.Key) -> str:
@@ -38,15 +28,25 @@ def key_of(event: events.Key) -> str:
     return event.character if event.is_printable and event.character else event.key
 
 
-def moved(key: str, page: int) -> int | None:
+def moved(key: str, page: int = 8) -> int | None:
     """Lines by which a key moves in a list with pages of `page` lines; None for other keys."""
     return {**_MOVES, "pageup": -page, "pagedown": page}.get(key)
 
 
-def post_from_thread(target: MessagePump, message: Message) -> bool:
-    """Post a message from another thread. Returns False if the app has ended."""
+def bounded(value: int, count: int) -> int:
+    """`value` limited to the indices of a list of `count` lines."""
+    return min(max(value, 0), max(count - 1, 0))
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an expected error; other errors with their type."""
+    return str(error) if isinstance(error, (NddError, OSError)) else f"{type(error).__name__}: {error}"
+
+
+def call_from_thread(target: MessagePump, callback: Callable[..., object], *args: object) -> bool:
+    """Call it on the target's thread later. Returns False if the app has ended."""
     try:
-        return target.post_message(message)
+        return target.call_later(callback, *args)
     except RuntimeError:  # its event loop is closed
         return False
 
@@ -87,4 +87,34 @@ class CanvasScreen(Screen[None], inherit_bindings=False):
             self.app.pop_screen()
 
     def on_canvas_resized(self) -> None:
+        self.paint()
+
+
+class ViewScreen(CanvasScreen, Generic[View]):
+    """Draws a dataclass, its view, with `rows(view, width, height)`."""
+
+    def __init__(
+        self,
+        look: Look,
+        view: View,
+        rows: Callable[[View, int, int], list[Row]],
+        on_painted: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(look, on_painted)
+        self.view = view
+        self._rows = rows
+
+    def draw(self, width: int, height: int) -> list[Row]:
+        return self._rows(self.view, width, height)
+
+    def show(self, **changes: Any) -> None:
+        """Replace fields of the view, and draw it if it has changed."""
+        self.show_view(replace(self.view, **changes))  # type: ignore[type-var]
+
+    def show_view(self, view: View) -> None:
+        before, self.view = self.view, view
+        if view != before and self.is_current:
+            self.paint()
+
+    def on_screen_resume(self) -> None:
         self.paint()

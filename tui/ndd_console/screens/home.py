@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 from textual import events
-from textual.message import Message
 
-from ndd_console.screens.interfaces import HomeSource
-from ndd_console.view.entries import RunRow, StartRow
-from ndd_console.view.home import HomeState, entry_count, home_rows
-from ndd_console.view.style import Row
+from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
+from ndd_console.view.home import HomeState, home_rows
+from ndd_console.view.style import Look
 
-from .base import LEAVE, CanvasScreen, Look, key_of, moved, post_from_thread
+from .base import LEAVE, ViewScreen, bounded, call_from_thread, key_of, moved
 from .pages import HelpScreen
 
-_PAGE = 8
 
-
-class HomeScreen(CanvasScreen):
+class HomeScreen(ViewScreen[HomeState]):
     """Lists workloads and runs. `choose` is called with the selected entry, `wizard` opens the wizard."""
-
-    class GpuRead(Message):
-        """The hardware was detected."""
-
-        def __init__(self, lines: list[str]) -> None:
-            self.lines = lines
-            super().__init__()
-
-    class ListRead(Message):
-        """The runs folder was read."""
-
-        def __init__(self, workloads: list[StartRow], runs: list[RunRow], problem: str | None = None) -> None:
-            self.workloads, self.runs, self.problem = workloads, runs, problem
-            super().__init__()
 
     def __init__(
         self,
@@ -46,12 +27,11 @@ class HomeScreen(CanvasScreen):
         on_painted: Callable[[], None] | None = None,
         wizard: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(look, on_painted)
+        super().__init__(look, HomeState(), home_rows, on_painted)
         self._home = home
         self._wizard = wizard
         self._choose = choose
         self._leave = leave
-        self.state = HomeState(None, None, None)
 
     def on_mount(self) -> None:
         threading.Thread(target=self._read_gpu, name="ndd-home-gpu", daemon=True).start()
@@ -66,51 +46,29 @@ class HomeScreen(CanvasScreen):
             lines = self._home.gpu_lines()
         except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
             lines = [f"hardware detection failed: {error}"]
-        post_from_thread(self, self.GpuRead(lines))
+        call_from_thread(self, lambda: self.show(machine=tuple(lines)))
 
     def _read_list(self) -> None:
         try:
-            message = self.ListRead(self._home.workloads(), self._home.runs())
+            call_from_thread(self, self._list, self._home.workloads(), self._home.runs())
         except Exception as error:  # noqa: BLE001
-            message = self.ListRead([], [], f"cannot read the runs folder: {error}")
-        post_from_thread(self, message)
+            call_from_thread(self, self._list, [], [], f"cannot read the runs folder: {error}")
 
-    def on_home_screen_gpu_read(self, message: GpuRead) -> None:
-        self.show(replace(self.state, machine=tuple(message.lines)))
-
-    def on_home_screen_list_read(self, message: ListRead) -> None:
-        count = entry_count(message.workloads, message.runs)
-        self.show(
-            replace(
-                self.state,
-                workloads=tuple(message.workloads),
-                runs=tuple(message.runs),
-                chosen=min(self.state.chosen, max(count - 1, 0)),
-                message=message.problem or self.state.message,
-                bad=self.state.bad or message.problem is not None,
-            )
-        )
+    def _list(self, workloads: list[StartRow], runs: list[RunRow], problem: str = "") -> None:
+        self.show(workloads=tuple(workloads), runs=tuple(runs))
+        self.show(chosen=bounded(self.view.chosen, len(self.view.entries)))
+        if problem:
+            self.say(problem, bad=True)
 
     def say(self, text: str | None, bad: bool = False) -> None:
         """Show a message above the keys."""
-        self.show(replace(self.state, message=text, bad=bad))
-
-    def show(self, state: HomeState) -> None:
-        """Draw a new state."""
-        self.state = state
-        if self.is_current:
-            self.paint()
-
-    def on_screen_resume(self) -> None:
-        self.paint()
-
-    def draw(self, width: int, height: int) -> list[Row]:
-        return home_rows(self.state, width, height)
+        self.show(message=text, bad=bad)
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
         key = key_of(event)
-        step = moved(key, _PAGE)
+        step = moved(key)
+        entries = self.view.entries
         if key in LEAVE:
             self._leave()
         elif key == "?":
@@ -120,10 +78,7 @@ class HomeScreen(CanvasScreen):
             self.refresh_runs()
         elif key == "w" and self._wizard is not None:
             self._wizard()
-        elif key == "enter":
-            entries: list[StartRow | RunRow] = [*(self.state.workloads or ()), *(self.state.runs or ())]
-            if self.state.chosen < len(entries):
-                self._choose(entries[self.state.chosen])
+        elif key == "enter" and self.view.chosen < len(entries):
+            self._choose(entries[self.view.chosen])
         elif step is not None:
-            last = max(entry_count(self.state.workloads, self.state.runs) - 1, 0)
-            self.show(replace(self.state, chosen=min(max(self.state.chosen + step, 0), last)))
+            self.show(chosen=bounded(self.view.chosen + step, len(entries)))

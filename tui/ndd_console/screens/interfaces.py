@@ -6,24 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ndd_console.view.entries import RunRow, StartRow
+from ndd_console.view.home import RunRow as RunRow
+from ndd_console.view.home import StartRow as StartRow
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ndd_engine.trial.request import Progress
     from ndd_engine.trial.tuning import TuningState
-
-__all__ = [
-    "Action",
-    "HomeSource",
-    "RunRow",
-    "RunSource",
-    "StartRow",
-    "TrialJob",
-    "TrialSource",
-    "TuningSource",
-]
 
 # "interrupt" is a stop by Ctrl-C: the run ends as interrupted, with that exit status.
 Action = Literal["pause", "resume", "checkpoint", "evaluate", "kernels", "stop", "interrupt", "kill"]
@@ -32,117 +22,74 @@ Action = Literal["pause", "resume", "checkpoint", "evaluate", "kernels", "stop",
 class RunSource(Protocol):
     """A run on the screen: trained in this process, attached, or read from its record."""
 
-    @property
-    def name(self) -> str:
-        """Name of the run, as for `ndd-console attach`."""
+    name: str  # as for `ndd-console attach`
+    owned: bool  # whether this process trains the run; leaving the screen then needs a decision
 
     @property
-    def live(self) -> bool:
-        """Whether the run accepts commands."""
+    def live(self) -> bool: ...  # whether the run accepts commands
 
-    @property
-    def owned(self) -> bool:
-        """Whether this process trains the run. Leaving the screen then needs a decision."""
+    # The latest state, without blocking; the same object while nothing changes.
+    def snapshot(self) -> Snapshot: ...
 
-    def snapshot(self) -> Snapshot:
-        """The latest state, without blocking; the same object while nothing changes."""
+    # Send a command to the run. Never blocks or raises; failures are reported by `notice`.
+    def command(self, action: Action) -> None: ...
+    def notice(self) -> str | None: ...  # a short message for the user, such as "the run did not answer"
 
-    def command(self, action: Action) -> None:
-        """Send a command to the run. Never blocks or raises; failures are reported by `notice`."""
+    # The last lines of the captured output, with control characters escaped.
+    def log_lines(self, count: int) -> list[str]: ...
 
-    def notice(self) -> str | None:
-        """A short message for the user, such as "the run did not answer"."""
-
-    def log_lines(self, count: int) -> list[str]:
-        """The last lines of the captured output, with control characters escaped."""
-
-    def trials(self) -> TrialSource | None:
-        """Measures changes to this run; None if that is not possible."""
-
-    def close(self) -> None:
-        """Release resources. Does not stop a run of this process."""
+    # Measures changes to this run; None if that is not possible.
+    def trials(self) -> TrialSource | None: ...
+    def close(self) -> None: ...  # releases resources; does not stop a run of this process
 
 
 class TrialJob(Protocol):
     """A running trial."""
 
-    @property
-    def done(self) -> bool:
-        """Whether the trial has ended and the run has resumed."""
+    progress: Progress | None  # None before the first report
+    result: TrialEvent | None  # None before the end and after a failure
 
     @property
-    def progress(self) -> Progress | None:
-        """Latest progress; None before the first report."""
-
+    def done(self) -> bool: ...  # whether the trial has ended and the run has resumed
     @property
-    def result(self) -> TrialEvent | None:
-        """The result; None before the end and after a failure."""
+    def problem(self) -> str: ...  # why there is no result or why it was not recorded; "" otherwise
 
-    @property
-    def problem(self) -> str:
-        """Why there is no result or why it was not recorded; "" otherwise."""
-
-    def stop(self) -> None:
-        """Stop soon. Returns immediately; `done` is set once the processes have ended and the run has resumed."""
+    # Stop soon. Returns immediately; `done` is set once the processes have ended and the run has resumed.
+    def stop(self) -> object: ...
 
 
 class TrialSource(Protocol):
     """Measures changes to one run, one trial at a time."""
 
-    @property
-    def base(self) -> str:
-        """The baseline as text: "run chartext-001"."""
+    base: str  # the baseline as text: "run chartext-001"
 
-    def pauses(self) -> str:
-        """Name of the run that is paused during a trial; "" for none."""
+    def pauses(self) -> str: ...  # name of the run that is paused during a trial; "" for none
+    def refusal(self) -> str: ...  # why no trial can start now; "" if one can
+    def check(self, sets: Sequence[str]) -> str: ...  # errors in these edits, one per line; "" for none
 
-    def refusal(self) -> str:
-        """Why no trial can start now; "" if one can."""
+    # Start to measure checked edits, for up to `budget_s` seconds.
+    def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> TrialJob: ...
 
-    def check(self, sets: Sequence[str]) -> str:
-        """Errors in these edits, one per line; "" if they can be tried."""
-
-    def start(self, sets: Sequence[str], cause: str | None, budget_s: float) -> TrialJob:
-        """Start to measure checked edits, for up to `budget_s` seconds."""
-
-    def write(self, trial: TrialEvent) -> Path:
-        """Write the configuration with the change of a trial to a new file. Raises UsageError."""
+    # Write the configuration with the change of a trial to a new file. Raises UsageError.
+    def write(self, trial: TrialEvent) -> Path: ...
 
 
 class TuningSource(Protocol):
     """A running sweep over settings."""
 
-    @property
-    def name(self) -> str:
-        """The baseline as text."""
+    name: str  # the baseline as text
+    state: TuningState | None  # None before the first report
+    saved: str  # path of the written configuration; "" until then
 
     @property
-    def state(self) -> TuningState | None:
-        """Latest state; None before the first report."""
-
-    @property
-    def problem(self) -> str:
-        """Why there is no result; "" otherwise."""
-
-    @property
-    def saved(self) -> str:
-        """Path of the written configuration; "" until then."""
-
-    def save(self) -> str:
-        """Write the result to a new file. Returns an error message, or ""."""
-
-    def stop(self) -> None:
-        """Stop soon and keep the results so far. Returns immediately."""
+    def problem(self) -> str: ...  # why there is no result; "" otherwise
+    def save(self) -> str: ...  # writes the result to a new file; returns an error message, or ""
+    def stop(self) -> object: ...  # stops soon and keeps the results so far; returns immediately
 
 
 class HomeSource(Protocol):
     """Data of the home screen. Every call may be slow and is made in a thread."""
 
-    def gpu_lines(self) -> list[str]:
-        """The detected hardware, one fact per line."""
-
-    def runs(self) -> list[RunRow]:
-        """The runs in the runs folder, newest first."""
-
-    def workloads(self) -> list[StartRow]:
-        """The workloads that can be trained."""
+    def gpu_lines(self) -> list[str]: ...  # the detected hardware, one fact per line
+    def runs(self) -> list[RunRow]: ...  # the runs in the runs folder, newest first
+    def workloads(self) -> list[StartRow]: ...  # the workloads that can be trained

@@ -12,25 +12,24 @@ from ndd_console.screens.interfaces import Action, RunSource
 from ndd_console.view.frame import Keys
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.question import box, overlay
-from ndd_console.view.style import Row
+from ndd_console.view.style import Look, Row
 from ndd_engine.record.snapshot import Snapshot
 
-from .base import CanvasScreen, Look, key_of
-from .findings import DiagnosisScreen
+from .base import CanvasScreen, key_of
 from .pace import Pace
-from .pages import HelpScreen, LogScreen, SettingsScreen
+from .pages import DiagnosisScreen, HelpScreen, LogScreen, SettingsScreen
 from .trial import TrialScreen, proposed_changes
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
 STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
-_REQUESTED: dict[Action, str] = {
-    "pause": "pausing after this step…",
-    "resume": "resuming…",
-    "checkpoint": "saving a checkpoint after this step…",
-    "evaluate": "evaluating after this step…",
-    "kernels": "profiling a few steps…",
+# key: (command, message).
+_COMMANDS: dict[str, tuple[Action, str]] = {
+    "p": ("pause", "pausing after this step…"),
+    "c": ("checkpoint", "saving a checkpoint after this step…"),
+    "e": ("evaluate", "evaluating after this step…"),
+    "k": ("kernels", "profiling a few steps…"),
 }
 _BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
@@ -45,7 +44,6 @@ class LiveScreen(CanvasScreen):
         leave: Callable[[Result], None],
         *,
         refresh_hz: float,
-        ssh: bool,
         clock: Callable[[], float],
         diagnosis: Diagnosis,
         on_painted: Callable[[], None] | None = None,
@@ -57,8 +55,7 @@ class LiveScreen(CanvasScreen):
         self._diagnosis = diagnosis
         self._trials = source.trials()
         self._leave = leave
-        self._refresh_hz = min(refresh_hz, 4.0) if ssh else refresh_hz
-        self._ssh = ssh
+        self._refresh_hz = min(refresh_hz, 4.0) if look.ssh else refresh_hz
         self._clock = clock
         self._opened_t = clock()
         self._snapshot = source.snapshot()
@@ -83,7 +80,7 @@ class LiveScreen(CanvasScreen):
 
     def tick(self) -> None:
         """Poll the run and draw if something has changed."""
-        if self._ssh and not self.app.app_focus:
+        if self.look.ssh and not self.app.app_focus:
             self._skipped = (self._skipped + 1) % _BLURRED_TICKS
             if self._skipped:
                 return
@@ -115,28 +112,24 @@ class LiveScreen(CanvasScreen):
             self.source.notice() or message,
             waited,
             self._diagnosis.of(snapshot),
-            self._can_try(snapshot),
+            self._can(self._trials),
         )
 
     def _steerable(self, snapshot: Snapshot) -> bool:
         return self.source.live and not snapshot.final and not self.stopping
 
-    def _can_try(self, snapshot: Snapshot) -> bool:
-        """Whether a change to the run can be measured."""
-        return self._trials is not None and snapshot.run is not None and not self.stopping
-
-    def _can_choose(self, snapshot: Snapshot) -> bool:
-        """Whether the wizard can start from the configuration of this run."""
-        return self._wizard is not None and snapshot.run is not None and not self.stopping
+    def _can(self, tool: object) -> bool:
+        """Whether the trials or the wizard can start from the configuration of this run."""
+        return tool is not None and self._snapshot.run is not None and not self.stopping
 
     def _keys(self, snapshot: Snapshot) -> Keys:
-        keys: list[tuple[str, str]] = [("t", "try")] if self._can_try(snapshot) else []
+        keys: list[tuple[str, str]] = [("t", "try")] if self._can(self._trials) else []
         keys.append(("d", "diagnosis"))
-        if self._can_choose(snapshot):
+        if self._can(self._wizard):
             keys.append(("w", "wizard"))
         if self._steerable(snapshot):
             if snapshot.status in _WORKING:
-                keys += [("p", "resume" if snapshot.status == "paused" else "pause")]
+                keys.append(("p", "resume" if snapshot.status == "paused" else "pause"))
                 keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "profile")]
             if not self.source.owned:
                 keys.append(("s", "stop"))
@@ -147,12 +140,10 @@ class LiveScreen(CanvasScreen):
         name = self.source.name
         if self._asking == "stop":
             return f"Stop {name}?", (("s", "save a checkpoint and stop"), ("esc", "cancel"))
-        stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
         if self.stopping:
-            return f"{name} is stopping after a checkpoint.", (
-                ("d", "close the screen now; the run stops in the background"),
-                ("esc", "wait"),
-            )
+            close = ("d", "close the screen now; the run stops in the background")
+            return f"{name} is stopping after a checkpoint.", (close, ("esc", "wait"))
+        stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
         return f"{name} is still running.", (("s", "save a checkpoint and stop"), stay, ("esc", "cancel"))
 
     def on_key(self, event: events.Key) -> None:
@@ -165,11 +156,11 @@ class LiveScreen(CanvasScreen):
         elif key in ("q", "ctrl+q"):
             self._ask_to_leave()
         elif key == "d":
-            try_it = self._try if self._can_try(self._snapshot) else None
+            try_it = self._try if self._can(self._trials) else None
             self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
-        elif key == "t" and self._can_try(self._snapshot):
+        elif key == "t" and self._can(self._trials):
             self._try()
-        elif key == "w" and self._wizard is not None and self._can_choose(self._snapshot):
+        elif key == "w" and self._wizard is not None and self._can(self._wizard):
             self._wizard()
         elif key == "i":
             self.app.push_screen(SettingsScreen(self.look, self.source))
@@ -195,24 +186,19 @@ class LiveScreen(CanvasScreen):
         status = self._snapshot.status
         if status not in _WORKING:
             return
-        actions: dict[str, Action] = {
-            "p": "resume" if status == "paused" else "pause",
-            "c": "checkpoint",
-            "e": "evaluate",
-            "k": "kernels",
-        }
-        if key in actions:
-            action = actions[key]
-            self._message = (_REQUESTED[action], _progress_of(self._snapshot))
+        if key in _COMMANDS:
+            action, message = _COMMANDS[key]
+            if key == "p" and status == "paused":
+                action, message = "resume", "resuming…"
+            self._message = (message, _progress_of(self._snapshot))
             self.source.command(action)
 
     def _try(self) -> None:
         """Open the trial screen."""
         assert self._trials is not None
         offered = proposed_changes(self._diagnosis.of(self._snapshot).findings)
-        self.app.push_screen(
-            TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
-        )
+        screen = TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
+        self.app.push_screen(screen)
 
     def _ask_to_leave(self) -> None:
         if self.source.owned and not self.source.snapshot().final:

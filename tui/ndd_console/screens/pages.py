@@ -1,16 +1,20 @@
-"""Scrolling pages: help, settings and captured output."""
+"""Scrolling pages: help, settings, diagnosis and captured output."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from textual import events
 
+from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.screens.interfaces import RunSource
+from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.frame import Keys
 from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
 from ndd_console.view.settings import settings_lines
-from ndd_console.view.style import Row
+from ndd_console.view.style import Look, Row
 
-from .base import LEAVE, CanvasScreen, Look, key_of, moved
+from .base import LEAVE, CanvasScreen, key_of, moved
 
 _LOG_LINES = 2000  # length of the log page
 REFRESH_S = 1.0
@@ -99,6 +103,31 @@ class SettingsScreen(RunPage):
 
     def lines(self, width: int) -> list[Row]:
         return settings_lines(self._snapshot, width)
+
+
+class DiagnosisScreen(RunPage):
+    """All findings with their evidence. try_it: opens the trial screen; None if nothing can be tried."""
+
+    title_text = "diagnosis"
+    leave_keys = LEAVE | {"d"}
+
+    def __init__(
+        self, look: Look, source: RunSource, diagnosis: Diagnosis, try_it: Callable[[], None] | None
+    ) -> None:
+        super().__init__(look, source)
+        self._diagnosis = diagnosis
+        self._try = try_it
+
+    def lines(self, width: int) -> list[Row]:
+        result = self._diagnosis.of(self._snapshot)
+        return diagnosis_lines(self._snapshot, result, self._source.name, self._try is not None, width)
+
+    def on_key(self, event: events.Key) -> None:
+        # Textual also calls the handler of the base class, for all other keys.
+        if event.key == "t" and self._try is not None and self.is_current:
+            event.stop()
+            self.go_back()
+            self._try()
 
 
 class LogScreen(PageScreen):

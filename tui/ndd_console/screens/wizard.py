@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from textual import events
 
 from ndd_console.screens.interfaces import StartRow
-from ndd_console.view.frame import Keys
 from ndd_console.view.pager import WIZARD_KEYS
-from ndd_console.view.style import Row
+from ndd_console.view.style import Look
 from ndd_console.view.tradeoffs import COLUMNS, ordered
 from ndd_console.view.wizard import (
     FILE,
@@ -24,13 +23,11 @@ from ndd_console.view.wizard import (
     Field,
     Preview,
     WizardView,
-    bounded,
-    shown_lines,
     wizard_rows,
 )
 from ndd_engine.errors import NddError
 
-from .base import CanvasScreen, Look
+from .base import ViewScreen, bounded, key_of, moved
 from .pages import HelpScreen
 
 if TYPE_CHECKING:
@@ -39,80 +36,43 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 _PAGE = 10
 _STOPPING = "stopping…"
-_MOVES = {
-    "up": -1, "k": -1, "down": 1, "j": 1, "pageup": -_PAGE, "pagedown": _PAGE, "home": -9999, "end": 9999,
-}  # fmt: skip
-_BACK = ("escape", "backspace", "b")
-_CLOSE = ("q", "ctrl+q", "ctrl+c")
+_BEFORE = {WORKLOAD: MACHINE, GOAL: WORKLOAD, PROBING: GOAL, TABLE: GOAL, VERIFY: TABLE, FILE: TABLE}
 
 
 class WizardSource(Protocol):
     """The wizard's work. Long work runs in a thread; `look` returns its progress."""
 
-    def machine_lines(self) -> tuple[str, ...] | None:
-        """The detected hardware; None during detection."""
+    def machine_lines(self) -> tuple[str, ...] | None: ...  # the detected hardware; None during detection
+    def workloads(self) -> tuple[StartRow, ...]: ...  # the requested one first
 
-    def workloads(self) -> tuple[StartRow, ...]:
-        """The available workloads, the requested one first."""
+    # Choose a workload. Returns facts about its data; () if it has a problem.
+    def choose(self, place: int) -> tuple[str, ...]: ...
+    def fields(self) -> tuple[Field, ...]: ...  # the questions of the goal page
 
-    def choose(self, place: int) -> tuple[str, ...]:
-        """Choose a workload. Returns facts about its data; () if it has a problem."""
-
-    def fields(self) -> tuple[Field, ...]:
-        """The questions of the goal page."""
-
-    def change(self, place: int, by: int) -> str:
-        """Change an answer to the next (by 1) or previous choice. Returns the problem with the answers, or ""."""
-
-    def problem(self) -> str:
-        """The problem with the answers, or ""."""
-
-    def probe(self) -> None:
-        """Start probing."""
-
-    def verify(self, chosen: tuple[Proposal, ...]) -> None:
-        """Start measuring."""
-
-    def look(self, view: WizardView) -> WizardView:
-        """The view, updated with the current results."""
-
-    def working(self) -> bool:
-        """Whether work is running."""
-
-    def failed(self) -> str:
-        """Why the last work failed, or ""."""
-
-    def suggested(self) -> tuple[Proposal, ...]:
-        """Proposals recommended for measurement."""
-
-    def preview(self, chosen: Proposal) -> Preview:
-        """The file to write. Raises NddError."""
-
-    def save(self, chosen: Proposal) -> str:
-        """Write the file. Returns its name. Raises NddError."""
-
-    def stop(self) -> None:
-        """Cancel running work."""
+    # Change an answer to the next (by 1) or previous choice. Returns the problem with the answers, or "".
+    def change(self, place: int, by: int) -> str: ...
+    def problem(self) -> str: ...  # with the answers, or ""
+    def probe(self) -> None: ...  # starts probing
+    def verify(self, chosen: tuple[Proposal, ...]) -> None: ...  # starts measuring
+    def look(self, view: WizardView) -> WizardView: ...  # the view, updated with the current results
+    def working(self) -> bool: ...  # whether work is running
+    def failed(self) -> str: ...  # why the last work failed, or ""
+    def suggested(self) -> tuple[Proposal, ...]: ...  # proposals recommended for measurement
+    def preview(self, chosen: Proposal) -> Preview: ...  # the file to write; raises NddError
+    def save(self, chosen: Proposal) -> str: ...  # writes the file and returns its name; raises NddError
+    def stop(self) -> None: ...  # cancels running work
 
 
-class WizardScreen(CanvasScreen):
+class WizardScreen(ViewScreen[WizardView]):
     """leave: called with a file to train, or "" to close. can_train: whether training on this machine is possible."""
 
     def __init__(
-        self,
-        look: Look,
-        source: WizardSource,
-        leave: Callable[[str], None],
-        on_painted: Callable[[], None] | None = None,
-        *,
-        can_train: bool = True,
+        self, look: Look, source: WizardSource, leave: Callable[[str], None], *, can_train: bool = True
     ) -> None:
-        super().__init__(look, on_painted)
+        super().__init__(look, WizardView(can_train=can_train), wizard_rows)
         self._source = source
-        self._can_train = can_train
         self._leave = leave
         self._chosen: Proposal | None = None
-        self.view = WizardView(keys=_keys(WizardView(), can_train))
 
     def on_mount(self) -> None:
         self.set_interval(_LOOK_S, self.look_again)
@@ -133,41 +93,30 @@ class WizardScreen(CanvasScreen):
                 view = replace(view, message=failed, bad=True)
             elif view.page == PROBING and view.rows and not failed:
                 view = replace(view, page=TABLE, chosen=0, marked=source.suggested())
-        self.show(view)
+        self.show_view(view)
 
     def _set(self, message: str = "", bad: bool = False, **changes: Any) -> None:
-        self.show(replace(self.view, message=message, bad=bad, **changes))
-
-    def show(self, view: WizardView) -> None:
-        """Replace the view and redraw it."""
-        view = replace(view, keys=_keys(view, self._can_train))
-        if view != self.view:
-            self.view = view
-            self.paint()
-
-    def draw(self, width: int, height: int) -> list[Row]:
-        return wizard_rows(self.view, width, height)
+        self.show(message=message, bad=bad, **changes)
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
-        key = event.character if event.is_printable and event.character else event.key
-        key = "space" if key == " " else key
-        if key in _CLOSE:
+        key = "space" if event.character == " " else key_of(event)
+        step = moved(key, _PAGE)
+        if key in ("q", "ctrl+q", "ctrl+c"):
             self._source.stop()
             self._leave("")
         elif key == "?":
             self.app.push_screen(HelpScreen(self.look, WIZARD_KEYS))
-        elif key in _BACK:
+        elif key in ("escape", "backspace", "b"):
             self._back()
-        elif key in _MOVES and self.view.page != MACHINE:
-            self._move(_MOVES[key])
+        elif step is not None and self.view.page != MACHINE:
+            self._move(step)
         else:
             pages = {
                 MACHINE: self._machine, WORKLOAD: self._workload, GOAL: self._goal, PROBING: self._probing,
                 TABLE: self._table, VERIFY: self._verify, FILE: self._file,
             }  # fmt: skip
-            if self.view.page in pages:
-                pages[self.view.page](key)
+            pages[self.view.page](key)
 
     def _back(self) -> None:
         view = self.view
@@ -175,25 +124,24 @@ class WizardScreen(CanvasScreen):
             self._source.stop()
             self._set(_STOPPING)
             return
-        before = {WORKLOAD: MACHINE, GOAL: WORKLOAD, PROBING: GOAL, TABLE: GOAL, VERIFY: TABLE, FILE: TABLE}
         if view.page == MACHINE:
             self._leave("")
         else:
-            self._set(page=before[view.page], chosen=0, top=0)
+            self._set(page=_BEFORE[view.page], chosen=0, top=0)
 
     def _move(self, by: int) -> None:
         view = self.view
         if view.page == FILE:
-            self.show(replace(view, top=bounded(view.top + by, shown_lines(view))))
+            self.show(top=bounded(view.top + by, len(view.lines)))
             return
         rows: tuple[object, ...] = {
             WORKLOAD: view.workloads, GOAL: view.fields, TABLE: view.rows, VERIFY: view.verified,
         }.get(view.page, ())  # fmt: skip
-        self.show(replace(view, chosen=bounded(view.chosen + by, rows)))
+        self.show(chosen=bounded(view.chosen + by, len(rows)))
 
     def _machine(self, key: str) -> None:
         if key in ("enter", "right", "space"):
-            self.show(replace(self.view, page=WORKLOAD, workloads=self._source.workloads(), chosen=0))
+            self.show(page=WORKLOAD, workloads=self._source.workloads(), chosen=0)
 
     def _workload(self, key: str) -> None:
         if key in ("enter", "right", "space"):
@@ -228,13 +176,13 @@ class WizardScreen(CanvasScreen):
         view = self.view
         rows = ordered(view.rows, view.column)
         if key == "s":
-            self.show(replace(view, column=(view.column + 1) % len(COLUMNS)))
+            self.show(column=(view.column + 1) % len(COLUMNS))
         elif key == "p":
-            self.show(replace(view, plot=not view.plot))
+            self.show(plot=not view.plot)
         elif key == "space" and rows:
             one = rows[view.chosen]
             marked = tuple(other for other in view.marked if other.key != one.key)
-            self.show(replace(view, marked=marked if len(marked) < len(view.marked) else (*marked, one)))
+            self.show(marked=marked if len(marked) < len(view.marked) else (*marked, one))
         elif key == "v" and view.marked:
             self._source.verify(view.marked)
             self._set(page=VERIFY, verified=view.marked, chosen=0)
@@ -261,8 +209,8 @@ class WizardScreen(CanvasScreen):
     def _file(self, key: str) -> None:
         view = self.view
         if key == "d" and view.file.there:
-            self.show(replace(view, show_diff=not view.show_diff, top=0))
-        elif key in ("w", "enter", *("t" * self._can_train)) and self._chosen is not None:
+            self.show(show_diff=not view.show_diff, top=0)
+        elif key in ("w", "enter", *("t" * view.can_train)) and self._chosen is not None:
             saved = view.saved
             if not saved:
                 try:
@@ -273,27 +221,3 @@ class WizardScreen(CanvasScreen):
             self._set(f"wrote {saved}", saved=saved)
             if key == "t":
                 self._leave(saved)
-
-
-def _keys(view: WizardView, can_train: bool) -> Keys:
-    back, close = ("b", "back"), ("q", "close")
-    move = ("↑↓", "choose")
-    match view.page:
-        case 0:
-            return (("enter", "next"), ("?", "help"), close)
-        case 1:
-            return (("enter", "next"), move, back, close)
-        case 2:
-            return (("enter", "probe"), move, ("←→", "change"), back, close)
-        case 3:
-            return (("b", "stop"), close) if view.share is not None else (("enter", "retry"), back, close)
-        case 4:
-            verify = (("v", f"measure {len(view.marked)}"),) if view.marked else ()
-            keys = (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"))
-            return (*keys, back, close)
-        case 5:
-            return (("enter", "file"), move, ("b", "back" if view.share is None else "stop"), close)
-        case _:
-            diff = (("d", "complete file" if view.show_diff else "changes"),) if view.file.there else ()
-            train = (("t", "write and train"),) if can_train else ()
-            return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)

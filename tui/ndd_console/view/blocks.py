@@ -11,13 +11,11 @@ from ndd_engine.text import MISSING, duration, number, size
 
 from .bars import bar, progress_bar, stacked_bar
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
-from .style import Row, Span, status_span
+from .style import Row, status_span
 from .throughput import micro_steps, steps_rate, time_left
 
 _WAIT = frozenset({"data_wait"})
 _OVERHEAD = frozenset({"to_device", "log", "evaluate", "checkpoint", "other"})
-_CAUSE_STYLE = {"waiting for data": "wait"}
-_METHODS = {"host": "host clock"}  # methods that are displayed under another name
 _NAME_WIDTH = 11
 _FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
@@ -45,14 +43,11 @@ def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
     """Name, device and precision of the run, and its status at the right."""
     run = snapshot.run
     state: Row = (status_span(status),)
-    row: list[Span] = [(shorten(foreign(name), max(width - width_of(state) - 1, 4)), "bold")]
-    if run is not None:
-        room = width - width_of(state) - cells(row[0][0]) - 2
-        for text in (device_name(snapshot, run, width), precision(run)):
-            if text and cells(text) + 3 <= room:
-                row.append(("   " + text, "text"))
-                room -= cells(text) + 3
-    return ends(tuple(row), state, width)
+    row: Row = ((shorten(foreign(name), max(width - width_of(state) - 1, 4)), "bold"),)
+    for text in () if run is None else (device_name(snapshot, run, width), precision(run)):
+        if text and width_of(row) + cells(text) + 3 <= width - width_of(state) - 2:
+            row = (*row, ("   " + text, "text"))
+    return ends(row, state, width)
 
 
 def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
@@ -80,33 +75,30 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
     """Progress and remaining time of the run; during setup, the current stage."""
     run = snapshot.run
     if snapshot.status == "preparing" or run is None:
-        stage = foreign(snapshot.stage) or "starting"
-        since = ""
-        if waited_s is not None and waited_s >= 1:
-            since = f"{waited_s:.0f} s" if waited_s < 60 else duration(waited_s)
-        return ends(((shorten(f"{stage}…", max(width - 12, 8)), "accent"),), ((since, "dim"),), width)
+        stage = f"{foreign(snapshot.stage) or 'starting'}…"
+        waited_s = waited_s or 0.0
+        since = "" if waited_s < 1 else f"{waited_s:.0f} s" if waited_s < 60 else duration(waited_s)
+        return ends(((shorten(stage, max(width - 12, 8)), "accent"),), ((since, "dim"),), width)
     share = snapshot.progress
     total = f"{run.total_steps:,}"
-    pieces: list[tuple[int, str]] = [  # (rank, text): the highest rank is dropped first
+    took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{time_left(snapshot):>13}"
+    pieces = [  # (rank, text): the highest rank is dropped first
         (0, f"{percent(share):>5}"),
         (1, f"step {snapshot.step:>{len(total)},}" + (f" of {total}" if width >= 90 else "")),
         (3, f"{steps_rate(snapshot):>12}"),
+        (2, took),
     ]
-    if snapshot.final:
-        pieces.append((2, f"took {duration(snapshot.elapsed_s)}"))
-    else:
-        pieces.append((2, f"{time_left(snapshot):>13}"))
     epoch = f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run.epochs else ""
     while len(pieces) > 1 and sum(len(text) + 3 for _, text in pieces) + len(epoch) + 12 > width:
         if epoch and len(pieces) <= 2:
             epoch = ""
             continue
         pieces.remove(max(pieces))
-    tail = "   ".join(text for _, text in pieces)
+    tail = " " + "   ".join(text for _, text in pieces)
     lead = f"{epoch} " if epoch else ""
-    room = width - len(tail) - len(lead) - 1
+    room = width - len(tail) - len(lead)
     line = progress_bar(share, room) if room >= 4 else ()
-    return fit(((lead, "text"), *line, (" " + tail, "text")), width)
+    return fit(((lead, "text"), *line, (tail, "text")), width)
 
 
 class StepTable:
@@ -200,7 +192,8 @@ def idle_heading(snapshot: Snapshot, width: int) -> str:
     """ "GPU idle 63 % (kernels)"; ">" marks a lower bound."""
     idle = snapshot.idle
     what = "GPU idle" if on_gpu(snapshot.run) else "compute idle" if width >= 34 else "idle"
-    method = f" ({_METHODS.get(idle.method, foreign(idle.method))})" if idle.share is not None else ""
+    shown = "host clock" if idle.method == "host" else foreign(idle.method)
+    method = f" ({shown})" if idle.share is not None else ""
     bound = ">" if idle.share is not None and idle.reason == LOWER_BOUND else ""
     return f"{what} {bound}{percent(idle.share)}{method}"
 
@@ -214,9 +207,8 @@ def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
         causes = [item for item in causes if item in kept]
     out: list[Row] = []
     for cause, share in causes:
-        shown = percent(share)
-        style = _CAUSE_STYLE.get(cause, "text") if share >= 0.1 else "text"
-        out.append(ends(((foreign(cause), style),), ((shown, style),), width))
+        style = "wait" if cause == "waiting for data" and share >= 0.1 else "text"
+        out.append(ends(((foreign(cause), style),), ((percent(share), style),), width))
     about = foreign(idle.reason)
     if snapshot.final:
         about = about.removesuffix(PRESS_K)
@@ -242,32 +234,28 @@ def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     line: Row = ()
     length = width - len(free) - 2
     if room.total_bytes and room.used_bytes is not None and length >= 4:
-        total = float(room.total_bytes)
-        used, others = room.used_bytes / total, (room.others_bytes or 0) / total
+        used, others = room.used_bytes / room.total_bytes, (room.others_bytes or 0) / room.total_bytes
         left = max(1 - used - others, 0.0)
         line = stacked_bar(((used, "█", "used"), (others, "▒", "others"), (left, "░", "dim")), length)
     out = [ends(line, ((free, "text"),), width)]
-    fits = fits_text(snapshot, width)
-    if fits:
+    if snapshot.memory is not None and snapshot.memory.retries:
+        out.append(((f"{number(snapshot.memory.retries)} allocation retries", "warn"),))
+    if fits := fits_text(snapshot, width):
         out.append(((fits, "accent"),))
-    used_name = "used" if room.kind == "card" else "this run"
-    facts = [f"{used_name} {size(room.used_bytes)}"]
+    facts = [f"{'used' if room.kind == 'card' else 'this run'} {size(room.used_bytes)}"]
     if room.kind == "card":
         facts.append(f"peak {size(room.peak_bytes)}")
-    # Facts that do not fit into a row go to the next one.
     if room.others_bytes is not None:
         facts.append(f"others {size(room.others_bytes)}")
-    text = ""
-    for fact in facts:
-        if text and len(text) + 3 + len(fact) > width:
+    # Facts that do not fit into a row go to the next one.
+    text = facts[0]
+    for fact in facts[1:]:
+        if len(text) + 3 + len(fact) > width:
             out.append(((text, "text"),))
-            text = ""
-        text = f"{text}   {fact}" if text else fact
-    out.append(((text, "text"),))
-    if snapshot.memory is not None and snapshot.memory.retries:
-        text = f"{number(snapshot.memory.retries)} allocation retries"
-        out.insert(1, ((text, "warn"),))
-    return out[: max(count, 0)]
+            text = fact
+        else:
+            text = f"{text}   {fact}"
+    return [*out, ((text, "text"),)][: max(count, 0)]
 
 
 def fits_text(snapshot: Snapshot, width: int) -> str:

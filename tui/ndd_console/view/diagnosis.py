@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ndd_engine.diagnose import CAUSES, Change, Finding
@@ -20,6 +20,10 @@ _LABEL = 12
 _GLUE = "\x00"  # keeps an option and its value on one line
 _TOP = 8  # stack samples and kernels
 _pair = partial(labelled, indent=_LABEL)
+
+
+def _pairs(facts: Iterable[tuple[str, str]], width: int) -> list[Row]:
+    return [row for label, text in facts for row in _pair(label, text, width)]
 
 
 def diagnosis_lines(
@@ -52,10 +56,11 @@ def _finding(finding: Finding, name: str, can_try: bool, width: int) -> list[Row
     cost = f"; costs up to {percent(finding.share)} of wall time" if finding.share is not None else ""
     # Repeat a title that does not fit into the heading.
     title = foreign(finding.title)
-    rows = _pair("finding", title, width) if cells(title) > title_room(finding, width) else []
-    rows += _pair("cause", f"{cause}, {finding.confidence}{cost}", width)
+    facts = [("finding", title)] if cells(title) > title_room(finding, width) else []
+    facts.append(("cause", f"{cause}, {finding.confidence}{cost}"))
     for index, item in enumerate(finding.evidence):
-        rows += _pair("" if index else "evidence", f"{item.text} ({item.source})", width)
+        facts.append(("" if index else "evidence", f"{item.text} ({item.source})"))
+    rows = _pairs(facts, width)
     for index, change in enumerate(finding.changes):
         rows += _change(change, "" if index else "change", name, width)
     if finding.sets and can_try and not finding.leave:
@@ -78,11 +83,8 @@ def _command(command: str, width: int) -> list[Row]:
     """A command that can be copied: continued lines end in a backslash."""
     indent = _LABEL if width >= 48 else 2
     lines = wrap(command.replace("--set ", f"--set{_GLUE}"), max(width - indent - 2, 1))
-    lines = [line.replace(_GLUE, " ") for line in lines]
-    return [
-        ((" " * indent, "text"), (line + (" \\" if index < len(lines) - 1 else ""), "bold"))
-        for index, line in enumerate(lines)
-    ]
+    lines = " \\\n".join(lines).replace(_GLUE, " ").splitlines()
+    return [((" " * indent, "text"), (line, "bold")) for line in lines]
 
 
 def _missing(text: str) -> list[Row]:
@@ -102,13 +104,11 @@ def _stacks(stacks: StacksEvent | None, width: int) -> list[Row]:
         share = percent(samples / stacks.looks if isinstance(samples, (int, float)) else None)
         place = f"{foreign(file)}:{foreign(line)} in {foreign(function)}"
         lead = f"{share:>5}  {shorten(foreign(phase), 10):<10}  "
-        rows.append(((lead, "text"), (_keep_end(place, max(width - cells(lead), 1)), "text")))
+        room = max(width - cells(lead), 1)
+        if cells(place) > room:  # shorten a path at its start
+            place = "…" + place[len(place) - room + 1 :]
+        rows.append(((lead + place, "text"),))
     return rows
-
-
-def _keep_end(text: str, width: int) -> str:
-    """Shorten a path at its start."""
-    return text if cells(text) <= width else "…" + text[len(text) - width + 1 :]
 
 
 def _capture_title(kernels: KernelsEvent | None) -> str:
@@ -124,14 +124,13 @@ def _kernels(kernels: KernelsEvent | None, width: int) -> list[Row]:
         return _missing("no capture yet; press k")
     wall = kernels.wall_ns
     steps = max(kernels.steps, 1)
-    busy = (
-        f"{percent(kernels.busy_ns / wall)} of the time, {number(kernels.launches / steps)} launches per step"
-    )
+    launches = number(kernels.launches / steps)
+    busy = f"{percent(kernels.busy_ns / wall)} of the time, {launches} launches per step"
     if kernels.copy_ns:
         busy += f"; copying {percent(kernels.copy_ns / wall)}"
     causes = sorted(kernels.idle_ns.items(), key=lambda item: -item[1])
     idle = ", ".join(f"{cause} {percent(value / wall)}" for cause, value in causes if value > 0)
-    rows = [*_pair("busy", busy, width), *_pair("idle", idle or "none", width)]
+    rows = _pairs((("busy", busy), ("idle", idle or "none")), width)
     for index, item in enumerate(kernels.top[:_TOP]):
         if len(item) < 3:
             continue
@@ -159,31 +158,32 @@ def _items(count: int) -> str:
 def _baseline(baseline: BaselineEvent | None, width: int) -> list[Row]:
     if baseline is None:
         return _missing("not measured")
-    text = f"{_ns(baseline.micro_ns)} for {_items(baseline.micro)}, fastest of {baseline.runs}"
-    rows = _pair("time", text, width)
+    facts = [("time", f"{_ns(baseline.micro_ns)} for {_items(baseline.micro)}, fastest of {baseline.runs}")]
     if baseline.other_micro is not None:
-        rows += _pair("", f"{_ns(baseline.other_ns)} for {_items(baseline.other_micro)}", width)
+        facts.append(("", f"{_ns(baseline.other_ns)} for {_items(baseline.other_micro)}"))
     if baseline.operations is not None:
-        rows += _pair("operators", f"{number(baseline.operations)} in forward and backward", width)
+        facts.append(("operators", f"{number(baseline.operations)} in forward and backward"))
     if baseline.by_threads:
         pairs = [pair for pair in baseline.by_threads if len(pair) >= 2]
         text = ", ".join(f"{number(count)}: {_ns(value)}" for count, value, *_ in pairs)
-        rows += _pair("threads", f"{number(baseline.threads)} in this run; {text}", width)
-    return rows
+        facts.append(("threads", f"{number(baseline.threads)} in this run; {text}"))
+    return _pairs(facts, width)
 
 
 def _loader(loader: LoaderEvent | None, width: int) -> list[Row]:
     if loader is None:
         return _missing("not measured")
     cached = "none" if loader.encoded is None else number(loader.encoded)
-    rows = _pair("items", f"{number(loader.items)}, {cached} cached", width)
-    if loader.epochs_differ:
-        rows += _pair("", "items differ between epochs and cannot be cached", width)
-    rows += _pair("micro-batch", f"{_items(loader.micro)}, {size(loader.batch_bytes)}", width)
     one = f"{_ns(loader.item_ns)}, of which {_ns(loader.item_cpu_ns)} CPU time (mean of {loader.probed})"
-    rows += _pair("one item", one if loader.item_ns is not None else MISSING, width)
-    rows += _pair("collate", f"{_ns(loader.collate_ns)} per micro-batch", width)
     gather = f"{_ns(loader.gather_ns)} per micro-batch" if loader.gather_ns is not None else MISSING
     if not loader.in_memory:
         gather += ": the dataset cannot gather a whole batch at once"
-    return rows + _pair("gather", gather, width)
+    facts = (
+        ("items", f"{number(loader.items)}, {cached} cached"),
+        ("", "items differ between epochs and cannot be cached" if loader.epochs_differ else ""),
+        ("micro-batch", f"{_items(loader.micro)}, {size(loader.batch_bytes)}"),
+        ("one item", one if loader.item_ns is not None else MISSING),
+        ("collate", f"{_ns(loader.collate_ns)} per micro-batch"),
+        ("gather", gather),
+    )
+    return _pairs(facts, width)

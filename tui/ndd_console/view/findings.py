@@ -104,10 +104,8 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
     """At most `count` rows: the first finding with evidence and change, then the titles of further findings."""
     if count < 1:
         return []
-    if result.trouble:
-        return [((shorten(result.trouble, width), "dim"),)]
-    if not result.findings:
-        return []
+    if result.trouble or not result.findings:
+        return [((shorten(result.trouble, width), "dim"),)] if result.trouble else []
     first, *others = result.findings
     rows = [title_row(first, width)]
     if first.cause not in CALM:
@@ -150,8 +148,6 @@ def _also(finding: Finding, width: int) -> Row:
 
 def _first(lines: list[str], count: int, width: int) -> list[str]:
     """The first lines; the last one ends in "…" if some are left out."""
-    if count >= len(lines):
-        return lines
-    if count < 1:
-        return []
+    if count < 1 or count >= len(lines):
+        return lines[: max(count, 0)]
     return [*lines[: count - 1], shorten(lines[count - 1] + " …", width)]

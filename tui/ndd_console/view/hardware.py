@@ -8,7 +8,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, number, size
 
 from .bars import levels
-from .blocks import on_gpu
+from .blocks import on_gpu, setting
 from .rows import cells, fields, foreign
 from .style import Row, Span
 from .throughput import item_name, plural
@@ -37,8 +37,7 @@ def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
         rows.append(_labelled("GPU", (("n/a: NVML counters are not available", "dim"),)))
     host = snapshot.host
     if host is None:
-        rows.append(_labelled("host", ((MISSING, "dim"),)))
-        return rows
+        return [*rows, _labelled("host", ((MISSING, "dim"),))]
     return [*rows, *_block("host", _host(host, snapshot), width), *_block("memory", _memory(host), width)]
 
 
@@ -58,13 +57,10 @@ def core_row(snapshot: Snapshot, width: int) -> Row | None:
     cores = host.get("cpu_per_core")
     if not isinstance(cores, (list, tuple)) or not cores:
         return None
-    room = width - _LABEL
+    hidden = len(cores) - (width - _LABEL)
+    note = f" +{hidden + 10} more" if hidden > 0 else ""
     shares = [float(core or 0) / 100 for core in cores]
-    hidden = len(shares) - room
-    if hidden > 0:
-        note = f" +{hidden + 10} more"
-        return _labelled("cores", ((levels(shares, room - len(note)), "trend"), (note, "dim")))
-    return _labelled("cores", ((levels(shares, room), "trend"),))
+    return _labelled("cores", ((levels(shares, width - _LABEL - len(note)), "trend"), (note, "dim")))
 
 
 def _labelled(label: str, row: Row) -> Row:
@@ -97,9 +93,8 @@ def throttle(card: dict[str, Any]) -> Span:
 def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
     workers = _figure(host, "workers")
     if workers is None and snapshot.run is not None:
-        loader = snapshot.run.config.get("loader")
-        workers = _figure(loader, "workers") if isinstance(loader, dict) else None
-    names = MISSING if workers is None else f"{workers:.0f}"
+        workers = setting(snapshot.run, "loader", "workers")
+    names = _whole(workers, "")
     return [
         (f"cpu {_whole(_figure(host, 'cpu_percent'), ' %')}", "text"),
         (f"process {_whole(_figure(host, 'process_cpu_percent'), ' %')}", "text"),
@@ -121,12 +116,9 @@ def facts(snapshot: Snapshot, width: int) -> list[Row]:
     run = snapshot.run
     if run is None:
         return []
-    batch = run.config.get("batch")
-    batch = batch if isinstance(batch, dict) else {}
-    micro, accumulation = _figure(batch, "micro"), _figure(batch, "accumulation")
-    parts = (
-        f" = micro {number(micro)} x accumulation {number(accumulation)}" if micro and accumulation else ""
-    )
+    micro, accumulation = setting(run, "batch", "micro"), setting(run, "batch", "accumulation")
+    both = micro and accumulation
+    parts = f" = micro {number(micro)} x accumulation {number(accumulation)}" if both else ""
     tokens = ""
     if run.token and run.tokens_per_item:
         each = "each" if run.tokens_per_item == int(run.tokens_per_item) else "each on average"
@@ -136,9 +128,10 @@ def facts(snapshot: Snapshot, width: int) -> list[Row]:
     if cells(batch_text + epoch) + _LABEL <= width:
         batch_text += epoch
     versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())
-    return [
-        _labelled("model", ((f"{foreign(run.model)}   {number(run.parameters)} parameters", "text"),)),
-        _labelled("batch", ((batch_text, "text"),)),
-        _labelled("data", ((foreign(run.data), "text"),)),
-        _labelled("versions", ((versions, "dim"),)),
-    ]
+    texts = {
+        "model": f"{foreign(run.model)}   {number(run.parameters)} parameters",
+        "batch": batch_text,
+        "data": foreign(run.data),
+    }
+    rows = [_labelled(label, ((text, "text"),)) for label, text in texts.items()]
+    return [*rows, _labelled("versions", ((versions, "dim"),))]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ndd_engine.text import MISSING, printable
 
-from .entries import RunRow, StartRow
 from .frame import Keys, footer_row, framed, inner_width
-from .rows import BLANK, ends, foreign, paragraph, rule, shorten
+from .rows import BLANK, ends, entry, first_shown, foreign, paragraph, rule, shorten
 from .style import Row, Span, status_span
 
 KEYS: Keys = (
@@ -27,15 +25,43 @@ _LOADING: Row = (("loading…", "dim"),)
 
 
 @dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run. started_t: unix seconds. best: "loss 1.482", empty without an evaluation."""
+
+    name: str
+    workload: str
+    status: str
+    step: int
+    total_steps: int
+    started_t: float | None
+    best: str
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """A workload that can be trained."""
+
+    name: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class HomeState:
     """machine, workloads and runs are None while they are loaded. chosen: index over workloads, then runs."""
 
-    machine: tuple[str, ...] | None
-    workloads: tuple[StartRow, ...] | None
-    runs: tuple[RunRow, ...] | None
+    machine: tuple[str, ...] | None = None
+    workloads: tuple[StartRow, ...] | None = None
+    runs: tuple[RunRow, ...] | None = None
     chosen: int = 0
     message: str | None = None
     bad: bool = False
+
+    @property
+    def entries(self) -> list[StartRow | RunRow]:
+        """The workloads, then the runs."""
+        return [*(self.workloads or ()), *(self.runs or ())]
 
 
 def home_rows(state: HomeState, width: int, height: int) -> list[Row]:
@@ -59,49 +85,29 @@ def home_rows(state: HomeState, width: int, height: int) -> list[Row]:
         if room > len(entries) and height >= 20:
             top.append(BLANK)
             room -= 1
-    start = _window(chosen, len(entries), max(room, 1))
+    start = min(first_shown(chosen + 1, len(entries), max(room, 1)), chosen)
     return framed([*top, *entries[start : start + max(room, 0)]], bottom, width, height)
-
-
-def _window(chosen: int, count: int, room: int) -> int:
-    """The first visible line of the list, such that the selected one is visible."""
-    return min(max(chosen - room + 2, 0), max(count - room, 0), max(chosen, 0))
 
 
 def _entries(state: HomeState, width: int) -> tuple[list[Row], int]:
     """All lines of the list, and the index of the selected one."""
-    lines: list[Row] = [rule("start", width)]
-    at = 0
-    if state.workloads is None:
-        lines.append(_LOADING)
-    names = max((len(row.name) for row in state.workloads or ()), default=0)
-    titles = max((len(row.title) for row in state.workloads or ()), default=0)
-    for index, start in enumerate(state.workloads or ()):
-        if index == state.chosen:
-            at = len(lines)
-        lines.append(_start_row(start, names, titles, index == state.chosen, width))
+    workloads, runs, chosen = state.workloads or (), state.runs or (), state.chosen
+    names = max((len(row.name) for row in workloads), default=0)
+    titles = max((len(row.title) for row in workloads), default=0)
+    lines: list[Row] = [rule("start", width), *([_LOADING] if state.workloads is None else [])]
+    lines += [_start_row(row, names, titles, at == chosen, width) for at, row in enumerate(workloads)]
     lines += [BLANK, rule("runs", width)]
-    if state.runs is None:
-        lines.append(_LOADING)
-    elif not state.runs:
-        lines.append((("no runs yet", "dim"),))
-    first = len(state.workloads or ())
-    longest = max((len(row.name) for row in state.runs or ()), default=0)
-    kinds = max((len(row.workload) for row in state.runs or ()), default=0)
-    for index, run in enumerate(state.runs or ()):
-        chosen = first + index == state.chosen
-        if chosen:
-            at = len(lines)
-        lines.append(_run_row(run, longest, kinds, chosen, width))
-    return lines, at
-
-
-def _lead(name: str, chosen: bool) -> tuple[Span, ...]:
-    return (("▸ " if chosen else "  ", "accent"), (name, "select" if chosen else "bold"), ("  ", "text"))
+    if not runs:
+        lines.append(_LOADING if state.runs is None else (("no runs yet", "dim"),))
+    names = max((len(row.name) for row in runs), default=0)
+    kinds = max((len(row.workload) for row in runs), default=0)
+    above = 1 if chosen < len(workloads) else len(lines) - len(workloads)
+    lines += [_run_row(run, names, kinds, at == chosen, width) for at, run in enumerate(runs, len(workloads))]
+    return lines, chosen + above if chosen < len(state.entries) else 0
 
 
 def _start_row(row: StartRow, names: int, titles: int, chosen: bool, width: int) -> Row:
-    lead = _lead(foreign(row.name).ljust(names), chosen)
+    lead = (*entry(foreign(row.name).ljust(names), chosen), ("  ", "text"))
     room = width - names - 4
     title = foreign(row.title)
     text = foreign(row.text)
@@ -113,8 +119,8 @@ def _start_row(row: StartRow, names: int, titles: int, chosen: bool, width: int)
 def _run_row(row: RunRow, names: int, kinds: int, chosen: bool, width: int) -> Row:
     names = min(names, max(width - 20, 8), 32)
     symbol, style = status_span(row.status)
-    spans: list[Span] = [*_lead(shorten(foreign(row.name), names).ljust(names), chosen)]
-    spans.append((symbol.ljust(16), style))
+    name = shorten(foreign(row.name), names).ljust(names)
+    spans: list[Span] = [*entry(name, chosen), ("  ", "text"), (symbol.ljust(16), style)]
     room = width - names - 20
     step = f"step {row.step:,}" + (f" of {row.total_steps:,}" if row.total_steps else "")
     for text, space in ((step, 24), (foreign(row.best) or MISSING, 20), (when(row.started_t), 14)):
@@ -130,8 +136,3 @@ def _run_row(row: RunRow, names: int, kinds: int, chosen: bool, width: int) -> R
 def when(t: float | None) -> str:
     """Local date and time: "03-14 15:09"."""
     return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
-
-
-def entry_count(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None) -> int:
-    """Number of entries in the list."""
-    return len(workloads or ()) + len(runs or ())

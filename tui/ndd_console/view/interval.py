@@ -56,7 +56,7 @@ def interval_rows(ratio: float | None, low: float | None, high: float | None, wi
     """Two rows: the scale, and the interval as ├──●──┤ with ┼ at 1. Empty without an interval or enough room."""
     if ratio is None or low is None or high is None or width < 20 or min(ratio, low) <= 0:
         return []
-    if not all(math.isfinite(value) for value in (ratio, low, high)):
+    if not math.isfinite(ratio + low + high):
         return []
     left, right = min(_LOW, low / 1.05), max(_HIGH, high * 1.05)
     span = math.log(right / left)

@@ -5,18 +5,13 @@ from __future__ import annotations
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, duration, number
 
-from .bars import bucket, finite, graph, sparkline
+from .bars import Points, bucket, finite, graph, sparkline
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, side_by_side
 from .style import STATUS, Row
 from .throughput import items_rate, work_short
 
-_MARK_STYLE = {
-    "warning": "warn",
-    "error": "bad",
-    "checkpoint": "text",
-    "evaluation": "accent",
-    "recompile": "warn",
-}
+_MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
+_GAP = 3
 LOST = "the process ended unexpectedly (kill -9 or power loss?)"
 
 
@@ -47,10 +42,8 @@ def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bo
 
 def metrics_text(evaluation: Evaluation) -> str:
     """ "loss 1.520, bits 2.19"."""
-    return (
-        ", ".join(f"{foreign(name)} {number(value, 4)}" for name, value in evaluation.metrics.items())
-        or MISSING
-    )
+    texts = [f"{foreign(name)} {number(value, 4)}" for name, value in evaluation.metrics.items()]
+    return ", ".join(texts) or MISSING
 
 
 def evaluation_row(snapshot: Snapshot, width: int) -> Row:
@@ -71,25 +64,23 @@ def evaluation_row(snapshot: Snapshot, width: int) -> Row:
 
 def trend_row(snapshot: Snapshot, width: int) -> Row:
     """Loss and rate with sparklines."""
-    gap = 3
-    half = (width - gap) // 2
-    loss, speed = loss_text(snapshot) + " ", items_rate(snapshot) + " "
-    first: Row = (
-        (loss, "text"),
-        (sparkline(finite(snapshot.loss_trend), half - cells(loss)), "trend"),
-    )
-    room = width - gap - half - cells(speed)
-    second: Row = ((speed, "text"), (sparkline(finite(snapshot.rate_trend), room), "trend"))
-    return (*fit(first, half), (" " * gap, "text"), *second)
+    half = (width - _GAP) // 2
+    first = _trend(loss_text(snapshot), snapshot.loss_trend, half)
+    second = _trend(items_rate(snapshot), snapshot.rate_trend, width - _GAP - half)
+    return (*fit(first, half), (" " * _GAP, "text"), *second)
+
+
+def _trend(title: str, points: Points, width: int) -> Row:
+    line = sparkline(finite(points), width - cells(title) - 1)
+    return ((title + " ", "text"), (line, "trend"))
 
 
 def trend_graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     """Loss and rate as graphs side by side, `height` rows with their headings."""
-    gap = 3
-    half = (width - gap) // 2
+    half = (width - _GAP) // 2
     left = _graph(loss_text(snapshot), finite(snapshot.loss_trend), half, height)
-    right = _graph(items_rate(snapshot), finite(snapshot.rate_trend), width - gap - half, height)
-    return side_by_side(left, right, half, gap, width - gap - half)
+    right = _graph(items_rate(snapshot), finite(snapshot.rate_trend), width - _GAP - half, height)
+    return side_by_side(left, right, half, _GAP, width - _GAP - half)
 
 
 def _graph(title: str, values: list[float], width: int, height: int) -> list[Row]:
@@ -126,8 +117,8 @@ def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int)
         rows = [mark_row(timed, width, digits) for timed in shown]
     if rows and snapshot.warnings:
         note = f"{snapshot.warnings} warning{'s' if snapshot.warnings > 1 else ''}"
-        if width >= 60 and snapshot.marks[-1].mark.kind != "warning":
-            newest = mark_row(snapshot.marks[-1], width - len(note) - 2, digits)
+        if width >= 60 and shown[-1].mark.kind != "warning":
+            newest = mark_row(shown[-1], width - len(note) - 2, digits)
             rows[-1] = ends(newest, ((note, "warn"),), width)
     if message:
         rows.append(((shorten(foreign(message), width), "warn"),))

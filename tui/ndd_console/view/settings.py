@@ -7,9 +7,9 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, number, size
 
 from .blocks import percent
-from .rows import cells, foreign, labelled, rule, shorten, wrap
+from .rows import cells, column, foreign, labelled, rule, shorten, wrap
 from .style import Row
-from .throughput import work_texts
+from .throughput import PREFIXES, work_texts
 
 # in_effect: (order on the page, symbol, words, style).
 _STATES: dict[bool | None, tuple[int, str, str, str]] = {
@@ -48,28 +48,14 @@ def _table(settings: list[SettingEvent], width: int) -> list[Row]:
     lines: list[Row] = [((heading.rstrip(), "dim"),)]
     for setting in settings:
         _, symbol, words, style = _STATES[setting.in_effect]
-        first: Row = (
-            (f"{symbol} ", style),
-            (_column(setting.name, name - 2), "text"),
-            (_column(setting.requested, _VALUE), "text"),
-            (_column(setting.applied, _VALUE), "text"),
-            (words.ljust(_STATE), style),
-        )
-        why = foreign(setting.verified)
-        if one_line:
-            wrapped = wrap(why, rest) or [""]
-            lines.append((*first, (wrapped[0], "dim")))
-            lines += [((" " * (width - rest) + line, "dim"),) for line in wrapped[1:]]
-        else:
-            lines.append(first)
-            lines += [(("    " + line, "dim"),) for line in wrap(why, width - 4)]
+        values = "".join(column(foreign(value), _VALUE) for value in (setting.requested, setting.applied))
+        text = column(foreign(setting.name), name - 2) + values
+        first: Row = ((f"{symbol} ", style), (text, "text"), (words.ljust(_STATE), style))
+        room, indent = (rest, width - rest) if one_line else (width - 4, 4)
+        why = wrap(foreign(setting.verified), room)
+        lines.append((*first, (why.pop(0), "dim")) if one_line and why else first)
+        lines += [((" " * indent + line, "dim"),) for line in why]
     return lines
-
-
-def _column(text: str, width: int) -> str:
-    """Untrusted text in exactly `width` cells, ending in a blank."""
-    shown = shorten(foreign(text), max(width - 1, 0))
-    return shown + " " * (width - cells(shown))
 
 
 def _stacked(setting: SettingEvent, width: int) -> list[Row]:
@@ -89,8 +75,9 @@ def _work(snapshot: Snapshot, work: WorkEvent, width: int) -> list[Row]:
     share = ""
     if counted and work.flops_forward is not None:
         share = f", {percent(work.flops_forward / counted)} in the forward pass"
+    total = sum(work.dtypes.values())
     types = ", ".join(
-        f"{foreign(name)} {percent(value / total)}" if (total := sum(work.dtypes.values())) else foreign(name)
+        f"{name} {percent(value / total)}" if total else name
         for name, value in sorted(work.dtypes.items(), key=lambda item: -item[1])
     )
     pairs = [
@@ -110,10 +97,8 @@ def _large(value: int | None) -> str:
     """A count with an SI prefix: "4.21 T"."""
     if value is None:
         return MISSING
-    for scale, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= scale:
-            return f"{number(value / scale)} {letter}"
-    return number(value) + " "
+    scale, letter = next(((scale, letter) for scale, letter in PREFIXES if value >= scale), (1, ""))
+    return f"{number(value / scale)} {letter}"
 
 
 def _peak(work: WorkEvent) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from rich.cells import cell_len
@@ -40,6 +41,22 @@ MONOCHROME: dict[str, Style] = {
     "key": Style(bold=True),
     "select": Style(reverse=True),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Capabilities of the terminal. ssh: over a network connection, so updates are less frequent."""
+
+    ascii_only: bool = False
+    monochrome: bool = False
+    ssh: bool = False
+
+    @property
+    def styles(self) -> dict[str, Style]:
+        return MONOCHROME if self.monochrome else COLOUR
+
+
+PLAIN = Look()
 
 # status: (symbol, style). A status is always shown as symbol, word and colour.
 STATUS: dict[str, tuple[str, str]] = {

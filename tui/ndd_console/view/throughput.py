@@ -9,7 +9,7 @@ from .rows import cells, foreign, shorten
 from .style import Row
 
 _LABEL = 9
-_SCALES = ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"))
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
 def plural(word: str) -> str:
@@ -87,10 +87,8 @@ def flops(value: float | None) -> str:
     """ "1.24 TFLOP/s"."""
     if value is None:
         return f"{MISSING} FLOP/s"
-    for scale, unit in _SCALES:
-        if value >= scale:
-            return f"{number(value / scale)} {unit}"
-    return f"{number(value)} FLOP/s"
+    scale, letter = next(((scale, letter) for scale, letter in PREFIXES if value >= scale), (1, ""))
+    return f"{number(value / scale)} {letter}FLOP/s"
 
 
 def share_of_peak(found: Throughput) -> str:
@@ -141,12 +139,9 @@ def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
 def _speed(snapshot: Snapshot, room: int) -> str:
     if snapshot.step_ns is None:
         return ""
-    found = rates(snapshot)
-    choices = [found, found[:-1]]
-    if micro := micro_steps(snapshot):
-        full = [f"{found[0]} ({micro})", *found[1:]]
-        choices = [full, full[:-1], *choices]
-    return _first_that_fits(choices, room)
+    found, micro = rates(snapshot), micro_steps(snapshot)
+    full = [f"{found[0]} ({micro})" if micro else found[0], *found[1:]]
+    return _first_that_fits([full, full[:-1], found, found[:-1]], room)
 
 
 def _work(snapshot: Snapshot, room: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndd_engine.text import MISSING, duration, number, size
 
-from .rows import cells, fit, foreign, shorten
+from .rows import cells, column, fit, foreign, shorten
 from .style import Row, Span
 
 if TYPE_CHECKING:
@@ -95,13 +95,10 @@ def proposal_row(one: Proposal, columns: Sequence[int], width: int, chosen: bool
     lead = "▸ " if chosen else "● " if best else "  "
     style = "bad" if not one.fits else "text"
     spans: list[Span] = [(lead, "accent")]
-    used = 2
     for place in columns:
         known = COLUMNS[place]
-        text = shorten(known.text(one), known.width - 1)
-        spans.append((text + " " * (known.width - cells(text)), "select" if chosen else style))
-        used += known.width
-    rest = width - used
+        spans.append((column(known.text(one), known.width), "select" if chosen else style))
+    rest = width - 2 - sum(COLUMNS[place].width for place in columns)
     if rest >= 12:
         spans.append((shorten(foreign(remark(one)), rest), "bad" if not one.fits else "dim"))
     return fit(tuple(spans), width)

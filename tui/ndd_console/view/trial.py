@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +14,7 @@ from .bars import progress_bar
 from .findings import at_most
 from .frame import Keys, footer_row, framed, inner_width
 from .interval import VERDICTS, interval_rows, interval_text, trial_text
-from .rows import BLANK, cells, foreign, labelled, paragraph, rule, shorten, take
+from .rows import BLANK, cells, column, entry, first_shown, foreign, labelled, paragraph, rule, shorten, take
 from .style import Row
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ Fact = tuple[str, str, str]  # (label, text, style)
 _PLOT = 60  # maximum width of the interval
 _EARLIER = 6
 _pair = partial(labelled, indent=12)
+# Figures of both sides: (label, field, text of a value).
+_FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setup", "prepare_s", duration))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +108,23 @@ def sets_text(sets: Sequence[str]) -> str:
 
 def _choose(state: TrialState, width: int, height: int) -> list[Row]:
     lines = [rule(f"measure a change against {foreign(state.base)}", width)]
-    pauses = f" {state.pauses} is paused and resumes afterwards." if state.pauses else ""
     about = (
         "Baseline and candidate run alternately in separate processes until the difference is clear, for up to "
-        f"{number(state.budget_s)} s.{pauses}"
+        f"{number(state.budget_s)} s."
     )
+    if state.pauses:
+        about += f" {state.pauses} is paused and resumes afterwards."
     if height >= 14:
         lines += [*paragraph(about, width, "dim"), BLANK]
-    at = 0
     entries: list[Row] = []
     for index, change in enumerate(state.offered):
-        if index == state.chosen:
-            at = len(entries)
         entries += _proposal(change, index == state.chosen, width)
-    if state.custom:
-        at = len(entries)
     entries += _custom(state, width)
     entries += [(("  ", "bad"), *row) for row in paragraph(state.problem, width - 2, "bad")]
     room = max(height - len(lines), 1)
     earlier = _earlier(state.earlier, width, min(room - len(entries) - 2, _EARLIER))
-    start = min(max(at + 3 - room, 0), max(len(entries) - room, 0))
+    # A change has two lines.
+    start = first_shown(2 * min(state.chosen, len(state.offered)) + 2, len(entries), room)
     lines += entries[start : start + room]
     return [*lines, *([BLANK] if earlier else []), *earlier]
 
@@ -133,10 +132,8 @@ def _choose(state: TrialState, width: int, height: int) -> list[Row]:
 def _proposal(change: ProposedChange, chosen: bool, width: int) -> list[Row]:
     title = shorten(sets_text(change.sets), max(width - 2, 1))
     end = "" if change.ceiling is None else f", {at_most(change.ceiling)}"
-    return [
-        (("▸ " if chosen else "  ", "accent"), (title, "select" if chosen else "bold")),
-        (("  " + shorten(f"for: {foreign(change.title)}", max(width - 2 - cells(end), 1)) + end, "dim"),),
-    ]
+    why = shorten(f"for: {foreign(change.title)}", max(width - 2 - cells(end), 1))
+    return [entry(title, chosen), (("  " + why + end, "dim"),)]
 
 
 def _custom(state: TrialState, width: int) -> list[Row]:
@@ -166,9 +163,8 @@ def _earlier(trials: Sequence[TrialEvent], width: int, count: int) -> list[Row]:
     shown = list(reversed(trials))[:count]
     longest = min(max(cells(sets_text(trial.sets)) for trial in shown), max(width - 34, 8))
     for trial in shown:
-        sets = shorten(sets_text(trial.sets), longest)
-        padded = "  " + sets + " " * (longest - cells(sets)) + "   "
-        rows.append(((padded, "text"), (foreign(trial_text(trial)), VERDICTS.get(trial.verdict, "text"))))
+        sets = f"  {column(sets_text(trial.sets), longest + 1)}  "
+        rows.append(((sets, "text"), (foreign(trial_text(trial)), VERDICTS.get(trial.verdict, "text"))))
     return rows
 
 
@@ -237,19 +233,12 @@ def _facts(trial: TrialEvent) -> list[Fact]:
         facts.append(("in effect", "yes" if trial.in_effect else f"{MISSING}: cannot be verified", "text"))
     loss = trial.loss + (f": {trial.loss_text}" if trial.loss_text else "")
     facts.append(("loss", loss, "warn" if trial.loss == "differs" else "text"))
-    facts += _both(trial, "memory", "peak_bytes", size)
-    facts += _both(trial, "step", "step_s", duration)
-    facts += _both(trial, "setup", "prepare_s", duration)
+    for label, key, shown in _FIGURES:
+        base, candidate = trial.base.get(key), trial.change.get(key)
+        if base is not None or candidate is not None:
+            facts.append((label, f"baseline {shown(base)}, candidate {shown(candidate)}", "text"))
     steps = trial.break_even_steps
     if steps is not None:
         text = f"after {number(steps)} optimizer steps" if steps else "immediately: no extra setup time"
         facts.append(("break-even", text, "text"))
     return facts
-
-
-def _both(trial: TrialEvent, label: str, key: str, shown: Callable[[float | None], str]) -> list[Fact]:
-    """A figure of both sides: "baseline 2.1 GB, candidate 2.4 GB"; [] if neither was measured."""
-    base, candidate = trial.base.get(key), trial.change.get(key)
-    if base is None and candidate is None:
-        return []
-    return [(label, f"baseline {shown(base)}, candidate {shown(candidate)}", "text")]

@@ -12,7 +12,7 @@ from .bars import progress_bar
 from .findings import times
 from .frame import Keys, footer_row, framed, inner_width
 from .interval import VERDICTS, interval_rows, interval_text, verdict_text
-from .rows import BLANK, cells, ends, foreign, paragraph, rule, shorten
+from .rows import BLANK, cells, column, ends, first_shown, foreign, paragraph, rule, shorten
 from .style import Row, Span
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def first_line(view: TuningView, count: int, room: int) -> int:
     if at is None:
         done = [index for index, row in enumerate(candidates) if row.state in ("kept", "dropped", "skipped")]
         at = 0 if view.over or not done else done[-1]
-    return min(max(at - room + 3, 0), last)
+    return first_shown(at + 2, count, room)
 
 
 def _keys(view: TuningView, scrolls: bool) -> Keys:
@@ -125,20 +125,17 @@ def _heading(width: int) -> Row:
 def _candidate(row: TuningRow, width: int) -> Row:
     title, loss, memory, why = _widths(width)
     symbol, style = _STATES.get(row.state, ("?", "text"))
-    name = shorten(foreign(row.candidate.title), title - 1)
-    spans: list[Span] = [
-        (f"{symbol} {row.state}".ljust(_STATE), style),
-        (name + " " * (title - cells(name)), "dim" if row.state == "skipped" else "text"),
-    ]
+    name = (column(foreign(row.candidate.title), title), "dim" if row.state == "skipped" else "text")
+    spans: list[Span] = [(f"{symbol} {row.state}".ljust(_STATE), style), name]
     if row.trial is None:
         rest = max(width - _STATE - title, 0)
         return (*spans, (shorten(foreign(row.reason), rest), "dim"))
     style, both = VERDICTS.get(row.trial.verdict, "text"), width >= 64
     if row.trial.ratio is None:
         # Without a ratio, the reason uses the room of the ratios.
-        room = _RATIO * (1 + both)
-        text = shorten(foreign(row.reason) or verdict_text(row.trial.verdict), room - 1)
-        spans.append((text + " " * (room - cells(text)), style))
+        spans.append(
+            (column(foreign(row.reason) or verdict_text(row.trial.verdict), _RATIO * (1 + both)), style)
+        )
     else:
         spans.append((_ratio(row.trial).ljust(_RATIO), style))
         spans += [(_ratio(row.to_start).ljust(_RATIO), "text")] if both else []

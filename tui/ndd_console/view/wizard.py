@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ndd_engine.text import MISSING, duration, number, printable, size
 
 from .bars import progress_bar
-from .entries import StartRow
-from .frame import Keys, footer_row
-from .rows import BLANK, cells, ends, fit, foreign, rule, shorten, wrap
+from .frame import Keys, footer_row, framed, inner_width
+from .home import StartRow
+from .rows import (
+    BLANK,
+    cells,
+    ends,
+    entry,
+    first_shown,
+    fit,
+    foreign,
+    lines_of,
+    paragraph,
+    rule,
+    shorten,
+    wrap,
+)
 from .style import Row, Span
 from .tradeoffs import BY_SPEED, heading_row, ordered, plot_rows, proposal_row, shown_columns
 
@@ -31,7 +43,6 @@ class Field:
     name: str
     value: str
     meaning: str
-    bad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +87,47 @@ class WizardView:
     saved: str = ""
     message: str = ""
     bad: bool = False
-    keys: Keys = field(default=())
+    can_train: bool = True
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Lines of the file or of its diff."""
+        return self.file.diff if self.show_diff else self.file.text
+
+    @property
+    def keys(self) -> Keys:
+        back, close = ("b", "back"), ("q", "close")
+        move = ("↑↓", "choose")
+        match self.page:
+            case 0:
+                return (("enter", "next"), ("?", "help"), close)
+            case 1:
+                return (("enter", "next"), move, back, close)
+            case 2:
+                return (("enter", "probe"), move, ("←→", "change"), back, close)
+            case 3:
+                return (("b", "stop"), close) if self.share is not None else (("enter", "retry"), back, close)
+            case 4:
+                verify = (("v", f"measure {len(self.marked)}"),) if self.marked else ()
+                keys = (("enter", "file"), *verify, ("space", "mark"), ("s", "sort"), ("p", "plot"))
+                return (*keys, back, close)
+            case 5:
+                return (("enter", "file"), move, ("b", "back" if self.share is None else "stop"), close)
+            case _:
+                diff = (("d", "complete file" if self.show_diff else "changes"),) if self.file.there else ()
+                train = (("t", "write and train"),) if self.can_train else ()
+                return (("w", "write"), *train, *diff, ("↑↓", "scroll"), back, close)
 
 
 def wizard_rows(view: WizardView, width: int, height: int) -> list[Row]:
     """Exactly `height` rows of exactly `width` cells."""
-    margin = 1 if width >= 40 else 0
-    inner = max(width - 2 * margin, 1)
-    style = "bad" if view.bad else "accent"
-    lines = [line for part in view.message.splitlines() for line in wrap(foreign(part), inner)]
-    message: list[Row] = [((line, style),) for line in lines[: max(height // 2, 1)]]
+    inner = inner_width(width)
+    message = paragraph(view.message, inner, "bad" if view.bad else "accent")[: max(height // 2, 1)]
     top = [trail(view.page, inner), BLANK] if height >= 12 else [trail(view.page, inner)]
     room = max(height - len(top) - len(message) - 1, 0)
     page = (_machine, _workload, _goal, _probing, _table, _verify, _file)[view.page]
     body = page(view, inner, room)[:room]
-    rows = [*top, *body, *[BLANK] * (room - len(body)), *message, footer_row(view.keys, inner)]
-    rows = rows[-height:] if height > 0 else []
-    if margin:
-        rows = [((" ", "text"), *row) for row in rows]
-    return [fit(row, width) for row in rows]
+    return framed([*top, *body], [*message, footer_row(view.keys, inner)], width, height)
 
 
 def trail(page: int, width: int) -> Row:
@@ -114,11 +147,9 @@ def _machine(view: WizardView, width: int, room: int) -> list[Row]:
     rows = [rule("this machine", width)]
     for line in map(printable, view.machine):
         in_columns = "  " in line.strip()  # do not wrap
-        rows += [
-            ((part, "text"),)
-            for part in ([shorten(line, width)] if in_columns else wrap(line, width) or [""])
-        ]
-    return rows[:room]
+        parts = [shorten(line, width)] if in_columns else wrap(line, width) or [""]
+        rows += [((part, "text"),) for part in parts]
+    return rows
 
 
 def _workload(view: WizardView, width: int, room: int) -> list[Row]:
@@ -126,44 +157,37 @@ def _workload(view: WizardView, width: int, room: int) -> list[Row]:
     data = _data(view, width)
     names = max((cells(foreign(row.name)) for row in view.workloads), default=0)
     space = max(room - 1 - len(data), 1)
-    start = _start(view.chosen, len(view.workloads), space)
+    start = first_shown(view.chosen, len(view.workloads), space)
     for place, row in enumerate(view.workloads[start : start + space], start):
-        chosen = place == view.chosen
         name = foreign(row.name)
-        lead = (("▸ " if chosen else "  ", "accent"), (name, "select" if chosen else "bold"))
-        gap = " " * (names - cells(name) + 2)
         about = foreign(row.title if not row.text else f"{row.title}: {row.text}")
-        rows.append((*lead, (gap, "text"), (shorten(about, width - names - 4), "text")))
+        text = " " * (names - cells(name) + 2) + shorten(about, width - names - 4)
+        rows.append((*entry(name, place == view.chosen), (text, "text")))
     return [*rows, *data]
 
 
 def _data(view: WizardView, width: int) -> list[Row]:
     """Facts about the data of the chosen workload, if known."""
-    facts = [line for text in view.facts for line in wrap(foreign(text), width)]
-    return [BLANK, rule("data", width), *(((line, "text"),) for line in facts)] if facts else []
+    facts = [row for text in view.facts for row in lines_of(text, width)]
+    return [BLANK, rule("data", width), *facts] if facts else []
 
 
 def _goal(view: WizardView, width: int, _room: int) -> list[Row]:
     rows = [rule("goal and limits", width)]
     for place, item in enumerate(view.fields):
         chosen = place == view.chosen
-        lead: list[Span] = [
-            ("▸ " if chosen else "  ", "accent"),
-            (item.name.ljust(_LABEL), "bold" if chosen else "text"),
-        ]
-        look = "bad" if item.bad else "select" if chosen else "accent"
-        rows.append((*lead, (f" {foreign(item.value)} ", look)))
+        name = (item.name.ljust(_LABEL), "bold" if chosen else "text")
+        value = (f" {foreign(item.value)} ", "select" if chosen else "accent")
+        rows.append((("▸ " if chosen else "  ", "accent"), name, value))
         if chosen:
-            rows += [
-                ((" " * (_LABEL + 3) + line, "dim"),)
-                for line in wrap(item.meaning, max(width - _LABEL - 3, 20))
-            ]
+            meaning = wrap(item.meaning, max(width - _LABEL - 3, 20))
+            rows += [((" " * (_LABEL + 3) + line, "dim"),) for line in meaning]
     return [*rows, *_data(view, width)]
 
 
 def _probing(view: WizardView, width: int, room: int) -> list[Row]:
     rows = [rule("probing", width), *_progress(view, width), BLANK]
-    rows += [((line, "text"),) for note in view.notes for line in wrap(foreign(note), width)]
+    rows += [row for note in view.notes for row in lines_of(note, width)]
     if view.rows:
         columns = shown_columns(view.rows, width, view.column)
         rows += [BLANK, heading_row(columns, width, view.column)]
@@ -186,7 +210,7 @@ def _table(view: WizardView, width: int, room: int) -> list[Row]:
     plot = plot_rows(rows, view.best, chosen, width, _PLOT) if view.plot and room >= _PLOT + 8 else []
     about = [] if chosen is None else _about(chosen, width)
     space = max(room - 1 - len(plot) - len(about), 1)
-    start = _start(view.chosen, len(rows), space)
+    start = first_shown(view.chosen, len(rows), space)
     columns = shown_columns(view.rows, width, view.column)
     out = [heading_row(columns, width, view.column)]
     best = {one.key for one in view.best}
@@ -213,10 +237,8 @@ def _about(one: Proposal, width: int) -> list[Row]:
         text += "; times are lower bounds from the GPU's peak FLOP/s"
     if one.placement == "device":
         text += "; data on the GPU"
-    rows: list[Row] = [((line, "dim"),) for line in wrap(foreign(text), width)]
-    if one.cost:
-        rows += [((line, "warn"),) for line in wrap(f"disadvantages: {foreign(one.cost)}", width)]
-    return rows
+    cost = f"disadvantages: {one.cost}" if one.cost else ""
+    return [*lines_of(text, width, "dim"), *lines_of(cost, width, "warn")]
 
 
 def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
@@ -226,11 +248,10 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
     if view.share is not None:
         rows += [*_progress(view, width), BLANK]
     head = ("", "memory", "measured", "error", "step", "measured", "error")
-    first = min(
-        max(max((cells(_name(one)) for one in view.verified), default=0) + 4, 12), max(width - 55, 12)
-    )
+    longest = max((cells(_name(one)) for one in view.verified), default=0)
+    first = min(max(longest + 4, 12), max(width - 55, 12))
     shown = (first, 10, 10, 9, 9, 9, 8)
-    rows.append(tuple((text.ljust(cell), "dim") for text, cell in zip(head, shown, strict=True)))
+    rows.append((("".join(text.ljust(cell) for text, cell in zip(head, shown, strict=True)), "dim"),))
     for place, one in enumerate(view.verified):
         chosen, known = place == view.chosen, one.measured
         style = "bold" if chosen else "text"
@@ -243,16 +264,16 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
             size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
             duration(one.step_s), duration(known.step_s), _error(one.step_s, known.step_s),
         )  # fmt: skip
-        spans = [
-            (shorten(text, cell).ljust(cell), "text") for text, cell in zip(texts, shown[1:], strict=True)
-        ]
-        rows.append(fit(((name, style), *spans), width))
-    spreads = [
-        one.measured.spread for one in view.verified if one.measured is not None and one.measured.spread
-    ]
-    if spreads:
-        text = f"repeated measurements vary by up to {max(spreads):.0%}; smaller errors are noise"
-        rows += [BLANK, *(((line, "dim"),) for line in wrap(text, width))]
+        figures = "".join(
+            shorten(text, cell).ljust(cell) for text, cell in zip(texts, shown[1:], strict=True)
+        )
+        rows.append(fit(((name, style), (figures, "text")), width))
+    spread = max(
+        (one.measured.spread or 0.0 for one in view.verified if one.measured is not None), default=0.0
+    )
+    if spread:
+        text = f"repeated measurements vary by up to {spread:.0%}; smaller errors are noise"
+        rows += [BLANK, *lines_of(text, width, "dim")]
     return rows
 
 
@@ -272,39 +293,16 @@ def _error(predicted: float | None, measured: float | None) -> str:
 def _file(view: WizardView, width: int, room: int) -> list[Row]:
     file = view.file
     what = "changes to" if view.show_diff else "complete file" if file.there else "new file"
-    title = f"{what} {foreign(file.path)}"
-    lines = shown_lines(view)
+    lines = view.lines
     place = f" {min(view.top + room - 1, len(lines))}/{len(lines)} " if len(lines) > room - 1 else ""
-    out = [rule(title, width, "bold", place)]
-    seen = lines[view.top : view.top + max(room - 1, 0)]
-    out += [((shorten(foreign_line(line), width), _look(line, view.show_diff)),) for line in seen]
-    if not lines:
-        out.append((("no changes", "dim"),))
-    return out
-
-
-def shown_lines(view: WizardView) -> tuple[str, ...]:
-    """Lines of the file or of its diff."""
-    return view.file.diff if view.show_diff else view.file.text
-
-
-def foreign_line(line: str) -> str:
-    """A line of a file with control characters escaped and indentation kept."""
-    lead = line[: len(line) - len(line.lstrip(" "))]
-    return lead + foreign(line)
+    out = [rule(f"{what} {foreign(file.path)}", width, "bold", place)]
+    for line in lines[view.top : view.top + max(room - 1, 0)]:
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        out.append(((shorten(indent + foreign(line), width), _look(line, view.show_diff)),))
+    return out if lines else [*out, (("no changes", "dim"),)]
 
 
 def _look(line: str, diff: bool) -> str:
     if diff:
         return "good" if line.startswith("+") else "bad" if line.startswith("-") else "dim"
     return "dim" if line.lstrip().startswith("#") else "bold" if line.startswith("[") else "text"
-
-
-def _start(chosen: int, count: int, room: int) -> int:
-    """The first visible line so that the chosen one is visible."""
-    return min(max(chosen - room + 1, 0), max(count - room, 0))
-
-
-def bounded(value: int, rows: Sequence[object]) -> int:
-    """`value` limited to the indices of `rows`."""
-    return min(max(value, 0), max(len(rows) - 1, 0))

@@ -1,0 +1,53 @@
+"""Work in a thread beside a screen."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ndd_console.screens.base import error_text
+
+
+class ThreadJob:
+    """Work in a thread that stops on request; its error is kept for the screen.
+
+    Not a daemon thread: the program must not end before processes have ended and runs have resumed.
+    """
+
+    def __init__(self, thread_name: str) -> None:
+        self.error: BaseException | None = None
+        self._name = thread_name
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Start the work. Earlier work is stopped first."""
+        if self._thread is not None:
+            self.stop()
+            self.join()
+            self._stop, self.error = threading.Event(), None
+        self._thread = threading.Thread(target=self._work, args=(work,), name=self._name)
+        self._thread.start()
+
+    def working(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def failed(self) -> str:
+        """Why the work failed, or ""."""
+        return "" if self.error is None or self.working() else error_text(self.error)
+
+    def stop(self) -> None:
+        """Stop soon. Returns immediately."""
+        self._stop.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the work and of its processes. Returns False after the timeout."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.working()
+
+    def _work(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  without a message the screen would wait forever
+            self.error = error
