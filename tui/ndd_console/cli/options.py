@@ -45,6 +45,11 @@ def budget_option(text: str, default: float = 60.0) -> Callable[[Command], Comma
     )
 
 
+def output_option(text: str) -> Callable[[Command], Command]:
+    """-o FILE with its help text, passed as `output`."""
+    return click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help=text)
+
+
 def configuration(command: Command) -> Command:
     """The argument CONFIG and the options --workload and --set, passed as `config`, `workload` and `sets`."""
     argument = click.argument("config", required=False, type=click.Path(path_type=Path))

@@ -18,7 +18,7 @@ from ndd_engine.text import printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
-from .options import Finite, budget_option, configuration, epilog, json_option
+from .options import Finite, budget_option, configuration, epilog, json_option, output_option
 from .printing import ProgressLines, print_json, say, table
 
 if TYPE_CHECKING:
@@ -93,10 +93,9 @@ class WizardCommand(click.Command):
 @click.option("--headless", is_flag=True, help="No screen: take the answers from the options.")
 @click.option("--no-verify", is_flag=True, help="Do not measure the best proposals.")
 @budget_option("Maximum duration of the measurements.", BUDGET_S)
-@click.option(
-    "-o", "output", type=click.Path(path_type=Path),
-    help="Write the TOML to this file and the table to standard output (default: the TOML to standard output).",
-)  # fmt: skip
+@output_option(
+    "Write the TOML to FILE and the table to standard output (default: the TOML to standard output)."
+)
 @click.option("--force", is_flag=True, help="Change an existing file; its comments are preserved.")
 @json_option
 @click.pass_context
