@@ -171,10 +171,13 @@ def test_ctrl_c_saves_a_checkpoint_and_raises_keyboard_interrupt(tmp_path: Path,
     )
     process = script(code, tmp_path)
     events = tmp_path / "runs" / "one" / "events.jsonl"
-    until(lambda: events.exists() and '"type":"window"' in events.read_text())
-    for _ in range(presses):
-        process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        until(lambda: events.exists() and '"type":"window"' in events.read_text())
+        for _ in range(presses):
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert out == "" and "KeyboardInterrupt: run one: interrupted" in err
     record = open_run("one", runs=tmp_path / "runs")
     assert record.snapshot().status == "interrupted"
