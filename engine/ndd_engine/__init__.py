@@ -3,26 +3,24 @@
 The public Python API is what `__all__` lists; see docs/python-api.md. Names are imported on first use, so that
 `import ndd_engine` is fast and imports no torch.
 
-    from ndd_engine import diagnose, open_run, train
+    from ndd_engine import find_bottlenecks, run_training
 
-    result = train({"run": {"max_steps": 200}}, workload="chartext")
-    for finding in diagnose(result.snapshot):
+    result = run_training({"run": {"max_steps": 200}}, workload="chartext")
+    for finding in find_bottlenecks(result.snapshot):
         print(finding.title)
 """
 
 import importlib
 import sys
 import warnings
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api.measuring import MemoryPrediction, predict_memory, trial
-    from .api.record import Record, open_run
-    from .api.training import Result, train
+    from .api.measuring import MemoryPrediction, predict_memory, run_trial
+    from .api.record import Record, find_bottlenecks, open_run
+    from .api.training import Result, run_training
     from .config import Config
     from .diagnose.finding import Change, Evidence, Finding
-    from .diagnose.rules import diagnose
     from .errors import ConfigError, MachineError, NddError, TrainingError, UsageError
     from .record.events import (
         BaselineEvent,
@@ -49,17 +47,16 @@ __all__ = [
     "BaselineEvent", "Change", "Config", "ConfigError", "EndEvent", "Event", "Evidence", "Finding", "FindingEvent",
     "KernelsEvent", "LoaderEvent", "MachineError", "MarkEvent", "MemoryEvent", "MemoryPrediction", "NddError",
     "Record", "Result", "RunEvent", "SampleEvent", "SettingEvent", "Snapshot", "StacksEvent", "StageEvent",
-    "TrainingError", "TrialEvent", "UsageError", "WindowEvent", "WorkEvent", "__version__", "diagnose", "open_run",
-    "predict_memory", "train", "trial",
+    "TrainingError", "TrialEvent", "UsageError", "WindowEvent", "WorkEvent", "__version__", "find_bottlenecks",
+    "open_run", "predict_memory", "run_training", "run_trial",
 ]  # fmt: skip
 # Where each name is defined, if not among the events.
 _MODULES = {
-    "api.measuring": ("MemoryPrediction", "predict_memory", "trial"),
-    "api.record": ("Record", "open_run"),
-    "api.training": ("Result", "train"),
+    "api.measuring": ("MemoryPrediction", "predict_memory", "run_trial"),
+    "api.record": ("Record", "find_bottlenecks", "open_run"),
+    "api.training": ("Result", "run_training"),
     "config": ("Config",),
     "diagnose.finding": ("Change", "Evidence", "Finding"),
-    "diagnose.rules": ("diagnose",),
     "errors": ("ConfigError", "MachineError", "NddError", "TrainingError", "UsageError"),
     "record.snapshot": ("Snapshot",),
 }
@@ -81,18 +78,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps `ndd_engine.train`, `.trial` and `.diagnose` the functions.
-
-    Importing the subpackages of the same names would otherwise bind those here. `from ndd_engine.train.run import …`
-    does not depend on it.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in __all__ or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -31,11 +32,11 @@ from ndd_engine import (
     TrialEvent,
     UsageError,
     WindowEvent,
-    diagnose,
+    find_bottlenecks,
     open_run,
     predict_memory,
-    train,
-    trial,
+    run_training,
+    run_trial,
 )
 
 pytestmark = pytest.mark.timeout(170)
@@ -50,7 +51,7 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return train(TINY, run="one", runs=tmp_path_factory.mktemp("api") / "runs")
+    return run_training(TINY, run="one", runs=tmp_path_factory.mktemp("api") / "runs")
 
 
 def script(code: str, folder: Path) -> subprocess.Popen[str]:
@@ -67,31 +68,23 @@ def test_the_package_and_the_names_that_need_no_torch_do_not_import_it(tmp_path:
     code = (
         "import sys, ndd_engine\n"
         "assert not {'torch', 'pydantic', 'tomlkit'} & set(sys.modules)\n"
-        "from ndd_engine import Config, ConfigError, Finding, Snapshot, WindowEvent, diagnose, open_run\n"
-        "assert callable(diagnose) and callable(open_run)\n"
+        "from ndd_engine import Config, ConfigError, Finding, Snapshot, WindowEvent, find_bottlenecks, open_run\n"
+        "assert callable(find_bottlenecks) and callable(open_run)\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = script(code, tmp_path)
     assert done.wait(60) == 0, done.communicate()[1]
 
 
-@pytest.mark.parametrize("name", ["train", "trial", "diagnose"])
-def test_functions_are_not_replaced_by_the_subpackages_of_the_same_name(tmp_path: Path, name: str) -> None:
-    code = (
-        "import ndd_engine.train.run, ndd_engine.trial.trial, ndd_engine.diagnose.rules, types\n"
-        f"from ndd_engine import {name}\n"
-        f"assert isinstance({name}, types.FunctionType)\n"
-        f"from ndd_engine.{name} import __path__\n"
-    )
-    done = script(code, tmp_path)
-    assert done.wait(60) == 0, done.communicate()[1]
+def test_public_functions_and_subpackages_have_different_names() -> None:
+    assert not {module.name for module in pkgutil.iter_modules(ndd_engine.__path__)} & set(ndd_engine.__all__)
 
 
 def test_every_public_name_exists_and_is_documented() -> None:
     assert set(ndd_engine.__all__) <= set(dir(ndd_engine))
     for name in ndd_engine.__all__:
         assert inspect.getdoc(getattr(ndd_engine, name)), name
-    for function in (train, open_run, trial, predict_memory):
+    for function in (run_training, open_run, run_trial, predict_memory):
         doc = inspect.getdoc(function) or ""
         assert "Raises:" in doc and "Example:" in doc
     with pytest.raises(AttributeError, match="no attribute 'trains'"):
@@ -104,7 +97,7 @@ def test_types_are_marked_in_all_three_packages() -> None:
         assert (Path(package.__path__[0]) / "py.typed").is_file()
 
 
-# train
+# run_training
 
 
 def test_train_returns_the_end_of_the_run(trained: Result) -> None:
@@ -116,12 +109,12 @@ def test_train_returns_the_end_of_the_run(trained: Result) -> None:
 
 
 def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
-    train(TINY, run="one", runs=tmp_path)
-    result = train(resume="one", sets={"run.max_steps": 30}, runs=tmp_path)
+    run_training(TINY, run="one", runs=tmp_path)
+    result = run_training(resume="one", sets={"run.max_steps": 30}, runs=tmp_path)
     assert (result.status, result.step) == ("done", 30)
     assert result.snapshot.run is not None and result.snapshot.run.resumed_step == 20
     assert result.record.config.batch.micro == 16
-    again = train(resume=result.path, sets=["run.max_steps=35"], runs=tmp_path / "elsewhere")
+    again = run_training(resume=result.path, sets=["run.max_steps=35"], runs=tmp_path / "elsewhere")
     assert (again.path, again.step) == (result.path, 35)
 
 
@@ -133,14 +126,14 @@ def test_a_file_and_values_on_top(tmp_path: Path) -> None:
         "run": {"threads": 1, "device": "cpu"},
         "batch": {"sequence": 8, "micro": 32},
     }
-    result = train(file, sets=values, runs=tmp_path / "runs")
+    result = run_training(file, sets=values, runs=tmp_path / "runs")
     assert result.status == "done" and result.path.name == "ndd-001"
     assert (result.record.config.batch.micro, result.record.config.run.max_steps) == (32, 3)
 
 
 def test_events_are_passed_on_as_they_are_recorded(tmp_path: Path) -> None:
     seen: list[tuple[float, Event]] = []
-    result = train(TINY, runs=tmp_path, on_event=lambda t, event: seen.append((t, event)))
+    result = run_training(TINY, runs=tmp_path, on_event=lambda t, event: seen.append((t, event)))
     assert isinstance(seen[-1][1], EndEvent)
     assert [event.type for _, event in seen] == [event.type for _, event in result.record]
     assert [t for t, _ in seen] == sorted(t for t, _ in seen)
@@ -157,14 +150,14 @@ def test_a_failing_run_is_a_result(tmp_path: Path) -> None:
         "    return dict(model=Net(3, 1), train_data=data, loss=lambda output, batch: output.sum())\n"
     )
     config = {"workload": {"name": "broken_api:factory", "path": [str(tmp_path)]}, "run": {"epochs": 1}}
-    result = train(config, runs=tmp_path / "runs")
+    result = run_training(config, runs=tmp_path / "runs")
     assert result.status == "failed" and "this model is broken" in result.reason
 
 
 def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
     threads, frozen = torch.get_num_threads(), gc.get_freeze_count()
     handler = signal.getsignal(signal.SIGINT)
-    train(TINY, sets={"speed.deterministic": True}, runs=tmp_path)
+    run_training(TINY, sets={"speed.deterministic": True}, runs=tmp_path)
     assert torch.get_num_threads() == threads and not torch.are_deterministic_algorithms_enabled()
     assert gc.isenabled() and gc.get_freeze_count() <= frozen
     assert signal.getsignal(signal.SIGINT) is handler
@@ -173,13 +166,18 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_saves_a_checkpoint_and_raises_keyboard_interrupt(tmp_path: Path, presses: int) -> None:
     endless = {**TINY, "run": {"threads": 1, "device": "cpu", "epochs": 100_000}}
-    code = f"from ndd_engine import train\ntrain({endless!r}, run='one')\nprint('not reached')\n"
+    code = (
+        f"from ndd_engine import run_training\nrun_training({endless!r}, run='one')\nprint('not reached')\n"
+    )
     process = script(code, tmp_path)
     events = tmp_path / "runs" / "one" / "events.jsonl"
-    until(lambda: events.exists() and '"type":"window"' in events.read_text())
-    for _ in range(presses):
-        process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        until(lambda: events.exists() and '"type":"window"' in events.read_text())
+        for _ in range(presses):
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert out == "" and "KeyboardInterrupt: run one: interrupted" in err
     record = open_run("one", runs=tmp_path / "runs")
     assert record.snapshot().status == "interrupted"
@@ -201,7 +199,7 @@ def test_a_wrong_configuration_names_the_key_and_the_allowed_values(
     tmp_path: Path, config: Any, words: tuple[str, ...]
 ) -> None:
     calls: tuple[Callable[[], object], ...] = (
-        lambda: train(config, runs=tmp_path / "runs"),
+        lambda: run_training(config, runs=tmp_path / "runs"),
         lambda: predict_memory(config),
     )
     for call in calls:
@@ -215,15 +213,17 @@ def test_a_wrong_configuration_names_the_key_and_the_allowed_values(
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        train({"batch": {"micro": 0}}, sets={"optimizer.lr": "fast", "run.epochs": None}, runs=tmp_path)
+        run_training(
+            {"batch": {"micro": 0}}, sets={"optimizer.lr": "fast", "run.epochs": None}, runs=tmp_path
+        )
     assert {problem.key for problem in caught.value.problems} >= {"batch.micro", "optimizer.lr"}
 
 
 def test_resume_takes_no_other_configuration(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="omit config"):
-        train(TINY, resume="one", runs=tmp_path)
+        run_training(TINY, resume="one", runs=tmp_path)
     with pytest.raises(UsageError, match="one"):
-        train(resume="one", runs=tmp_path)
+        run_training(resume="one", runs=tmp_path)
 
 
 # open_run
@@ -261,7 +261,7 @@ def test_a_live_run_is_followed(tmp_path: Path) -> None:
     }
 
     def work() -> None:
-        train(endless, run="one", runs=tmp_path, on_event=lambda t, event: opened.set())
+        run_training(endless, run="one", runs=tmp_path, on_event=lambda t, event: opened.set())
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -283,18 +283,18 @@ def test_there_is_no_such_run(trained: Result, tmp_path: Path) -> None:
         open_run(runs=tmp_path)
 
 
-# diagnose, trial, predict_memory
+# find_bottlenecks, run_trial, predict_memory
 
 
 def test_a_snapshot_is_diagnosed(trained: Result) -> None:
-    found = diagnose(trained.snapshot)
+    found = find_bottlenecks(trained.snapshot)
     assert found and all(finding.title and finding.cause for finding in found)
 
 
 def test_a_trial_is_measured_and_recorded_in_its_run(tmp_path: Path) -> None:
-    result = train(TINY, run="one", runs=tmp_path)
+    result = run_training(TINY, run="one", runs=tmp_path)
     stages: list[str] = []
-    event = trial(
+    event = run_trial(
         result.record,
         {"batch.micro": 128},
         90,  # ends as soon as the result is clear
@@ -320,7 +320,7 @@ def test_a_trial_is_measured_and_recorded_in_its_run(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_tried_is_refused(tmp_path: Path, baseline: Any, sets: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words if words != "nothing" else None):
-        trial(baseline, sets, 5, runs=tmp_path)
+        run_trial(baseline, sets, 5, runs=tmp_path)
 
 
 def test_memory_and_step_time_are_predicted() -> None:

@@ -37,4 +37,4 @@ def test_the_page_names_what_is_public() -> None:
         for name in line.split(", ")
     }
     assert imported <= set(ndd_engine.__all__)
-    assert {"train", "open_run", "trial", "predict_memory", "diagnose"} <= imported
+    assert {"run_training", "open_run", "run_trial", "predict_memory", "find_bottlenecks"} <= imported

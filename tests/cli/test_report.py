@@ -35,7 +35,7 @@ def test_the_page_is_written_into_the_runs_folder_and_its_path_is_printed(folder
     page = path.read_text(encoding="utf-8")
     for part in ("Verdict", "Where the time goes", "Idle time by cause", "Learning", "Memory", "Settings"):
         assert part in page
-    assert "all 300 steps are done" in page and page.count("<svg") >= 6
+    assert "finished all 300 steps" in page and page.count("<svg") >= 6
     assert "bits_per_char" in page and "backward" in page
     # Written atomically: no temporary file is left.
     assert [entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")] == []

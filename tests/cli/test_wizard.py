@@ -123,7 +123,7 @@ def test_progress_prints_each_stage_once() -> None:
         ("probing a: reading", 0.1),
         ("probing b: \x1b[1mx", 0.5),
     ):
-        progress.tell(text, share)
+        progress.look(text, share)
     assert len(told) == 2
     assert "\x1b" not in told[1]
 

@@ -16,7 +16,6 @@ from ndd_engine.record.events import SettingEvent, WorkEvent
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.probes.rehearsal import rehearse
 from ndd_engine.train.random_state import random_state
-from ndd_engine.train.step import parts
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.ndd import Ndd
 from ndd_engine.workloads.registry import prepare
@@ -187,11 +186,11 @@ def test_parts_of_forward_are_timed_where_a_step_is_long_enough(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What share of a step the timing may take decides, not how long one takes on the machine of the test.
-    monkeypatch.setattr(parts, "ALLOWED_SHARE", 1.0)
+    monkeypatch.setattr("ndd_engine.train.step.parts.ALLOWED_SHARE", 1.0)
     long = trainer.train(*trainer.chartext, "run.max_steps=3")
     names = {name for window in long.windows for name in window.phases}
     assert {"forward/attention", "forward/feed_forward", "forward/head"} <= names
-    monkeypatch.setattr(parts, "ALLOWED_SHARE", 1e-9)
+    monkeypatch.setattr("ndd_engine.train.step.parts.ALLOWED_SHARE", 1e-9)
     short = trainer.train(*trainer.chartext, "run.max_steps=3")
     assert not any("forward/attention" in window.phases for window in short.windows)
     assert any(mark.text.startswith("Not timed separately: ") for mark in short.marks("note"))

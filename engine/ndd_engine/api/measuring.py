@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ndd_engine.config import Config
-from ndd_engine.errors import MachineError, NddError, TrainingError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.request import Progress, TrialRequest
 
 from .sources import PathLike, Sets, Source, baseline_of, draft_of, root_of, strings
 from .training import restored
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -44,7 +38,7 @@ class MemoryPrediction:
     parameters: int
 
 
-def trial(
+def run_trial(
     baseline: Source = None,
     sets: Sets = (),
     budget: float = 60.0,
@@ -59,7 +53,7 @@ def trial(
     Args:
         baseline: path of a TOML file, a mapping, a Record or the name of a run; None for the workload's defaults. If
             it is a live run, the run is paused during the trial. The result is added to the record of the run.
-        sets: the change, as in `train`.
+        sets: the change, as in `run_training`.
         budget: maximum duration in seconds, setup included; the trial ends early once the result is clear.
         workload: name of a workload, for a baseline that is no run.
         runs: folder of the runs; None for $NDD_RUNS, otherwise ./runs.
@@ -75,21 +69,21 @@ def trial(
         UsageError: nothing is changed, or another live run on the device would disturb the measurement.
 
     Example:
-        >>> event = trial("run.toml", {"loader.workers": 4}, budget=30)
+        >>> event = run_trial("run.toml", {"loader.workers": 4}, budget=30)
         >>> event.verdict, event.ratio, event.low, event.high
         ('gain', 1.42, 1.35, 1.49)
     """
     from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.store import record_trial
-    from ndd_engine.trial.trial import run_trial
+    from ndd_engine.trial.trial import run_trial as measure
 
     root = root_of(runs)
     base = baseline_of(baseline, workload, root)
     request = TrialRequest(base, strings(sets, "sets"), budget)
     check(request)  # mistakes, before anything is paused
     with held(to_pause(base, root, pause)):
-        event = run_trial(request, on_progress or (lambda progress: None))
+        event = measure(request, on_progress or (lambda progress: None))
     if base.run is not None:
         record_trial(base.run, event)
     return event
@@ -107,7 +101,7 @@ def predict_memory(
     Takes seconds to a minute. Nothing is written. Seeds the random number generators of torch and Python.
 
     Args:
-        config, sets, workload: as in `train`.
+        config, sets, workload: as in `run_training`.
         on_progress: called with a short text at each stage.
 
     Raises:
@@ -120,31 +114,14 @@ def predict_memory(
         >>> found.peak_bytes / 2**30, found.fits, found.reliable
         (1.7, True, True)
     """
-    tell = on_progress or (lambda text: None)
     draft = draft_of(config, sets, workload)
     from ndd_engine.train.preflight import preflight
 
     preflight(draft)
     with restored():
-        import torch
+        from ndd_engine.predict.configured import predict
 
-        from ndd_engine.hardware.detect import detect
-        from ndd_engine.predict.outlook import outlook
-        from ndd_engine.train.prepare import seed
-        from ndd_engine.train.probes.autosize import decide
-        from ndd_engine.workloads.registry import prepare
-
-        machine = detect(draft.resolve().run.device)
-        resolved, _ = decide(draft, machine, tell)
-        seed(resolved.run.seed)
-        prepared = prepare(resolved, tell)
-        device = torch.device(machine.device)
-        try:
-            found = outlook(resolved, prepared, device, machine.free_bytes, tell)
-        except NddError:
-            raise
-        except Exception as error:
-            raise _step_error(error, resolved, device) from error
+        found, machine, *_ = predict(draft, on_progress or (lambda text: None))
     gpu = machine.chosen
     return MemoryPrediction(
         peak_bytes=found.total_bytes,
@@ -160,17 +137,3 @@ def predict_memory(
         step_measured=found.step_measured,
         parameters=found.parameters,
     )
-
-
-def _step_error(error: Exception, config: Config, device: torch.device) -> Exception:
-    """The error to raise for one in a training step: out of memory, or a mistake in the user's own workload."""
-    from ndd_engine.config.workload_sections import OwnSection
-    from ndd_engine.measure.memory import is_out_of_memory
-    from ndd_engine.train.failures import smaller_batch
-    from ndd_engine.workloads.own_module import place, said
-
-    if is_out_of_memory(error):
-        return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}")
-    if isinstance(config.workload, OwnSection):
-        return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")
-    return error

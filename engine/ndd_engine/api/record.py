@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ndd_engine.config import Config, read
+from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import Event, FoldEvent, parse
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, find_run
@@ -119,3 +120,12 @@ def open_run(run: PathLike | None = None, runs: PathLike | None = "runs") -> Rec
         1.482
     """
     return Record(find_run(root_of(runs), None if run is None else os.fspath(run)).path)
+
+
+def find_bottlenecks(snapshot: Snapshot) -> tuple[Finding, ...]:
+    """The findings of a run, the most important one first; never empty.
+
+    Example:
+        >>> [finding.title for finding in find_bottlenecks(open_run().snapshot())]
+    """
+    return diagnose(snapshot)

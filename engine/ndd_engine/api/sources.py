@@ -58,17 +58,15 @@ def draft_of(
 ) -> Draft:
     """The configuration, with mistakes in mappings and `sets` reported as "config". Raises ConfigError."""
     path, values = (None, config) if config is None or isinstance(config, Mapping) else (Path(config), {})
+    names = {COMMAND_LINE: "config"}
     try:
         draft = read(path, (*strings(values or {}), *strings(sets, "sets")), workload, overrides)
     except ConfigError as error:
-        raise ConfigError(
-            [replace(problem, where=_place(problem.where)) for problem in error.problems]
-        ) from None
-    return replace(draft, layers=tuple((_place(where), layer) for where, layer in draft.layers))
-
-
-def _place(where: str) -> str:
-    return "config" if where == COMMAND_LINE else where
+        found = (
+            replace(problem, where=names.get(problem.where, problem.where)) for problem in error.problems
+        )
+        raise ConfigError(list(found)) from None
+    return replace(draft, layers=tuple((names.get(where, where), layer) for where, layer in draft.layers))
 
 
 def strings(values: Sets, where: str = "config") -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from .sources import PathLike, Sets, Source, configured_run, draft_of, root_of
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a run that `train` executed.
+    """The end of a run that `run_training` executed.
 
     status: "done" (all steps), "stopped" (from another terminal) or "failed"; reason: the same in a sentence. step:
     optimizer steps done. path: folder of the run. snapshot: the final state, with the losses and the evaluations.
@@ -42,7 +42,7 @@ class Result:
         return Record(self.path)
 
 
-def train(
+def run_training(
     config: Source = None,
     *,
     sets: Sets = (),
@@ -72,7 +72,7 @@ def train(
         KeyboardInterrupt: Ctrl-C, after a checkpoint was saved; press it again to stop without one.
 
     Example:
-        >>> result = train({"run": {"max_steps": 200}}, workload="chartext")
+        >>> result = run_training({"run": {"max_steps": 200}}, workload="chartext")
         >>> result.status, result.step
         ('done', 200)
     """

@@ -8,5 +8,6 @@ memory         peak memory at any batch size, from fitted traces
 steptime       step time at any batch size, from a few measured ones
 probing        measures one configuration: traces and step times
 probe_process  the same in a subprocess, for the wizard
-outlook        memory and time of one configuration, for `check`
+outlook        memory and time of one configuration
+configured     the same from its draft, for `check` and the Python API
 """

@@ -14,7 +14,7 @@ from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import duration, printable
 
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, epilog, json_option, pause_option
+from .options import budget_option, epilog, json_option, output_option, pause_option
 from .printing import ProgressLines, measurement, print_json, print_lines, say
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _INDENT = " " * 5
 )
 @budget_option("Maximum duration of one measurement; most claims take one or two.")
 @pause_option
-@click.option("-o", "output", type=click.Path(path_type=Path), help="Also write the result to this file.")
+@output_option("Also write the result to this file.")
 @json_option
 @click.pass_context
 def claims(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 import threading
@@ -62,12 +63,23 @@ def check_writable(path: Path | None) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the output file. Raises UsageError when it cannot be written."""
+    """Write the output file in place. Raises UsageError when it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise _refused(path, f"cannot be written: {error.strerror}") from None
     say(f"wrote {path}")
+
+
+def save(path: Path, text: str) -> None:
+    """The same atomically, without a message. Raises UsageError when it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _refused(path, f"cannot be written: {error.strerror}; choose another file with -o") from None
 
 
 def _refused(path: Path, why: str) -> UsageError:

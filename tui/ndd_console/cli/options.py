@@ -38,11 +38,16 @@ pause_option = click.option(
 )
 
 
-def budget_option(text: str) -> Callable[[Command], Command]:
+def budget_option(text: str, default: float = 60.0) -> Callable[[Command], Command]:
     """--budget SECONDS with its help text."""
     return click.option(
-        "--budget", type=Finite(min=1), default=60.0, show_default=True, metavar="SECONDS", help=text
+        "--budget", type=Finite(min=1), default=default, show_default=True, metavar="SECONDS", help=text
     )
+
+
+def output_option(text: str) -> Callable[[Command], Command]:
+    """-o FILE with its help text, passed as `output`."""
+    return click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help=text)
 
 
 def configuration(command: Command) -> Command:

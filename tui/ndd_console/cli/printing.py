@@ -14,9 +14,6 @@ from ndd_console.view.rows import cells
 from ndd_engine.text import printable
 from ndd_engine.trial.request import Progress
 
-# Seconds between two lines about a measurement while nothing else is new.
-EVERY_S = 10.0
-
 
 def say(line: str) -> None:
     """One line to standard error, with control characters escaped."""
@@ -56,16 +53,21 @@ def measurement(progress: Progress) -> str:
 
 
 class ProgressLines:
-    """Progress in lines: `news` prints at once, `update` only when nothing was printed for EVERY_S seconds."""
+    """Progress in lines: `news` prints at once, `update` only when nothing was printed for `interval_s` seconds."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
-        self._next_s = 0.0
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        interval_s: float = 10.0,
+    ) -> None:
+        self._say, self._clock, self._interval_s = say, clock, interval_s
+        self._next_s, self._last = 0.0, ""
 
     def news(self, text: str) -> None:
-        self._next_s = self._clock() + EVERY_S
+        self._next_s, self._last = self._clock() + self._interval_s, text
         self._say(printable(text))
 
     def update(self, text: str) -> None:
-        if self._clock() >= self._next_s:
+        if text != self._last and self._clock() >= self._next_s:
             self.news(text)

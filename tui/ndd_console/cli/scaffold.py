@@ -1,4 +1,4 @@
-"""`ndd-console scaffold`: writes a commented example of your own workload, ready to run."""
+"""`ndd-console scaffold`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ import click
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
+from .options import epilog
+
 DEFAULT = "my_workload.py"
 
 
-@click.command()
+@click.command(
+    epilog=epilog(
+        "0 written, 2 the file exists, cannot be imported or cannot be written",
+        "scaffold",
+        "scaffold models/net.py",
+    )
+)
 @click.argument("path", required=False, type=click.Path(path_type=Path), default=DEFAULT)
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def scaffold(path: Path, force: bool) -> None:
-    """Write an example of your own model and data to PATH (default: my_workload.py), for you to edit.
+    """Write an example workload to PATH (default: my_workload.py), to replace with your own model and data.
 
     Prints the command that trains it.
     """

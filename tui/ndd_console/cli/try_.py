@@ -106,7 +106,7 @@ class TrialProgress(ProgressLines):
         self._moving = bool(stream.isatty())
         self._shown = False
         self._elapsed_s = 0.0
-        self._last = ("", 0)
+        self._stage = ("", 0)
 
     def look(self, progress: Progress) -> None:
         """Called a few times a second."""
@@ -118,8 +118,8 @@ class TrialProgress(ProgressLines):
             self._shown = True
             return
         self._elapsed_s = progress.elapsed_s
-        last, self._last = self._last, (progress.stage.partition(":")[0], progress.quads)
-        (self.update if last == self._last else self.news)(text)
+        before, self._stage = self._stage, (progress.stage.partition(":")[0], progress.quads)
+        (self.update if before == self._stage else self.news)(text)
 
     def say(self, text: str) -> None:
         """A line of its own."""

@@ -20,7 +20,7 @@ from ndd_engine.trial.request import Base
 
 from .completion import run_names
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, configuration, epilog, json_option, pause_option
+from .options import budget_option, configuration, epilog, json_option, output_option, pause_option
 from .printing import ProgressLines, measurement, print_json, print_lines, say, table
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _HEADINGS = ("setting", "vs. previous", "vs. baseline", "peak memory", "losses",
 @budget_option("Maximum duration of one measurement; each setting takes up to two.")
 @click.option("--only", multiple=True, metavar="NAME", help="Try only this setting or group; repeatable.")
 @pause_option
-@click.option("-o", "output", type=click.Path(path_type=Path), help="Write the resulting TOML to this file.")
+@output_option("Write the resulting TOML to this file.")
 @json_option
 @click.pass_context
 def tune(

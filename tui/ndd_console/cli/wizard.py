@@ -1,19 +1,16 @@
-"""`ndd-console wizard`: predicts and measures trade-offs for a GPU, and writes a configuration."""
+"""`ndd-console wizard`."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ndd_console.process.terminal import interactive
-from ndd_console.view.rows import cells
 from ndd_console.view.tradeoffs import COLUMNS, remark
 from ndd_engine.errors import EXIT_MACHINE, NddError, UsageError
 from ndd_engine.record.rundir import runs_root
@@ -21,14 +18,14 @@ from ndd_engine.text import printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
-from .options import Finite, configuration
+from .options import Finite, budget_option, configuration, epilog, json_option, output_option
+from .printing import ProgressLines, print_json, say, table
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
 
-_EVERY_S = 5.0
 _SHOWN = ("size", "sequence", "dtype", "micro", "accum", "memory", "step", "items/s", "total time")
 MIB = 1 << 20
 # Maximum rows of the table of proposals that were not measured.
@@ -58,42 +55,49 @@ class WizardCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=WizardCommand)
+@click.command(
+    cls=WizardCommand,
+    epilog=epilog(
+        "0 done, 2 usage or configuration error, 3 nothing fits",
+        "wizard",
+        "wizard run.toml --goal low-memory --headless -o run2.toml",
+        "wizard --workload finetune --gpu A100 --headless",
+        stops=True,
+    ),
+)
 @configuration
 @click.option(
     "--goal", type=click.Choice(tuple(GOALS)), default="throughput", show_default=True,
     help="Highest throughput, low memory use, reproducible results, or shortest time for --items.",
 )  # fmt: skip
 @click.option(
-    "--items", type=int, metavar="N", help="Number of items for the total time (default: the run's)."
+    "--items", type=int, metavar="N", help="Items to train on, for the total time (default: as configured)."
 )
 @click.option(
     "--effective-batch", type=int, metavar="N", help="Effective batch to keep (default: as configured)."
 )
 @click.option("--free-batch", is_flag=True, help="Allow any effective batch.")
-@click.option("--min-sequence", type=int, metavar="N", help="Minimum sequence (default: as configured).")
+@click.option(
+    "--min-sequence", type=int, metavar="N", help="Minimum sequence length (default: as configured)."
+)
 @click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
 @click.option(
-    "--reserve-memory", type=Finite(min=0), metavar="MB",
-    help="Memory to keep free (default: 8% of the free memory).",
-)  # fmt: skip
+    "--reserve-memory",
+    type=Finite(min=0),
+    metavar="MB",
+    help="Memory to keep free (default: 8 % of the free memory).",
+)
 @click.option(
     "--gpu", metavar="NAME", help="Propose for a GPU that is not in this machine, from its specifications."
 )
-@click.option("--headless", is_flag=True, help="Run without the screen; the options are the answers.")
+@click.option("--headless", is_flag=True, help="No screen: take the answers from the options.")
 @click.option("--no-verify", is_flag=True, help="Do not measure the best proposals.")
-@click.option(
-    "--budget", type=Finite(min=1), default=BUDGET_S, show_default=True, metavar="SECONDS",
-    help="Time limit of the measurements.",
-)  # fmt: skip
-@click.option(
-    "-o",
-    "output",
-    type=click.Path(path_type=Path),
-    help="Write the TOML to this file and the table to stdout (default: the TOML to stdout).",
+@budget_option("Maximum duration of the measurements.", BUDGET_S)
+@output_option(
+    "Write the TOML to FILE and the table to standard output (default: the TOML to standard output)."
 )
 @click.option("--force", is_flag=True, help="Change an existing file; its comments are preserved.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 @click.pass_context
 def wizard(
     ctx: click.Context,
@@ -108,9 +112,10 @@ def wizard(
     reserve_memory: float | None,
     **given: Any,
 ) -> int:
-    """Propose batch, sequence, size and precision for this machine, measure the best, and write a commented TOML.
+    """Propose batch size, sequence length, model size and precision for this machine, and write a TOML with comments.
 
-    Starts from CONFIG or the workload's defaults. Live runs are not affected.
+    Starts from CONFIG (a TOML file) or the workload's defaults. Predicts memory and time of many combinations, then
+    measures the best ones. Live runs are not paused. Ctrl-C stops early and prints the results so far.
     """
     from ndd_engine.config import read
     from ndd_engine.wizard.answers import Answers, longest_sequence
@@ -151,33 +156,34 @@ def _headless(
     from ndd_engine.wizard.verify import verify
     from ndd_engine.wizard.writing import save
 
-    progress = WizardProgress(lambda line: click.echo(line, err=True))
+    progress = WizardProgress(say, interval_s=5.0)
     for note in live_run_notes(root):
-        click.echo(printable(note), err=True)
+        say(note)
     with stoppable("the wizard") as stop:
         try:
-            proposed = propose(answers, progress.tell, stop)
+            proposed = propose(answers, progress.look, stop)
         except WizardStoppedError:
             return stop.exit_status  # no proposals yet
         chosen = to_verify(proposed, answers)
         verified: Sequence[Proposal] = []
         if chosen and not no_verify and answers.gpu is None and not stop.is_set():
-            verified = verify(proposed.situation, answers, chosen, budget, progress.tell, stop)
+            verified = verify(proposed.situation, answers, chosen, budget, progress.look, stop)
             proposed = proposed.verified(verified)
     best = best_measured(verified, answers) or next(
         (one for one in verified or chosen if not one.failed), None
     )
     text = "" if best is None else written(answers, proposed.situation, best)
     if as_json:
-        click.echo(json.dumps(document(proposed, answers, best), indent=2, allow_nan=False))
+        print_json(document(proposed, answers, best))
     else:
+        # If the TOML goes to stdout, nothing else does.
+        show = say if output is None and best is not None else click.echo
         for line in describe(proposed, answers, best):
-            # If the TOML goes to stdout, nothing else does.
-            click.echo(line, err=output is None and best is not None)
+            show(line)
     if best is None:
         return stop.exit_status or EXIT_MACHINE
     if output is not None and stop.is_set():
-        click.echo(f"stopped; {printable(str(output))} was not written", err=True)
+        say(f"stopped; {output} was not written")
     elif output is not None:
         try:
             if output.exists():
@@ -187,29 +193,21 @@ def _headless(
             if not as_json:
                 click.echo(f"\n{text}", nl=False)  # do not lose minutes of work
             raise
-        name = printable(str(output))
-        click.echo(f"wrote {name}; train with: ndd-console train {name}", err=True)
+        say(f"wrote {output}; train with: ndd-console train {output}")
     elif not as_json:
         click.echo(text, nl=False)
     return stop.exit_status
 
 
-class WizardProgress:
+class WizardProgress(ProgressLines):
     """Prints each new stage, and progress within it every few seconds."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
-        self._last, self._next = "", 0.0
+    _stage = ""
 
-    def tell(self, text: str, share: float) -> None:
+    def look(self, text: str, share: float) -> None:
         """The `tell` callback of `propose` and `verify`."""
-        now = self._clock()
-        if text == self._last or (
-            now < self._next and text.partition(":")[0] == self._last.partition(":")[0]
-        ):
-            return
-        self._last, self._next = text, now + _EVERY_S
-        self._say(printable(f"{share:4.0%}  {text}"))
+        before, self._stage = self._stage, text.partition(":")[0]
+        (self.update if self._stage == before else self.news)(f"{share:4.0%}  {text}")
 
 
 def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> Iterator[str]:
@@ -237,10 +235,8 @@ def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> 
         yield "nothing could be predicted"
         return
     grid = [("", *_SHOWN, ""), *(_cells(one, best is not None and one.key == best.key) for one in shown)]
-    widths = [max(map(cells, column)) for column in zip(*grid, strict=True)]
     yield ""
-    for row in grid:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from table(grid)
     yield ""
     if best is None and any(one.fits for one in proposed.rows):
         yield "all measured proposals failed; nothing is written"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.text import MISSING
+from ndd_engine.trial.outcome import flatten
 
 # The name of a run is not a setting; `path` is where your own workload was found.
 _LEFT_OUT = frozenset({"run.name", "workload.path"})
@@ -26,20 +25,12 @@ def differences(run: RunEvent) -> tuple[tuple[str, str, str], ...] | str:
         defaults = read(workload=run.workload).resolve(size if isinstance(size, str) else None)
     except ConfigError as error:
         return str(error).splitlines()[0]
-    base = dict(_flat(defaults.model_dump(mode="json")))
+    base = flatten(defaults.model_dump(mode="json"))
     return tuple(
         (key, _toml(value), _toml(base[key]) if key in base else MISSING)
-        for key, value in _flat(run.config)
+        for key, value in flatten(run.config).items()
         if key not in _LEFT_OUT and (key not in base or base[key] != value)
     )
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _toml(value: object) -> str:

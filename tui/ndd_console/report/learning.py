@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ndd_console.view.blocks import setting
 from ndd_console.view.learning import small
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import MISSING, duration, number
@@ -16,11 +17,12 @@ _METRICS = 6  # maximum number of metrics shown
 
 def learning(report: Report) -> list[Block]:
     """Training and evaluation loss, the other metrics, and the table of evaluations."""
-    data = report.data
+    data, run = report.data, report.snapshot.run
+    every = setting(run, "log", "every_steps") if run is not None else None
     names = [name.removeprefix("metric ") for name in data.curves if name.startswith("metric ")][:_METRICS]
     trained = report.line("loss", "training", "blue", band=True)
     evaluated = report.line("metric loss", "evaluation", "vermillion", dots=True) if "loss" in names else None
-    note = f"Read back every {_every(report)} steps."
+    note = f"Read back every {'few' if every is None else number(every)} steps."
     if trained and trained.bands:
         note += " The band spans the lowest and highest value around each point."
     out = report.plot("Loss", "plain", trained, evaluated, log_above=50, note=note)
@@ -39,11 +41,6 @@ def learning(report: Report) -> list[Block]:
             item = report.line(key, title.lower(), "green", band=True)
             out += report.plot(title, "plain", item, height=120)
     return out
-
-
-def _every(report: Report) -> str:
-    table = report.snapshot.run.config.get("log") if report.snapshot.run is not None else None
-    return number(table.get("every_steps")) if isinstance(table, dict) else "few"
 
 
 def _evaluations(report: Report, found: list[tuple[Moment, MarkEvent]], names: list[str]) -> Table:

@@ -1,0 +1,59 @@
+"""Prepare a configuration on this machine and predict memory and time of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ndd_engine.config import Config, Draft
+from ndd_engine.config.workload_sections import OwnSection
+from ndd_engine.errors import MachineError, NddError, TrainingError
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
+from ndd_engine.measure.memory import is_out_of_memory
+from ndd_engine.train.failures import smaller_batch
+from ndd_engine.train.prepare import seed
+from ndd_engine.train.probes.autosize import SizeChoice, decide
+from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.own_module import place, said
+from ndd_engine.workloads.registry import prepare
+
+from .outlook import Outlook, outlook
+
+
+class Prediction(NamedTuple):
+    """What a configuration needs. choice: how the model size was chosen, if it was "auto"."""
+
+    outlook: Outlook
+    machine: Machine
+    workload: Workload
+    choice: SizeChoice | None
+
+
+def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
+    """Prepare the run of a draft that passed preflight and probe its steps.
+
+    Raises MachineError out of memory, and TrainingError for an exception in the user's own workload.
+    """
+    machine = detect(draft.resolve().run.device)
+    device = torch.device(machine.device)
+    config, choice = decide(draft, machine, progress)
+    seed(config.run.seed)
+    workload = prepare(config, progress)
+    try:
+        found = outlook(config, workload, device, machine.free_bytes, progress)
+    except NddError:
+        raise
+    except Exception as error:
+        raise _step_error(error, config, device) from error
+    return Prediction(found, machine, workload, choice)
+
+
+def _step_error(error: Exception, config: Config, device: torch.device) -> Exception:
+    if is_out_of_memory(error):
+        return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}")
+    if isinstance(config.workload, OwnSection):
+        return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")
+    return error
