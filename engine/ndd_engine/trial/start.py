@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_engine.child import ChildError, StoppedError, ticker
+from ndd_engine.child import ChildError, StoppedError, spec_of, ticker
 from ndd_engine.config import Config, Draft, anywhere, read
 from ndd_engine.errors import NddError
 
@@ -23,9 +23,8 @@ def start_config(
     """
     if draft.size != "auto":
         return anywhere(draft.resolve())
-    path = None if base.config is None else str(base.config.absolute())
     try:
-        with SideProcess({"config": path, "workload": base.workload, "sets": list(base.sets)}) as side:
+        with SideProcess(spec_of(base.config, base.workload, base.sets)) as side:
             text = side.choose(ticker("choosing the model size", tell, stop))
     except StoppedError:
         raise StoppedError("stopped before anything was measured") from None

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ndd_engine.child import ChildError, StoppedError, Tick, ticker
+from ndd_engine.child import ChildError, StoppedError, Tick, spec_of, ticker
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
@@ -126,18 +126,9 @@ class _Trial:
             if rates:
                 facts.items_per_s = sum(rates) / len(rates)
                 facts.step_s = facts.items_per_step / facts.items_per_s
-        found = estimate(self._values)
-        base, change = self._facts
-        return result(
-            self.request,
-            verdict,
-            reason,
-            found,
-            (base, change),
-            self._changed,
-            self._elapsed_s,
-            len(self._values),
-        )
+        found, sides = estimate(self._values), (self._facts[0], self._facts[1])
+        blocks = len(self._values)
+        return result(self.request, verdict, reason, found, sides, self._changed, self._elapsed_s, blocks)
 
     def _measure(self) -> tuple[str, str]:
         self._choose()
@@ -207,12 +198,7 @@ class _Trial:
     # Sides.
 
     def _open(self, index: int) -> None:
-        spec = {
-            "config": None if self._of is None else str(self._of.absolute()),
-            "workload": self._workload,
-            "sets": list(self._sets[index]),
-            "overrides": switched_off(self._changed),
-        }
+        spec = spec_of(self._of, self._workload, self._sets[index], switched_off(self._changed))
         run = self.request.base.run
         # On the run's own disk if write speed matters, else in the temporary folder.
         place = run.path.parent if run is not None and saves(self._changed) else None

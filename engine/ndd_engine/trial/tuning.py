@@ -180,14 +180,16 @@ class _Tuning:
             self._say(self._state.stage, rows=tuple(rows))
 
         if self._state.rows[index].state != "waiting":
-            return None
+            return
         if why := self._not_now(candidate):
-            return put(state="skipped", reason=why)
+            put(state="skipped", reason=why)
+            return
         put(state="measuring")
         self._say(f"measuring {candidate.title}")
         trial = self._run("the best so far", self._kept, candidate.sets)
         if trial.verdict == "stopped":
-            return put(state="skipped", trial=trial, reason="stopped before it was measured")
+            put(state="skipped", trial=trial, reason="stopped before it was measured")
+            return
         kept, why = _judged(trial, self._config())
         put(state="kept" if kept else "dropped", trial=trial, reason=why)
         if kept:
