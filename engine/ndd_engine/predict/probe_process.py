@@ -76,7 +76,6 @@ class Probes(ChildServer):
         super().__init__(pipe, folder)
         self._spec: Json = {}
         self._opened: Opened | None = None
-        self._context_bytes = 0
         self.commands = {"open": self.open, "probe": self.probe}
 
     def open(self, command: Json) -> Json:
@@ -99,8 +98,7 @@ class Probes(ChildServer):
         config, choice = decide(draft, machine, self.pipe.tell)
         product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # loads the libraries
         del product
-        if device.type == "cuda":
-            self._context_bytes = context_bytes(device, machine.chosen.free_bytes if machine.chosen else None)
+        context = context_bytes(device, machine.chosen.free_bytes if machine.chosen else None)
         self.pipe.tell("reading the data")
         seed(config.run.seed)
         begin = time.monotonic()
@@ -123,7 +121,7 @@ class Probes(ChildServer):
             memory_gb=None if choice is None else choice.memory_gb,
             sequence=config.batch.sequence,
             process_bytes=max(process, 0),
-            context_bytes=self._context_bytes,
+            context_bytes=context,
             items=items_of(workload),
             setup_s=setup_s,
             lengths=lengths(workload),
@@ -164,7 +162,7 @@ class Probes(ChildServer):
         if device.type == "cuda":
             total = torch.cuda.mem_get_info(device)[1]
             torch.cuda.set_per_process_memory_fraction(min(GPU_SHARE * free / total, 1.0), device)
-            outside = self._context_bytes
+            outside = opened.context_bytes
         else:
             outside = opened.process_bytes + weights
         prober = Prober(config, workload, device, self.pipe.tell)

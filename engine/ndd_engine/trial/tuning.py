@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ndd_engine.config import Config, read, to_toml
+from ndd_engine.child import ChildError, StoppedError, spec_of, ticker
+from ndd_engine.config import Config, Draft, anywhere, read, to_toml
 from ndd_engine.errors import ConfigError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
@@ -24,8 +25,8 @@ from ndd_engine.train.preflight import preflight
 
 from .candidates import SET, Candidate, Place, candidates, matching
 from .outcome import breaks_even, with_interval
+from .process import SideProcess
 from .request import Base, Measure, Progress, TrialRequest
-from .start import start_config
 from .trial import run_trial
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
@@ -245,6 +246,27 @@ class _Tuning:
         elapsed = time.monotonic() - self._begun
         self._state = replace(self._state, stage=stage, progress=progress, elapsed_s=elapsed, **changes)
         self.tell(self._state)
+
+
+def start_config(
+    base: Base, draft: Draft, folder: Path, tell: Callable[[str], None], stop: threading.Event
+) -> Config:
+    """Resolve the draft: choose size "auto" by measurement and make the data path absolute.
+
+    folder: for an intermediate file. Raises NddError if no size can be chosen, or when stopped.
+    """
+    if draft.size != "auto":
+        return anywhere(draft.resolve())
+    try:
+        with SideProcess(spec_of(base.config, base.workload, base.sets)) as side:
+            text = side.choose(ticker("choosing the model size", tell, stop))
+    except StoppedError:
+        raise StoppedError("stopped before anything was measured") from None
+    except ChildError as error:
+        raise NddError(f"the model size cannot be chosen: {error}") from None
+    chosen = folder / "chosen.toml"
+    chosen.write_text(text, encoding="utf-8")
+    return read(chosen).resolve()
 
 
 def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
