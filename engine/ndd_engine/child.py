@@ -19,18 +19,41 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
+from pydantic import TypeAdapter
+
+from ndd_engine.config import Draft, read
 from ndd_engine.errors import NddError
 from ndd_engine.text import printable
 
 Json = dict[str, Any]
+T = TypeVar("T")
 # Called every TICK_S while the parent waits for an answer, with the child's current stage if it is new, else None.
 Tick = Callable[[str | None], None]
 
 TICK_S = 0.1
 EXIT_S = 5.0
 _LOG_LINES = 3
+
+
+def spec_of(
+    config: Path | None, workload: str | None, sets: Sequence[str], overrides: Json | None = None
+) -> Json:
+    """The arguments of `config.read` as part of a command."""
+    path = None if config is None else str(config.absolute())
+    return {"config": path, "workload": workload, "sets": list(sets), "overrides": overrides}
+
+
+def draft_of(spec: Json, more: Sequence[str] = ()) -> Draft:
+    """The draft that a command asks for. more: further settings. Raises ConfigError."""
+    path = spec["config"]
+    return read(Path(path) if path else None, [*spec["sets"], *more], spec["workload"], spec["overrides"])
+
+
+def decoded(kind: type[T], body: Json) -> T:
+    """A dataclass from its `asdict` after a way through JSON; the reverse for nested ones and tuples too."""
+    return TypeAdapter(kind).validate_python(body)
 
 
 class ChildError(Exception):
@@ -180,13 +203,13 @@ class ChildProcess:
         return ChildError("failed", f"its process {how}" + (f": {tail}" if tail else ""))
 
     def _tail(self) -> str:
+        """The last lines of its log."""
         try:
             lines = self._log.read_bytes()[-8192:].decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        return " | ".join(
-            printable(line.strip()) for line in [line for line in lines if line.strip()][-_LOG_LINES:]
-        )
+        found = [printable(line.strip()) for line in lines if line.strip()]
+        return " | ".join(found[-_LOG_LINES:])
 
 
 # The child's end.
@@ -199,18 +222,14 @@ class Pipe:
         # Loader workers and their server must not inherit the descriptors.
         os.set_inheritable(source, False)
         os.set_inheritable(target, False)
-        self._source, self._target = source, target
-        self._rest = b""
+        self._source, self._target = os.fdopen(source, "rb"), target
         self._lock = threading.Lock()
 
     def receive(self) -> Json:
         """Block until the next command. Raises EOFError when the parent has closed the pipe."""
-        while b"\n" not in self._rest:
-            part = os.read(self._source, 65536)
-            if not part:
-                raise EOFError
-            self._rest += part
-        line, _, self._rest = self._rest.partition(b"\n")
+        line = self._source.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
         command: Json = json.loads(line)
         return command
 

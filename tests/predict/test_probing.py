@@ -6,12 +6,14 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from ndd_engine.child import decoded
 from ndd_engine.config import Config, read
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.fakes import traced
@@ -227,7 +229,7 @@ def test_the_prediction_includes_heap_fragmentation() -> None:
     # Fragmentation: glibc's heap is always larger than the requested memory.
     assert all(found.peak(micro) == plain[micro] + found.heap_bytes(micro) for micro in plain)
     assert found.peak(32) > plain[32] and found.peak(64) > plain[64]
-    assert Memory.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert decoded(Memory, json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_a_slow_micro_batch_ends_the_timing() -> None:

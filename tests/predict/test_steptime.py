@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ndd_engine.child import decoded
 from ndd_engine.predict.steptime import StepTime, TimedBatch, merged, spread
 
 
@@ -53,7 +57,7 @@ def test_a_single_point_is_scaled_proportionally() -> None:
 def test_time_is_never_negative(points: list[tuple[int, float]], micro: int) -> None:
     time = StepTime(merged(TimedBatch(size, seconds, seconds, 0.0) for size, seconds in points), 0.0, False)
     assert time.micro_s(micro) > 0
-    assert StepTime.from_dict(time.to_dict()) == time
+    assert decoded(StepTime, json.loads(json.dumps(asdict(time)))) == time
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ndd_engine.child import decoded
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.memory import Memory
 from ndd_engine.predict.trace import DATA, DATA_END, TRIFLE, Trace, fit
@@ -80,7 +83,7 @@ def test_memory_of_host_and_gpu_and_its_json() -> None:
     assert gpu.peak(100) == 5 * MIB + 2 * MIB
     assert gpu.peak(1000) > gpu.peak(100)
     for memory in (host, gpu):
-        again = Memory.from_dict(json.loads(json.dumps(memory.to_dict())))
+        again = decoded(Memory, json.loads(json.dumps(asdict(memory))))
         assert again == memory
         assert again.peak(100) == memory.peak(100)
 

@@ -138,7 +138,7 @@ def test_what_the_configuration_refuses_is_skipped_in_its_words() -> None:
     bench = Bench({"loader.placement=device": trial()})
     state = tune(bench, machine=machine(cores=4, gpu=True))
     assert row(state, "device").state == "kept"
-    assert "needs no workers" in row(state, "workers-2").reason
+    assert "does not support workers" in row(state, "workers-2").reason
 
 
 def test_what_is_set_already_is_not_tried() -> None:

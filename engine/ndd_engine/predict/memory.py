@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from . import lines
 from .allocator import Rules
 from .trace import Family, Trace
 
-Json = dict[str, Any]
 # glibc allocates in multiples of this, given torch's alignment of 64 bytes.
 HOST_GRANULE = 64
 ONE, MANY = "one", "many"
@@ -87,20 +86,3 @@ class Memory:
 
     def _trace(self, micro: int, accumulation: int) -> Trace:
         return self.family.trace(micro).until(ONE if accumulation == 1 else MANY)
-
-    def to_dict(self) -> Json:
-        """JSON-serialisable; the reverse of from_dict."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, body: Json) -> Memory:
-        """The reverse of to_dict."""
-        family = body["family"]
-        first = family["first"]
-        events = tuple((key, size) for key, size in first["events"])
-        trace = Trace(events, tuple(first["labels"]), first["marks"])
-        small, large = family["at"]
-        lines = tuple((start, slope) for start, slope in family["lines"])
-        heap = tuple((micro, size) for micro, size in body["heap"])
-        family = Family(**{**family, "at": (small, large), "first": trace, "lines": lines})
-        return cls(**{**body, "family": family, "rules": Rules(**body["rules"]), "heap": heap})

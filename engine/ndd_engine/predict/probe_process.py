@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ndd_engine.child import ChildServer, Json, Pipe
-from ndd_engine.config import Config, Draft, read
+from ndd_engine.child import ChildServer, Json, Pipe, draft_of
+from ndd_engine.config import Config
 
 from .memory import Items, Memory
+from .steptime import StepTime, TimedBatch
 
 # Seconds of looking at the lengths of items.
 LOOK_S = 1.0
@@ -56,10 +57,16 @@ class Opened:
     setup_s: float
     lengths: list[int]
 
-    @classmethod
-    def from_dict(cls, body: Json) -> Opened:
-        """The reverse of asdict."""
-        return cls(**{**body, "items": Items(**body["items"])})
+
+@dataclass(frozen=True)
+class Probed:
+    """The result of a probe. time: None if no micro-batch fits. lower_bound: time is from published peak FLOP/s."""
+
+    parameters: int
+    tokens_per_item: float
+    memory: Memory
+    time: StepTime | None
+    lower_bound: bool = False
 
 
 class Probes(ChildServer):
@@ -69,7 +76,6 @@ class Probes(ChildServer):
         super().__init__(pipe, folder)
         self._spec: Json = {}
         self._opened: Opened | None = None
-        self._context_bytes = 0
         self.commands = {"open": self.open, "probe": self.probe}
 
     def open(self, command: Json) -> Json:
@@ -86,14 +92,13 @@ class Probes(ChildServer):
         from .probing import Prober, context_bytes, items_of
 
         self._spec = command
-        draft = self._draft()
+        draft = draft_of(command)
         machine = detect(draft.resolve().run.device)
         device = torch.device(machine.device)
         config, choice = decide(draft, machine, self.pipe.tell)
         product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # loads the libraries
         del product
-        if device.type == "cuda":
-            self._context_bytes = context_bytes(device, machine.chosen.free_bytes if machine.chosen else None)
+        context = context_bytes(device, machine.chosen.free_bytes if machine.chosen else None)
         self.pipe.tell("reading the data")
         seed(config.run.seed)
         begin = time.monotonic()
@@ -116,7 +121,7 @@ class Probes(ChildServer):
             memory_gb=None if choice is None else choice.memory_gb,
             sequence=config.batch.sequence,
             process_bytes=max(process, 0),
-            context_bytes=self._context_bytes,
+            context_bytes=context,
             items=items_of(workload),
             setup_s=setup_s,
             lengths=lengths(workload),
@@ -124,30 +129,40 @@ class Probes(ChildServer):
         return {"opened": asdict(self._opened)}
 
     def probe(self, command: Json) -> Json:
-        """Probe one model. Returns {"probed": …}; time is null if no micro-batch fits."""
-        import torch
+        """Probe one model. Returns {"probed": …}, see Probed."""
 
         from ndd_engine.train.prepare import seed
         from ndd_engine.workloads.base import parameter_count
         from ndd_engine.workloads.registry import prepare
 
+        draft = draft_of(self._spec, command["sets"])
+        config = draft.resolve()
+        seed(config.run.seed)
+        # Little data: preparing all of it for each model would take longer than the probe.
+        few = config.workload.model_copy(update=draft.auto.get("probe", {}))
+        workload = prepare(config.model_copy(update={"workload": few}), self.pipe.tell)
+        if command["gpu"] is not None:
+            memory, time = _absent(config, workload, command["gpu"])
+        else:
+            memory, time = self._present(config, workload, command)
+        known = parameter_count(workload.model), workload.tokens_per_item
+        return {"probed": asdict(Probed(*known, memory, time, lower_bound=command["gpu"] is not None))}
+
+    def _present(self, config: Config, workload: Any, command: Json) -> tuple[Memory, StepTime | None]:
+        """A model on the device of this machine."""
+        import torch
+
         from .probing import Prober
 
         opened = self._opened
         assert opened is not None  # "open" comes first
-        draft = self._draft(command["sets"])
-        config = draft.resolve()
-        seed(config.run.seed)
-        workload = prepare(_few(draft, config), self.pipe.tell)
-        if command["gpu"] is not None:
-            return {"probed": _absent(config, workload, command)}
         device = torch.device(opened.device)
         weights = _weights(workload)
         free = command["free_bytes"]
         if device.type == "cuda":
             total = torch.cuda.mem_get_info(device)[1]
             torch.cuda.set_per_process_memory_fraction(min(GPU_SHARE * free / total, 1.0), device)
-            outside = self._context_bytes
+            outside = opened.context_bytes
         else:
             outside = opened.process_bytes + weights
         prober = Prober(config, workload, device, self.pipe.tell)
@@ -157,32 +172,18 @@ class Probes(ChildServer):
         times = prober.time(
             micros, command["longest_s"], lambda micro: memory.peak(micro) <= GPU_SHARE * free
         )
-        return {
-            "probed": {
-                "parameters": parameter_count(workload.model),
-                "tokens_per_item": workload.tokens_per_item,
-                "memory": prober.with_heap(memory).to_dict(),
-                "time": None if times is None else times.to_dict(),
-            }
-        }
-
-    def _draft(self, more: tuple[str, ...] | list[str] = ()) -> Draft:
-        spec = self._spec
-        path = spec["config"]
-        return read(Path(path) if path else None, [*spec["sets"], *more], spec["workload"])
+        return prober.with_heap(memory), times
 
 
-def _absent(config: Config, workload: Any, command: Json) -> Json:
+def _absent(config: Config, workload: Any, slug: str) -> tuple[Memory, StepTime | None]:
     """A model on a GPU that is not in this machine: memory from fake tensors, time from published peak FLOP/s."""
     from ndd_engine.hardware.profiles import load
-    from ndd_engine.workloads.base import parameter_count
 
     from .fakes import traced
     from .probing import alike, caveat, extremes, sizes
-    from .steptime import StepTime, TimedBatch
     from .trace import Trace
 
-    gpu = next(gpu for gpu in load() if gpu.slug == command["gpu"])
+    gpu = next(gpu for gpu in load() if gpu.slug == slug)
     flops: dict[int, float] = {}
     longest, _ = extremes(workload)
 
@@ -198,28 +199,15 @@ def _absent(config: Config, workload: Any, command: Json) -> Json:
     amp = config.precision.amp
     kind = amp if amp in ("bf16", "fp16") else "tf32" if config.precision.tf32 else "fp32"
     peak = gpu.peak_tflops(kind) or gpu.peak_tflops("fp32")
-    times = None
-    if peak:
-        points = tuple(TimedBatch(micro, flops[micro] / (peak * 1e12), 0.0, 0.0) for micro in family.at)
-        times = StepTime(points, 0.0, on_gpu=True).to_dict()
-    return {
-        "parameters": parameter_count(workload.model),
-        "tokens_per_item": workload.tokens_per_item,
-        "memory": memory.to_dict(),
-        "time": times,
-        "lower_bound": True,
-    }
+    if not peak:
+        return memory, None
+    points = tuple(TimedBatch(micro, flops[micro] / (peak * 1e12), 0.0, 0.0) for micro in family.at)
+    return memory, StepTime(points, 0.0, on_gpu=True)
 
 
 def _weights(workload: Any) -> int:
     """Bytes of the parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*workload.model.parameters(), *workload.model.buffers()))
-
-
-def _few(draft: Draft, config: Config) -> Config:
-    """The configuration with little data: preparing all of it for each model would take longer than the probe."""
-    few = config.workload.model_copy(update=draft.auto.get("probe", {}))
-    return config.model_copy(update={"workload": few})
 
 
 def lengths(workload: Any, most: int = 256) -> list[int]:

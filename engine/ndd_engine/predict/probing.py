@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import count, cycle, islice, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import psutil
 import torch
@@ -71,7 +71,8 @@ class Prober:
         """Run one step, which loads the libraries that torch initialises lazily. Returns the resident bytes."""
         self._tell("running a test step")
         stepper = self.stepper()
-        stepper.eager_step(self._batches(sizes(self.workload)[0]), PhaseClock(), 0)
+        batches = endless(self.workload, self.config, sizes(self.workload)[0])
+        stepper.eager_step(batches, PhaseClock(), 0)
         del stepper
         _tidy()
         return resident()
@@ -80,11 +81,10 @@ class Prober:
         """Predict memory from recordings at small micro-batches. Raises what a step raises."""
         cuda = self.device.type == "cuda"
         source = f"steps recorded on this {'GPU' if cuda else 'CPU'}"
-        on: Literal["gpu", "host"] = "gpu" if cuda else "host"
         rules = Rules.of_environment()
         family = self.family()
         doubt = caveat(self.config) or self._unseen() or (self._self_check(rules) if cuda else "")
-        return Memory(family, on, outside_bytes, source, rules, doubt)
+        return Memory(family, "gpu" if cuda else "host", outside_bytes, source, rules, doubt)
 
     def family(self) -> Family:
         """The traces of its steps for any batch size. Raises what a step raises."""
@@ -217,9 +217,6 @@ class Prober:
         plain = self.config.speed.model_copy(update={"compile": "off", "cuda_graph": False})
         config = self.config.model_copy(update={"batch": single, "speed": plain})
         return Stepper(self.workload, config, self.device, total_steps=1000)
-
-    def _batches(self, micro: int) -> Iterator[Any]:
-        return endless(self.workload, self.config, micro)
 
 
 def sizes(workload: Workload) -> tuple[int, ...]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from . import lines
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,16 +68,6 @@ class StepTime:
         return lines.at(
             micro, [point.micro for point in self.points], [getattr(point, name) for point in self.points]
         )
-
-    def to_dict(self) -> Json:
-        """JSON-serialisable; the reverse of from_dict."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, body: Json) -> StepTime:
-        """The reverse of to_dict."""
-        points = tuple(TimedBatch(**point) for point in body["points"])
-        return cls(points, body["update_s"], body["on_gpu"])
 
 
 def spread(least: int, most: int, count: int = 3) -> list[int]:

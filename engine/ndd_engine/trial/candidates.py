@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,117 +61,88 @@ class Place:
         )
 
 
-def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
-    """In the order in which they are tried: data, processes, step, precision, kernels, compiler."""
-    return tuple(
-        candidate
-        for part in (_data, _processes, _step, _precision, _kernels, _compilers)
-        for candidate in part(config, place)
-    )
-
-
-Part = Callable[[Config, Place], Iterator[Candidate]]
 NO_GPU = "no CUDA GPU"
 SET = "already set"
 
 
-def _needs_gpu(place: Place) -> str:
-    return "" if place.gpu else NO_GPU
+def candidates(config: Config, place: Place) -> tuple[Candidate, ...]:
+    """In the order in which they are tried: data, processes, step, precision, kernels, compiler."""
+    found: list[Candidate] = []
 
+    def add(name: str, title: str, *sets: str, group: str = "", missing: str = "") -> None:
+        found.append(Candidate(name, title, sets, group, missing))
 
-def _data(config: Config, place: Place) -> Iterator[Candidate]:
-    loader = config.loader
-    set_already = "" if loader.fetch == "item" else SET
-    yield Candidate("gather", "whole-batch gather", ("loader.fetch=auto",), missing=set_already)
-    in_memory = config.workload.name in IN_MEMORY
-    why = "the items are already in memory, unencoded" if in_memory else ""
-    yield Candidate("cache", "encoded-item cache", ("loader.cache=true",), missing=why)
-    sets: tuple[str, ...] = ("loader.placement=device",)
-    if loader.workers:
-        sets = ("loader.workers=0", *sets)
-    yield Candidate("device", "data on the GPU", sets, missing=_needs_gpu(place))
+    loader, batch = config.loader, config.batch
+    no_gpu = "" if place.gpu else NO_GPU
+    which = kind(config.workload)
 
+    # Data.
+    add("gather", "whole-batch gather", "loader.fetch=auto", missing="" if loader.fetch == "item" else SET)
+    why = "the items are already in memory, unencoded" if config.workload.name in IN_MEMORY else ""
+    add("cache", "encoded-item cache", "loader.cache=true", missing=why)
+    alone = ("loader.workers=0",) if loader.workers else ()
+    add("device", "data on the GPU", *alone, "loader.placement=device", missing=no_gpu)
 
-def _processes(config: Config, place: Place) -> Iterator[Candidate]:
+    # Processes.
     for count in (2**power for power in range(min(place.cores, MOST_WORKERS).bit_length())):
-        word = "worker" if count == 1 else "workers"
-        yield Candidate(f"workers-{count}", f"{count} loader {word}", (f"loader.workers={count}",), "workers")
-    if config.loader.persistent is False:
-        yield Candidate("persistent", "persistent workers", ("loader.persistent=true",))
-    yield Candidate("pin-memory", "pinned memory", ("loader.pin_memory=true",), missing=_needs_gpu(place))
-    current = config.run.threads or place.cores
+        title = f"{count} loader {'worker' if count == 1 else 'workers'}"
+        add(f"workers-{count}", title, f"loader.workers={count}", group="workers")
+    if loader.persistent is False:
+        add("persistent", "persistent workers", "loader.persistent=true")
+    add("pin-memory", "pinned memory", "loader.pin_memory=true", missing=no_gpu)
     why = "the GPU computes" if place.gpu else ""
     for count in dict.fromkeys((place.cores, place.cores // 2, 1)):
-        if 0 < count != current:
-            word = "thread" if count == 1 else "threads"
-            yield Candidate(f"threads-{count}", f"{count} {word}", (f"run.threads={count}",), "threads", why)
+        if 0 < count != (config.run.threads or place.cores):
+            title = f"{count} {'thread' if count == 1 else 'threads'}"
+            add(f"threads-{count}", title, f"run.threads={count}", group="threads", missing=why)
 
-
-def _step(config: Config, place: Place) -> Iterator[Candidate]:
+    # Step.
     if decoder := getattr(config.workload, "decoder", ""):
         title = "one vocabulary projection for all decoder steps"
-        why = "" if decoder == "stepwise" else SET
-        yield Candidate("hoisted", title, ("workload.decoder=hoisted",), missing=why)
-    batch = config.batch
+        add("hoisted", title, "workload.decoder=hoisted", missing="" if decoder == "stepwise" else SET)
     if batch.accumulation == 1:
         why = "the micro-batch is already the effective batch"
-        yield Candidate("micro", "larger micro-batches, same effective batch", (), missing=why)
+        add("micro", "larger micro-batches, same effective batch", missing=why)
     times = 2
     while times <= MOST_MICRO and batch.accumulation % times == 0:
         micro, left = batch.micro * times, batch.accumulation // times
         title = f"micro-batch {micro}, same effective batch of {batch.items}"
-        yield Candidate(
-            f"micro-{micro}", title, (f"batch.micro={micro}", f"batch.accumulation={left}"), "micro"
-        )
+        add(f"micro-{micro}", title, f"batch.micro={micro}", f"batch.accumulation={left}", group="micro")
         times *= 2
-    implementation = config.optimizer.implementation
-    why = {"auto": "auto uses it where torch supports it", "fused": SET}.get(implementation, "")
-    yield Candidate("fused", "fused optimizer", ("optimizer.implementation=fused",), missing=why)
-    yield Candidate("set-to-none", "zero_grad(set_to_none=True)", ("optimizer.set_to_none=true",))
+    why = {"auto": "auto uses it where torch supports it", "fused": SET}.get(
+        config.optimizer.implementation, ""
+    )
+    add("fused", "fused optimizer", "optimizer.implementation=fused", missing=why)
+    add("set-to-none", "zero_grad(set_to_none=True)", "optimizer.set_to_none=true")
 
-
-def _precision(config: Config, place: Place) -> Iterator[Candidate]:
+    # Precision.
     old = place.capability is not None and place.capability < (8, 0)
-    why = _needs_gpu(place) or ("the GPU has no TF32" if old else "")
-    yield Candidate("tf32", "TF32 matmuls", ("precision.tf32=true",), missing=why)
-    lowered = "" if config.precision.amp == "off" else "mixed precision is already on"
-    if not place.gpu and config.precision.amp == "auto":
-        lowered = ""  # auto resolves to off on the CPU
+    why = no_gpu or ("the GPU has no TF32" if old else "")
+    add("tf32", "TF32 matmuls", "precision.tf32=true", missing=why)
+    amp = config.precision.amp
+    off = amp == "off" or (amp == "auto" and not place.gpu)  # auto resolves to off on the CPU
+    lowered = "" if off else "mixed precision is already on"
     why = lowered or ("the GPU has no bf16" if old else "")
     if not place.gpu and place.bf16 is False:
         why = "the CPU has no bf16 (neither AMX nor AVX-512)"
-    yield Candidate("bf16", "mixed precision, bf16", ("precision.amp=bf16",), "amp", why)
-    yield Candidate(
-        "fp16", "mixed precision, fp16", ("precision.amp=fp16",), "amp", _needs_gpu(place) or lowered
-    )
+    add("bf16", "mixed precision, bf16", "precision.amp=bf16", group="amp", missing=why)
+    add("fp16", "mixed precision, fp16", "precision.amp=fp16", group="amp", missing=no_gpu or lowered)
 
-
-def _kernels(config: Config, place: Place) -> Iterator[Candidate]:
-    which = kind(config.workload)
+    # Kernels.
     why = "" if which in ATTENTION else "this model does not use scaled_dot_product_attention"
-    yield Candidate("attention", "attention backend chosen by torch", ("speed.attention=auto",), missing=why)
+    add("attention", "attention backend chosen by torch", "speed.attention=auto", missing=why)
     why = "" if which in CONVOLUTIONS else "this model has no convolutions"
-    yield Candidate(
-        "channels-last", "channels-last memory format", ("speed.channels_last=true",), missing=why
-    )
-    yield Candidate(
-        "cudnn-benchmark", "cuDNN benchmark", ("speed.cudnn_benchmark=true",),
-        missing=_needs_gpu(place) or why,
-    )  # fmt: skip
+    add("channels-last", "channels-last memory format", "speed.channels_last=true", missing=why)
+    add("cudnn-benchmark", "cuDNN benchmark", "speed.cudnn_benchmark=true", missing=no_gpu or why)
 
-
-def _compilers(config: Config, place: Place) -> Iterator[Candidate]:
-    slow = "compiling its unrolled decoder takes minutes" if kind(config.workload) in UNROLLED else ""
-    yield Candidate(
-        "compile", "torch.compile", ("speed.compile=default",), "compile", "" if place.gpu else slow
-    )
-    yield Candidate(
-        "reduce-overhead", "torch.compile, reduce-overhead", ("speed.compile=reduce-overhead",), "compile",
-        _needs_gpu(place),
-    )  # fmt: skip
-    yield Candidate(
-        "cuda-graph", "whole step as one CUDA graph", ("speed.cuda_graph=true",), missing=_needs_gpu(place)
-    )
+    # Compiler.
+    slow = which in UNROLLED and not place.gpu
+    why = "compiling its unrolled decoder takes minutes" if slow else ""
+    add("compile", "torch.compile", "speed.compile=default", group="compile", missing=why)
+    title, sets = "torch.compile, reduce-overhead", "speed.compile=reduce-overhead"
+    add("reduce-overhead", title, sets, group="compile", missing=no_gpu)
+    add("cuda-graph", "whole step as one CUDA graph", "speed.cuda_graph=true", missing=no_gpu)
+    return tuple(found)
 
 
 def _has_bf16(cpuinfo: Path) -> bool | None:

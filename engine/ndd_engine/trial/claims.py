@@ -13,7 +13,8 @@ from ndd_engine.hardware.gpu import Machine
 
 from .candidates import Place
 from .claims_measure import Found, Measurer, NotMeasuredError, Watch
-from .claims_table import OBSERVED, TRIALS, Claim, Part, Variant
+from .claims_table import TRIALS, Claim, Part, Variant
+from .outcome import with_interval
 from .paired import CONFIDENCE
 from .request import Measure, Progress
 from .short_run import observe
@@ -79,12 +80,8 @@ class ClaimsState:
 
 def measurements(claim: Claim, place: Place) -> int:
     """How many trials and observed runs a claim takes on this machine, each up to the budget."""
-    found = set()
-    for part in claim.parts:
-        variant, _ = part.choose(place)
-        if variant is not None:
-            found.add((part.kind in TRIALS, part.kind in OBSERVED, variant.base, variant.change))
-    return len(found)
+    variants = [(part.kind in TRIALS, part.choose(place)[0]) for part in claim.parts]
+    return len({(tried, found.base, found.change) for tried, found in variants if found is not None})
 
 
 def run_claims(
@@ -92,8 +89,8 @@ def run_claims(
     budget_s: float = 60.0,
     tell: Callable[[ClaimsState], None] = lambda state: None,
     stop: threading.Event | None = None,
-    measure: Measure | None = None,
-    watch: Watch | None = None,
+    measure: Measure = run_trial,
+    watch: Watch = observe,
     machine: Machine | None = None,
 ) -> tuple[ClaimResult, ...]:
     """Measure them in order. budget_s: of each measurement. stop: set it to return what was measured so far."""
@@ -110,9 +107,9 @@ def run_claims(
             tell(ClaimsState(tuple(results), claim, index, len(wanted), stage, progress))
 
         say("", None)
-        measurer = Measurer(measure or run_trial, watch or observe, budget_s, stop, say)
+        measurer = Measurer(claim, measure, watch, budget_s, stop, say)
         begin = time.monotonic()
-        parts = tuple(_measure(claim, part, place, measurer) for part in claim.parts)
+        parts = tuple(_measure(part, place, measurer) for part in claim.parts)
         if stop.is_set():
             break
         seconds = round(time.monotonic() - begin, 1)
@@ -121,7 +118,7 @@ def run_claims(
     return tuple(results)
 
 
-def _measure(claim: Claim, part: Part, place: Place, measurer: Measurer) -> PartResult:
+def _measure(part: Part, place: Place, measurer: Measurer) -> PartResult:
     variant, missing = part.choose(place)
     if variant is None:
         return PartResult(part, "not measured", reason=missing)
@@ -131,10 +128,8 @@ def _measure(claim: Claim, part: Part, place: Place, measurer: Measurer) -> Part
     if measurer.stop.is_set():
         return PartResult(part, "not measured", variant, where=where, reason="stopped before it was measured")
     try:
-        found = measurer.part(claim, part, variant)
-        while judge(part, found)[0] == "inconclusive":
-            if (more := measurer.again(claim, part, variant)) is None:
-                break
+        found = measurer.part(part, variant)
+        while judge(part, found)[0] == "inconclusive" and (more := measurer.again(part, variant)) is not None:
             found = more
     except NotMeasuredError as error:
         return PartResult(part, "not measured", variant, where=where, reason=str(error))
@@ -188,15 +183,13 @@ def conditions(result: ClaimResult) -> Iterator[str]:
 def shown(part: Part, found: Found) -> str:
     """A value with its interval: "1.42x (95 % CI 1.35 to 1.49)", "21.4 % (95 % CI 20.9 % to 21.9 %)"."""
     value = found.value
-    figures = [value.ratio, value.low, value.high]
-    texts = [
-        "" if item is None else f"{item * 100:.1f} %" if part.kind == "share" else f"{item:.3g}"
-        for item in figures
-    ]
-    head = texts[0] if part.kind == "share" else f"{texts[0]}x"
-    if not texts[1] or value.low == value.high:
-        return head
-    return f"{head} ({CONFIDENCE * 100:.0f} % CI {texts[1]} to {texts[2]})"
+    percent = part.kind == "share"
+
+    def form(figure: float) -> str:
+        return f"{figure * 100:.1f} %" if percent else f"{figure:.3g}"
+
+    head = form(value.ratio) + ("" if percent else "x")
+    return head if value.low == value.high else with_interval(head, CONFIDENCE, value.low, value.high, form)
 
 
 def _part_dict(item: PartResult) -> dict[str, Any]:

@@ -6,14 +6,14 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from statistics import fmean
 
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import TrialEvent, WindowEvent
 from ndd_engine.text import duration, number
 
 from .claims_table import Claim, Part, Variant
-from .outcome import startup_s
+from .outcome import breaks_even, startup_s
 from .paired import interval, student_quantile
 from .recorded import OUTSIDE_STEPS, Recorded, host_ns_of
 from .request import Base, Measure, Progress, TrialRequest
@@ -43,46 +43,50 @@ class Found:
 
 @dataclass
 class Measurer:
-    """Measures parts; a measurement shared by two parts of a claim is made once. budget_s: of each measurement."""
+    """Measures the parts of a claim; a measurement that they share is made once. budget_s: of each measurement."""
 
+    claim: Claim
     measure: Measure
     watch: Watch
     budget_s: float
     stop: threading.Event
     tell: Callable[[str, Progress | None], None]
-    _trials: dict[tuple[Any, ...], list[TrialEvent]] = field(default_factory=dict)
-    _runs: dict[tuple[Any, ...], Recorded] = field(default_factory=dict)
+    _trials: dict[Variant, list[TrialEvent]] = field(default_factory=dict)
+    _runs: dict[tuple[tuple[str, ...], int], Recorded] = field(default_factory=dict)
 
-    def part(self, claim: Claim, part: Part, variant: Variant) -> Found:
+    def part(self, part: Part, variant: Variant) -> Found:
         """Measure a part. Raises NotMeasuredError."""
-        kinds: dict[str, Callable[[Claim, Part, Variant], Found]] = {
+        kinds: dict[str, Callable[[Part, Variant], Found]] = {
             "speed": self._speed, "epoch": self._epoch, "start": self._start, "memory": self._memory,
             "phase": self._phase, "evaluation": self._evaluation, "frequency": self._frequency, "share": self._share,
         }  # fmt: skip
         try:
-            return kinds[part.kind](claim, part, variant)
+            return kinds[part.kind](part, variant)
         except NddError as error:
             raise NotMeasuredError(" ".join(str(error).split())) from None
 
-    def again(self, claim: Claim, part: Part, variant: Variant) -> Found | None:
+    def again(self, part: Part, variant: Variant) -> Found | None:
         """The value after one more trial, if the previous ones left enough of the budget; else None.
 
         A trial ends as soon as a gain or a loss is clear, which may be before its size is.
         """
-        done = self._trials.get((claim.workload, variant.base, variant.change), [])
+        done = self._done(variant)
         left = self.budget_s - sum(trial.seconds for trial in done)
         if not done or self.stop.is_set() or len(done) >= MOST_TRIALS or left < done[-1].seconds:
             return None
-        self._one_more(claim, variant, left)
-        return self.part(claim, part, variant)
+        self._one_more(variant, left)
+        return self.part(part, variant)
 
     # Trials.
 
-    def _trial(self, claim: Claim, variant: Variant) -> TrialEvent:
-        done = self._trials.get((claim.workload, variant.base, variant.change), [])
+    def _done(self, variant: Variant) -> list[TrialEvent]:
+        """The trials of a change, however its variants are described."""
+        return self._trials.setdefault(Variant(variant.base, variant.change), [])
+
+    def _trial(self, variant: Variant) -> TrialEvent:
+        done = self._done(variant)
         if not done:
-            self._one_more(claim, variant, self.budget_s)
-            return self._trial(claim, variant)
+            self._one_more(variant, self.budget_s)
         for trial in done:
             if trial.verdict in ("failed", "out of memory", "stopped"):
                 raise NotMeasuredError(trial.text)
@@ -90,17 +94,17 @@ class Measurer:
                 raise NotMeasuredError(f"not in effect: {trial.not_in_effect}")
         return joined(done)
 
-    def _one_more(self, claim: Claim, variant: Variant, budget_s: float) -> None:
-        base = Base(f"{claim.id} baseline", None, claim.workload, variant.base)
+    def _one_more(self, variant: Variant, budget_s: float) -> None:
+        base = Base(f"{self.claim.id} baseline", None, self.claim.workload, variant.base)
         request = TrialRequest(base, variant.change, budget_s)
         trial = self.measure(request, lambda progress: self.tell("", progress), self.stop)
-        self._trials.setdefault((claim.workload, variant.base, variant.change), []).append(trial)
+        self._done(variant).append(trial)
 
-    def _speed(self, claim: Claim, part: Part, variant: Variant) -> Found:
-        return Found(_interval(self._trial(claim, variant)))
+    def _speed(self, part: Part, variant: Variant) -> Found:
+        return Found(_interval(self._trial(variant)))
 
-    def _epoch(self, claim: Claim, part: Part, variant: Variant) -> Found:
-        trial = self._trial(claim, variant)
+    def _epoch(self, part: Part, variant: Variant) -> Found:
+        trial = self._trial(variant)
         found = _interval(trial)
         before, after = (
             side.get("items_per_step", 0) * side.get("steps_per_epoch", 0)
@@ -108,99 +112,97 @@ class Measurer:
         )
         if not before or not after:
             raise NotMeasuredError("the number of items per epoch is unknown")
-        return Found(found.times(before / after), f"{number(before)} and {number(after)} items per epoch")
+        return Found(
+            found.map(lambda speed: speed * before / after),
+            f"{number(before)} and {number(after)} items per epoch",
+        )
 
-    def _start(self, claim: Claim, part: Part, variant: Variant) -> Found:
+    def _start(self, part: Part, variant: Variant) -> Found:
         """The first steps including the startup, computed from the trial's measurements."""
-        trial = self._trial(claim, variant)
+        trial = self._trial(variant)
         found = _interval(trial)
         base, change = trial.base, trial.change
         if any(side.get(key) is None for side in (base, change) for key in ("prepare_s", "step_s")):
             raise NotMeasuredError("the startup time is unknown")
         extra = max(startup_s(change) - startup_s(base), 0.0)
         steps_s = part.steps * base["step_s"]
-
-        def over(speed: float) -> float:
-            return float(steps_s / (extra + steps_s / speed))
-
-        low, high = (None if edge is None else over(edge) for edge in (found.low, found.high))
         note = f"over {part.steps} steps plus {duration(extra)} of additional startup; {found.ratio:.3g}x per step"
         if trial.break_even_steps:
-            note += f", breaks even after {number(trial.break_even_steps)} steps"
-        return Found(Interval(over(found.ratio), low, high), note, depends=bool(trial.break_even_steps))
+            note += f", {breaks_even(trial.break_even_steps)}"
+        over = found.map(lambda speed: float(steps_s / (extra + steps_s / speed)))
+        return Found(over, note, depends=bool(trial.break_even_steps))
 
-    def _memory(self, claim: Claim, part: Part, variant: Variant) -> Found:
-        trial = self._trial(claim, variant)
+    def _memory(self, part: Part, variant: Variant) -> Found:
+        trial = self._trial(variant)
         before, after = trial.base.get("peak_bytes"), trial.change.get("peak_bytes")
         if not before or after is None:
             raise NotMeasuredError("the peak memory is unknown")
-        return Found(Interval(after / before, after / before, after / before))
+        return Found(Interval.exact(after / before))
 
     # Observed runs.
 
-    def _run(self, claim: Claim, sets: tuple[str, ...], share: float, turn: int = 0) -> Recorded:
+    def _run(self, sets: tuple[str, ...], share: float, turn: int = 0) -> Recorded:
         """A run over `share` of the budget. turn: distinguishes runs of the same settings."""
-        key = (claim.workload, sets, turn)
-        if key not in self._runs:
+        if (sets, turn) not in self._runs:
             self.tell("observing a run", None)
-            run = self.watch(claim.workload, sets, self.budget_s * share, self.stop)
+            run = self.watch(self.claim.workload, sets, self.budget_s * share, self.stop)
             if run is None:
                 raise NotMeasuredError("stopped before it was measured")
-            self._runs[key] = run
-        return self._runs[key]
+            self._runs[sets, turn] = run
+        return self._runs[sets, turn]
 
-    def _sides(
-        self, claim: Claim, variant: Variant, read: Callable[[Recorded], list[Stretch]], what: str
-    ) -> Found:
+    def _sides(self, variant: Variant, read: Callable[[Recorded], list[Stretch]], what: str) -> Found:
         """Candidate over baseline, from runs in the order A B B A."""
         stretches: tuple[list[Stretch], list[Stretch]] = ([], [])
         for turn, side in enumerate((0, 1, 1, 0)):
             sets = variant.base if side == 0 else (*variant.base, *variant.change)
-            stretches[side].extend(read(self._run(claim, sets, 0.25, turn)))
+            stretches[side].extend(read(self._run(sets, 0.25, turn)))
         if not all(stretches):
             raise NotMeasuredError(f"no {what} within {duration(self.budget_s / 4)}")
         return Found(ratio(rate(stretches[1]), rate(stretches[0])))
 
-    def _phase(self, claim: Claim, part: Part, variant: Variant) -> Found:
+    def _phase(self, part: Part, variant: Variant) -> Found:
         def read(run: Recorded) -> list[Stretch]:
             return [found for window in run.windows if (found := _of_phase(window, part.phase)) is not None]
 
-        return self._sides(claim, variant, read, part.phase)
+        return self._sides(variant, read, part.phase)
 
-    def _evaluation(self, claim: Claim, part: Part, variant: Variant) -> Found:
+    def _evaluation(self, part: Part, variant: Variant) -> Found:
         def read(run: Recorded) -> list[Stretch]:
-            # The first one is a warm-up.
-            done = [item.seconds for item in run.snapshot.evaluations if item.seconds]
-            return [Stretch(1, seconds * 1e9) for seconds in done[1:]]
+            return [Stretch(1, seconds * 1e9) for seconds in _evaluations(run)[1:]]  # the first is a warm-up
 
-        return self._sides(claim, variant, read, "evaluation after the first")
+        return self._sides(variant, read, "evaluation after the first")
 
-    def _frequency(self, claim: Claim, part: Part, variant: Variant) -> Found:
-        run = self._run(claim, variant.base, 1.0)
-        done = [item.seconds for item in run.snapshot.evaluations if item.seconds]
+    def _frequency(self, part: Part, variant: Variant) -> Found:
+        run = self._run(variant.base, 1.0)
+        done = _evaluations(run)
         if not done:
             raise NotMeasuredError(f"no evaluation within {duration(self.budget_s)}")
         step_s = run.run.items_per_step / run.rate.value
-        evaluation_s = sum(done) / len(done)
+        evaluation_s = fmean(done)
         steps_s = part.steps * step_s
         note = f"computed from {duration(step_s)} per step and {duration(evaluation_s)} per evaluation"
-        value = (steps_s + evaluation_s) / (steps_s + evaluation_s / 2)
-        return Found(Interval(value, value, value), note)
+        return Found(Interval.exact((steps_s + evaluation_s) / (steps_s + evaluation_s / 2)), note)
 
-    def _share(self, claim: Claim, part: Part, variant: Variant) -> Found:
-        run = self._run(claim, variant.base, 1.0)
+    def _share(self, part: Part, variant: Variant) -> Found:
+        run = self._run(variant.base, 1.0)
         if part.phase == "idle":
             idle = run.snapshot.idle
             if idle.share is None:
                 raise NotMeasuredError(f"the idle share is unknown: {idle.reason}")
-            return Found(Interval(idle.share, idle.share, idle.share), f"method: {idle.method}")
+            return Found(Interval.exact(idle.share), f"method: {idle.method}")
         on_gpu = any(_device_ns(window, part.phase) is not None for window in run.windows)
         shares = [
             found for window in run.windows if (found := _share_of(window, part.phase, on_gpu)) is not None
         ]
         if not shares or not any(part.items for part in shares):
             raise NotMeasuredError(f"the phase {part.phase} did not occur")
-        return Found(spread(rate(shares)).times(1e-9), f"by {'GPU' if on_gpu else 'host'} clock")
+        share = spread(rate(shares)).map(lambda value: value * 1e-9)
+        return Found(share, f"by {'GPU' if on_gpu else 'host'} clock")
+
+
+def _evaluations(run: Recorded) -> list[float]:
+    return [item.seconds for item in run.snapshot.evaluations if item.seconds]
 
 
 def joined(trials: Sequence[TrialEvent]) -> TrialEvent:

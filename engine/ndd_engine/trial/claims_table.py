@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import TypeAdapter
 
 import ndd_profiles
 from ndd_engine.errors import UsageError
@@ -13,17 +15,16 @@ from ndd_engine.text import printable
 
 from .candidates import Place
 
-# Kinds that are measured in a trial, and in observed runs.
+# Kinds that are measured in a trial; the others in observed runs.
 TRIALS = frozenset({"speed", "epoch", "start", "memory"})
-OBSERVED = frozenset({"phase", "evaluation", "frequency", "share"})
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A way to measure. where: how it differs from the guide's conditions, "" if it does not."""
 
-    base: tuple[str, ...]
-    change: tuple[str, ...]
+    base: tuple[str, ...] = ()
+    change: tuple[str, ...] = ()
     gpu: bool = False
     cores: int = 1
     where: str = ""
@@ -42,11 +43,11 @@ class Variant:
 class Part:
     """One value of a claim. See profiles/ndd_profiles/claims/guides.toml for kind, low, high, steps, phase, why."""
 
-    name: str
-    kind: str
-    low: float
-    high: float
     variants: tuple[Variant, ...]
+    name: str = ""
+    kind: str = "speed"
+    low: float = 0.0
+    high: float = math.inf
     steps: int = 0
     phase: str = ""
     why: str = ""
@@ -80,12 +81,13 @@ class Claim:
     guide: str
     text: str
     workload: str
-    parts: tuple[Part, ...] = field(default=())
+    parts: tuple[Part, ...]
 
 
 def claims() -> tuple[Claim, ...]:
     """All claims, in the order of the table."""
-    return tuple(_claim(entry) for entry in ndd_profiles.read("claims", "guides")["claim"])
+    table = ndd_profiles.read("claims", "guides")["claim"]
+    return TypeAdapter(tuple[Claim, ...]).validate_python([_with_parts(entry) for entry in table])
 
 
 def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
@@ -106,22 +108,12 @@ def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
     return tuple(claim for claim in known if claim.id in wanted)
 
 
-def _claim(entry: Mapping[str, Any]) -> Claim:
-    parts = tuple(_part({**entry, **part}) for part in entry.get("part", [entry]))
-    return Claim(entry["id"], entry["guide"], entry["text"], entry["workload"], parts)
-
-
-def _part(entry: Mapping[str, Any]) -> Part:
-    """A part inherits the keys of its claim."""
-    common = tuple(entry.get("sets", ()))
-    variants = tuple(
-        Variant(
-            (*common, *variant.get("base", ())), tuple(variant.get("change", ())), variant.get("gpu", False),
-            variant.get("cores", 1), variant.get("where", ""),
-        )
-        for variant in entry.get("variant", ())
-    )  # fmt: skip
-    return Part(
-        entry.get("name", ""), entry.get("kind", "speed"), entry.get("low", 0.0), entry.get("high", math.inf),
-        variants, entry.get("steps", 0), entry.get("phase", ""), entry.get("why", ""),
-    )  # fmt: skip
+def _with_parts(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A part inherits the keys of its claim, a variant the settings in `sets`."""
+    parts = [{**entry, **part} for part in entry.get("part", [entry])]
+    for part in parts:
+        part["variants"] = [
+            {**variant, "base": [*part.get("sets", ()), *variant.get("base", ())]}
+            for variant in part.get("variant", ())
+        ]
+    return {**entry, "parts": parts}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -137,9 +137,8 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
     """The result in one sentence."""
     head = "no significant gain" if event.verdict == "no gain" else event.verdict
     if event.ratio is not None:
-        assert event.low is not None and event.high is not None
-        head += f"{'' if event.verdict in ('gain', 'loss') else ':'} {times(event.ratio)}x"
-        head += f" ({event.confidence * 100:.0f} % CI {times(event.low)} to {times(event.high)})"
+        head += "" if event.verdict in ("gain", "loss") else ":"
+        head += f" {with_interval(f'{times(event.ratio)}x', event.confidence, event.low, event.high, times)}"
         head += f", {event.quads} ABBA blocks in {duration(event.seconds)}"
     # "out of memory on cuda:0 in forward" repeats the verdict.
     parts = [reason if reason.startswith(head) else head + (f": {reason}" if reason else "")]
@@ -156,8 +155,26 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
     elif event.loss == "differs":
         parts.append(event.loss_text or "losses differ")
     if event.break_even_steps:
-        parts.append(f"breaks even after {number(event.break_even_steps)} steps")
+        parts.append(breaks_even(event.break_even_steps))
     return "; ".join(parts)
+
+
+def breaks_even(steps: int) -> str:
+    """In words."""
+    return f"breaks even after {number(steps)} steps"
+
+
+def with_interval(
+    value: str,
+    confidence: float,
+    low: float | None,
+    high: float | None,
+    form: Callable[[float], str] = "{:.3g}".format,
+) -> str:
+    """ "1.42x (95 % CI 1.38 to 1.47)"; only the value if there is no interval. form: of its ends."""
+    if low is None or high is None:
+        return value
+    return f"{value} ({confidence * 100:.0f} % CI {form(low)} to {form(high)})"
 
 
 def times(ratio: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -71,31 +71,22 @@ def held(
         for run in asked:
             _wait(run, tell, stop, patience_s)
         yield
-        for run in asked:
-            if tell is not None and _resumed(run):
+        for run in asked if tell is not None else ():
+            snapshot = _snapshot(run)
+            if tell is not None and not snapshot.final and snapshot.status != "paused":
                 tell(
                     f"run {printable(run.name)} was resumed during the measurement and disturbed it: measure again"
                 )
     finally:
-        _release(asked)
-
-
-def _release(runs: Sequence[RunDir]) -> None:
-    for run in runs:
-        with suppress(UsageError):  # it has ended
-            send(run.control_socket, "resume", holder=os.getpid())
+        for run in asked:
+            with suppress(UsageError):  # it has ended
+                send(run.control_socket, "resume", holder=os.getpid())
 
 
 def _snapshot(run: RunDir) -> Snapshot:
     reader = RunReader(run)
     reader.poll()
     return reader.snapshot()
-
-
-def _resumed(run: RunDir) -> bool:
-    """Whether somebody resumed it."""
-    snapshot = _snapshot(run)
-    return not snapshot.final and snapshot.status != "paused"
 
 
 def _wait(

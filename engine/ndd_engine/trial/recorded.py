@@ -6,14 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import (
-    Event,
-    MemoryEvent,
-    RunEvent,
-    SampleEvent,
-    WindowEvent,
-    parse,
-)
+from ndd_engine.record.events import Event, MemoryEvent, RunEvent, SampleEvent, WindowEvent, parse
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -83,24 +76,18 @@ class _Reading:
                 trained = event.resumed_step * event.items_per_step
                 self.losses = [(items, loss) for items, loss in self.losses if items <= trained]
         elif isinstance(event, WindowEvent):
-            self._window(event)
+            if event.profiled:
+                self.profiled += 1
+            else:
+                self.segments[-1].append(event)
+            if event.loss is not None and self.run is not None:
+                self.losses.append((event.step * self.run.items_per_step, event.loss))
         elif isinstance(event, MemoryEvent):
-            self._more(event.peak_reserved_bytes)
+            self.peak = max(event.peak_reserved_bytes, self.peak or 0)
         elif isinstance(event, SampleEvent) and self.run is not None and self.run.device == "cpu":
             resident = event.host.get("rss_bytes")
             if resident is not None:
-                self._more(resident + (event.host.get("workers_rss_bytes") or 0))
-
-    def _window(self, event: WindowEvent) -> None:
-        if event.profiled:
-            self.profiled += 1
-        else:
-            self.segments[-1].append(event)
-        if event.loss is not None and self.run is not None:
-            self.losses.append((event.step * self.run.items_per_step, event.loss))
-
-    def _more(self, used: int) -> None:
-        self.peak = max(used, self.peak or 0)
+                self.peak = max(resident + (event.host.get("workers_rss_bytes") or 0), self.peak or 0)
 
 
 def read_recorded(directory: RunDir) -> Recorded:

@@ -7,7 +7,7 @@ the remaining correlation of neighbouring batches widens the interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -50,10 +50,15 @@ class Interval:
     low: float | None = None
     high: float | None = None
 
-    def times(self, factor: float) -> Interval:
-        """All of it multiplied."""
-        low, high = (None if edge is None else edge * factor for edge in (self.low, self.high))
-        return Interval(self.ratio * factor, low, high)
+    @classmethod
+    def exact(cls, ratio: float) -> Interval:
+        """Without uncertainty."""
+        return cls(ratio, ratio, ratio)
+
+    def map(self, change: Callable[[float], float]) -> Interval:
+        """A monotonically increasing function of it."""
+        low, high = (None if edge is None else change(edge) for edge in (self.low, self.high))
+        return Interval(change(self.ratio), low, high)
 
 
 def warm_up(stretches: Sequence[Stretch]) -> int:

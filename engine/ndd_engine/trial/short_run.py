@@ -8,8 +8,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ndd_engine.child import ChildError, ChildProcess, ChildServer, Json, Pipe, StoppedError, ticker
-from ndd_engine.config import read
+from ndd_engine.child import (
+    ChildError,
+    ChildProcess,
+    ChildServer,
+    Json,
+    Pipe,
+    StoppedError,
+    draft_of,
+    spec_of,
+    ticker,
+)
 from ndd_engine.errors import NddError
 from ndd_engine.record.rundir import RunDir
 
@@ -29,10 +38,11 @@ _POLL_S = 0.1
 
 def observe(workload: str, sets: Sequence[str], seconds: float, stop: threading.Event) -> Recorded | None:
     """Train for `seconds` after the first step and read the record; None when stopped. Raises NddError on failure."""
-    command = {"do": "observe", "workload": workload, "sets": [*QUIET, *sets], "seconds": seconds}
+    spec = spec_of(None, workload, [*QUIET, *sets])
     try:
         with ChildProcess("ndd_engine.trial.short_run") as child:
-            child.ask(command, seconds + PREPARE_S, ticker("", lambda _: None, stop))
+            tick = ticker("", lambda _: None, stop)
+            child.ask({"do": "observe", "seconds": seconds, **spec}, seconds + PREPARE_S, tick)
             return read_recorded(RunDir(child.folder / NAME))
     except StoppedError:
         return None
@@ -52,8 +62,7 @@ class ShortRun(ChildServer):
         """See the function of this name."""
         from ndd_engine.train.run import Run, RunRequest
 
-        draft = read(None, command["sets"], command["workload"])
-        run = Run.open(RunRequest(draft, self.folder, probes=False))
+        run = Run.open(RunRequest(draft_of(command), self.folder, probes=False))
 
         def end() -> None:
             while run.recorder.snapshot().step == 0 and not run.finished.is_set():

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ndd_engine.child import ChildError, ChildServer, Pipe
-from ndd_engine.config import anywhere, read, to_toml
+from ndd_engine.child import ChildError, ChildServer, Pipe, draft_of
+from ndd_engine.config import anywhere, to_toml
 from ndd_engine.errors import NddError
 from ndd_engine.hardware.host import resident_peak
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
@@ -107,7 +107,7 @@ class Side(ChildServer):
 
     def clean_up(self) -> None:
         """Loader workers end by themselves once their parent is gone, unless they are stopped."""
-        self.wake_workers()
+        self.signal_workers(signal.SIGCONT)
         shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _train(self, command: Json) -> None:
@@ -115,9 +115,7 @@ class Side(ChildServer):
         from ndd_engine.train.run import Run, RunRequest
 
         begin = time.perf_counter()
-        path = command["config"]
-        draft = read(Path(path) if path else None, command["sets"], command["workload"], command["overrides"])
-        run = Run.open(RunRequest(draft, self.folder / "runs", probes=False), self._hear)
+        run = Run.open(RunRequest(draft_of(command), self.folder / "runs", probes=False), self._hear)
         prepared = prepare_run(run)
         prepared.sampler.stop()
         blocks = Blocks(self, run, prepared, begin)
@@ -150,16 +148,8 @@ class Side(ChildServer):
             facts.device, facts.device_name, facts.threads = event.device, event.device_name, event.threads
             facts.items_per_step, facts.steps_per_epoch = event.items_per_step, event.steps_per_epoch
 
-    def stop_workers(self, workers: tuple[int, ...]) -> None:
-        """Stop the loader workers, so that they do not prefetch."""
-        self.workers = workers
-        self._signal(signal.SIGSTOP)
-
-    def wake_workers(self) -> None:
-        """Resume them."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
+    def signal_workers(self, number: signal.Signals) -> None:
+        """Stop the loader workers (SIGSTOP), so that they do not prefetch, or resume them (SIGCONT)."""
         for worker in self.workers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(worker, number)
@@ -200,7 +190,8 @@ class Blocks:
         side = self._side
         end = self._now()
         seen = self._loop.batches.seen
-        side.stop_workers(seen.workers if seen is not None else ())
+        side.workers = seen.workers if seen is not None else ()
+        side.signal_workers(signal.SIGSTOP)
         if self._prepare_from is not None:
             side.facts.prepare_s = end - self._prepare_from
             self._prepare_from = None
@@ -210,7 +201,7 @@ class Blocks:
         while (command := side.pipe.receive())["do"] != "train":
             side.pipe.send(self._facts())
         self._begin_block(command)
-        side.wake_workers()
+        side.signal_workers(signal.SIGCONT)
         self._loop.slept(time.perf_counter() - end)
 
     def _begin_block(self, command: Json) -> None:
@@ -248,8 +239,7 @@ def chosen(command: Json, tell: Callable[[str], None]) -> str:
     from ndd_engine.hardware.detect import detect
     from ndd_engine.train.probes.autosize import decide
 
-    path = command["config"]
-    draft = read(Path(path) if path else None, command["sets"], command["workload"])
+    draft = draft_of({**command, "overrides": None})
     config, _ = decide(draft, detect(draft.resolve().run.device), tell)
     return to_toml(anywhere(config))
 

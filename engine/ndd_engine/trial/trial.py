@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ndd_engine.child import ChildError, StoppedError, Tick, ticker
+from ndd_engine.child import ChildError, StoppedError, Tick, spec_of, ticker
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
@@ -87,8 +87,7 @@ class _Trial:
         self.request = request
         self._begin = time.monotonic()
         self._tell, self._stop = tell, stop
-        self._of, self._sets = request.base.config, (request.base.sets, (*request.base.sets, *request.sets))
-        self._workload = request.base.workload
+        self._base = request.base
         self._drafts = (base, change)
         self._chosen: tempfile.TemporaryDirectory[str] | None = None
         self._learn_difference()
@@ -126,18 +125,9 @@ class _Trial:
             if rates:
                 facts.items_per_s = sum(rates) / len(rates)
                 facts.step_s = facts.items_per_step / facts.items_per_s
-        found = estimate(self._values)
-        base, change = self._facts
-        return result(
-            self.request,
-            verdict,
-            reason,
-            found,
-            (base, change),
-            self._changed,
-            self._elapsed_s,
-            len(self._values),
-        )
+        found, sides = estimate(self._values), (self._facts[0], self._facts[1])
+        blocks = len(self._values)
+        return result(self.request, verdict, reason, found, sides, self._changed, self._elapsed_s, blocks)
 
     def _measure(self) -> tuple[str, str]:
         self._choose()
@@ -193,10 +183,10 @@ class _Trial:
         found = self._asked(0, lambda side, tick: side.choose(tick))
         self._close(0)
         self._chosen = tempfile.TemporaryDirectory(prefix="ndd-trial-")
-        self._of = Path(self._chosen.name, "base.toml")
-        self._of.write_text(found, encoding="utf-8")
-        self._sets, self._workload = ((), self.request.sets), None
-        self._drafts = (read(self._of), read(self._of, self.request.sets))
+        path = Path(self._chosen.name, "base.toml")
+        path.write_text(found, encoding="utf-8")
+        self._base = replace(self._base, config=path, workload=None, sets=())
+        self._drafts = (read(path), read(path, self.request.sets))
         self._learn_difference()
         if not self._changed:
             raise UsageError(
@@ -207,13 +197,9 @@ class _Trial:
     # Sides.
 
     def _open(self, index: int) -> None:
-        spec = {
-            "config": None if self._of is None else str(self._of.absolute()),
-            "workload": self._workload,
-            "sets": list(self._sets[index]),
-            "overrides": switched_off(self._changed),
-        }
-        run = self.request.base.run
+        base, run = self._base, self._base.run
+        sets = (*base.sets, *(self.request.sets if index else ()))
+        spec = spec_of(base.config, base.workload, sets, switched_off(self._changed))
         # On the run's own disk if write speed matters, else in the temporary folder.
         place = run.path.parent if run is not None and saves(self._changed) else None
         with _failures_of(index):
@@ -229,7 +215,7 @@ class _Trial:
         self._asked(index, lambda side, tick: side.prepare(max(self._left_s, 0.1), tick))
         self._stage = f"warming up {SIDES[index]}"
         limit_s = min(WARMUP_S, self.request.budget_s / 12)
-        warmup = self._train(index, LOSSES, first=True, until_s=limit_s, least=2)
+        warmup = self._train(index, LOSSES, until_s=limit_s, first=True)
         seconds, steps = self._train(index, 1 << 40, until_s=min(ESTIMATE_S, self.request.budget_s / 60))
         side = self._sides[index]
         self._asked(index, lambda side, tick: side.learn(tick))
@@ -243,15 +229,13 @@ class _Trial:
         index: int,
         steps: int,
         plan: BlockPlan | None = None,
-        *,
-        first: bool = False,
         until_s: float | None = None,
-        least: int = 1,
+        first: bool = False,
     ) -> tuple[float, int]:
-        """(seconds, steps) of a run. first: without untimed lead steps."""
+        """(seconds, steps) of a run. first: without untimed lead steps, and at least two steps."""
         before = 0 if first else lead(plan.step_s[index]) if plan is not None else 1
         limit_s = max(self._left_s, 0.0) + PATIENCE_S
-        within = plan.within if plan is not None else False
+        within, least = plan is not None and plan.within, 2 if first else 1
         return self._asked(
             index,
             lambda side, tick: side.train(

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ndd_engine.config import Config, read, to_toml
+from ndd_engine.child import ChildError, StoppedError, spec_of, ticker
+from ndd_engine.config import Config, Draft, anywhere, read, to_toml
 from ndd_engine.errors import ConfigError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
@@ -23,8 +24,9 @@ from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
 
 from .candidates import SET, Candidate, Place, candidates, matching
+from .outcome import breaks_even, with_interval
+from .process import SideProcess
 from .request import Base, Measure, Progress, TrialRequest
-from .start import start_config
 from .trial import run_trial
 
 State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
@@ -104,7 +106,7 @@ def run_tuning(
     only: Sequence[str] = (),
     tell: Callable[[TuningState], None] = lambda state: None,
     stop: threading.Event | None = None,
-    measure: Measure | None = None,
+    measure: Measure = run_trial,
     machine: Machine | None = None,
 ) -> TuningState:
     """Tune. budget_s: of each trial, up to two per candidate. only: names or groups of candidates, () for all.
@@ -112,47 +114,41 @@ def run_tuning(
     stop: once set, the current trial is cancelled, and the result is what was measured so far. Raises UsageError for
     mistakes before anything is measured, and what the first trial raises.
     """
+    tuning = _Tuning(base, budget_s, only, tell, stop or threading.Event(), measure)
     with tempfile.TemporaryDirectory(prefix="ndd-tune-") as folder:
-        tuning = _Tuning(base, budget_s, only, tell, stop or threading.Event(), measure, machine)
-        return tuning.run(Path(folder))
+        return tuning.run(Path(folder), machine)
 
 
+@dataclass
 class _Tuning:
     """One run of tuning."""
 
-    def __init__(
-        self,
-        base: Base,
-        budget_s: float,
-        only: Sequence[str],
-        tell: Callable[[TuningState], None],
-        stop: threading.Event,
-        measure: Measure | None,
-        machine: Machine | None,
-    ) -> None:
-        self._base, self._budget_s, self._only = base, budget_s, only
-        self._tell, self._stop = tell, stop
-        self._measure = measure or run_trial
-        self._machine = machine
+    base: Base
+    budget_s: float
+    only: Sequence[str]
+    tell: Callable[[TuningState], None]
+    stop: threading.Event
+    measure: Measure
+
+    def __post_init__(self) -> None:
         self._begun = time.monotonic()
         self._state = TuningState((), "starting")
         self._kept: list[str] = []
 
-    def run(self, folder: Path) -> TuningState:
-        draft = read(self._base.config, self._base.sets, self._base.workload)
+    def run(self, folder: Path, machine: Machine | None) -> TuningState:
+        draft = read(self.base.config, self.base.sets, self.base.workload)
         rough = preflight(draft, use_torch=False)
-        machine = self._machine or detect(rough.run.device, use_torch=False)
+        machine = machine or detect(rough.run.device, use_torch=False)
         self._say("preparing")
-        config = start_config(self._base, draft, folder, self._say, self._stop)
+        config = start_config(self.base, draft, folder, self._say, self.stop)
         # Write everything out, so that all trials start from the same configuration.
         path = folder / "start.toml"
         path.write_text(to_toml(config), encoding="utf-8")
-        self._start = replace(self._base, config=path, workload=None, sets=())
-        found = candidates(config, Place.of(machine))
-        self._say("preparing", rows=self._rows(found))
+        self._start = replace(self.base, config=path, workload=None, sets=())
+        self._say("preparing", rows=self._rows(candidates(config, Place.of(machine))))
         trouble = ""
-        for index in range(len(found)):
-            if self._stop.is_set():
+        for index in range(len(self._state.rows)):
+            if self.stop.is_set():
                 break
             try:
                 self._try(index)
@@ -165,69 +161,58 @@ class _Tuning:
 
     def _rows(self, found: Sequence[Candidate]) -> tuple[TuningRow, ...]:
         try:
-            wanted = matching(found, self._only) if self._only else {candidate.name for candidate in found}
+            wanted = matching(found, self.only) if self.only else {candidate.name for candidate in found}
         except KeyError as error:
             names = ", ".join(dict.fromkeys(candidate.name for candidate in found))
             raise UsageError(
                 f"--only {printable(str(error.args[0]))}: no such candidate; allowed: {names}"
             ) from None
-        rows = []
-        for candidate in found:
-            why = candidate.missing or ("" if candidate.name in wanted else NOT_ASKED)
-            rows.append(
-                TuningRow(candidate, "skipped", reason=why) if why else TuningRow(candidate, "waiting")
-            )
-        return tuple(rows)
+        why = {one.name: one.missing or ("" if one.name in wanted else NOT_ASKED) for one in found}
+        return tuple(
+            TuningRow(one, "skipped" if why[one.name] else "waiting", reason=why[one.name]) for one in found
+        )
 
     def _try(self, index: int) -> None:
-        row = self._state.rows[index]
-        if row.state != "waiting":
+        candidate = self._state.rows[index].candidate
+
+        def put(**changes: Any) -> None:
+            rows = list(self._state.rows)
+            rows[index] = replace(rows[index], **changes)
+            self._say(self._state.stage, rows=tuple(rows))
+
+        if self._state.rows[index].state != "waiting":
             return
-        if why := self._not_now(row.candidate):
-            self._put(index, TuningRow(row.candidate, "skipped", reason=why))
+        if why := self._not_now(candidate):
+            put(state="skipped", reason=why)
             return
-        self._put(index, replace(row, state="measuring"))
-        self._say(f"measuring {row.candidate.title}")
-        request = TrialRequest(
-            replace(self._start, name="the best so far", sets=tuple(self._kept)),
-            row.candidate.sets,
-            self._budget_s,
-        )
-        trial = self._run(request)
+        put(state="measuring")
+        self._say(f"measuring {candidate.title}")
+        trial = self._run("the best so far", self._kept, candidate.sets)
         if trial.verdict == "stopped":
-            self._put(
-                index, TuningRow(row.candidate, "skipped", trial, reason="stopped before it was measured")
-            )
+            put(state="skipped", trial=trial, reason="stopped before it was measured")
             return
         kept, why = _judged(trial, self._config())
-        if not kept:
-            self._put(index, TuningRow(row.candidate, "dropped", trial, reason=why))
-            return
-        self._kept += row.candidate.sets
-        self._put(index, TuningRow(row.candidate, "kept", trial, reason=why))
-        self._say(f"measuring {row.candidate.title} vs. the start")
-        request = TrialRequest(replace(self._start, name="the start"), tuple(self._kept), self._budget_s)
-        if not self._stop.is_set():
-            self._put(index, replace(self._state.rows[index], to_start=self._run(request)))
+        put(state="kept" if kept else "dropped", trial=trial, reason=why)
+        if kept:
+            self._kept += candidate.sets
+            self._say(f"measuring {candidate.title} vs. the start")
+            if not self.stop.is_set():
+                put(to_start=self._run("the start", (), self._kept))
 
-    def _run(self, request: TrialRequest) -> TrialEvent:
-        def tell(progress: Progress) -> None:
-            self._say(self._state.stage, progress)
-
-        return self._measure(request, tell, self._stop)
+    def _run(self, name: str, kept: Sequence[str], sets: Sequence[str]) -> TrialEvent:
+        base = replace(self._start, name=name, sets=tuple(kept))
+        request = TrialRequest(base, tuple(sets), self.budget_s)
+        return self.measure(request, lambda progress: self._say(self._state.stage, progress), self.stop)
 
     def _not_now(self, candidate: Candidate) -> str:
         """Why a candidate is not measured on top of the kept settings; "" if it is."""
-        tried = [
-            row
-            for row in self._state.rows
-            if candidate.group and row.candidate.group == candidate.group and row.trial
-        ]
+        group = candidate.group
+        tried = [row for row in self._state.rows if group and row.candidate.group == group and row.trial]
         failed = len([row for row in tried if row.state == "dropped"])
-        if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(candidate.group, len(tried) + 1):
+        if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(group, len(tried) + 1):
             return f"{tried[-1].candidate.title} did not help"
         # If bf16 helps, fp16 with its loss scaling gains nothing more.
-        if candidate.group == "amp" and any(row.state == "kept" for row in tried):
+        if group == "amp" and any(row.state == "kept" for row in tried):
             return f"{tried[0].candidate.title} was kept"
         try:
             changed = read(self._start.config, (*self._kept, *candidate.sets)).resolve()
@@ -247,24 +232,41 @@ class _Tuning:
             else row
             for row in self._state.rows
         )
-        stopped = self._stop.is_set() or bool(trouble)
+        stopped = self.stop.is_set() or bool(trouble)
         self._state = replace(self._state, rows=rows, stopped=stopped)
         text = _summary(self._state) + (f"; stopped: {trouble}" if trouble else "")
         device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
-        heading = f"Written by tune from {self._base.name}, on {device}.\n{text}"
-        toml = to_toml(self._config(), _printable_lines(heading), _reasons(rows))
+        heading = f"Written by tune from {self.base.name}, on {device}.\n{text}"
+        heading = "\n".join(map(printable, heading.splitlines()))
+        toml = to_toml(self._config(), heading, _reasons(rows))
         self._say("done", done=True, toml=toml, text=text)
         return self._state
-
-    def _put(self, index: int, row: TuningRow) -> None:
-        rows = list(self._state.rows)
-        rows[index] = row
-        self._say(self._state.stage, rows=tuple(rows))
 
     def _say(self, stage: str, progress: Progress | None = None, **changes: Any) -> None:
         elapsed = time.monotonic() - self._begun
         self._state = replace(self._state, stage=stage, progress=progress, elapsed_s=elapsed, **changes)
-        self._tell(self._state)
+        self.tell(self._state)
+
+
+def start_config(
+    base: Base, draft: Draft, folder: Path, tell: Callable[[str], None], stop: threading.Event
+) -> Config:
+    """Resolve the draft: choose size "auto" by measurement and make the data path absolute.
+
+    folder: for an intermediate file. Raises NddError if no size can be chosen, or when stopped.
+    """
+    if draft.size != "auto":
+        return anywhere(draft.resolve())
+    try:
+        with SideProcess(spec_of(base.config, base.workload, base.sets)) as side:
+            text = side.choose(ticker("choosing the model size", tell, stop))
+    except StoppedError:
+        raise StoppedError("stopped before anything was measured") from None
+    except ChildError as error:
+        raise NddError(f"the model size cannot be chosen: {error}") from None
+    chosen = folder / "chosen.toml"
+    chosen.write_text(text, encoding="utf-8")
+    return read(chosen).resolve()
 
 
 def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
@@ -279,13 +281,10 @@ def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
         return False, f"gain, but the losses differ: {trial.loss_text}"
     even = trial.break_even_steps
     if even is not None and config.run.max_steps is not None and even > config.run.max_steps:
-        return (
-            False,
-            f"breaks even after {number(even)} steps, and the run has {number(config.run.max_steps)}",
-        )
+        return False, f"{breaks_even(even)}, and the run has {number(config.run.max_steps)}"
     parts = ["gain"]
     if even:
-        parts.append(f"breaks even after {number(even)} steps")
+        parts.append(breaks_even(even))
     if trial.loss == "close":
         parts.append("losses close, not identical")
     elif trial.loss == "not comparable":
@@ -328,11 +327,4 @@ def _figures(trial: TrialEvent) -> str:
     """ "1.42x (95 % CI 1.38 to 1.47)", "" without a ratio."""
     if trial.ratio is None:
         return ""
-    if trial.low is None or trial.high is None:
-        return f"{trial.ratio:.3g}x"
-    return f"{trial.ratio:.3g}x ({trial.confidence * 100:.0f} % CI {trial.low:.3g} to {trial.high:.3g})"
-
-
-def _printable_lines(text: str) -> str:
-    """Several lines of untrusted text, made printable."""
-    return "\n".join(printable(line) for line in text.splitlines())
+    return with_interval(f"{trial.ratio:.3g}x", trial.confidence, trial.low, trial.high)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ndd_engine.child import ChildError, ChildProcess, Json, StoppedError, ticker
+from ndd_engine.child import ChildError, ChildProcess, Json, StoppedError, decoded, spec_of, ticker
 from ndd_engine.config import Config, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
@@ -17,7 +17,7 @@ from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.hardware.profiles import GpuProfile
 from ndd_engine.predict.memory import Memory
-from ndd_engine.predict.probe_process import Opened
+from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.predict.steptime import StepTime, spread
 from ndd_engine.text import size
 from ndd_engine.train.preflight import preflight
@@ -111,12 +111,8 @@ class Planner:
         machine = detect(device, use_torch=False)
         # Read before the probe process takes its share.
         free, free_on_host = machine.free_bytes, free_memory()
-        self._spec = {
-            "config": None if answers.config is None else str(answers.config.absolute()),
-            "sets": list(sets),
-            "workload": answers.workload,
-        }
-        opened = Opened.from_dict(self._ask({"do": "open", **self._spec})["opened"])
+        self._spec = spec_of(answers.config, answers.workload, sets)
+        opened = decoded(Opened, self._ask({"do": "open", **self._spec})["opened"])
         if draft.size == "auto":  # the batch depends on the GPU as well
             config = draft.resolve(opened.size, opened.memory_gb if gpu is None else gpu.memory_gb)
         else:
@@ -175,20 +171,12 @@ class Planner:
                 self._child.close()
                 self._start()
                 self._ask({"do": "open", **self._spec})
-            body = self._ask(command)["probed"]
+            found = decoded(Probed, self._ask(command)["probed"])
         except WizardStoppedError:
             raise
         except (ChildError, NddError) as error:
             return ProbedModel(model, 0, 0.0, None, None, why=str(error))
-        return ProbedModel(
-            model,
-            int(body["parameters"]),
-            float(body["tokens_per_item"]),
-            None if body["memory"] is None else Memory.from_dict(body["memory"]),
-            None if body["time"] is None else StepTime.from_dict(body["time"]),
-            bool(body.get("lower_bound")),
-            str(body.get("why", "")),
-        )
+        return ProbedModel(model, **vars(found))
 
     def _start(self) -> None:
         try:
@@ -252,10 +240,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         )
         for placement, added in loader_bytes.items():
             placed = placement == "device" and cuda
-            time = found.time
-            step = (
-                None if time is None else time.step_s(batch.micro, batch.accumulation, loader.workers, placed)
-            )
+            times = batch.micro, batch.accumulation, loader.workers, placed
             rows.append(
                 Proposal(
                     model=found.model,
@@ -266,7 +251,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     parameters=found.parameters,
                     memory_bytes=None if memory is None else memory + added,
                     free_bytes=situation.free_bytes,
-                    step_s=step,
+                    step_s=None if found.time is None else found.time.step_s(*times),
                     items=items,
                     tokens_per_item=found.tokens_per_item,
                     setup_s=opened.setup_s if situation.gpu is None else 0.0,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ndd_engine.child import ChildError, ticker
+from ndd_engine.child import ChildError, spec_of, ticker
 from ndd_engine.trial.blocks import switched_off
 from ndd_engine.trial.process import SideProcess
 
@@ -165,10 +165,5 @@ class _Race:
 
 def side_of(answers: Answers, proposal: Proposal) -> SideProcess:
     """A process that trains the proposal, as it will be trained. Raises ChildError."""
-    spec = {
-        "config": None if answers.config is None else str(answers.config.absolute()),
-        "workload": answers.workload,
-        "sets": [*answers.all_sets, *proposal.sets()],
-        "overrides": switched_off([]),
-    }
-    return SideProcess(spec, environment={})
+    sets = [*answers.all_sets, *proposal.sets()]
+    return SideProcess(spec_of(answers.config, answers.workload, sets, switched_off([])), environment={})
