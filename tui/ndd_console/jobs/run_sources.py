@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ class EngineSource(_RunFolder):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        trials = RunTrials(run.directory, pause_own(run), lambda: self.live, run.put)
+        trials = RunTrials(run.directory, partial(pause_own, run), lambda: self.live, run.put)
         super().__init__(run.directory, trials)
 
     @property
@@ -95,7 +96,7 @@ class AttachedSource(_RunFolder):
         period_s: float = 0.25,
         listener: Callable[[float, Event], None] | None = None,
     ) -> None:
-        trials = RunTrials(directory, pause_attached(directory), lambda: self.live, self._keep)
+        trials = RunTrials(directory, partial(pause_attached, directory), lambda: self.live, self._keep)
         super().__init__(directory, trials)
         self._reader = RunReader(directory, listener)
         self._reader.poll()

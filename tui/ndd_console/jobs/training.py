@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -17,7 +18,7 @@ from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.hosting import captured_for
 from ndd_console.process.launcher import Leash, supervised
-from ndd_console.process.terminal import Captured, capabilities, follow_terminal, silence
+from ndd_console.process.terminal import Captured, capabilities, follow_terminal, redirect, silence
 from ndd_console.screens.interfaces import HomeSource, RunSource
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
@@ -81,7 +82,7 @@ class Console:
         self.refresh_hz, self.on_hangup = console.refresh_hz, console.on_hangup
         self.leash.tell(run.directory.name)
         if self._captured is not None:
-            self._captured.redirect(run.directory.console_log)
+            redirect(run.directory.console_log)
         self.engine = threading.Thread(target=run.execute, name="ndd-engine")
         return EngineSource(run)
 
@@ -106,7 +107,8 @@ class Console:
         if self.engine is not None:
             self._begin()
         elif self._app is not None and self._app.home is not None:
-            threading.Thread(target=_import_torch, name="ndd-import", daemon=True).start()
+            # Import torch early for the next run; it blocks the screen.
+            threading.Thread(target=import_module, args=("torch",), name="ndd-import", daemon=True).start()
 
     # The screen.
 
@@ -211,8 +213,3 @@ def _abandon(run: Run) -> None:
     run.close()
     click.echo(f"run {run.directory.name}: a call did not return; terminated at step {step}", err=True)
     os._exit(EXIT_INTERRUPTED)
-
-
-def _import_torch() -> None:
-    """Import torch early for the next run, after the first paint because it blocks the screen."""
-    import torch  # noqa: F401

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ndd_console.process.thread import ThreadJob
 from ndd_console.view.interval import trial_text
 from ndd_engine.config import read, to_toml
 from ndd_engine.errors import NddError, UsageError
@@ -19,7 +20,6 @@ from ndd_engine.text import printable
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 
 from .saving import save_new
-from .thread import ThreadJob
 
 if TYPE_CHECKING:
     from ndd_console.screens.interfaces import TrialJob
@@ -112,10 +112,8 @@ class RunTrials:
         config = read(of.config, (*of.sets, *trial.sets), of.workload).resolve()
         # A new run cannot have the name of this one.
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": None})})
-        reasons = {
-            item.partition("=")[0]: f"measured: {trial_text(trial)} vs. {trial.against}"
-            for item in trial.sets
-        }
+        reason = f"measured: {trial_text(trial)} vs. {trial.against}"
+        reasons = {item.partition("=")[0]: reason for item in trial.sets}
         heading = f"Configuration of {of.name} with {', '.join(trial.sets)}\n{trial.text}"
         lines = "\n".join(printable(line) for line in heading.splitlines())
         return save_new(f"{self._run.name}-changed", to_toml(config, lines, reasons))
@@ -128,44 +126,35 @@ class RunTrials:
         return self._job.join(timeout_s)
 
 
-def pause_attached(run: RunDir) -> Paused:
+@contextmanager
+def pause_attached(run: RunDir, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
     """Pause a run of another process through its socket. It resumes by itself if this process dies."""
+    from ndd_engine.trial.pausing import held, to_pause
 
-    @contextmanager
-    def paused(report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
-        from ndd_engine.trial.pausing import held, to_pause
-
-        runs = to_pause(Base.of_run(run), run.path.parent, others=False)
-        with held(runs, report, stop):
-            yield
-
-    return paused
+    with held(to_pause(Base.of_run(run), run.path.parent, others=False), report, stop):
+        yield
 
 
-def pause_own(run: Run) -> Paused:
+@contextmanager
+def pause_own(run: Run, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
     """Pause the run of this process directly, since its folder may not support sockets."""
+    from ndd_engine.trial.pausing import to_pause
 
-    @contextmanager
-    def paused(report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
-        from ndd_engine.trial.pausing import to_pause
-
-        to_pause(Base.of_run(run.directory), run.directory.path.parent, others=False)
-        if run.finished.is_set():
-            yield
-            return
-        run.control.request("pause", holder=os.getpid())
-        try:
-            report("waiting for the run to pause after its step")
-            deadline = time.monotonic() + PAUSE_PATIENCE_S
-            while not (run.finished.is_set() or stop.is_set() or run.recorder.snapshot().status == "paused"):
-                if time.monotonic() > deadline:
-                    raise UsageError(f"the run did not pause within {PAUSE_PATIENCE_S:.0f} s")
-                stop.wait(0.05)
-            yield
-        finally:
-            run.control.request("resume", holder=os.getpid())
-
-    return paused
+    to_pause(Base.of_run(run.directory), run.directory.path.parent, others=False)
+    if run.finished.is_set():
+        yield
+        return
+    run.control.request("pause", holder=os.getpid())
+    try:
+        report("waiting for the run to pause after its step")
+        deadline = time.monotonic() + PAUSE_PATIENCE_S
+        while not (run.finished.is_set() or stop.is_set() or run.recorder.snapshot().status == "paused"):
+            if time.monotonic() > deadline:
+                raise UsageError(f"the run did not pause within {PAUSE_PATIENCE_S:.0f} s")
+            stop.wait(0.05)
+        yield
+    finally:
+        run.control.request("resume", holder=os.getpid())
 
 
 def _run_trial(request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event) -> TrialEvent:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ndd_console.app import TuningApp
 from ndd_console.process.hosting import hosted
 from ndd_console.process.terminal import capabilities
+from ndd_console.process.thread import ThreadJob
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import RunDir
@@ -18,7 +19,6 @@ from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
 from .saving import save_new
-from .thread import ThreadJob
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningState
@@ -93,13 +93,8 @@ def show(
         with held(beside, lambda text: tell(TuningState((), text)), stop):
             return run_tuning(base, budget_s, only, tell, stop)
 
-    return run_screen(TuningJob(base.name, sweep, output), ascii_only)
-
-
-def run_screen(job: TuningJob, ascii_only: bool) -> tuple[TuningState, int, str]:
-    """Show the screen and start the job; see `show`."""
-    app = TuningApp(job, capabilities(ascii_only), job.start)
-    status = hosted(app, job)
+    job = TuningJob(base.name, sweep, output)
+    status = hosted(TuningApp(job, capabilities(ascii_only), job.start), job)
     if job.error is not None:
         raise job.error
     assert job.state is not None

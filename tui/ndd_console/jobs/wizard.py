@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ndd_console.app import WizardApp
 from ndd_console.process.hosting import hosted
 from ndd_console.process.terminal import capabilities
+from ndd_console.process.thread import ThreadJob
 from ndd_console.view.wizard import Preview, WizardView
 from ndd_engine.config.loading import text_of
 from ndd_engine.errors import UsageError
@@ -19,7 +20,6 @@ from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Proposal
 
 from .saving import new_path, save_new
-from .thread import ThreadJob
 from .wizard_questions import Questions
 
 if TYPE_CHECKING:

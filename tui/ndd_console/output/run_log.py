@@ -23,6 +23,8 @@ PATIENT_EVENTS = 5000
 class Output(io.TextIOBase):
     """Writes lines to a stream and to the run's console.log. A broken stream is dropped; the run continues."""
 
+    encoding = "utf-8"
+
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
         self.stream = stream
@@ -58,10 +60,6 @@ class Output(io.TextIOBase):
         if self.stream is None:
             raise io.UnsupportedOperation("fileno")
         return self.stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
 
     def _write(self, text: str) -> None:
         self.stream, self._log = _written(self.stream, text), _written(self._log, text)

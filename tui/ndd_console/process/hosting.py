@@ -8,17 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from ndd_console.app import CanvasApp
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 from .terminal import Captured, follow_terminal, hangup_watch
-
-
-class Work(Protocol):
-    def stop(self) -> object: ...  # asks the work to end
-    def join(self) -> object: ...  # waits for the end
+from .thread import ThreadJob
 
 
 @contextmanager
@@ -30,7 +25,7 @@ def captured_for(app: CanvasApp, log: Path) -> Iterator[Captured]:
             yield captured
 
 
-def hosted(app: CanvasApp, work: Work) -> int:
+def hosted(app: CanvasApp, work: ThreadJob) -> int:
     """Run the app until it is closed, then end the work. Returns the exit status so far: 0, 130 or 143 after a signal,
     1 after an error.
     """

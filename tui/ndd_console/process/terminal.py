@@ -42,13 +42,11 @@ class LostTerminal(io.TextIOBase):
     An exception would end the screen's writer thread while its queue is full. `HangupWatch` reports the loss.
     """
 
+    encoding = "utf-8"
+
     def __init__(self, handle: int) -> None:
         self._handle = handle
         self.lost = False
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
 
     def write(self, text: str) -> int:
         data = text.encode("utf-8", "replace")
@@ -84,16 +82,12 @@ class Captured:
         sys.stderr.flush()
         self._saved = (os.dup(1), os.dup(2))
         self._python = (sys.__stdout__, sys.__stderr__)
-        self.redirect(self._log)
+        redirect(self._log)
         self.terminal = LostTerminal(self._saved[0])
         # Textual draws on sys.__stderr__ and reads the size from sys.__stdout__.
         sys.__stdout__ = sys.__stderr__ = self.terminal  # type: ignore[misc,assignment]
         self.stream: TextIO = open(1, "w", buffering=1, closefd=False, encoding="utf-8", errors="replace")
         return self
-
-    def redirect(self, log: Path) -> None:
-        """Switch to another log."""
-        _redirect(log)
 
     def __exit__(self, *_: object) -> None:
         self.stream.flush()
@@ -112,10 +106,11 @@ def silence(log: Path) -> None:
     """For a detached run: redirect descriptors 1 and 2 to the log and 0 to /dev/null, permanently."""
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
-    _redirect(log)
+    redirect(log)
 
 
-def _redirect(log: Path) -> None:
+def redirect(log: Path) -> None:
+    """Redirect descriptors 1 and 2 to a log."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

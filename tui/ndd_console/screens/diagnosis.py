@@ -22,15 +22,14 @@ class Diagnosis:
     def of(self, snapshot: Snapshot) -> DiagnosisResult:
         """The findings of this snapshot. An equal result is the same object as before, so nothing is redrawn."""
         if self._latest is None or self._latest[0] is not snapshot:
-            result = self._evaluate(snapshot)
+            try:
+                result = DiagnosisResult(self._rules(snapshot))
+            except Exception as error:  # noqa: BLE001  a defect in a rule must not break the screen
+                text = " ".join(str(error).split())
+                result = DiagnosisResult(
+                    (), printable(f"the diagnosis failed: {type(error).__name__}: {text}")
+                )
             if self._latest is not None and self._latest[1] == result:
                 result = self._latest[1]
             self._latest = (snapshot, result)
         return self._latest[1]
-
-    def _evaluate(self, snapshot: Snapshot) -> DiagnosisResult:
-        try:
-            return DiagnosisResult(self._rules(snapshot))
-        except Exception as error:  # noqa: BLE001  a defect in a rule must not break the screen
-            text = " ".join(str(error).split())
-            return DiagnosisResult((), printable(f"the diagnosis failed: {type(error).__name__}: {text}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from textual import events
 
@@ -22,16 +23,16 @@ _ALIASES = {"space": "pagedown", " ": "pagedown", "g": "home", "G": "end"}
 
 
 class PageScreen(CanvasScreen):
-    """Lines that scroll. follow: stay at the end while lines are added."""
+    """Lines that scroll. is_log: stay at the end while lines are added."""
 
     title_text = ""
     leave_keys = LEAVE
     is_log = False
 
-    def __init__(self, look: Look, follow: bool = False) -> None:
+    def __init__(self, look: Look) -> None:
         super().__init__(look)
         self.top = 0
-        self.follow = follow
+        self.follow = self.is_log
 
     def lines(self, width: int) -> list[Row]:
         """All lines of the page for this width."""
@@ -83,15 +84,19 @@ class RunPage(PageScreen):
     def __init__(self, look: Look, source: RunSource) -> None:
         super().__init__(look)
         self._source = source
-        self._snapshot = source.snapshot()
+        self._latest = self.read()
+
+    def read(self) -> Any:
+        """What the page shows; the same object while nothing changes."""
+        return self._source.snapshot()
 
     def on_mount(self) -> None:
         self.set_interval(REFRESH_S, self.read_again)
 
     def read_again(self) -> None:
-        """Redraw if there is a new snapshot."""
-        before, self._snapshot = self._snapshot, self._source.snapshot()
-        if before is not self._snapshot and self.is_current:
+        """Redraw if something has changed."""
+        before, self._latest = self._latest, self.read()
+        if before is not self._latest and self.is_current:
             self.paint()
 
 
@@ -102,7 +107,7 @@ class SettingsScreen(RunPage):
     leave_keys = LEAVE | {"i"}
 
     def lines(self, width: int) -> list[Row]:
-        return settings_lines(self._snapshot, width)
+        return settings_lines(self._latest, width)
 
 
 class DiagnosisScreen(RunPage):
@@ -119,8 +124,8 @@ class DiagnosisScreen(RunPage):
         self._try = try_it
 
     def lines(self, width: int) -> list[Row]:
-        result = self._diagnosis.of(self._snapshot)
-        return diagnosis_lines(self._snapshot, result, self._source.name, self._try is not None, width)
+        result = self._diagnosis.of(self._latest)
+        return diagnosis_lines(self._latest, result, self._source.name, self._try is not None, width)
 
     def on_key(self, event: events.Key) -> None:
         # Textual also calls the handler of the base class, for all other keys.
@@ -130,32 +135,17 @@ class DiagnosisScreen(RunPage):
             self._try()
 
 
-class LogScreen(PageScreen):
+class LogScreen(RunPage):
     """The end of the captured output, updated every second."""
 
     title_text = "captured output"
     leave_keys = LEAVE | {"l"}
     is_log = True
+    _latest: list[str] = []  # noqa: RUF012  never changed in place
 
-    def __init__(self, look: Look, source: RunSource) -> None:
-        super().__init__(look, follow=True)
-        self._source = source
-        self._text: list[str] = []
-        self._made: tuple[int, list[Row]] | None = None
-
-    def on_mount(self) -> None:
-        self._text = self._source.log_lines(_LOG_LINES)
-        self.set_interval(REFRESH_S, self.read_again)
-
-    def read_again(self) -> None:
-        """Redraw if there are new lines."""
+    def read(self) -> list[str]:
         text = self._source.log_lines(_LOG_LINES)
-        if text != self._text:
-            self._text = text
-            self._made = None
-            self.paint()
+        return self._latest if text == self._latest else text
 
     def lines(self, width: int) -> list[Row]:
-        if self._made is None or self._made[0] != width:
-            self._made = (width, log_view(self._text, width))
-        return self._made[1]
+        return log_view(self._latest, width)
