@@ -12,7 +12,7 @@ import ndd_profiles
 
 _GIB = 1 << 30
 # "NVIDIA A100-SXM4-80GB MIG 3g.40gb", with variants such as "1g.10gb+me" and "1c.3g.40gb".
-_MIG = re.compile(r"^(?P<card>.+?)\s+MIG\s+(?P<profile>\S+)$")
+_MIG = re.compile(r"^(?P<gpu>.+?)\s+MIG\s+(?P<profile>\S+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def match(name: str, memory_bytes: int | None) -> GpuProfile | None:
 def split_mig(name: str) -> tuple[str, str | None]:
     """(name of the whole GPU, MIG profile such as "3g.40gb" or None)."""
     found = _MIG.match(name.strip())
-    return (found["card"], found["profile"]) if found else (name.strip(), None)
+    return (found["gpu"], found["profile"]) if found else (name.strip(), None)
 
 
 def _parse(slug: str, body: dict[str, Any]) -> GpuProfile:

@@ -248,9 +248,9 @@ def _summed(method: str, found: Sequence[tuple[str, float]]) -> Idle:
 def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEvent | None) -> Headroom:
     """Free and used memory of the GPU, or of the host if the run is on the CPU."""
     if run is not None and run.device.startswith("cuda"):
-        card = (sample.card if sample else None) or {}
+        gpu = (sample.card if sample else None) or {}
         free, total, others = (
-            value if (value := getattr(memory, name, None)) is not None else card.get(f"memory_{name}")
+            value if (value := getattr(memory, name, None)) is not None else gpu.get(f"memory_{name}")
             for name in ("free_bytes", "total_bytes", "others_bytes")
         )
         used = memory.reserved_bytes if memory else None
