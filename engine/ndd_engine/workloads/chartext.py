@@ -14,7 +14,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
 from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, sliding_windows
-from .chartext_model import CharacterModel, NextCharacterModel, ScoreModel
+from .chartext_model import CharacterModel, NextCharacterModel, ScoreModel, Size
 from .problems import Progress
 from .text_data import TextData
 from .windows import window_count
@@ -131,10 +131,10 @@ class Chartext(BuiltinWorkload):
 
 def build_model(section: ChartextSection, vocabulary: int, context: int) -> CharacterModel:
     """The model of the objective, with weights from torch's global generator."""
-    size = (vocabulary, context, section.layers, section.heads, section.width, section.dropout)
+    size = Size(vocabulary, context, section.layers, section.heads, section.width, section.dropout)
     if section.objective == "diffusion":
-        return ScoreModel(*size)
-    return NextCharacterModel(*size, tie_weights=section.tie_weights)
+        return ScoreModel(size)
+    return NextCharacterModel(size, section.tie_weights)
 
 
 def encode(text: str, vocabulary: str) -> Tensor:

@@ -17,7 +17,7 @@ from ndd_engine.config.workload_sections import FinetuneSection
 
 from .base import Batch, BuiltinWorkload
 from .byte_pairs import BytePairs, learn, words
-from .chartext_model import NextCharacterModel
+from .chartext_model import NextCharacterModel, Size
 from .finetune_data import DocumentData
 from .problems import Progress
 
@@ -178,6 +178,5 @@ def build_model(section: FinetuneSection, vocabulary: int, context: int) -> Next
 
     Parameters: (vocabulary + context) x width + layers x (12 width^2 + 2 width) + width.
     """
-    return NextCharacterModel(
-        vocabulary, context, section.layers, section.heads, section.width, section.dropout, tie_weights=True
-    )
+    size = Size(vocabulary, context, section.layers, section.heads, section.width, section.dropout)
+    return NextCharacterModel(size, tie_weights=True)

@@ -88,14 +88,8 @@ class Options(Mapping[str, Any]):
         value: Any = self.get(name)
         if value is None:
             return default
-        kinds, allowed = _KINDS.get(type(default), ((object,), ""))
-        # bool is a subclass of int, but true is no number for a user.
-        fits = (
-            type(value) in kinds
-            if isinstance(value, bool) and object not in kinds
-            else isinstance(value, kinds)
-        )
-        if not fits:
+        kinds, allowed = _KINDS.get(type(default), ((type(value),), ""))
+        if type(value) not in kinds:  # not isinstance: true is no number for a user
             self.wrong[name] = allowed
             return default
         return type(default)(value) if isinstance(default, (float, tuple)) else value

@@ -87,23 +87,21 @@ class Layout:
         longest = min(parts.train, parts.evaluation) - 1
         allowed = f"at most {longest:,}"
         longer = f"use a longer {self.whole}"
+        needed = f"but a window needs {self.sequence + 1:,}"
         if longest < 2:
             message = f"the {self.whole} is too short for a single window: {parts.total:,} {units}"
             problems.add(KEY, message, suggestion=longer)
-            return
-        if self.sequence >= parts.total:
+        elif self.sequence >= parts.total:
             message = f"longer than the {self.whole} of {parts.total:,} {units}"
             problems.add("batch.sequence", message, self.sequence, allowed)
-            return
-        needed = f"but a window needs {self.sequence + 1:,}"
-        if not self.train_items:
+        elif not self.train_items:
             message = f"the training part has {parts.train:,} {units}, {needed}"
             problems.add("batch.sequence", message, self.sequence, allowed)
-            return
-        if not self.eval_items:
-            message = f"the evaluation part has {parts.evaluation:,} {units}, {needed}"
-            fraction = (self.sequence + 1) / parts.total
-            if fraction < 0.499:
-                longer = f"or set workload.eval_fraction to {math.ceil(fraction * 1000) / 1000:g}"
-            problems.add("batch.sequence", message, self.sequence, allowed, longer)
-        check_step(batch, self.train_items, "windows", problems)
+        else:
+            if not self.eval_items:
+                message = f"the evaluation part has {parts.evaluation:,} {units}, {needed}"
+                fraction = (self.sequence + 1) / parts.total
+                if fraction < 0.499:
+                    longer = f"or set workload.eval_fraction to {math.ceil(fraction * 1000) / 1000:g}"
+                problems.add("batch.sequence", message, self.sequence, allowed, longer)
+            check_step(batch, self.train_items, "windows", problems)
