@@ -167,11 +167,9 @@ class Antispoof(BuiltinWorkload):
         return mean
 
     def metric(self) -> EqualErrorRate:
-        """The equal error rate."""
         return EqualErrorRate()
 
     def describe_model(self) -> str:
-        """One line."""
         section = self._section
         channels = "-".join(map(str, section.channels))
         augmenting = ", augmented" if section.augment else ""

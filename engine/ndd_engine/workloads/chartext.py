@@ -109,18 +109,15 @@ class Chartext(BuiltinWorkload):
         return Diffused(model(noisy, noise), weight)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Mean over characters, in nats."""
         if self.diffusion:
             return score_entropy(output, batch)
         return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten())
 
     def metric(self) -> BitsPerCharacter:
-        """Bits per character; begins an evaluation."""
         self._eval_noise = None
         return BitsPerCharacter()
 
     def describe_model(self) -> str:
-        """One line."""
         section = self._section
         kind = "absorbing-state diffusion" if self.diffusion else "next character"
         return (

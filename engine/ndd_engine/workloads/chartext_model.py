@@ -107,7 +107,6 @@ class Trunk(nn.Module):
         self.norm = nn.LayerNorm(size.width, bias=False)
 
     def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward."""
         blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
         return {
             "attention": [block.attention for block in blocks],
@@ -133,7 +132,6 @@ class CharacterModel(nn.Module):
     head: nn.Linear
 
     def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward."""
         return {**self.trunk.parts(), "head": self.head}
 
 

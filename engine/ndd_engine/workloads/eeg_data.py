@@ -97,13 +97,12 @@ class _LineErrors(ErrorList):
         self.first_missing = self.first_missing or f"line {line:,}, column {column!r}"
 
     def finish(self) -> None:
-        self.add_rest()
         if self.missing:
             cells = "1 cell is" if self.missing == 1 else f"{self.missing:,} cells are"
             message = f"{cells} missing or not finite, the first one in {self.first_missing}"
             advice = "fill the gaps or remove those rows"
             self.problems.add_data(message, "a finite number in every cell", advice)
-        self.problems.check()
+        super().finish()
 
 
 @dataclass

@@ -185,12 +185,15 @@ def _folder(problems: Problems) -> list[str]:
     paths: list[Path] = []
     before = len(problems.found)
 
+    def is_text(name: str) -> bool:
+        return not name.startswith(".") and Path(name).suffix.lower() in FOLDER_SUFFIXES
+
     def unreadable(error: OSError) -> None:
         problems.of(str(error.filename)).add_data(f"the folder cannot be read: {error.strerror}")
 
     for folder, subfolders, names in os.walk(Path(problems.data).expanduser(), onerror=unreadable):
         subfolders.sort()
-        paths += [Path(folder) / name for name in sorted(names) if _is_text_name(name)]
+        paths += [Path(folder) / name for name in sorted(names) if is_text(name)]
     if not paths and len(problems.found) == before:
         problems.add_data("there are no text files in this folder or below it", ", ".join(FOLDER_SUFFIXES))
     texts: list[str] = []
@@ -211,10 +214,6 @@ def _folder(problems: Problems) -> list[str]:
     if errors:
         problems.check()
     return texts
-
-
-def _is_text_name(name: str) -> bool:
-    return not name.startswith(".") and Path(name).suffix.lower() in FOLDER_SUFFIXES
 
 
 def _parts(text: str, section: FinetuneSection, notes: list[str]) -> list[str]:

@@ -157,7 +157,6 @@ class OwnMetric:
         self._metric, self._loss, self._error = metric, MeanLoss(), error
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        """Adds a batch on the device."""
         self._loss.update(output, batch, loss)
         self._metric.update(output, batch, loss)
 

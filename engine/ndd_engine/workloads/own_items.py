@@ -35,7 +35,6 @@ class GatherTensors(GatherItems):
         return tuple(tensor[index] for tensor in self.tensors)
 
     def batch(self, indices: Tensor) -> list[Tensor]:
-        """The items at `indices` (B,) int64 as a collated batch."""
         return [tensor[indices] for tensor in self.tensors]
 
 
@@ -66,7 +65,6 @@ class GatherSlice(DatasetSlice):
     """A slice of a dataset that makes whole batches."""
 
     def batch(self, indices: Tensor) -> Batch:
-        """The items at `indices` (B,) int64 as a collated batch."""
         return self.data.batch(indices + self.start)
 
     def to(self, device: torch.device) -> GatherSlice:
@@ -75,7 +73,6 @@ class GatherSlice(DatasetSlice):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that `to` allocates on the device."""
         return int(self.data.nbytes)
 
 

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -164,20 +164,13 @@ def _find(module: str, first: Sequence[str]) -> tuple[ModuleSpec | None, str]:
     for index, part in enumerate(names := module.split(".")):
         # By the last part: a dotted name in a namespace package would need an imported parent.
         spec = PathFinder.find_spec(part, search)
-        if spec is None and index == 0:
-            spec = _find_editable(part)
+        if spec is None and index == 0:  # perhaps installed in editable mode
+            with suppress(ImportError, ValueError):
+                spec = find_spec(part)
         if spec is None:
             return None, ".".join(names[: index + 1])
         search = list(spec.submodule_search_locations or ())
     return spec, ""
-
-
-def _find_editable(top: str) -> ModuleSpec | None:
-    """Finds a top-level package that is installed in editable mode, without importing it."""
-    try:
-        return find_spec(top)
-    except (ImportError, ValueError):
-        return None
 
 
 def _not_found(module: str, missing: str, section: OwnSection) -> str:
@@ -204,13 +197,10 @@ def _suggest_module(missing: str, section: OwnSection) -> str | None:
 
 
 def _modules_in(folder: Path) -> Iterator[str]:
-    try:
-        entries = list(folder.iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        if entry.suffix == ".py" or (entry / "__init__.py").is_file():
-            yield entry.stem
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            if entry.suffix == ".py" or (entry / "__init__.py").is_file():
+                yield entry.stem
 
 
 def _check_source(file: Path, factory: str, problems: Problems) -> None:

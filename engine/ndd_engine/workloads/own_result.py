@@ -116,7 +116,6 @@ class _Reader:
         self.problems, self._type = problems, type(value).__name__
 
     def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
-        """Adds a problem with the part `name`."""
         self.problems.add(name, message, None, allowed, suggestion)
 
     def get(self, name: str, needed: bool = False, called: bool = False) -> Any:

@@ -76,14 +76,10 @@ class ErrorList:
             place = f"line {place:,}" if isinstance(place, int) else place
             self.problems.add_data(f"{place}: {message}", self.allowed, suggestion)
 
-    def add_rest(self) -> None:
-        """Adds the number of errors not shown."""
+    def finish(self) -> None:
+        """Adds the number of errors not shown. Raises ConfigError with all errors if there is any."""
         if self.count > SHOWN_ERRORS:
             self.problems.add_data(f"{self.count - SHOWN_ERRORS:,} more {self.kind} with errors")
-
-    def finish(self) -> None:
-        """Raises ConfigError with all errors if there is any."""
-        self.add_rest()
         self.problems.check()
 
 

@@ -47,7 +47,6 @@ class PairDataset(GatherItems):
 
     @classmethod
     def of(cls, encoded: Sequence[Encoded], limits: tuple[int, int] | None) -> PairDataset:
-        """The dataset of encoded pairs."""
         fields = [[pair[field] for pair in encoded] for field in range(4)]
         words = (
             torch.tensor([number for part in parts for number in part], dtype=torch.int32) for parts in fields
@@ -80,11 +79,11 @@ class PairDataset(GatherItems):
         return Pairs(*parts)
 
 
+@dataclass(frozen=True)
 class Padder:
     """Collates pairs, padded to the longest or to `limits` (S, T). A class, so that it can be sent to workers."""
 
-    def __init__(self, limits: tuple[int, int] | None) -> None:
-        self.limits = limits
+    limits: tuple[int, int] | None
 
     def __call__(self, items: list[Pairs]) -> Pairs:
         fields = []
@@ -160,7 +159,6 @@ class Summarise(BuiltinWorkload):
         self._writer = self._build(lambda: build_model(section), progress)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Probability of each target word (B, T)."""
         chosen: Tensor = model(*batch)
         return chosen
 
@@ -178,7 +176,6 @@ class Summarise(BuiltinWorkload):
         )
 
     def describe_model(self) -> str:
-        """One line."""
         section = self._section
         return (
             f"{section.layers} layers, hidden {section.hidden}, embedding {section.embedding}, vocabulary "

@@ -126,7 +126,10 @@ def read_pairs(config: Config, section: SummariseSection, problems: Problems, pr
     """The pairs. Raises ConfigError with every error."""
     progress(f"reading {source_name(section.data, builtin='the docstrings of the standard library')}")
     builtin = section.data == "builtin"
-    pairs = _library(section, problems, progress) if builtin else _read_file(section, problems)
+    pairs = library_pairs(section.pairs, progress) if builtin else _read_file(section, problems)
+    if not pairs:
+        message = "this Python is installed without its source or its docstrings"
+        problems.stop(message, suggestion="use a path to a .jsonl or .tsv file")
     if len(pairs) == 1:
         message = f"there is only one pair of text and summary: {pairs[0].reference[:60]}"
         problems.stop(message, "at least 2, one for training and one for evaluation")
@@ -174,15 +177,6 @@ def _cut_notes(pairs: Sequence[Pair], sequence: int, target: int, builtin: bool)
     if cut := sum(len(pair.summary) > target for pair in pairs):
         notes.append(f"{cut:,} of {len(pairs):,} summaries are cut to workload.target, {target:,} tokens.")
     return notes
-
-
-def _library(section: SummariseSection, problems: Problems, progress: Progress) -> tuple[Pair, ...]:
-    pairs = library_pairs(section.pairs, progress)
-    if not pairs:
-        advice = "use a path to a .jsonl or .tsv file"
-        message = "this Python is installed without its source or its docstrings"
-        problems.stop(message, suggestion=advice)
-    return pairs
 
 
 def library_pairs(limit: int | None, progress: Progress = lambda _: None) -> tuple[Pair, ...]:

@@ -50,7 +50,6 @@ class State(NamedTuple):
     context: Tensor
 
     def rows(self, indices: Tensor) -> State:
-        """The states of these sources."""
         hidden, cell = (tensor.index_select(1, indices) for tensor in (self.hidden, self.cell))
         return State(hidden, cell, self.context.index_select(0, indices))
 
@@ -176,7 +175,9 @@ class Decoder(nn.Module):
         self.attention = AdditiveAttention(hidden)
 
     def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[Steps, State]:
-        layers = [(below, before, first + second) for below, before, first, second in self.lstm.all_weights]
+        layers: list[tuple[Tensor, Tensor, Tensor]] = [
+            (below, before, first + second) for below, before, first, second in self.lstm.all_weights
+        ]
         below, before, bias = layers[0]
         own = F.linear(embedded, below[:, : self.embedding], bias)
         layers[0] = below[:, self.embedding :], before, bias

@@ -31,7 +31,6 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """Elements of both parts."""
         return self.train + self.evaluation
 
 
@@ -62,23 +61,19 @@ class Layout:
 
     @property
     def train_items(self) -> int:
-        """Windows in the training part."""
         return window_count(self.parts.train, self.sequence + 1, self.stride)
 
     @property
     def eval_items(self) -> int:
-        """Windows in the evaluation part."""
         return window_count(self.parts.evaluation, self.sequence + 1, self.eval_stride)
 
     @property
     def text(self) -> str:
-        """Windows and evaluation windows, for people."""
         return (
             f"{self.train_items:,} windows of {self.sequence:,} per epoch, {self.eval_items:,} for evaluation"
         )
 
     def facts(self, text: str) -> DataFacts:
-        """The facts of the data, with `text` as its summary."""
         return DataFacts(self.train_items, self.eval_items, self.sequence, "window", self.unit, text)
 
     def check(self, batch: BatchSection, problems: Problems) -> None:
