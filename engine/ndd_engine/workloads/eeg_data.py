@@ -103,6 +103,8 @@ class _LineErrors(ErrorList):
             advice = "fill the gaps or remove those rows"
             self.problems.add_data(message, "a finite number in every cell", advice)
         super().finish()
+        if self.missing:
+            self.problems.check()
 
 
 @dataclass

@@ -77,10 +77,11 @@ class ErrorList:
             self.problems.add_data(f"{place}: {message}", self.allowed, suggestion)
 
     def finish(self) -> None:
-        """Adds the number of errors not shown. Raises ConfigError with all errors if there is any."""
+        """Adds the number of errors not shown. Raises ConfigError if the list has any."""
         if self.count > SHOWN_ERRORS:
             self.problems.add_data(f"{self.count - SHOWN_ERRORS:,} more {self.kind} with errors")
-        self.problems.check()
+        if self.count:
+            self.problems.check()
 
 
 def check_step(
