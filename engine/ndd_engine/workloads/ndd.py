@@ -108,7 +108,9 @@ class Ndd(BuiltinWorkload):
         return f"{self._section.model} {hidden}, {self._channels} channels"
 
 
-def make_signal(section: NddSection, seed: int, data: EegData) -> tuple[Tensor, Tensor | None, list[str]]:
+def make_signal(
+    section: NddSection, seed: int, data: EegData
+) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
     """(the standardised recording (samples, channels) float32, labels (samples,) uint8, notes).
 
     Synthesised from the seed, or read and clipped.
@@ -116,7 +118,7 @@ def make_signal(section: NddSection, seed: int, data: EegData) -> tuple[Tensor, 
     parts, recording = data.layout.parts, data.recording
     if recording is None:
         signal, labels = synthetic(parts, section.channels, section.sample_rate, seed)
-        return standardise(signal, parts.train)[0], labels, []
+        return standardise(signal, parts.train)[0], labels, ()
     notes = list(recording.notes)
     values = torch.frombuffer(recording.values, dtype=torch.float64).reshape(parts.total, data.channels)
     clipped, count, channels = clip_outliers(values, parts.train)
@@ -136,7 +138,7 @@ def make_signal(section: NddSection, seed: int, data: EegData) -> tuple[Tensor, 
         if not 0 < int(evaluated.sum()) < len(evaluated):
             notes.append("The evaluation part has only one label, so there is no auroc.")
             file_labels = None
-    return signal, file_labels, notes
+    return signal, file_labels, tuple(notes)
 
 
 def windowed_rmse(squares: Tensor, span: int) -> float:
