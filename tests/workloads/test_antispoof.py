@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ndd_engine.config.schema import Config
+from ndd_engine.errors import ConfigError
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.stepper import Stepper
@@ -29,7 +30,6 @@ from ndd_engine.workloads.antispoof import (
 from ndd_engine.workloads.antispoof_model import AttentivePooling, SeResNet
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.facts import facts
-from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.registry import prepare
 
 MakeConfig = Callable[..., Config]
@@ -369,7 +369,6 @@ def test_files_that_vanish_are_told(make_config: MakeConfig, tmp_path: Path) -> 
     section = make_config({**TINY, "clips": 8}, micro=2, sequence=1600).workload
     made = antispoof_data.synthetic_recordings(section, 1600)  # type: ignore[arg-type]
     gone = antispoof_data.SpeechRecording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
-    problems = Problems("x")
     data = antispoof_data.SpeechData((gone, *made.recordings), True, 1600, None)
-    assert make_clips(data, 1, str(tmp_path), problems, lambda _: None) is None
-    assert "gone.wav: No such file or directory" in str(problems.found[0])
+    with pytest.raises(ConfigError, match=r"gone\.wav: No such file or directory"):
+        make_clips(data, 1, str(tmp_path), lambda _: None)

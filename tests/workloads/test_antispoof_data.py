@@ -73,10 +73,7 @@ def told(make_config: MakeConfig, data: Path | str, **batch: int) -> str:
 
 
 def folder_data(folder: Path, share: float = 0.25) -> SpeechData:
-    problems = Problems("x")
-    data = read_folder(str(folder), share, 4000, problems)
-    assert data is not None and not problems.found, problems.found
-    return data
+    return read_folder(share, 4000, Problems("x", str(folder)))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])

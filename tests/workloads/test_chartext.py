@@ -15,11 +15,11 @@ from ndd_engine.config.schema import Config
 from ndd_engine.workloads import chartext
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.chartext import Chartext, Diffused, TextWindows, absorb, encode, score_entropy
-from ndd_engine.workloads.chartext_model import NextCharacterModel, ScoreModel
+from ndd_engine.workloads.chartext_model import NextCharacterModel, ScoreModel, Size
 from ndd_engine.workloads.facts import facts
 from ndd_engine.workloads.registry import prepare
 
-GUIDE = (65, 256, 6, 6, 384, 0.2)  # vocabulary, context, layers, heads, width, dropout
+GUIDE = Size(65, 256, 6, 6, 384, 0.2)
 
 
 def prepared(config: Config) -> Chartext:
@@ -30,7 +30,7 @@ def prepared(config: Config) -> Chartext:
 
 def test_diffusion_has_the_parameters_of_the_guide() -> None:
     with torch.device("meta"):
-        assert parameter_count(ScoreModel(*GUIDE)) == 11_739_585
+        assert parameter_count(ScoreModel(GUIDE)) == 11_739_585
 
 
 def test_autoregressive_parameters_are_the_trunk_without_conditioning() -> None:
@@ -40,8 +40,8 @@ def test_autoregressive_parameters_are_the_trunk_without_conditioning() -> None:
     )  # qkv, project, feed-forward, norms
     trunk = vocabulary * width + context * width + layers * block + width
     with torch.device("meta"):
-        tied = NextCharacterModel(*GUIDE, tie_weights=True)
-        untied = NextCharacterModel(*GUIDE)
+        tied = NextCharacterModel(GUIDE, tie_weights=True)
+        untied = NextCharacterModel(GUIDE)
     assert parameter_count(tied) == trunk == 10_745_088
     # Without sharing, the output layer is a second (65, 384) table: 24,960 more, and still no biases.
     assert parameter_count(untied) == trunk + vocabulary * width == 10_770_048
@@ -51,9 +51,9 @@ def test_autoregressive_parameters_are_the_trunk_without_conditioning() -> None:
 def test_start_is_uniform_over_characters() -> None:
     torch.manual_seed(0)
     indices = torch.randint(0, 11, (2, 16))
-    score = ScoreModel(11, 16, 2, 2, 32, 0.0)(indices, torch.tensor([0.1, 3.0]))
+    score = ScoreModel(Size(11, 16, 2, 2, 32, 0.0))(indices, torch.tensor([0.1, 3.0]))
     assert torch.equal(score, torch.full((2, 16, 11), -math.log(11)))
-    logits = NextCharacterModel(11, 16, 2, 2, 32, 0.0)(indices)
+    logits = NextCharacterModel(Size(11, 16, 2, 2, 32, 0.0))(indices)
     assert float(logits.detach().std()) < 0.2
 
 
@@ -62,10 +62,10 @@ def test_next_character_model_sees_only_the_past_and_diffusion_sees_all() -> Non
     indices = torch.randint(0, 11, (1, 16))
     changed = indices.clone()
     changed[0, 10] = (changed[0, 10] + 1) % 11
-    causal = NextCharacterModel(11, 16, 2, 2, 32, 0.0)
+    causal = NextCharacterModel(Size(11, 16, 2, 2, 32, 0.0))
     difference = (causal(indices) - causal(changed)).abs().sum(-1)[0]
     assert not difference[:10].any() and difference[10:].all()
-    score = ScoreModel(11, 16, 2, 2, 32, 0.0)
+    score = ScoreModel(Size(11, 16, 2, 2, 32, 0.0))
     for parameter in score.parameters():  # away from the start, where every block is the identity
         torch.nn.init.normal_(parameter, std=0.1)
     noise = torch.tensor([1.0])

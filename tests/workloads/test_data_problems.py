@@ -111,10 +111,14 @@ def test_builtin_recording_too_short(make_config: MakeConfig) -> None:
     assert "one optimizer step takes 64 windows" in text
 
 
-def test_batch_normalisation_needs_two_items(make_config: MakeConfig) -> None:
+def test_batch_normalisation_needs_two_items(make_config: MakeConfig, tmp_path: Path) -> None:
     assert [problem.key for problem in problems(make_config({"name": "ndd"}, micro=1), "x")] == [
         "batch.micro"
     ]
+    path = tmp_path / "short.csv"
+    path.write_text("1,2\n" * 40)
+    found = problems(make_config({"name": "ndd", "data": str(path)}, micro=1, sequence=50), "x")
+    assert [problem.key for problem in found] == ["batch.micro", "batch.sequence"]  # both at once
     gru = {"name": "ndd", "model": "gru", "hidden": [4]}
     assert problems(make_config(gru, micro=1), "x") == []
 

@@ -40,10 +40,7 @@ ROWS = [(f"the cat number {number} sees a dog", f"cat {number} sees") for number
 def pairs_of(make_config: MakeConfig, sequence: int = 16, micro: int = 1, **section: Any) -> PairData:
     config = make_config({"name": "summarise", **section}, micro=micro, sequence=sequence)
     assert isinstance(config.workload, SummariseSection)
-    problems = Problems("")
-    data = read_pairs(config, config.workload, problems, lambda _: None)
-    assert data is not None, problems.found
-    return data
+    return read_pairs(config, config.workload, Problems("", config.workload.data), lambda _: None)
 
 
 def told(make_config: MakeConfig, data: Path | str, micro: int = 1, **section: Any) -> str:
@@ -200,8 +197,9 @@ def test_all_mistakes_are_told_with_their_lines(make_config: MakeConfig, tmp_pat
     )  # fmt: skip
     text = told(make_config, path)
     for expected in (
-        "line 2: this is not JSON, column 2", "line 3: this is not a JSON object", "line 4: there is no summary",
-        "line 5: the field text is not a string", "line 6: the source and the summary are empty",
+        "line 2: this is not JSON: Expecting property", "at column 2", "line 3: this is a list, not an object",
+        '{"source": "…", "summary": "…"}', "line 4: there is no summary", 'line 5: "text" is a number, not a string',
+        "line 6: the source and the summary are empty",
         "4 more lines with errors",
     ):  # fmt: skip
         assert expected in text

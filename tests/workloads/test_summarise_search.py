@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ndd_engine.workloads.summarise_data import END, PADDING, START, UNKNOWN
 from ndd_engine.workloads.summarise_model import EncodedSources, PointerGenerator, State
-from ndd_engine.workloads.summarise_search import beam, greedy
+from ndd_engine.workloads.summarise_search import Searcher, Written, _written, beam
 
 A, B, C = 4, 5, 6
 
@@ -32,6 +32,26 @@ class Table:
 
     def step(self, words: Tensor, memory: EncodedSources, state: State) -> tuple[Tensor, State]:
         return self.likely[words], state
+
+
+@torch.no_grad()
+def greedy(model: Searcher, source: Tensor, extended: Tensor, limit: int) -> list[Written]:
+    """The most probable word in each step, written plainly."""
+    memory, state = model.read(source, extended, True)
+    words = torch.full_like(source[:, 0], START)
+    done = torch.zeros_like(words, dtype=torch.bool)
+    written: list[Tensor] = []
+    total = torch.zeros(len(source), dtype=torch.float64, device=words.device)
+    length = torch.zeros_like(words)
+    while len(written) < limit and not bool(done.all()):
+        likely, state = model.step(words, memory, state)
+        best = likely.max(1)
+        words = best.indices.masked_fill(done, PADDING)
+        total += best.values.masked_fill(done, 0.0)
+        length += ~done
+        written.append(words)
+        done = done | (words == END)
+    return _written(torch.stack(written, 1), total / length)
 
 
 # The likeliest first word leads nowhere likely: A then END is 0.6 * 0.3, B then END 0.4 * 0.9.

@@ -13,12 +13,11 @@ from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import AntispoofSection
-from ndd_engine.errors import ConfigError
 
 from .antispoof_data import SAMPLE_RATE, SpeechData, SpeechRecording
 from .antispoof_model import SeResNet
 from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss
-from .problems import KEY, Problems, Progress
+from .problems import Problems, Progress
 from .speech_signals import (
     LogMel,
     Voice,
@@ -145,10 +144,7 @@ class Antispoof(BuiltinWorkload):
         self, config: Config, section: AntispoofSection, data: SpeechData, progress: Progress
     ) -> None:
         """Raises ConfigError for a recording that cannot be read."""
-        problems = Problems("workload")
-        clips = make_clips(data, config.run.seed, section.data, problems, progress)
-        if clips is None:
-            raise ConfigError(problems.found)
+        clips = make_clips(data, config.run.seed, section.data, progress)
         train, evaluation = (SpeechClips.of(part, data.samples) for part in clips)
         super().__init__(data.line(), [*data.notes, *evaluation_notes(config, evaluation)])
         self.tokens_per_item = data.frames
@@ -171,21 +167,17 @@ class Antispoof(BuiltinWorkload):
         return mean
 
     def metric(self) -> EqualErrorRate:
-        """The equal error rate."""
         return EqualErrorRate()
 
     def describe_model(self) -> str:
-        """One line."""
         section = self._section
         channels = "-".join(map(str, section.channels))
         augmenting = ", augmented" if section.augment else ""
         return f"SE-ResNet {section.blocks}, channels {channels}, reduction {section.reduction}{augmenting}"
 
 
-def make_clips(
-    data: SpeechData, seed: int, source: str, problems: Problems, progress: Progress
-) -> tuple[list[Clip], list[Clip]] | None:
-    """Clips to train on and clips to evaluate on; None after adding an error for a file that cannot be read.
+def make_clips(data: SpeechData, seed: int, source: str, progress: Progress) -> tuple[list[Clip], list[Clip]]:
+    """Clips to train on and clips to evaluate on. Raises ConfigError for a file that cannot be read.
 
     A copy is made at its recording's own sample rate and then processed like the recording, so that only its phases
     differ. source: workload.data, for errors.
@@ -200,8 +192,7 @@ def make_clips(
             made = _wave(recording, seed, data.samples / SAMPLE_RATE)
         except UNREADABLE as error:
             # Its header was readable.
-            problems.add(KEY, f"{recording.path}: {reason(error)}", source)
-            return None
+            Problems("workload", source).stop(f"{recording.path}: {reason(error)}")
         rate, part = recording.sample_rate, parts[recording.held_out]
         pair = [(made, REAL if recording.real else SPOOF)]
         if data.copied:

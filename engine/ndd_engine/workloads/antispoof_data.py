@@ -68,7 +68,6 @@ class SpeechData:
 
     @property
     def frames(self) -> int:
-        """Frames of a clip's spectrogram."""
         return frame_count(self.samples)
 
     def clips(self, held_out: bool) -> int:
@@ -77,11 +76,9 @@ class SpeechData:
         return 2 * found if self.copied else found
 
     def facts(self) -> DataFacts:
-        """The facts that need no torch."""
         return DataFacts(self.clips(False), self.clips(True), self.frames, "clip", "frame", self.line())
 
     def line(self) -> str:
-        """A one-line summary."""
         total = self.clips(False) + self.clips(True)
         voices = (
             f" of {self.speakers} speaker{'s' * (self.speakers != 1)}" if self.speakers is not None else ""
@@ -101,9 +98,8 @@ def frame_count(samples: int) -> int:
 
 def read_recordings(
     config: Config, section: AntispoofSection, problems: Problems, progress: Progress
-) -> SpeechData | None:
-    """The recordings, or None after adding every error to `problems`."""
-    before = len(problems.found)
+) -> SpeechData:
+    """The recordings. Raises ConfigError with every error."""
     batch = config.batch
     if batch.micro == 1:
         message = "the model uses batch normalisation, which needs a micro-batch of at least two items"
@@ -113,13 +109,13 @@ def read_recordings(
         message = f"a clip of this many samples at {SAMPLE_RATE:,} Hz is too short for speech"
         problems.add("batch.sequence", message, batch.sequence, f"{shortest:,} or more")
     if section.data == "builtin":
-        data: SpeechData | None = synthetic_recordings(section, batch.sequence)
+        data = synthetic_recordings(section, batch.sequence)
     else:
         progress(f"reading {section.data}")
-        data = read_folder(section.data, section.eval_fraction, batch.sequence, problems)
-    if data is not None:
-        _check_size(section, data, batch, problems)
-    return None if len(problems.found) > before else data
+        data = read_folder(section.eval_fraction, batch.sequence, problems)
+    _check_size(section, data, batch, problems)
+    problems.check()
+    return data
 
 
 def synthetic_recordings(section: AntispoofSection, samples: int) -> SpeechData:
@@ -137,12 +133,9 @@ def synthetic_recordings(section: AntispoofSection, samples: int) -> SpeechData:
     return SpeechData(recordings, True, samples, voices)
 
 
-def read_folder(data: str, eval_fraction: float, samples: int, problems: Problems) -> SpeechData | None:
+def read_folder(eval_fraction: float, samples: int, problems: Problems) -> SpeechData:
     """A folder of WAV files: subfolders with real and spoofed speech, or only real recordings."""
-    found = _wav_files(data, problems)
-    if found is None:
-        return None
-    folder, files = found
+    folder, files = _wav_files(problems)
     kinds = {file: kind_of(file.relative_to(folder)) for file in files}
     has_classes = any(kind is not None for kind in kinds.values())
     notes = []
@@ -158,15 +151,29 @@ def read_folder(data: str, eval_fraction: float, samples: int, problems: Problem
                 wanted = "real" if kind else "spoofed"
                 message = f"there is no {wanted} speech: no WAV file in a folder with such a name"
                 advice = None if kind else "to have it made, set the path to the folder of real recordings"
-                problems.add(KEY, message, data, " or ".join(names), advice)
-                return None
+                problems.stop(message, " or ".join(names), advice)
     chosen = [file for file in files if kinds[file] is not None or not has_classes]
     # Not sorted by kind or speaker, so that an evaluation of a few batches has both.
     chosen.sort(key=lambda file: (zlib.crc32(os.fsencode(file.relative_to(folder))), file))
-    recordings = _recordings(chosen, folder, kinds, data, problems)
-    if recordings is None:
-        return None
-    return _divide(recordings, not has_classes, eval_fraction, samples, notes, data, problems)
+    recordings: list[SpeechRecording] = []
+    bad = ErrorList(problems, "PCM of 8, 16, 24 or 32 bits", "files")
+    for number, path in enumerate(chosen):
+        try:
+            rate, seconds = read_header(path)
+        except UNREADABLE as error:
+            advice = "ffmpeg -i IN -ac 1 -c:a pcm_s16le -bitexact OUT.wav writes a usable file"
+            bad.add(str(path.relative_to(folder)), reason(error), None if bad.count else advice)
+            continue
+        # Without folders of both kinds, every recording is real.
+        real = kinds[path] is not False
+        recordings.append(SpeechRecording(path, number, path.stem, real, False, rate, seconds))
+    bad.finish()
+    divided, speakers = _divide(recordings, eval_fraction, notes)
+    if divided is None:
+        allowed = "at least two recordings" + (" of each kind, with different names" if has_classes else "")
+        problems.stop(f"too few recordings for training and evaluation: {len(recordings):,}", allowed)
+    notes += _notes(recordings, samples)
+    return SpeechData(divided, not has_classes, samples, speakers, tuple(notes))
 
 
 def kind_of(relative: Path) -> bool | None:
@@ -203,90 +210,49 @@ def held_out(groups: Mapping[str, Counter[bool]], share: float) -> frozenset[str
     return frozenset(chosen) if all(0 < have[kind] < totals[kind] for kind in totals) else None
 
 
-def _wav_files(data: str, problems: Problems) -> tuple[Path, list[Path]] | None:
-    """The folder and every .wav file in it and below, sorted by name; None after adding an error."""
+def _wav_files(problems: Problems) -> tuple[Path, list[Path]]:
+    """The folder and every .wav file in it and below, sorted by name."""
     try:
-        folder = Path(data).expanduser()
+        folder = Path(problems.data).expanduser()
         if not folder.exists():
-            allowed = '"builtin", a path to a folder of WAV files'
-            advice = suggest_path(folder, data, ("builtin",))
-            problems.add(KEY, "there is no such folder", data, allowed, advice)
-            return None
+            advice = suggest_path(folder, problems.data, ("builtin",))
+            problems.stop("there is no such folder", '"builtin", a path to a folder of WAV files', advice)
         if not folder.is_dir():
-            advice = f"its folder is {folder.parent}"
-            problems.add(KEY, "this is a file", data, "a folder of WAV files", advice)
-            return None
+            problems.stop("this is a file", "a folder of WAV files", f"its folder is {folder.parent}")
         files = sorted(wav_files(folder))
     except UNREADABLE_PATH as error:
-        problems.add(KEY, f"the folder cannot be read: {path_error(error)}", data)
-        return None
+        problems.stop(f"the folder cannot be read: {path_error(error)}")
     if not files:
-        problems.add(KEY, "there are no WAV files in this folder or below it", data, CLASS_FOLDERS)
-        return None
+        problems.stop("there are no WAV files in this folder or below it", CLASS_FOLDERS)
     return folder, files
 
 
-def _recordings(
-    files: Sequence[Path],
-    folder: Path,
-    kinds: Mapping[Path, bool | None],
-    data: str,
-    problems: Problems,
-) -> list[SpeechRecording] | None:
-    """The recordings by their headers, or None after adding an error for every unusable file."""
-    found: list[SpeechRecording] = []
-    bad = ErrorList(data, problems, "PCM of 8, 16, 24 or 32 bits", "files")
-    for number, path in enumerate(files):
-        try:
-            rate, seconds = read_header(path)
-        except UNREADABLE as error:
-            advice = "ffmpeg -i IN -ac 1 -c:a pcm_s16le -bitexact OUT.wav writes a usable file"
-            bad.add(str(path.relative_to(folder)), reason(error), None if bad.count else advice)
-            continue
-        # Without folders of both kinds, every recording is real.
-        real = kinds[path] is not False
-        found.append(SpeechRecording(path, number, path.stem, real, False, rate, seconds))
-    return None if bad.finish() else found
-
-
 def _divide(
-    recordings: Sequence[SpeechRecording],
-    copied: bool,
-    share: float,
-    samples: int,
-    notes: list[str],
-    data: str,
-    problems: Problems,
-) -> SpeechData | None:
-    """Keeps a share for evaluation: by speaker if every file name contains one, else by file."""
+    recordings: Sequence[SpeechRecording], share: float, notes: list[str]
+) -> tuple[tuple[SpeechRecording, ...] | None, int | None]:
+    """(the recordings, of which a share is held out, number of speakers); None for each that cannot be.
+
+    Splits by speaker if every file name contains one, else by file.
+    """
     matches = [_SPEAKER.fullmatch(recording.speaker) for recording in recordings]
     speakers = [match[1].lower() for match in matches if match is not None]
     known = len(set(speakers)) if len(speakers) == len(recordings) else None
-    files = [recording.speaker for recording in recordings]  # the same name in both folders is one group
-    kept, groups = None, files
-    if known is None:
-        notes.append(
-            "The file names do not contain speakers (like 7_anna_0.wav): recordings are split one by one, and both "
-            "parts may have the same voice."
-        )
-    elif (kept := held_out(_counts(speakers, recordings), share)) is None:
-        notes.append(
-            "The data cannot be split by speaker with both kinds of speech in both parts: recordings are split one "
-            "by one, and both parts may have the same voice."
-        )
-    else:
-        groups = speakers
-    kept = kept or held_out(_counts(files, recordings), share)
+    kept = None if known is None else held_out(_counts(speakers, recordings), share)
+    groups = speakers
     if kept is None:
-        message = f"too few recordings for training and evaluation: {len(recordings):,}"
-        allowed = "at least two recordings" + ("" if copied else " of each kind, with different names")
-        problems.add(KEY, message, data, allowed)
-        return None
+        without = "The file names do not contain speakers (like 7_anna_0.wav)"
+        mixed = "The data cannot be split by speaker with both kinds of speech in both parts"
+        why = without if known is None else mixed
+        notes.append(f"{why}: recordings are split one by one, and both parts may have the same voice.")
+        groups = [recording.speaker for recording in recordings]  # the same name in both folders is one group
+        kept = held_out(_counts(groups, recordings), share)
+    if kept is None:
+        return None, known
     divided = tuple(
         replace(recording, speaker=group, held_out=group in kept)
         for recording, group in zip(recordings, groups, strict=True)
     )
-    return SpeechData(divided, copied, samples, known, (*notes, *_notes(recordings, samples)))
+    return divided, known
 
 
 def _counts(groups: Sequence[str], recordings: Sequence[SpeechRecording]) -> dict[str, Counter[bool]]:

@@ -126,6 +126,5 @@ class SeResNet(nn.Module):
         return logits
 
     def parts(self) -> Mapping[str, nn.Module]:
-        """Sub-phases of forward, in order."""
         stages = {f"stage{number}": stage for number, stage in enumerate(self.stages, 1)}
         return {"stem": self.stem, **stages, "pooling": self.pooling, "head": self.head}

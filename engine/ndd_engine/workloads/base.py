@@ -55,14 +55,12 @@ class GatherItems(Dataset[Any]):
             raise IndexError(f"item {index} of {len(self)}")
 
     def to(self, device: torch.device) -> Self:
-        """The same items on another device."""
         moved = copy.copy(self)
         vars(moved).update(map_tensors(vars(self), lambda tensor: tensor.to(device)))
         return moved
 
     @property
     def nbytes(self) -> int:
-        """Bytes that `to` allocates on the device."""
         return sum(tensor.nbytes for tensor in tensors(vars(self)))
 
 
@@ -144,11 +142,9 @@ class BuiltinWorkload:
         return model  # type: ignore[no-any-return]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """The model's output for the first part of a batch."""
         return model(batch[0])
 
     def describe_data(self) -> str:
-        """One line."""
         return self._data_line
 
     def notes(self) -> Sequence[str]:

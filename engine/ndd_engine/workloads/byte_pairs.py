@@ -40,7 +40,6 @@ class BytePairs:
         return len(self.pieces)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of any text."""
         tokens: list[int] = []
         for word in words(text):
             tokens += self.encode_word(word)

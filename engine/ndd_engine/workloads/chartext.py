@@ -14,7 +14,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
 from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, sliding_windows
-from .chartext_model import CharacterModel, NextCharacterModel, ScoreModel
+from .chartext_model import CharacterModel, NextCharacterModel, ScoreModel, Size
 from .problems import Progress
 from .text_data import TextData
 from .windows import window_count
@@ -109,18 +109,15 @@ class Chartext(BuiltinWorkload):
         return Diffused(model(noisy, noise), weight)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Mean over characters, in nats."""
         if self.diffusion:
             return score_entropy(output, batch)
         return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten())
 
     def metric(self) -> BitsPerCharacter:
-        """Bits per character; begins an evaluation."""
         self._eval_noise = None
         return BitsPerCharacter()
 
     def describe_model(self) -> str:
-        """One line."""
         section = self._section
         kind = "absorbing-state diffusion" if self.diffusion else "next character"
         return (
@@ -131,10 +128,10 @@ class Chartext(BuiltinWorkload):
 
 def build_model(section: ChartextSection, vocabulary: int, context: int) -> CharacterModel:
     """The model of the objective, with weights from torch's global generator."""
-    size = (vocabulary, context, section.layers, section.heads, section.width, section.dropout)
+    size = Size(vocabulary, context, section.layers, section.heads, section.width, section.dropout)
     if section.objective == "diffusion":
-        return ScoreModel(*size)
-    return NextCharacterModel(*size, tie_weights=section.tie_weights)
+        return ScoreModel(size)
+    return NextCharacterModel(size, section.tie_weights)
 
 
 def encode(text: str, vocabulary: str) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -47,19 +48,31 @@ class FeedForward(nn.Module):
         return result
 
 
+class Size(NamedTuple):
+    """The size of a model; `context` is the maximum length of its input."""
+
+    vocabulary: int
+    context: int
+    layers: int
+    heads: int
+    width: int
+    dropout: float
+
+
 class TransformerBlock(nn.Module):
-    """Pre-norm attention and feed-forward; with adaLN-zero (Peebles & Xie 2023) if `conditioned`.
+    """Pre-norm attention and feed-forward; with adaLN-zero (Peebles & Xie 2023) if `conditioned`, else causal.
 
     forward(x (B, T, width), condition (B, CONDITIONING) or None) -> (B, T, width).
     """
 
-    def __init__(self, width: int, heads: int, dropout: float, causal: bool, conditioned: bool) -> None:
+    def __init__(self, size: Size, conditioned: bool) -> None:
         super().__init__()
+        width = size.width
         self.norm_attention = nn.LayerNorm(width, bias=False)
-        self.attention = SelfAttention(width, heads, dropout, causal)
+        self.attention = SelfAttention(width, size.heads, size.dropout, causal=not conditioned)
         self.norm_feed = nn.LayerNorm(width, bias=False)
         self.feed = FeedForward(width)
-        self.drop = nn.Dropout(dropout)
+        self.drop = nn.Dropout(size.dropout)
         self.modulation = nn.Linear(CONDITIONING, 6 * width) if conditioned else None
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
@@ -84,29 +97,16 @@ class Trunk(nn.Module):
     If `conditioned`, the index `vocabulary` is the absorbing state (see ScoreModel), and attention is not causal.
     """
 
-    def __init__(
-        self,
-        vocabulary: int,
-        context: int,
-        layers: int,
-        heads: int,
-        width: int,
-        dropout: float,
-        conditioned: bool,
-    ) -> None:
+    def __init__(self, size: Size, conditioned: bool) -> None:
         super().__init__()
         self.absorbing = conditioned
-        self.characters = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(context, width)
-        self.drop = nn.Dropout(dropout)
-        blocks = (
-            TransformerBlock(width, heads, dropout, not conditioned, conditioned) for _ in range(layers)
-        )
-        self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.LayerNorm(width, bias=False)
+        self.characters = nn.Embedding(size.vocabulary, size.width)
+        self.positions = nn.Embedding(size.context, size.width)
+        self.drop = nn.Dropout(size.dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(size, conditioned) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width, bias=False)
 
     def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward."""
         blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
         return {
             "attention": [block.attention for block in blocks],
@@ -132,7 +132,6 @@ class CharacterModel(nn.Module):
     head: nn.Linear
 
     def parts(self) -> dict[str, nn.Module | Sequence[nn.Module]]:
-        """Sub-phases of forward."""
         return {**self.trunk.parts(), "head": self.head}
 
 
@@ -143,22 +142,13 @@ class NextCharacterModel(CharacterModel):
     output layer unless it shares the embedding (`tie_weights`).
     """
 
-    def __init__(
-        self,
-        vocabulary: int,
-        context: int,
-        layers: int,
-        heads: int,
-        width: int,
-        dropout: float,
-        tie_weights: bool = False,
-    ) -> None:
+    def __init__(self, size: Size, tie_weights: bool = False) -> None:
         super().__init__()
-        self.trunk = Trunk(vocabulary, context, layers, heads, width, dropout, conditioned=False)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.trunk = Trunk(size, conditioned=False)
+        self.head = nn.Linear(size.width, size.vocabulary, bias=False)
         if tie_weights:
             self.head.weight = self.trunk.characters.weight
-        initialise(self, layers)
+        initialise(self, size.layers)
 
     def forward(self, indices: Tensor) -> Tensor:
         logits: Tensor = self.head(self.trunk(indices))
@@ -197,17 +187,15 @@ class ScoreModel(CharacterModel):
     characters at the size "guide".
     """
 
-    def __init__(
-        self, vocabulary: int, context: int, layers: int, heads: int, width: int, dropout: float
-    ) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.log_vocabulary = math.log(vocabulary)
-        self.trunk = Trunk(vocabulary, context, layers, heads, width, dropout, conditioned=True)
+        self.log_vocabulary = math.log(size.vocabulary)
+        self.trunk = Trunk(size, conditioned=True)
         self.noise = NoiseEmbedding()
-        self.norm = nn.LayerNorm(width, bias=False)
-        self.modulation = nn.Linear(CONDITIONING, 2 * width)
-        self.head = nn.Linear(width, vocabulary)
-        initialise(self, layers)
+        self.norm = nn.LayerNorm(size.width, bias=False)
+        self.modulation = nn.Linear(CONDITIONING, 2 * size.width)
+        self.head = nn.Linear(size.width, size.vocabulary)
+        initialise(self, size.layers)
         # adaLN-zero: every block starts as the identity, and the head with equal scores.
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and (name.endswith("modulation") or name == "head"):

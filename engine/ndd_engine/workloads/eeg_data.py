@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ndd_engine.config.workload_sections import NddSection
 from ndd_engine.text import printable
 
 from .files import read_text
-from .problems import KEY, SHOWN_ERRORS, ErrorList, Problems, Progress
+from .problems import SHOWN_ERRORS, ErrorList, Problems, Progress
 from .windows import DataFacts, Layout, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
@@ -36,7 +36,6 @@ class EegRecording:
 
     @property
     def samples(self) -> int:
-        """Number of rows."""
         return len(self.values) // len(self.channels)
 
 
@@ -49,54 +48,41 @@ class EegData:
     layout: Layout
 
     def facts(self) -> DataFacts:
-        """The facts that need no torch."""
         return self.layout.facts(self.line())
 
     def line(self) -> str:
-        """A one-line summary."""
         return f"{self.layout.parts.total:,} samples x {self.channels} channels, {self.layout.text}"
 
 
-def read_eeg(config: Config, section: NddSection, problems: Problems, progress: Progress) -> EegData | None:
-    """The recording, or None after adding every error to `problems`."""
-    before = len(problems.found)
+def read_eeg(config: Config, section: NddSection, problems: Problems, progress: Progress) -> EegData:
+    """The recording. Raises ConfigError with every error."""
     builtin = section.data == "builtin"
     progress("synthesising the recording" if builtin else f"reading {section.data}")
-    recording = None if builtin else read_recording(section.data, problems)
     if section.model == "mlp" and config.batch.micro == 1:
         message = "the mlp uses batch normalisation, which needs a micro-batch of at least two items"
         problems.add("batch.micro", message, 1, "2 or more", 'or set workload.model to "lstm" or "gru"')
-    if recording is None and not builtin:
-        return None
+    recording = None if builtin else read_recording(problems)
     samples = section.samples if recording is None else recording.samples
     layout = Layout(split(samples, section.eval_fraction), config.batch.sequence, 1, 1, "sample", "recording")
     layout.check(config.batch, problems)
-    if len(problems.found) > before:
-        return None
+    problems.check()
     return EegData(recording, section.channels if recording is None else len(recording.channels), layout)
 
 
-def read_recording(data: str, problems: Problems) -> EegRecording | None:
-    """The recording in a .arff, .csv or .tsv file, or None after adding errors with line numbers."""
-    suffix = Path(data).suffix.lower()
-    text = read_text(data, problems, SUFFIXES, ("builtin",))
-    if text is None:
-        return None
+def read_recording(problems: Problems) -> EegRecording:
+    """The recording in a .arff, .csv or .tsv file. Raises ConfigError with the lines of all errors."""
+    suffix = Path(problems.data).suffix.lower()
+    text = read_text(problems, SUFFIXES, ("builtin",))
     if suffix not in SUFFIXES:
-        message = (
-            f"files with the suffix {suffix!r} are not supported" if suffix else "the name has no suffix"
-        )
-        problems.add(KEY, message, data, ", ".join(SUFFIXES))
-        return None
-    errors = _LineErrors(data, problems)
+        unknown = f"files with the suffix {suffix!r} are not supported"
+        problems.stop(unknown if suffix else "the name has no suffix", ", ".join(SUFFIXES))
+    errors = _LineErrors(problems)
     try:
         table = _arff(text, errors) if suffix == ".arff" else _delimited(text, errors)
     except csv.Error as error:
-        problems.add(KEY, f"the rows cannot be read: {error}", data)
-        return None
-    if table is None or errors.finish():
-        return None
-    return table.recording(data, problems)
+        problems.stop(f"the rows cannot be read: {error}")
+    errors.finish()
+    return table.recording(problems)
 
 
 @dataclass
@@ -110,14 +96,15 @@ class _LineErrors(ErrorList):
         self.missing += 1
         self.first_missing = self.first_missing or f"line {line:,}, column {column!r}"
 
-    def finish(self) -> bool:
-        found = super().finish()
+    def finish(self) -> None:
         if self.missing:
             cells = "1 cell is" if self.missing == 1 else f"{self.missing:,} cells are"
             message = f"{cells} missing or not finite, the first one in {self.first_missing}"
             advice = "fill the gaps or remove those rows"
-            self.problems.add(KEY, message, self.data, "a finite number in every cell", advice)
-        return found or bool(self.missing)
+            self.problems.add_data(message, "a finite number in every cell", advice)
+        super().finish()
+        if self.missing:
+            self.problems.check()
 
 
 @dataclass
@@ -159,10 +146,9 @@ class _Table:
                     continue
             errors.add_missing(line, self.names[position])
 
-    def recording(self, data: str, problems: Problems) -> EegRecording | None:
+    def recording(self, problems: Problems) -> EegRecording:
         if not self.values:
-            problems.add(KEY, "the file has no samples", data)
-            return None
+            problems.stop("the file has no samples")
         notes, labels = list(self.notes), None
         if self.label is not None:
             kinds = sorted(set(self.labels))
@@ -182,7 +168,7 @@ def _lines(text: str) -> list[str]:
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def _arff(text: str, errors: _LineErrors) -> _Table | None:
+def _arff(text: str, errors: _LineErrors) -> _Table:
     """Attribute-relation file format (Weka): numeric attributes are channels, one attribute may be the label."""
     lines = _lines(text)
     names: list[str] = []
@@ -207,13 +193,10 @@ def _arff(text: str, errors: _LineErrors) -> _Table | None:
             if errors.count > SHOWN_ERRORS:
                 break
     if start is None:
-        if not errors.finish():
-            errors.problems.add(KEY, "there is no @data line", errors.data, "an ARFF file")
-        return None
+        errors.finish()
+        errors.problems.stop("there is no @data line", "an ARFF file")
     is_number = [kind.split()[0] in ("numeric", "real", "integer") for kind in kinds]
-    table = _columns(names, is_number, errors)
-    if table is None:
-        return None
+    table = _columns(names, is_number, errors.problems)
     reader = csv.reader(lines[start:], quotechar="'", skipinitialspace=True)
     for row in reader:
         if not row or row[0].startswith("%") or (len(row) == 1 and not row[0].strip()):
@@ -225,7 +208,7 @@ def _arff(text: str, errors: _LineErrors) -> _Table | None:
     return table
 
 
-def _delimited(text: str, errors: _LineErrors) -> _Table | None:
+def _delimited(text: str, errors: _LineErrors) -> _Table:
     """Comma, semicolon or tab separated values; the header is optional, but a label needs one."""
     lines = _lines(text)
     first = next((line for line in lines if line.strip()), "")
@@ -234,8 +217,7 @@ def _delimited(text: str, errors: _LineErrors) -> _Table | None:
     rows = ((reader.line_num, row) for row in reader if row and (len(row) > 1 or row[0].strip()))
     top = next(rows, None)
     if top is None:
-        errors.problems.add(KEY, "the file has no samples", errors.data)
-        return None
+        errors.problems.stop("the file has no samples")
     if all(_number_or_missing(cell) for cell in top[1]):
         names = [f"column {position + 1}" for position in range(len(top[1]))]
         sample = top
@@ -243,31 +225,26 @@ def _delimited(text: str, errors: _LineErrors) -> _Table | None:
         names = [cell.strip() for cell in top[1]]
         sample = next(rows, top)
         if sample is top:
-            errors.problems.add(KEY, "the file has a header but no samples", errors.data)
-            return None
+            errors.problems.stop("the file has a header but no samples")
     # The first sample decides which columns are numeric; an unnamed column is an index written by a tool.
     cells = sample[1] if len(sample[1]) == len(names) else [""] * len(names)
     is_number = [bool(name) and _number_or_missing(cell) for name, cell in zip(names, cells, strict=True)]
-    table = _columns(names, is_number, errors)
-    if table is None:
-        return None
+    table = _columns(names, is_number, errors.problems)
     table.add(sample[1], sample[0], errors)
     for line, row in rows:
         table.add(row, line, errors)
     return table
 
 
-def _columns(names: Sequence[str], is_number: Iterable[bool], errors: _LineErrors) -> _Table | None:
-    """The channels and the label among the columns, or None after adding an error if there is no channel."""
-    numbers = list(is_number)
+def _columns(names: Sequence[str], numbers: Sequence[bool], problems: Problems) -> _Table:
+    """The channels and the label among the columns. Raises ConfigError if there is no channel."""
     labels = [position for position, name in enumerate(names) if name.lower() in LABEL_NAMES]
     label = labels[-1] if labels else None
     numeric = [position for position, number in enumerate(numbers) if number and position != label]
     if not numeric:
         found = ", ".join(names[:8]) or "none"
-        message = f"there are no numeric columns (columns: {found})"
-        errors.problems.add(KEY, message, errors.data, "at least one numeric column in addition to the label")
-        return None
+        allowed = "at least one numeric column in addition to the label"
+        problems.stop(f"there are no numeric columns (columns: {found})", allowed)
     notes = []
     ignored = [names[p] or "(unnamed)" for p, number in enumerate(numbers) if not number and p != label]
     if ignored:

@@ -4,53 +4,48 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ndd_engine.text import size
 
-from .problems import KEY, Problems
+from .problems import ErrorList, Problems
 
 MAX_BYTES = 1 << 30  # the file is read as a whole and takes up to nine times its size in memory
-UNREADABLE_PATH = (
-    OSError,
-    RuntimeError,
-    ValueError,
-)  # RuntimeError: "~nobody"; ValueError: a NUL in the name
+# RuntimeError: "~nobody"; ValueError: a NUL in the name
+UNREADABLE_PATH = (OSError, RuntimeError, ValueError)
 
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+T = TypeVar("T")
+Row = TypeVar("Row")
 
 
-def read_text(
-    data: str, problems: Problems, suffixes: tuple[str, ...], words: tuple[str, ...] = ()
-) -> str | None:
-    """The text of a UTF-8 file without its byte order mark, or None after adding to `problems`.
+def read_text(problems: Problems, suffixes: tuple[str, ...], words: tuple[str, ...] = ()) -> str:
+    """The text of the UTF-8 file `problems.data` without its byte order mark. Raises ConfigError.
 
     suffixes: usual suffixes of such files, for suggestions. words: values allowed in place of a path ("builtin").
     """
+    data = problems.data
     try:
         path = Path(data).expanduser()
         if not path.exists():
             allowed = ", ".join((*(f'"{word}"' for word in words), "a path to a file"))
-            problems.add(KEY, "there is no such file", data, allowed, suggest_path(path, data, words))
-            return None
+            problems.stop("there is no such file", allowed, suggest_path(path, data, words))
         if path.is_dir():
             inside = sorted(child.name for child in path.iterdir() if child.suffix.lower() in suffixes)
             advice = f"did you mean {path / inside[0]}?" if inside else None
-            problems.add(KEY, "this is a directory", data, "a file", advice)
-            return None
+            problems.stop("this is a directory", "a file", advice)
         if not path.is_file():
-            problems.add(KEY, "this is neither a file nor a directory", data, "a regular file")
-            return None
+            problems.stop("this is neither a file nor a directory", "a regular file")
         length = path.stat().st_size
         if length > MAX_BYTES:
             message = f"the file has {size(length)}, but must fit into memory as a whole"
-            problems.add(KEY, message, data, f"at most {size(MAX_BYTES)}")
-            return None
+            problems.stop(message, f"at most {size(MAX_BYTES)}")
         content = path.read_bytes()
     except UNREADABLE_PATH as error:
-        problems.add(KEY, f"the file cannot be read: {path_error(error)}", data)
-        return None
-    return _decode(content, data, problems)
+        problems.stop(f"the file cannot be read: {path_error(error)}")
+    return _decode(content, problems)
 
 
 def path_error(error: Exception) -> str:
@@ -63,25 +58,21 @@ def source_name(data: str, **names: str) -> str:
     return names.get(data, Path(data).name)
 
 
-def manual_topics(problems: Problems, suggestion: str) -> list[str] | None:
-    """The topics of Python's manual (PSF licence), about 465,000 characters, sorted by name; None if missing."""
+def manual_topics(problems: Problems, suggestion: str) -> list[str]:
+    """The topics of Python's manual (PSF licence), about 465,000 characters, sorted by name. Raises ConfigError."""
     try:
         from pydoc_data.topics import topics  # some distributions leave it out
     except ImportError:
-        problems.add(KEY, "this Python is installed without pydoc_data", "builtin", suggestion=suggestion)
-        return None
+        problems.stop("this Python is installed without pydoc_data", suggestion=suggestion)
     return [topics[name] for name in sorted(topics)]
 
 
-def _decode(content: bytes, data: str, problems: Problems) -> str | None:
-    if content.startswith(_UTF16):
-        advice = "convert it with: iconv -f UTF-16 -t UTF-8"
-        problems.add(KEY, "this is UTF-16 text", data, "UTF-8 text", advice)
-        return None
+def _decode(content: bytes, problems: Problems) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        problems.stop("this is UTF-16 text", "UTF-8 text", "convert it with: iconv -f UTF-16 -t UTF-8")
     zero = content.find(0)
     if zero >= 0:
-        problems.add(KEY, f"this is a binary file: a zero byte at offset {zero:,}", data, "UTF-8 text")
-        return None
+        problems.stop(f"this is a binary file: a zero byte at offset {zero:,}", "UTF-8 text")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,12 +80,54 @@ def _decode(content: bytes, data: str, problems: Problems) -> str | None:
         offset = error.start + (3 if content.startswith(codecs.BOM_UTF8) else 0)
         line = content.count(b"\n", 0, offset) + 1
         message = f"this is not UTF-8 text: byte 0x{content[offset]:02x} at offset {offset:,} (line {line:,})"
-        problems.add(KEY, message, data, "UTF-8 text")
-        return None
+        problems.stop(message, "UTF-8 text")
     if not text:
-        problems.add(KEY, "the file is empty", data)
-        return None
+        problems.stop("the file is empty")
     return text
+
+
+def json_strings(line: str, choose: Callable[[dict[str, Any]], Sequence[str]]) -> list[str]:
+    """The strings of a JSON object at the keys that `choose` returns. Raises ValueError for any other line."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        at = f"{error.msg} at column {error.colno:,}" if isinstance(error, json.JSONDecodeError) else error
+        raise ValueError(f"this is not JSON: {at}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"this is {_json_kind(value)}, not an object")
+    keys = choose(value)
+    for key in keys:
+        if not isinstance(value[key], str):
+            raise ValueError(f'"{key}" is {_json_kind(value[key])}, not a string')
+    return [value[key] for key in keys]
+
+
+def _json_kind(value: object) -> str:
+    words = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return words.get(type(value), "a number")
+
+
+def parse_lines(
+    rows: Iterable[tuple[int, Row]], parse: Callable[[Row], T], errors: ErrorList, limit: int | None = None
+) -> list[T]:
+    """What `parse` returns for numbered rows, up to `limit`. Raises ConfigError with its ValueErrors."""
+    found: list[T] = []
+    for number, row in rows:
+        if limit is not None and len(found) == limit:
+            break
+        try:
+            found.append(parse(row))
+        except ValueError as error:
+            errors.add(number, str(error))
+    errors.finish()
+    return found
+
+
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """The lines of a text that are not blank, with their numbers."""
+    # Not splitlines(), which also splits at characters that a JSON string may contain.
+    lines = enumerate(text.split("\n"), 1)
+    return [(number, line.rstrip("\r")) for number, line in lines if line.strip()]
 
 
 def suggest_path(path: Path, data: str, words: tuple[str, ...]) -> str | None:

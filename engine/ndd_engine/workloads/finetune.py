@@ -17,7 +17,7 @@ from ndd_engine.config.workload_sections import FinetuneSection
 
 from .base import Batch, BuiltinWorkload
 from .byte_pairs import BytePairs, learn, words
-from .chartext_model import NextCharacterModel
+from .chartext_model import NextCharacterModel, Size
 from .finetune_data import DocumentData
 from .problems import Progress
 
@@ -78,7 +78,6 @@ class Perplexity:
     bytes_: list[Tensor] = field(default_factory=list)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        """Keeps three scalars on the device."""
         labels: Tensor = batch[1]
         self.piece_bytes = self.piece_bytes.to(labels.device)
         scored = labels != UNSCORED
@@ -88,7 +87,6 @@ class Perplexity:
         self.bytes_.append((self.piece_bytes[labels.clamp(min=0)] * scored).sum())
 
     def result(self) -> dict[str, float]:
-        """perplexity, loss and bits_per_byte."""
         nats, tokens, text_bytes = (_total(values) for values in (self.nats, self.tokens, self.bytes_))
         loss = nats / tokens if tokens else math.nan
         return {
@@ -131,11 +129,9 @@ class Finetune(BuiltinWorkload):
         return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten(), ignore_index=UNSCORED)
 
     def metric(self) -> Perplexity:
-        """Perplexity and bits per byte."""
         return Perplexity(self._piece_bytes)
 
     def describe_model(self) -> str:
-        """One line."""
         section = self._section
         return (
             f"{section.layers} layers, {section.heads} heads, width {section.width}, context "
@@ -178,6 +174,5 @@ def build_model(section: FinetuneSection, vocabulary: int, context: int) -> Next
 
     Parameters: (vocabulary + context) x width + layers x (12 width^2 + 2 width) + width.
     """
-    return NextCharacterModel(
-        vocabulary, context, section.layers, section.heads, section.width, section.dropout, tie_weights=True
-    )
+    size = Size(vocabulary, context, section.layers, section.heads, section.width, section.dropout)
+    return NextCharacterModel(size, tie_weights=True)

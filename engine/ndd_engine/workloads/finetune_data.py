@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import FinetuneSection
+from ndd_engine.errors import ConfigError
 
-from .files import MAX_BYTES, UNREADABLE_PATH, manual_topics, read_text, source_name
-from .problems import KEY, SHOWN_ERRORS, ErrorList, Problems, Progress, check_step
+from .files import (
+    MAX_BYTES,
+    UNREADABLE_PATH,
+    json_strings,
+    manual_topics,
+    numbered_lines,
+    parse_lines,
+    read_text,
+    source_name,
+)
+from .problems import SHOWN_ERRORS, ErrorList, Problems, Progress, check_step
 from .windows import DataFacts
 
 WORDS = ("builtin",)
 FOLDER_SUFFIXES = (".txt", ".text", ".md")
 SUFFIXES = (*FOLDER_SUFFIXES, ".jsonl")
-SHORTEST = (
-    64  # characters of a document: at least two words of the encoder, so that there is a token to predict
-)
+# Characters of a document: at least two words of the encoder, so that there is a token to predict.
+SHORTEST = 64
 PIECE = 16_000  # characters of a document cut from a text without separators
 JOINT = "\n\n"  # between the documents of an example
 SHARED = 40  # characters; two topics that share a paragraph this long have text in common
@@ -52,44 +61,32 @@ class DocumentData:
         return DataFacts(len(self.train), len(self.evaluation), tokens, "example", "token", text)
 
     def line(self) -> str:
-        """A one-line summary."""
         lengths = [len(text) for text in self.train]
         span = " to ".join(f"{length:,}" for length in dict.fromkeys((min(lengths), max(lengths))))
         return f"{len(lengths):,} examples of {span} characters, {len(self.evaluation):,} for evaluation"
 
 
-@dataclass
-class _Documents:
-    """Documents in order, and what a user should know about them."""
-
-    documents: list[str]
-    notes: list[str] = field(default_factory=list)
-
-
 def read_documents(
     config: Config, section: FinetuneSection, problems: Problems, progress: Progress
-) -> DocumentData | None:
-    """The documents, or None after adding every error to `problems`."""
+) -> DocumentData:
+    """The documents. Raises ConfigError with every error."""
     progress(f"reading {source_name(section.data, builtin='the manual topics')}")
-    before = len(problems.found)
-    found = _topics(section, problems) if section.data == "builtin" else _own_documents(section, problems)
+    builtin = section.data == "builtin"
+    notes: list[str] = []
     check_step(config.batch, section.examples, "examples", problems, "or a higher workload.examples")
-    if found is None:
-        return None
+    found = (_topics if builtin else _own_documents)(section, problems, notes)
     wanted = section.examples + section.eval_examples
-    if len(found.documents) < wanted:
-        _add_too_few(section, found, problems)
-    if len(problems.found) > before:
-        return None
-    notes = list(found.notes)
-    if section.data != "builtin" and len(found.documents) > wanted:
-        rest = len(found.documents) - wanted
+    if len(found) < wanted:
+        _add_too_few(section, len(found), notes, problems)
+    problems.check()
+    if not builtin and len(found) > wanted:
+        rest = len(found) - wanted
         notes.append(f"Unused documents: {rest:,} (see workload.examples and workload.eval_examples).")
     chars = section.document_chars or None
-    chosen = [text[:chars] for text in found.documents[:wanted]]
+    chosen = [text[:chars] for text in found[:wanted]]
     documents, evaluation = chosen[: section.examples], chosen[section.examples :]
     train = documents
-    if section.data == "builtin" and chars is not None:
+    if builtin and chars is not None:
         train = joined(documents, chars)
         count = sum(example != document for example, document in zip(train, documents, strict=True))
         if count:
@@ -123,21 +120,19 @@ def utf8_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _topics(section: FinetuneSection, problems: Problems) -> _Documents | None:
-    """The manual's topics, longest first, or None after adding an error.
+def _topics(section: FinetuneSection, problems: Problems, notes: list[str]) -> list[str]:
+    """The manual's topics, longest first.
 
     Evaluation topics share no paragraph with the training topics: many topics are part of a longer one, and evaluating
     on training text would measure memorisation.
     """
     topics = manual_topics(problems, "use a path to a text file or to a folder of text files")
-    if topics is None:
-        return None
     ordered = sorted((text for text in topics if len(text) >= SHORTEST), key=len, reverse=True)
     train, others = ordered[: section.examples], ordered[section.examples :]
     if not others:
         message = f"the manual has {len(ordered)} topics, and at least one is needed for evaluation"
         problems.add("workload.examples", message, section.examples, f"at most {len(ordered) - 1}")
-        return None
+        problems.check()
     known = {paragraph for text in train for paragraph in _paragraphs(text)}
     apart = [text for text in others if known.isdisjoint(_paragraphs(text))]
     if len(apart) < section.eval_examples:
@@ -145,14 +140,13 @@ def _topics(section: FinetuneSection, problems: Problems) -> _Documents | None:
         allowed = f"at most {len(apart)}" if apart else None
         advice = "or a smaller workload.examples"
         problems.add("workload.eval_examples", message, section.eval_examples, allowed, advice)
-        return None
+        problems.check()
     evaluation = apart[: section.eval_examples]
-    notes = []
     if skipped := others.index(evaluation[-1]) + 1 - len(evaluation):
         notes.append(
             f"Not used for evaluation: {skipped} topics that share paragraphs with the training examples."
         )
-    return _Documents([*train, *evaluation], notes)
+    return [*train, *evaluation]
 
 
 def _paragraphs(text: str) -> Iterator[str]:
@@ -162,29 +156,21 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield plain
 
 
-def _own_documents(section: FinetuneSection, problems: Problems) -> _Documents | None:
-    """The documents of a file or folder, longest first, without duplicates; None after adding errors."""
-    notes: list[str] = []
-    texts: list[str] | None
+def _own_documents(section: FinetuneSection, problems: Problems, notes: list[str]) -> list[str]:
+    """The documents of a file or folder, longest first, without duplicates."""
     if _is_folder(section.data):
-        texts = _folder(section.data, problems)
+        texts = _folder(problems)
     else:
-        text = read_text(section.data, problems, SUFFIXES, WORDS)
-        if text is None:
-            texts = None
-        elif section.data.lower().endswith(".jsonl"):
-            texts = _json_lines(text, section.data, problems)
-        else:
-            texts = _parts(text, section, notes)
-    if texts is None:
-        return None
+        text = read_text(problems, SUFFIXES, WORDS)
+        jsonl = section.data.lower().endswith(".jsonl")
+        texts = _json_lines(text, problems) if jsonl else _parts(text, section, notes)
     usable = [text for text in texts if len(text) >= SHORTEST and not text.isspace()]
     once = list(dict.fromkeys(usable))
     if len(usable) < len(texts):
         notes.append(f"Ignored documents: {len(texts) - len(usable):,} of fewer than {SHORTEST} characters.")
     if len(once) < len(usable):
         notes.append(f"Ignored documents: {len(usable) - len(once):,} duplicates.")
-    return _Documents(sorted(once, key=len, reverse=True), notes)
+    return sorted(once, key=len, reverse=True)
 
 
 def _is_folder(data: str) -> bool:
@@ -194,42 +180,40 @@ def _is_folder(data: str) -> bool:
         return False
 
 
-def _folder(data: str, problems: Problems) -> list[str] | None:
-    """The text files below a folder, sorted by path, or None after adding an error for every unusable file."""
-    top = Path(data).expanduser()
+def _folder(problems: Problems) -> list[str]:
+    """The text files below a folder, sorted by path. Raises ConfigError with every unusable file."""
     paths: list[Path] = []
     before = len(problems.found)
 
-    def unreadable(error: OSError) -> None:
-        problems.add(KEY, f"the folder cannot be read: {error.strerror}", str(error.filename))
+    def is_text(name: str) -> bool:
+        return not name.startswith(".") and Path(name).suffix.lower() in FOLDER_SUFFIXES
 
-    for folder, subfolders, names in os.walk(top, onerror=unreadable):
+    def unreadable(error: OSError) -> None:
+        problems.of(str(error.filename)).add_data(f"the folder cannot be read: {error.strerror}")
+
+    for folder, subfolders, names in os.walk(Path(problems.data).expanduser(), onerror=unreadable):
         subfolders.sort()
-        paths += [Path(folder) / name for name in sorted(names) if _is_text_name(name)]
+        paths += [Path(folder) / name for name in sorted(names) if is_text(name)]
     if not paths and len(problems.found) == before:
-        problems.add(
-            KEY, "there are no text files in this folder or below it", data, ", ".join(FOLDER_SUFFIXES)
-        )
+        problems.add_data("there are no text files in this folder or below it", ", ".join(FOLDER_SUFFIXES))
     texts: list[str] = []
     total = 0
     for path in paths:
-        text = read_text(str(path), problems, FOLDER_SUFFIXES)
-        if text is not None:
+        with suppress(ConfigError):  # the error is in `problems`
+            text = read_text(problems.of(str(path)), FOLDER_SUFFIXES)
             texts.append(text.strip("\r\n"))
             total += len(text)
         if total > MAX_BYTES:
             message = "the texts are too long in total to be kept in memory"
-            problems.add(KEY, message, data, f"at most {MAX_BYTES:,} characters")
+            problems.add_data(message, f"at most {MAX_BYTES:,} characters")
             break
     errors = len(problems.found) - before
     if errors > SHOWN_ERRORS:
         del problems.found[before + SHOWN_ERRORS :]
-        problems.add(KEY, f"{errors - SHOWN_ERRORS:,} more files with errors", data)
-    return None if errors else texts
-
-
-def _is_text_name(name: str) -> bool:
-    return not name.startswith(".") and Path(name).suffix.lower() in FOLDER_SUFFIXES
+        problems.add_data(f"{errors - SHOWN_ERRORS:,} more files with errors")
+    if errors:
+        problems.check()
+    return texts
 
 
 def _parts(text: str, section: FinetuneSection, notes: list[str]) -> list[str]:
@@ -246,58 +230,36 @@ def _parts(text: str, section: FinetuneSection, notes: list[str]) -> list[str]:
     return [text[start : start + length] for start in range(0, wanted * length, length)]
 
 
-def _json_lines(text: str, data: str, problems: Problems) -> list[str] | None:
-    """The examples of a .jsonl file, or None after adding errors with line numbers."""
-    texts: list[str] = []
-    errors = ErrorList(data, problems, '{"text": "…"} or {"prompt": "…", "completion": "…"}')
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        content, message = _example(line)
-        if message is None:
-            texts.append(content)
-        else:
-            errors.add(number, message)
-    if errors.finish():
-        return None
+def _json_lines(text: str, problems: Problems) -> list[str]:
+    """The examples of a .jsonl file. Raises ConfigError with the lines of all errors."""
+    errors = ErrorList(problems, '{"text": "…"} or {"prompt": "…", "completion": "…"}')
+    texts = parse_lines(numbered_lines(text), _example, errors)
     if not texts:
-        problems.add(KEY, "there are no examples in this file", data)
-        return None
+        problems.stop("there are no examples in this file")
     return texts
 
 
-def _example(line: str) -> tuple[str, str | None]:
-    """(the text of a line of JSON, None), or ("", what is wrong with it)."""
-    try:
-        value: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        at = f"{error.msg} at column {error.colno:,}" if isinstance(error, json.JSONDecodeError) else error
-        return "", f"this is not JSON: {at}"
-    if not isinstance(value, dict):
-        return "", f"this is {_kind(value)}, not an object"
-    keys = ("text",) if "text" in value else ("prompt", "completion")
-    missing = [key for key in keys if key not in value]
-    if missing:
-        return "", f'there is no "{missing[0]}"' if len(missing) == 1 else 'there is no "text"'
-    wrong = [key for key in keys if not isinstance(value[key], str)]
-    if wrong:
-        return "", f'"{wrong[0]}" is {_kind(value[wrong[0]])}, not a string'
-    return "".join(value[key] for key in keys), None
+def _example(line: str) -> str:
+    """The text of a line of JSON. Raises ValueError with what is wrong with it."""
+
+    def keys(value: Mapping[str, Any]) -> Sequence[str]:
+        if "text" in value:
+            return ("text",)
+        missing = [key for key in ("prompt", "completion") if key not in value]
+        if missing:
+            raise ValueError(f'there is no "{missing[0] if len(missing) == 1 else "text"}"')
+        return ("prompt", "completion")
+
+    return "".join(json_strings(line, keys))
 
 
-def _kind(value: Any) -> str:
-    words = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return words.get(type(value), "a number")
-
-
-def _add_too_few(section: FinetuneSection, found: _Documents, problems: Problems) -> None:
-    count = len(found.documents)
+def _add_too_few(section: FinetuneSection, count: int, notes: Sequence[str], problems: Problems) -> None:
     message = (
         f"{section.examples:,} training and {section.eval_examples:,} evaluation examples are needed, but the data has "
         f"only {count:,} usable documents"
     )
-    if found.notes:
-        message = f"{message} ({' '.join(found.notes)})"
+    if notes:
+        message = f"{message} ({' '.join(notes)})"
     evaluation = max(1, min(section.eval_examples, count // 5))
     if count < 3:
         problems.add("workload.examples", message, section.examples, suggestion="add more documents")

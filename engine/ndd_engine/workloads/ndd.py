@@ -48,15 +48,6 @@ class SampleWindows(GatherItems):
         return found if self.labels is None else (*found, self.labels[ends])
 
 
-@dataclass(frozen=True)
-class EegSignal:
-    """signal: (samples, channels) float32, standardised. labels: (samples,) uint8 or None."""
-
-    signal: Tensor
-    labels: Tensor | None
-    notes: tuple[str, ...]
-
-
 @dataclass
 class ForecastError(MeanLoss):
     """rmse: the mean over channels and spans of `span` predictions; auroc: of the error, if there are labels.
@@ -96,18 +87,16 @@ class Ndd(BuiltinWorkload):
     token: str | None = "sample"
 
     def __init__(self, config: Config, section: NddSection, data: EegData, progress: Progress) -> None:
-        recording = make_signal(section, config.run.seed, data)
-        super().__init__(data.line(), recording.notes)
+        signal, labels, notes = make_signal(section, config.run.seed, data)
+        super().__init__(data.line(), notes)
         sequence, train = data.layout.sequence, data.layout.parts.train
         self.tokens_per_item = sequence
         self._section, self._channels = section, data.channels
-        signal, labels = recording.signal, recording.labels
         self.train_data = SampleWindows(signal[:train], sequence)
         self.eval_data = SampleWindows(signal[train:], sequence, None if labels is None else labels[train:])
         self._build(lambda: build_model(section, data.channels, sequence), progress)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Mean squared error over items and channels."""
         return F.mse_loss(output.float(), batch[1])
 
     def metric(self) -> ForecastError:
@@ -115,17 +104,21 @@ class Ndd(BuiltinWorkload):
         return ForecastError(span=int(self.tokens_per_item))
 
     def describe_model(self) -> str:
-        """One line."""
         hidden = "-".join(map(str, self._section.hidden))
         return f"{self._section.model} {hidden}, {self._channels} channels"
 
 
-def make_signal(section: NddSection, seed: int, data: EegData) -> EegSignal:
-    """The standardised recording: synthesised from the seed, or read and clipped."""
+def make_signal(
+    section: NddSection, seed: int, data: EegData
+) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
+    """(the standardised recording (samples, channels) float32, labels (samples,) uint8, notes).
+
+    Synthesised from the seed, or read and clipped.
+    """
     parts, recording = data.layout.parts, data.recording
     if recording is None:
         signal, labels = synthetic(parts, section.channels, section.sample_rate, seed)
-        return EegSignal(standardise(signal, parts.train)[0], labels, ())
+        return standardise(signal, parts.train)[0], labels, ()
     notes = list(recording.notes)
     values = torch.frombuffer(recording.values, dtype=torch.float64).reshape(parts.total, data.channels)
     clipped, count, channels = clip_outliers(values, parts.train)
@@ -145,7 +138,7 @@ def make_signal(section: NddSection, seed: int, data: EegData) -> EegSignal:
         if not 0 < int(evaluated.sum()) < len(evaluated):
             notes.append("The evaluation part has only one label, so there is no auroc.")
             file_labels = None
-    return EegSignal(signal, file_labels, tuple(notes))
+    return signal, file_labels, tuple(notes)
 
 
 def windowed_rmse(squares: Tensor, span: int) -> float:

@@ -16,7 +16,6 @@ class Forecaster(nn.Module):
     head: nn.Linear
 
     def parts(self) -> dict[str, nn.Module]:
-        """Sub-phases of forward."""
         return {"hidden": self.hidden, "head": self.head}
 
 

@@ -88,14 +88,8 @@ class Options(Mapping[str, Any]):
         value: Any = self.get(name)
         if value is None:
             return default
-        kinds, allowed = _KINDS.get(type(default), ((object,), ""))
-        # bool is a subclass of int, but true is no number for a user.
-        fits = (
-            type(value) in kinds
-            if isinstance(value, bool) and object not in kinds
-            else isinstance(value, kinds)
-        )
-        if not fits:
+        kinds, allowed = _KINDS.get(type(default), ((type(value),), ""))
+        if type(value) not in kinds:  # not isinstance: true is no number for a user
             self.wrong[name] = allowed
             return default
         return type(default)(value) if isinstance(default, (float, tuple)) else value
@@ -163,7 +157,6 @@ class OwnMetric:
         self._metric, self._loss, self._error = metric, MeanLoss(), error
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        """Adds a batch on the device."""
         self._loss.update(output, batch, loss)
         self._metric.update(output, batch, loss)
 
@@ -253,15 +246,13 @@ class Own:
         return TrainingError(f"{self._where}: {message}")
 
 
-def prepare(config: Config, section: OwnSection, problems: Problems, progress: Progress) -> Own | None:
-    """The workload that the factory returns, or None after adding to `problems`.
+def prepare(config: Config, section: OwnSection, progress: Progress) -> Own:
+    """The workload that the factory returns.
 
     Raises ConfigError with everything that is wrong in the factory's result, or with the line at which the user's code
     failed, caused by its exception.
     """
-    own_module.check(section, problems)
-    if problems.found:
-        return None
+    problems = Problems("workload")
     progress(f"importing {section.name.partition(':')[0]}")
     factory = own_module.load(section)
     where = own_module.definition(factory)
@@ -278,13 +269,13 @@ def prepare(config: Config, section: OwnSection, problems: Problems, progress: P
         problems.add(
             f"workload.options.{name}", "the factory needs another type", settings.options[name], allowed
         )
-    if problems.found:
-        return None
+    problems.check()
     progress(f"checking the data of {section.name}")
     own = Own(section, settings, read_result(value, where, config), where)
     check_step(config.batch, len(own.train_data), "items", problems)  # type: ignore[arg-type]
     own_items.check_workers(own.train_data, own.eval_data, own.collate, config, problems)
-    return None if problems.found else own
+    problems.check()
+    return own
 
 
 def _seed(seed: int) -> None:

@@ -12,7 +12,6 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from ndd_engine.batches import leaves, tensors
 from ndd_engine.config.schema import Config
-from ndd_engine.errors import ConfigError
 
 from .base import Batch, Collate, GatherItems
 from .own_module import calling, said
@@ -36,7 +35,6 @@ class GatherTensors(GatherItems):
         return tuple(tensor[index] for tensor in self.tensors)
 
     def batch(self, indices: Tensor) -> list[Tensor]:
-        """The items at `indices` (B,) int64 as a collated batch."""
         return [tensor[indices] for tensor in self.tensors]
 
 
@@ -67,7 +65,6 @@ class GatherSlice(DatasetSlice):
     """A slice of a dataset that makes whole batches."""
 
     def batch(self, indices: Tensor) -> Batch:
-        """The items at `indices` (B,) int64 as a collated batch."""
         return self.data.batch(indices + self.start)
 
     def to(self, device: torch.device) -> GatherSlice:
@@ -76,7 +73,6 @@ class GatherSlice(DatasetSlice):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that `to` allocates on the device."""
         return int(self.data.nbytes)
 
 
@@ -88,13 +84,12 @@ def train_and_eval(result: FactoryResult, where: str) -> tuple[Dataset[Any], Dat
     train = _gathering(result.train_data, result.collate)
     if result.eval_data is not None:
         return train, _gathering(result.eval_data, result.collate), []
-    total = len(train)
+    total, problems = len(train), Problems(where)
     kept = max(int(total * EVAL_SHARE), 1)
     if kept >= total:
-        problems = Problems(where)
         message = "is missing, and train_data has only one item, so none can be kept for evaluation"
         problems.add("eval_data", message, suggestion="add eval_data, or more items")
-        raise ConfigError(problems.found)
+        problems.check()
     note = f"Without eval_data, the last {kept:,} of {total:,} items are kept for evaluation ({kept / total:.0%})."
     return _slice(train, 0, total - kept), _slice(train, total - kept, kept), [note]
 
@@ -117,11 +112,9 @@ def try_items(train: Any, evaluation: Any, result: FactoryResult, where: str) ->
         steady = _same_item(train[0], train[0])
     if result.epochs_differ:
         total = len(train)
-        what = f"train_data[{total}] (epochs_differ: item 0 of the second epoch)"
-        with calling(what, where=where):
+        with calling(f"train_data[{total}] (epochs_differ: item 0 of the second epoch)", where=where):
             train[total]
-    if problems.found:
-        raise ConfigError(problems.found)
+    problems.check()
     if steady:
         return []
     return [
@@ -144,10 +137,9 @@ def check_workers(
             _PickleCheck(_NullFile(), pickle.HIGHEST_PROTOCOL).dump((data, collate))
         except Exception as error:  # noqa: BLE001  a user's __reduce__ may raise anything
             message = f"{name} or its collate function cannot be pickled for a worker process: {said(error)}"
-            advice = (
-                "define classes and functions at the top level of the module (no lambda) and open files in "
-            )
-            problems.add(key, message, workers, suggestion=f"{advice}__getitem__, or set {key} to 0")
+            advice = "define classes and functions at the top level of the module (no lambda)"
+            advice += f" and open files in __getitem__, or set {key} to 0"
+            problems.add(key, message, workers, suggestion=advice)
 
 
 class _PickleCheck(pickle.Pickler):

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,26 +31,24 @@ _ENGINE = Path(ndd_engine.__file__).resolve().parent
 _WORKER_FRAME = re.compile(r'^ *File "(.+?)", line (\d+)', re.MULTILINE)
 
 
-def check(section: OwnSection, problems: Problems) -> None:
-    """Adds a problem if the module does not exist, is not Python or does not define the factory.
+def check(section: OwnSection, where: str) -> None:
+    """Raises ConfigError if the module does not exist, is not Python or does not define the factory.
 
     Nothing is imported, so that a wrong name is reported at once, before anything is written.
     """
     module, _, factory = section.name.partition(":")
+    problems = Problems(where, section.name, KEY)
     found, missing = _find(module, folders(section))
     if found is None:
-        message, advice = _not_found(module, missing, section), _suggest_module(missing, section)
-        problems.add(KEY, message, section.name, suggestion=advice)
-        return
+        problems.stop(_not_found(module, missing, section), suggestion=_suggest_module(missing, section))
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
-        message = f"{top} is the name of a standard library module"
-        problems.add(KEY, message, section.name, suggestion="rename your file")
-    elif found.origin is None or not found.has_location:
+        problems.stop(f"{top} is the name of a standard library module", suggestion="rename your file")
+    if found.origin is None or not found.has_location:
         advice = f"name a module in it: {module}.MODULE:{factory}"
-        problems.add(KEY, f"{module} is a folder, not a module", section.name, suggestion=advice)
-    elif found.origin.endswith(".py"):
-        _check_source(Path(found.origin), factory, section.name, problems)
+        problems.stop(f"{module} is a folder, not a module", suggestion=advice)
+    if found.origin.endswith(".py"):
+        _check_source(Path(found.origin), factory, problems)
 
 
 def folders(section: OwnSection) -> list[str]:
@@ -68,23 +66,19 @@ def load(section: OwnSection) -> Callable[..., Any]:
         if folder not in sys.path:
             sys.path.insert(0, folder)
     importlib.invalidate_caches()
+    problems = Problems("workload", section.name, KEY)
     expected, _ = _find(module_name, folders(section))
     with calling(f"importing {module_name}"):
         module = importlib.import_module(module_name)
-    file = getattr(module, "__file__", None)
-    if (
-        expected is not None
-        and file
-        and expected.origin
-        and Path(file).resolve() != Path(expected.origin).resolve()
-    ):
-        message = f"{module_name} is already imported from another file, {printable(file)}"
-        raise ConfigError([_problem(section, message, f"rename {shown(expected.origin)}")])
+    file, origin = getattr(module, "__file__", None), None if expected is None else expected.origin
+    if file and origin and Path(file).resolve() != Path(origin).resolve():
+        message = f"{module_name} is already imported from another file, {file}"
+        problems.stop(message, suggestion=f"rename {shown(origin)}")
     found = getattr(module, factory, None)
     if found is None:
-        raise ConfigError([_problem(section, f"{module_name} has no {factory}")])
+        problems.stop(f"{module_name} has no {factory}")
     if not callable(found):
-        raise ConfigError([_problem(section, f"{factory} is {kind(found)}, not a function or class")])
+        problems.stop(f"{factory} is {kind(found)}, not a function or class")
     return found  # type: ignore[no-any-return]
 
 
@@ -162,10 +156,6 @@ def _is_engines(file: str) -> bool:
     return Path(file).resolve().is_relative_to(_ENGINE)
 
 
-def _problem(section: OwnSection, message: str, suggestion: str | None = None) -> Problem:
-    return Problem("workload", KEY, message, f'"{printable(section.name)}"', None, suggestion)
-
-
 def _find(module: str, first: Sequence[str]) -> tuple[ModuleSpec | None, str]:
     """(the spec of a dotted module, ""), or (None, the part of its name that does not exist)."""
     importlib.invalidate_caches()
@@ -174,20 +164,13 @@ def _find(module: str, first: Sequence[str]) -> tuple[ModuleSpec | None, str]:
     for index, part in enumerate(names := module.split(".")):
         # By the last part: a dotted name in a namespace package would need an imported parent.
         spec = PathFinder.find_spec(part, search)
-        if spec is None and index == 0:
-            spec = _find_editable(part)
+        if spec is None and index == 0:  # perhaps installed in editable mode
+            with suppress(ImportError, ValueError):
+                spec = find_spec(part)
         if spec is None:
             return None, ".".join(names[: index + 1])
         search = list(spec.submodule_search_locations or ())
     return spec, ""
-
-
-def _find_editable(top: str) -> ModuleSpec | None:
-    """Finds a top-level package that is installed in editable mode, without importing it."""
-    try:
-        return find_spec(top)
-    except (ImportError, ValueError):
-        return None
 
 
 def _not_found(module: str, missing: str, section: OwnSection) -> str:
@@ -214,55 +197,39 @@ def _suggest_module(missing: str, section: OwnSection) -> str | None:
 
 
 def _modules_in(folder: Path) -> Iterator[str]:
-    try:
-        entries = list(folder.iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        if entry.suffix == ".py" or (entry / "__init__.py").is_file():
-            yield entry.stem
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            if entry.suffix == ".py" or (entry / "__init__.py").is_file():
+                yield entry.stem
 
 
-def _check_source(file: Path, factory: str, name: str, problems: Problems) -> None:
-    """Adds a problem if a source file cannot be read, is not Python, or cannot define the factory."""
+def _check_source(file: Path, factory: str, problems: Problems) -> None:
+    """Raises ConfigError if a source file cannot be read, is not Python, or cannot define the factory."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except OSError as error:
-        problems.add(KEY, f"{shown(file)} cannot be read: {error.strerror}", name)
-        return
+        problems.stop(f"{shown(file)} cannot be read: {error.strerror}")
     except SyntaxError as error:
-        problems.add(KEY, f"{shown(file)}:{error.lineno or 1} is not valid Python: {error.msg}", name)
-        return
+        problems.stop(f"{shown(file)}:{error.lineno or 1} is not valid Python: {error.msg}")
     except ValueError as error:
-        problems.add(KEY, f"{shown(file)} is not valid Python: {error}", name)
-        return
+        problems.stop(f"{shown(file)} is not valid Python: {error}")
     bound = set(_bound(tree.body))
     if factory in bound or "*" in bound or "__getattr__" in bound:
         return
     defined = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     close = difflib.get_close_matches(factory, sorted(bound), n=1)
-    problems.add(
-        KEY,
-        f"{shown(file)} has no {factory}",
-        name,
-        f"a function or class in it, such as {', '.join(defined[:8])}" if defined else None,
-        f"did you mean {close[0]}?" if close else None,
-    )
+    allowed = f"a function or class in it, such as {', '.join(defined[:8])}" if defined else None
+    problems.stop(f"{shown(file)} has no {factory}", allowed, f"did you mean {close[0]}?" if close else None)
 
 
 def _bound(body: Sequence[ast.stmt]) -> Iterator[str]:
     """Names that the statements of a module bind; "*" for a star import."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-            continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-            continue
-        for part in ast.walk(node):
+        for part in [node] if isinstance(node, definitions) else ast.walk(node):
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
                 yield part.id
-            elif isinstance(part, (ast.FunctionDef, ast.ClassDef)):
+            elif isinstance(part, definitions):
                 yield part.name
             elif isinstance(part, (ast.Import, ast.ImportFrom)):
                 yield from (alias.asname or alias.name.partition(".")[0] for alias in part.names)

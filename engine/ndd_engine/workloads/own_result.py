@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,18 +22,12 @@ from torch.utils.data import (
 )
 
 from ndd_engine.config.schema import Config
-from ndd_engine.errors import ConfigError
 from ndd_engine.text import printable
 
 from .base import Collate, Parted
 from .own_module import calling, kind
 from .problems import Problems
 
-NEEDED = ("model", "train_data", "loss")
-OPTIONAL = (
-    "eval_data", "forward", "metric", "better", "item", "token", "tokens_per_item", "collate", "parts",
-    "epochs_differ", "describe_model", "describe_data", "notes",
-)  # fmt: skip
 MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 
@@ -60,6 +54,10 @@ class FactoryResult:
     notes: list[str] = field(default_factory=list)
 
 
+NEEDED = ("model", "train_data", "loss")
+OPTIONAL = [part.name for part in fields(FactoryResult) if part.name not in NEEDED]
+
+
 def read_result(value: object, where: str, config: Config) -> FactoryResult:
     """The parts of the value that a factory returned. where: file and line of the factory.
 
@@ -68,7 +66,7 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
     problems = Problems(where)
     if (wrong := _wrong_result(value)) is not None:
         problems.add("", f"the factory returned {wrong}", allowed=RESULT)
-        raise ConfigError(problems.found)
+        problems.check()
     reader = _Reader(value, problems)
     model = reader.model()
     train = reader.data("train_data", config, needed=True)
@@ -91,13 +89,12 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
         "tokens_per_item": reader.tokens_per_item(),
         "collate": reader.collate(train, evaluation),
         "parts": reader.parts(model),
-        "epochs_differ": reader.flag("epochs_differ"),
+        "epochs_differ": reader.typed("epochs_differ", bool, "True or False") is True,
         "describe_model": reader.text("describe_model", called=True),
         "describe_data": reader.text("describe_data", called=True),
         "notes": [*reader.lines("notes"), *train.notes, *evaluation.notes, *reader.unknown()],
     }
-    if problems.found:
-        raise ConfigError(problems.found)
+    problems.check()
     assert model is not None and loss is not None
     return FactoryResult(model, train.data, loss, evaluation.data, **others)
 
@@ -119,11 +116,13 @@ class _Reader:
         self.problems, self._type = problems, type(value).__name__
 
     def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
-        """Adds a problem with the part `name`."""
         self.problems.add(name, message, None, allowed, suggestion)
 
-    def get(self, name: str, needed: bool = False) -> Any:
-        """An attribute, or None; adds a problem if it is missing and needed."""
+    def get(self, name: str, needed: bool = False, called: bool = False) -> Any:
+        """An attribute, or None; adds a problem if it is missing and needed.
+
+        called: a function without arguments may return it.
+        """
         with calling(f"reading {name}", where=self.problems.where):
             found = getattr(self.value, name, None)
         if found is None and needed:
@@ -132,7 +131,18 @@ class _Reader:
             advice = f"rename {printable(close[0])} to {name}" if close else f"add it: {name}=…"
             message = f"is missing from the {self._type} that the factory returned"
             self.add(name, message, suggestion=advice)
+        if called and callable(found):
+            with calling(f"{name}()", where=self.problems.where):
+                return found()
         return found
+
+    def typed(self, name: str, kinds: type, allowed: str, needed: bool = False, called: bool = False) -> Any:
+        """An attribute of this type, or None; adds a problem if it has another."""
+        found = self.get(name, needed, called)
+        if found is None or isinstance(found, kinds):
+            return found
+        self.add(name, f"is {kind(found)}", allowed)
+        return None
 
     def unknown(self) -> list[str]:
         """Notes about unknown names in a dict or SimpleNamespace; other objects may have attributes of their own."""
@@ -147,11 +157,8 @@ class _Reader:
         return notes
 
     def model(self) -> nn.Module | None:
-        found = self.get("model", needed=True)
+        found: nn.Module | None = self.typed("model", nn.Module, "a torch.nn.Module", needed=True)
         if found is None:
-            return None
-        if not isinstance(found, nn.Module):
-            self._wrong("model", found, "a torch.nn.Module")
             return None
         lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
         if lazy:
@@ -174,17 +181,15 @@ class _Reader:
             advice = "wrap it in a Dataset that returns the item at an index"
             self.add(name, message, MAP_STYLE, advice)
         elif isinstance(data, (Mapping, str, bytes)):
-            self._wrong(name, data, MAP_STYLE)
+            self.add(name, f"is {kind(data)}", MAP_STYLE)
+        elif lacks := [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]:
+            message = f"{kind(data)} has no {' and no '.join(lacks)}"
+            self.add(name, message, MAP_STYLE, f"define {' and '.join(lacks)}")
         else:
-            lacks = [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]
-            if lacks:
-                message, advice = (
-                    f"{kind(data)} has no {' and no '.join(lacks)}",
-                    f"define {' and '.join(lacks)}",
-                )
-                self.add(name, message, MAP_STYLE, advice)
-            else:
-                self._length(name, data)
+            with calling(f"len({name})", where=self.problems.where):
+                count = len(data)
+            if not count:
+                self.add(name, "is empty", allowed="at least one item")
         return read
 
     def collate(self, train: _Data, evaluation: _Data) -> Collate | None:
@@ -207,7 +212,7 @@ class _Reader:
             return None
         call = f"{name}({', '.join(arguments)})"
         if not callable(found):
-            self._wrong(name, found, f"a function {call}")
+            self.add(name, f"is {kind(found)}", f"a function {call}")
             return None
         try:
             inspect.signature(found).bind(*arguments)
@@ -219,12 +224,9 @@ class _Reader:
 
     def parts(self, model: nn.Module | None) -> Mapping[str, Parted]:
         """Names of sub-phases, each with one or more modules of the model."""
-        found = self.get("parts")
-        if found is None:
-            return {}
-        if not isinstance(found, Mapping):
-            self._wrong("parts", found, 'a dict such as {"encoder": model.encoder}')
-            return {}
+        found: Mapping[str, Parted] = (
+            self.typed("parts", Mapping, 'a dict such as {"encoder": model.encoder}') or {}
+        )
         inside = set(model.modules()) if model is not None else None
         for name, part in found.items():
             modules = list(part) if isinstance(part, (Sequence, nn.ModuleList)) else [part]
@@ -246,57 +248,28 @@ class _Reader:
             return 1.0
         number = isinstance(found, (int, float)) and not isinstance(found, bool)
         if not number or not math.isfinite(found) or found <= 0:
-            self._wrong("tokens_per_item", found, "a number above 0")
+            self.add("tokens_per_item", f"is {kind(found)}", "a number above 0")
             return 1.0
         return float(found)
 
     def text(self, name: str, called: bool = False) -> str | None:
         """A string, on one line; if `called`, a function without arguments may return it."""
-        found = self._called(name) if called else self.get(name)
-        if found is not None and not isinstance(found, str):
-            self._wrong(
-                name, found, f"a string{', or a function without arguments that returns one' * called}"
-            )
-            return None
+        allowed = f"a string{', or a function without arguments that returns one' * called}"
+        found = self.typed(name, str, allowed, called=called)
         return None if found is None else printable(" ".join(found.split()))
-
-    def flag(self, name: str) -> bool:
-        found = self.get(name)
-        if found is not None and not isinstance(found, bool):
-            self._wrong(name, found, "True or False")
-        return found is True
 
     def lines(self, name: str) -> list[str]:
         """A string or strings, or a function without arguments that returns them."""
-        found = self._called(name)
+        allowed = "a list of strings, or a function without arguments that returns one"
+        found = self.typed(name, Sequence, allowed, called=True) or ()
         texts = [found] if isinstance(found, str) else found
-        strings = texts is None or (
-            isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-        )
-        if not strings:
-            message = "has other items than strings" if isinstance(texts, Sequence) else f"is {kind(texts)}"
-            self.add(name, message, "a list of strings, or a function without arguments that returns one")
+        if not all(isinstance(text, str) for text in texts):
+            self.add(name, "has other items than strings", allowed)
             return []
-        return [printable(" ".join(text.split())) for text in texts or ()]
-
-    def _called(self, name: str) -> Any:
-        found = self.get(name)
-        if not callable(found):
-            return found
-        with calling(f"{name}()", where=self.problems.where):
-            return found()
+        return [printable(" ".join(text.split())) for text in texts]
 
     def _names(self) -> list[str]:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]
-
-    def _wrong(self, name: str, found: object, allowed: str) -> None:
-        self.add(name, f"is {kind(found)}", allowed)
-
-    def _length(self, name: str, data: Sized) -> None:
-        with calling(f"len({name})", where=self.problems.where):
-            count = len(data)
-        if not count:
-            self.add(name, "is empty", allowed="at least one item")
 
     def _from_loader(self, name: str, loader: DataLoader[Any], config: Config) -> _Data:
         """The dataset and collate function of a DataLoader; the configuration replaces its other settings."""

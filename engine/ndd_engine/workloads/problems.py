@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from ndd_engine.config.schema import BatchSection
-from ndd_engine.errors import Problem
+from ndd_engine.errors import ConfigError, Problem
 from ndd_engine.text import printable
 
 Progress = Callable[[str], None]  # called with short texts to show
@@ -17,9 +18,14 @@ SHOWN_ERRORS = 5  # lines or files reported one by one; the rest are counted
 
 @dataclass
 class Problems:
-    """The errors found so far. where: the file or option that the configuration came from."""
+    """The errors found so far. where: the file or option that the configuration came from.
+
+    data: what is read, the value of the option `key`.
+    """
 
     where: str
+    data: str = ""
+    key: str = KEY
     found: list[Problem] = field(default_factory=list)
 
     def add(
@@ -35,12 +41,29 @@ class Problems:
         advice = None if suggestion is None else printable(suggestion)
         self.found.append(Problem(self.where, key, printable(message), shown, allowed, advice))
 
+    def add_data(self, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
+        """Adds an error in the data."""
+        self.add(self.key, message, self.data, allowed, suggestion)
+
+    def stop(self, message: str, allowed: str | None = None, suggestion: str | None = None) -> NoReturn:
+        """Adds an error in the data and raises ConfigError with all errors."""
+        self.add_data(message, allowed, suggestion)
+        raise ConfigError(self.found)
+
+    def check(self) -> None:
+        """Raises ConfigError with all errors if there is any."""
+        if self.found:
+            raise ConfigError(self.found)
+
+    def of(self, data: str) -> Problems:
+        """The same list of errors, for another file."""
+        return replace(self, data=data)
+
 
 @dataclass
 class ErrorList:
-    """Errors in the lines or files of `data`: the first few are added to `problems`, the rest are counted."""
+    """Errors in the lines or files of the data: the first few are added to `problems`, the rest are counted."""
 
-    data: str
     problems: Problems
     allowed: str | None = None
     kind: str = "lines"
@@ -51,13 +74,14 @@ class ErrorList:
         self.count += 1
         if self.count <= SHOWN_ERRORS:
             place = f"line {place:,}" if isinstance(place, int) else place
-            self.problems.add(KEY, f"{place}: {message}", self.data, self.allowed, suggestion)
+            self.problems.add_data(f"{place}: {message}", self.allowed, suggestion)
 
-    def finish(self) -> bool:
-        """Adds the number of errors not shown. Returns whether there was any error."""
+    def finish(self) -> None:
+        """Adds the number of errors not shown. Raises ConfigError if the list has any."""
         if self.count > SHOWN_ERRORS:
-            self.problems.add(KEY, f"{self.count - SHOWN_ERRORS:,} more {self.kind} with errors", self.data)
-        return self.count > 0
+            self.problems.add_data(f"{self.count - SHOWN_ERRORS:,} more {self.kind} with errors")
+        if self.count:
+            self.problems.check()
 
 
 def check_step(
@@ -66,11 +90,10 @@ def check_step(
     """Adds a problem if `items` training items are fewer than one optimizer step takes. unit: "windows"."""
     if items >= batch.items:
         return
-    key, found = ("batch.accumulation", batch.accumulation)
-    if batch.micro > items:
-        key, found = ("batch.micro", batch.micro)
+    key = "batch.micro" if batch.micro > items else "batch.accumulation"
     message = (
         f"one optimizer step takes {batch.items:,} {unit} (micro {batch.micro} x accumulation "
         f"{batch.accumulation}), but the training data has only {items:,}"
     )
+    found = batch.micro if batch.micro > items else batch.accumulation
     problems.add(key, message, found, f"micro x accumulation of at most {items:,}", suggestion)

@@ -6,15 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import (
-    AntispoofSection,
-    ChartextSection,
-    FinetuneSection,
-    NddSection,
-    OwnSection,
-    SummariseSection,
-)
-from ndd_engine.errors import ConfigError
+from ndd_engine.config.workload_sections import OwnSection
 
 from . import own
 from .antispoof import Antispoof
@@ -23,15 +15,15 @@ from .chartext import Chartext
 from .facts import read_data
 from .finetune import Finetune
 from .ndd import Ndd
-from .problems import Problems, Progress
+from .problems import Progress
 from .summarise import Summarise
 
-_BUILDERS: dict[type, Callable[[Config, Any, Any, Progress], Workload]] = {
-    AntispoofSection: Antispoof,
-    ChartextSection: Chartext,
-    FinetuneSection: Finetune,
-    NddSection: Ndd,
-    SummariseSection: Summarise,
+_BUILDERS: dict[str, Callable[[Config, Any, Any, Progress], Workload]] = {
+    "antispoof": Antispoof,
+    "chartext": Chartext,
+    "finetune": Finetune,
+    "ndd": Ndd,
+    "summarise": Summarise,
 }
 
 
@@ -41,13 +33,7 @@ def prepare(config: Config, progress: Progress = lambda _: None) -> Workload:
     The weights come from torch's global generator, which the caller seeds; synthetic data comes from a separate
     generator seeded with run.seed. `progress` is called with short texts to show.
     """
-    problems = Problems("workload")
-    section = config.workload
-    workload: Workload | None = None
+    data, section = read_data(config, progress), config.workload
     if isinstance(section, OwnSection):
-        workload = own.prepare(config, section, problems, progress)
-    elif (data := read_data(config, problems, progress)) is not None:
-        workload = _BUILDERS[type(section)](config, section, data, progress)
-    if workload is None or problems.found:
-        raise ConfigError(problems.found)
-    return workload
+        return own.prepare(config, section, progress)
+    return _BUILDERS[section.name](config, section, data, progress)

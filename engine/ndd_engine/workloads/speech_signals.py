@@ -46,15 +46,10 @@ def decode_pcm(content: bytes, width: int, channels: int) -> Tensor:
     usable = len(content) // (width * channels) * width * channels
     if not usable:
         return torch.zeros(0)
-    octets = torch.frombuffer(bytearray(content[:usable]), dtype=torch.uint8)
+    octets = torch.frombuffer(bytearray(content[:usable]), dtype=torch.uint8).view(-1, width)
     if width == 1:
-        values = octets.double() / 128 - 1
-    else:
-        # The most significant byte has the sign.
-        parts = octets.view(-1, width).double()
-        scale = torch.tensor([256.0 ** (position + 1 - width) / 128 for position in range(width)])
-        values = parts @ scale.double()
-        values = torch.where(values >= 1, values - 2, values)
+        octets = octets ^ 128
+    values = F.pad(octets, (4 - width, 0)).view(torch.int32).double() / 2**31
     return values.view(-1, channels).mean(dim=1).float()
 
 

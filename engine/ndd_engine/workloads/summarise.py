@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from .problems import Progress
 from .rouge import rouge
 from .summarise_data import PADDING, Encoded, Pair, PairData, Vocabulary
 from .summarise_model import PointerGenerator, negative_log_likelihood
-from .summarise_search import Written, beam, greedy
+from .summarise_search import beam
 
 
 class Pairs(NamedTuple):
@@ -46,7 +47,6 @@ class PairDataset(GatherItems):
 
     @classmethod
     def of(cls, encoded: Sequence[Encoded], limits: tuple[int, int] | None) -> PairDataset:
-        """The dataset of encoded pairs."""
         fields = [[pair[field] for pair in encoded] for field in range(4)]
         words = (
             torch.tensor([number for part in parts for number in part], dtype=torch.int32) for parts in fields
@@ -68,10 +68,7 @@ class PairDataset(GatherItems):
         """The pairs at `indices` (B,) on the data's device, as a collated batch, with one gather per field."""
         starts = self.starts[:, indices]
         lengths = self.starts[:, indices + 1] - starts
-        if self.limits is None:
-            widths = lengths.amax(1).tolist()
-        else:
-            widths = [limit for limit in self.limits for _ in range(2)]
+        widths = lengths.amax(1).tolist() if self.limits is None else [self.limits[n // 2] for n in range(4)]
         parts = []
         for words, start, length, width in zip(self.words, starts, lengths, widths, strict=True):
             place = torch.arange(width, device=words.device)
@@ -82,73 +79,59 @@ class PairDataset(GatherItems):
         return Pairs(*parts)
 
 
+@dataclass(frozen=True)
 class Padder:
     """Collates pairs, padded to the longest or to `limits` (S, T). A class, so that it can be sent to workers."""
 
-    def __init__(self, limits: tuple[int, int] | None) -> None:
-        self.limits = limits
+    limits: tuple[int, int] | None
 
     def __call__(self, items: list[Pairs]) -> Pairs:
-        fields = (
-            pad_sequence(list(part), batch_first=True, padding_value=PADDING)
-            for part in zip(*items, strict=True)
-        )
-        if self.limits is None:
-            return Pairs(*fields)
-        widths = (limit for limit in self.limits for _ in range(2))
-        return Pairs(
-            *(
-                nn.functional.pad(rows, (0, width - rows.shape[1]), value=PADDING)
-                for rows, width in zip(fields, widths, strict=True)
-            )
-        )
+        fields = []
+        for number, part in enumerate(zip(*items, strict=True)):
+            rows = pad_sequence(list(part), batch_first=True, padding_value=PADDING)
+            if self.limits is not None:
+                rows = nn.functional.pad(rows, (0, self.limits[number // 2] - rows.shape[1]), value=PADDING)
+            fields.append(rows)
+        return Pairs(*fields)
 
 
+@dataclass
 class Rouge:
     """The loss, and ROUGE of generated summaries of the first pairs of an evaluation; implements Metric.
 
-    The summaries of a batch are generated together, with beam search and greedily.
+    The summaries of a batch are generated together, with beam search and greedily. pairs: those to generate summaries
+    for, at the start of the evaluation data.
     """
 
-    def __init__(
-        self,
-        model: PointerGenerator,
-        vocabulary: Vocabulary,
-        pairs: Sequence[Pair],
-        unknowns: Sequence[Sequence[str]],
-        width: int,
-        limit: int,
-    ) -> None:
-        """pairs: those to generate summaries for, at the start of the evaluation data."""
-        self._model, self._vocabulary = model, vocabulary
-        self._pairs, self._unknowns = pairs, unknowns
-        self._width, self._limit = width, limit
-        self._loss = MeanLoss()
-        self._seen = 0
-        self._sums: dict[str, float] = {}
+    model: PointerGenerator
+    vocabulary: Vocabulary
+    pairs: Sequence[Pair]
+    unknowns: Sequence[Sequence[str]]
+    width: int
+    limit: int
+    mean: MeanLoss = field(default_factory=MeanLoss)
+    seen: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
         """Adds a batch; batches come in the order of the evaluation pairs."""
-        self._loss.update(output, batch, loss)
-        pairs = self._pairs[self._seen : self._seen + len(batch[0])]
+        self.mean.update(output, batch, loss)
+        pairs = self.pairs[self.seen : self.seen + len(batch[0])]
         if not pairs:
             return
         source, extended = batch[0][: len(pairs)], batch[1][: len(pairs)]
-        self._add("", beam(self._model, source, extended, self._width, self._limit), pairs)
-        if self._width > 1:
-            self._add("greedy_", greedy(self._model, source, extended, self._limit), pairs)
-        self._seen += len(pairs)
-
-    def _add(self, kind: str, written: Sequence[Written], pairs: Sequence[Pair]) -> None:
-        for index, (one, pair) in enumerate(zip(written, pairs, strict=True), self._seen):
-            text = " ".join(self._vocabulary.decode(one.words, self._unknowns[index]))
-            for name, value in rouge(text, pair.reference).items():
-                self._sums[kind + name] = self._sums.get(kind + name, 0.0) + value
+        for kind, width in (("", self.width), ("greedy_", 1))[: 2 if self.width > 1 else 1]:
+            written = beam(self.model, source, extended, width, self.limit)
+            for index, (one, pair) in enumerate(zip(written, pairs, strict=True), self.seen):
+                text = " ".join(self.vocabulary.decode(one.words, self.unknowns[index]))
+                for name, value in rouge(text, pair.reference).items():
+                    self.sums[kind + name] = self.sums.get(kind + name, 0.0) + value
+        self.seen += len(pairs)
 
     def result(self) -> dict[str, float]:
         """ROUGE-L of beam search first, then its other scores, those of greedy search, and the loss."""
-        means = {name: total / self._seen for name, total in self._sums.items()}
-        return {"rouge_l": means.pop("rouge_l", float("nan")), **means, **self._loss.result()}
+        means = {name: total / self.seen for name, total in self.sums.items()}
+        return {"rouge_l": means.pop("rouge_l", float("nan")), **means, **self.mean.result()}
 
 
 class Summarise(BuiltinWorkload):
@@ -176,7 +159,6 @@ class Summarise(BuiltinWorkload):
         self._writer = self._build(lambda: build_model(section), progress)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Probability of each target word (B, T)."""
         chosen: Tensor = model(*batch)
         return chosen
 
@@ -194,7 +176,6 @@ class Summarise(BuiltinWorkload):
         )
 
     def describe_model(self) -> str:
-        """One line."""
         section = self._section
         return (
             f"{section.layers} layers, hidden {section.hidden}, embedding {section.embedding}, vocabulary "

@@ -5,20 +5,19 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import SummariseSection
 
-from .files import read_text, source_name
-from .problems import KEY, ErrorList, Problems, Progress, check_step
+from .files import json_strings, numbered_lines, parse_lines, read_text, source_name
+from .problems import ErrorList, Problems, Progress, check_step
 from .text_data import library_texts
 from .windows import DataFacts, split
 
@@ -112,33 +111,28 @@ class PairData:
         return total / len(self.train)
 
     def facts(self) -> DataFacts:
-        """The facts that need no torch."""
         return DataFacts(
             len(self.train), len(self.evaluation), self.tokens_per_item, "pair", "token", self.line()
         )
 
     def line(self) -> str:
-        """A one-line summary."""
         return (
             f"{self.origin}: {len(self.train):,} pairs per epoch, {len(self.evaluation):,} for evaluation, "
             f"{self.tokens_per_item:,.0f} tokens each, vocabulary {self.vocabulary.size:,}"
         )
 
 
-def read_pairs(
-    config: Config, section: SummariseSection, problems: Problems, progress: Progress
-) -> PairData | None:
-    """The pairs, or None after adding every error to `problems`."""
+def read_pairs(config: Config, section: SummariseSection, problems: Problems, progress: Progress) -> PairData:
+    """The pairs. Raises ConfigError with every error."""
     progress(f"reading {source_name(section.data, builtin='the docstrings of the standard library')}")
-    before = len(problems.found)
     builtin = section.data == "builtin"
-    pairs = _library(section, problems, progress) if builtin else _read_file(section, problems)
-    if pairs is None or len(problems.found) > before:
-        return None
+    pairs = library_pairs(section.pairs, progress) if builtin else _read_file(section, problems)
+    if not pairs:
+        message = "this Python is installed without its source or its docstrings"
+        problems.stop(message, suggestion="use a path to a .jsonl or .tsv file")
     if len(pairs) == 1:
         message = f"there is only one pair of text and summary: {pairs[0].reference[:60]}"
-        problems.add(KEY, message, section.data, "at least 2, one for training and one for evaluation")
-        return None
+        problems.stop(message, "at least 2, one for training and one for evaluation")
     sequence = config.batch.sequence
     count = split(len(pairs), section.eval_fraction).train
     train, evaluation = pairs[:count], pairs[count:]
@@ -147,13 +141,9 @@ def read_pairs(
         origin += " from the standard library, joined"
         train, evaluation = (_joined(part, sequence) for part in (train, evaluation))
     if not train:
-        problems.add(
-            KEY, "no pair is left for training", suggestion="add more, or lower workload.eval_fraction"
-        )
-        return None
+        problems.stop("no pair is left for training", suggestion="add more, or lower workload.eval_fraction")
     check_step(config.batch, len(train), "pairs", problems)
-    if len(problems.found) > before:
-        return None
+    problems.check()
     notes = _cut_notes((*train, *evaluation), sequence, section.target, builtin)
     train, evaluation = (
         tuple(pair._replace(source=pair.source[:sequence]) for pair in part) for part in (train, evaluation)
@@ -187,16 +177,6 @@ def _cut_notes(pairs: Sequence[Pair], sequence: int, target: int, builtin: bool)
     if cut := sum(len(pair.summary) > target for pair in pairs):
         notes.append(f"{cut:,} of {len(pairs):,} summaries are cut to workload.target, {target:,} tokens.")
     return notes
-
-
-def _library(section: SummariseSection, problems: Problems, progress: Progress) -> tuple[Pair, ...] | None:
-    pairs = library_pairs(section.pairs, progress)
-    if not pairs:
-        advice = "use a path to a .jsonl or .tsv file"
-        message = "this Python is installed without its source or its docstrings"
-        problems.add(KEY, message, "builtin", suggestion=advice)
-        return None
-    return pairs
 
 
 def library_pairs(limit: int | None, progress: Progress = lambda _: None) -> tuple[Pair, ...]:
@@ -253,78 +233,61 @@ def _joined(pairs: Sequence[Pair], sequence: int) -> tuple[Pair, ...]:
     return tuple(joined)
 
 
-def _read_file(section: SummariseSection, problems: Problems) -> tuple[Pair, ...] | None:
-    text = read_text(section.data, problems, SUFFIXES, ("builtin",))
-    if text is None:
-        return None
+def _read_file(section: SummariseSection, problems: Problems) -> tuple[Pair, ...]:
+    text = read_text(problems, SUFFIXES, ("builtin",))
     suffix = Path(section.data).suffix.lower()
     if suffix not in SUFFIXES:
         allowed = 'a name that ends in .jsonl (one {"source": …, "summary": …} a line) or .tsv'
-        problems.add(KEY, "the suffix of the file name is not supported", section.data, allowed)
-        return None
-    # Not splitlines(), which also splits at characters that a JSON string may contain.
-    lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1)]
-    lines = [(number, line) for number, line in lines if line.strip()]
-    rows = _tsv(lines) if suffix == ".tsv" else ((number, _json(line)) for number, line in lines)
-    pairs: list[Pair] = []
-    errors = ErrorList(section.data, problems)
-    for number, row in rows:
-        if section.pairs is not None and len(pairs) == section.pairs:
-            break
-        found = _pair(row)
-        if isinstance(found, Pair):
-            pairs.append(found)
-        else:
-            errors.add(number, found)
-    if not errors.finish() and not pairs:
-        problems.add(KEY, "there are no pairs in this file", section.data)
+        problems.stop("the suffix of the file name is not supported", allowed)
+    lines = numbered_lines(text)
+    if suffix == ".tsv":
+        columns = _columns(lines[0][1].split("\t") if lines else [])
+        if columns is not None:
+            lines = lines[1:]
+        pairs = parse_lines(lines, lambda line: _cells(line, columns), ErrorList(problems), section.pairs)
+    else:
+        errors = ErrorList(problems, '{"source": "…", "summary": "…"}')
+        pairs = parse_lines(lines, lambda line: _pair(*json_strings(line, _keys)), errors, section.pairs)
+    if not pairs:
+        problems.stop("there are no pairs in this file")
     return tuple(pairs)
 
 
-RawPair = tuple[str, str] | str  # source and summary, or an error
-
-
-def _pair(row: RawPair) -> Pair | str:
-    if isinstance(row, str):
-        return row
-    pair = Pair(tokens(row[0]), tokens(row[1]), row[1])
+def _pair(source: str, summary: str) -> Pair:
+    """Raises ValueError if one is empty."""
+    pair = Pair(tokens(source), tokens(summary), summary)
     empty = [name for name, part in (("source", pair.source), ("summary", pair.summary)) if not part]
-    return f"the {' and the '.join(empty)} {'is' if len(empty) == 1 else 'are'} empty" if empty else pair
+    if empty:
+        raise ValueError(f"the {' and the '.join(empty)} {'is' if len(empty) == 1 else 'are'} empty")
+    return pair
 
 
-def _json(line: str) -> RawPair:
-    try:
-        value = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        at = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        return f"this is not JSON{at}"
-    if not isinstance(value, dict):
-        return 'this is not a JSON object like {"source": "…", "summary": "…"}'
-    texts = []
+def _keys(value: Mapping[str, Any]) -> list[str]:
+    """The keys of the source and the summary. Raises ValueError if one is missing."""
+    found = []
     for names in (SOURCE_NAMES, SUMMARY_NAMES):
         name = next((name for name in names if name in value), None)
         if name is None:
-            return f"there is no {names[0]}: one of the fields {', '.join(names)} is needed"
-        if not isinstance(value[name], str):
-            return f"the field {name} is not a string"
-        texts.append(value[name])
-    return texts[0], texts[1]
+            raise ValueError(f"there is no {names[0]}: one of the fields {', '.join(names)} is needed")
+        found.append(name)
+    return found
 
 
-def _tsv(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, RawPair]]:
-    """Rows of source and summary, or of the columns with these names in the first line."""
-    places, columns = [0, 1], 2
-    names = [cell.strip().lower() for cell in lines[0][1].split("\t")] if lines else []
-    found = [
-        next((names.index(name) for name in wanted if name in names), None)
-        for wanted in (SOURCE_NAMES, SUMMARY_NAMES)
-    ]
-    if found[0] is not None and found[1] is not None:
-        places, columns, lines = [found[0], found[1]], len(names), lines[1:]
-    for number, line in lines:
-        cells = line.split("\t")
-        if len(cells) != columns:
-            expected = "source and summary separated by a tab" if columns == 2 else f"{columns} as in line 1"
-            yield number, f"{len(cells)} column{'s' * (len(cells) > 1)}, expected {expected}"
-        else:
-            yield number, (cells[places[0]], cells[places[1]])
+def _columns(header: Sequence[str]) -> tuple[int, int, int] | None:
+    """(place of the source, place of the summary, number of columns), or None if the line has no such names."""
+    names = {cell.strip().lower(): place for place, cell in reversed(list(enumerate(header)))}
+    try:
+        source, summary = _keys(names)
+    except ValueError:
+        return None
+    return names[source], names[summary], len(header)
+
+
+def _cells(line: str, columns: tuple[int, int, int] | None) -> Pair:
+    """The pair in a row of source and summary, or of these columns. Raises ValueError for another number of cells."""
+    source, summary, count = columns or (0, 1, 2)
+    cells = line.split("\t")
+    if len(cells) != count:
+        expected = "source and summary separated by a tab" if count == 2 else f"{count} as in line 1"
+        raise ValueError(f"{len(cells)} column{'s' * (len(cells) > 1)}, expected {expected}")
+    return _pair(cells[source], cells[summary])

@@ -49,6 +49,10 @@ class State(NamedTuple):
     cell: Tensor
     context: Tensor
 
+    def rows(self, indices: Tensor) -> State:
+        hidden, cell = (tensor.index_select(1, indices) for tensor in (self.hidden, self.cell))
+        return State(hidden, cell, self.context.index_select(0, indices))
+
 
 class Steps(NamedTuple):
     """The outputs of T decoder steps.
@@ -171,10 +175,15 @@ class Decoder(nn.Module):
         self.attention = AdditiveAttention(hidden)
 
     def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[Steps, State]:
-        below, _, bias = self._layer(0)
+        layers: list[tuple[Tensor, Tensor, Tensor]] = [
+            (below, before, first + second) for below, before, first, second in self.lstm.all_weights
+        ]
+        below, before, bias = layers[0]
         own = F.linear(embedded, below[:, : self.embedding], bias)
+        layers[0] = below[:, self.embedding :], before, bias
         # Cast once: autocast caches casts of parameters only, and would cast these in every step.
-        weights, biases = self._cells(own.dtype)
+        weights = [torch.cat((below, before), dim=1).to(own.dtype).t() for below, before, _ in layers]
+        biases = [bias.to(own.dtype) for *_, bias in layers]
         hidden = list(state.hidden.to(own.dtype).unbind(0))
         cell = list(state.cell.to(own.dtype).unbind(0))
         context = state.context.to(own.dtype)
@@ -184,7 +193,7 @@ class Decoder(nn.Module):
             for layer, weight in enumerate(weights):
                 if layer:
                     below = F.dropout(hidden[layer - 1], self.lstm.dropout, self.training)
-                    bias = biases[layer - 1]
+                    bias = biases[layer]
                 hidden[layer], cell[layer] = lstm_cell(
                     torch.addmm(bias, torch.cat((below, hidden[layer]), dim=1), weight), cell[layer]
                 )
@@ -193,23 +202,6 @@ class Decoder(nn.Module):
             found.append((hidden[-1], context, attention))
         steps = Steps(*(torch.stack(parts, dim=1) for parts in zip(*found, strict=True)))
         return steps, State(torch.stack(hidden), torch.stack(cell), context)
-
-    def _cells(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-        """(per layer: input and recurrent weights, (inputs, gates); biases of all layers but the first)."""
-        weights, biases = [], []
-        for layer in range(self.lstm.num_layers):
-            below, before, bias = self._layer(layer)
-            if layer:
-                biases.append(bias.to(dtype))
-            else:
-                below = below[:, self.embedding :]
-            weights.append(torch.cat((below, before), dim=1).to(dtype).t())
-        return weights, biases
-
-    def _layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(input weights, recurrent weights, sum of the biases) of a layer."""
-        below, before, first, second = self.lstm.all_weights[layer]
-        return below, before, first + second
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Generates summaries with a pointer-generator, by greedy or beam search, for many sources at once."""
+"""Generates summaries with a pointer-generator by beam search, for many sources at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from ndd_engine.batches import map_tensors
 
 from .summarise_data import END, PADDING, START
 from .summarise_model import EncodedSources, State
@@ -27,40 +29,16 @@ class Written(NamedTuple):
 
 
 @torch.no_grad()
-def greedy(model: Searcher, source: Tensor, extended: Tensor, limit: int) -> list[Written]:
-    """Takes the most probable word in each step: sources (B, S) -> B summaries of at most `limit` words."""
-    memory, state = model.read(source, extended, True)
-    words = torch.full_like(source[:, 0], START)
-    done = torch.zeros_like(words, dtype=torch.bool)
-    written: list[Tensor] = []
-    total = torch.zeros(len(source), dtype=torch.float64, device=words.device)
-    length = torch.zeros_like(words)
-    while len(written) < limit and not bool(done.all()):
-        likely, state = model.step(words, memory, state)
-        best = likely.max(1)
-        words = best.indices.masked_fill(done, PADDING)
-        total += best.values.masked_fill(done, 0.0)
-        length += ~done
-        written.append(words)
-        done = done | (words == END)
-    return _written(torch.stack(written, 1), total / length)
-
-
-@torch.no_grad()
 def beam(model: Searcher, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
     """Beam search with `width` summaries per source: sources (B, S) -> B summaries.
 
     Each step keeps the `width` most probable prefixes; finished summaries stay and compete with the others. The best
-    has the highest mean log-probability, since a sum would favour short ones. With width 1 this is `greedy`.
+    has the highest mean log-probability, since a sum would favour short ones. Width 1 is greedy search.
     """
     batch = len(source)
     memory, state = model.read(source, extended, True)
-    keys = None if memory.keys is None else memory.keys.repeat_interleave(width, 0)
-    states, barred, extended = (
-        tensor.repeat_interleave(width, 0) for tensor in (memory.states, memory.barred, memory.extended)
-    )
-    memory = EncodedSources(states, keys, barred, extended)
-    state = State(*(tensor.repeat_interleave(width, _rows(name)) for name, tensor in state._asdict().items()))
+    memory = map_tensors(memory, lambda tensor: tensor.repeat_interleave(width, 0))
+    state = state.rows(torch.arange(batch, device=source.device).repeat_interleave(width))
     first = torch.arange(batch, device=source.device).unsqueeze(1) * width  # row of each source
     words = torch.full((batch, width), START, device=source.device)
     done = torch.zeros_like(words, dtype=torch.bool)
@@ -84,17 +62,11 @@ def beam(model: Searcher, source: Tensor, extended: Tensor, width: int, limit: i
         done = was_done | (words == END)
         written = written.gather(1, parent.unsqueeze(2).expand(-1, -1, written.shape[2]))
         written = torch.cat((written, words.unsqueeze(2)), dim=2)
-        rows = (first + parent).flatten()
-        state = State(*(tensor.index_select(_rows(name), rows) for name, tensor in state._asdict().items()))
+        state = state.rows((first + parent).flatten())
     score = total / length
     chosen = score.argmax(1, keepdim=True)
     best_words = written.gather(1, chosen.unsqueeze(2).expand(-1, -1, written.shape[2])).squeeze(1)
     return _written(best_words, score.gather(1, chosen).squeeze(1))
-
-
-def _rows(name: str) -> int:
-    """The batch dimension of a field of State: those of the LSTM have layers first."""
-    return 0 if name == "context" else 1
 
 
 def _written(words: Tensor, scores: Tensor) -> list[Written]:

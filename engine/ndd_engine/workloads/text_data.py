@@ -12,7 +12,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import ChartextSection
 
 from .files import manual_topics, read_text, source_name
-from .problems import KEY, Problems, Progress
+from .problems import Problems, Progress
 from .windows import DataFacts, Layout, split
 
 WORDS = ("builtin", "stdlib")
@@ -30,54 +30,43 @@ class TextData:
     notes: tuple[str, ...]
 
     def facts(self) -> DataFacts:
-        """The facts that need no torch."""
         return self.layout.facts(self.line())
 
     def line(self) -> str:
-        """A one-line summary."""
         return f"{len(self.text):,} characters ({len(self.vocabulary)} distinct), {self.layout.text}"
 
 
 def read_characters(
     config: Config, section: ChartextSection, problems: Problems, progress: Progress
-) -> TextData | None:
-    """The text, or None after adding every error to `problems`."""
+) -> TextData:
+    """The text. Raises ConfigError with every error."""
     names = {"builtin": "the manual topics", "stdlib": "the standard library's source"}
     progress(f"reading {source_name(section.data, **names)}")
     if section.data == "builtin":
-        topics = manual_topics(problems, 'use a path to a text file, or "stdlib"')
-        text = None if topics is None else "\n".join(topics)
+        text = "\n".join(manual_topics(problems, 'use a path to a text file, or "stdlib"'))
     elif section.data == "stdlib":
         text = library_source(problems)
     else:
-        text = read_text(section.data, problems, (".txt", ".text", ".md"), WORDS)
-    if text is None:
-        return None
+        text = read_text(problems, (".txt", ".text", ".md"), WORDS)
     text = text[: section.max_characters]
     vocabulary = "".join(sorted(set(text)))
     if len(vocabulary) < 2:
-        message = f"the text has only one distinct character, {vocabulary!r}: there is nothing to learn"
-        problems.add(KEY, message, section.data)
-        return None
+        problems.stop(f"the text has only one distinct character, {vocabulary!r}: there is nothing to learn")
     sequence, stride = config.batch.sequence, section.stride or config.batch.sequence
     # Evaluation windows never overlap: each character is predicted once, whatever the training stride.
     parts = split(len(text), section.eval_fraction)
     layout = Layout(parts, sequence, stride, sequence, "character", "text")
-    before = len(problems.found)
     layout.check(config.batch, problems)
-    if len(problems.found) > before:
-        return None
+    problems.check()
     return TextData(text, vocabulary, layout, tuple(_notes(layout, len(vocabulary))))
 
 
-def library_source(problems: Problems) -> str | None:
-    """The standard library's own Python source (PSF licence), about 12 MB, sorted by file name; None if missing."""
+def library_source(problems: Problems) -> str:
+    """The standard library's own Python source (PSF licence), about 12 MB, sorted by file name. Raises ConfigError."""
     texts = list(library_texts())
     if not texts:
         advice = 'use a path to a text file, or "builtin"'
-        top = sysconfig.get_path("stdlib")
-        problems.add(KEY, f"there is no Python source in {top}", "stdlib", suggestion=advice)
-        return None
+        problems.stop(f"there is no Python source in {sysconfig.get_path('stdlib')}", suggestion=advice)
     return "\n".join(texts)
 
 

@@ -31,7 +31,6 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """Elements of both parts."""
         return self.train + self.evaluation
 
 
@@ -62,23 +61,19 @@ class Layout:
 
     @property
     def train_items(self) -> int:
-        """Windows in the training part."""
         return window_count(self.parts.train, self.sequence + 1, self.stride)
 
     @property
     def eval_items(self) -> int:
-        """Windows in the evaluation part."""
         return window_count(self.parts.evaluation, self.sequence + 1, self.eval_stride)
 
     @property
     def text(self) -> str:
-        """Windows and evaluation windows, for people."""
         return (
             f"{self.train_items:,} windows of {self.sequence:,} per epoch, {self.eval_items:,} for evaluation"
         )
 
     def facts(self, text: str) -> DataFacts:
-        """The facts of the data, with `text` as its summary."""
         return DataFacts(self.train_items, self.eval_items, self.sequence, "window", self.unit, text)
 
     def check(self, batch: BatchSection, problems: Problems) -> None:
@@ -87,23 +82,21 @@ class Layout:
         longest = min(parts.train, parts.evaluation) - 1
         allowed = f"at most {longest:,}"
         longer = f"use a longer {self.whole}"
+        needed = f"but a window needs {self.sequence + 1:,}"
         if longest < 2:
             message = f"the {self.whole} is too short for a single window: {parts.total:,} {units}"
             problems.add(KEY, message, suggestion=longer)
-            return
-        if self.sequence >= parts.total:
+        elif self.sequence >= parts.total:
             message = f"longer than the {self.whole} of {parts.total:,} {units}"
             problems.add("batch.sequence", message, self.sequence, allowed)
-            return
-        needed = f"but a window needs {self.sequence + 1:,}"
-        if not self.train_items:
+        elif not self.train_items:
             message = f"the training part has {parts.train:,} {units}, {needed}"
             problems.add("batch.sequence", message, self.sequence, allowed)
-            return
-        if not self.eval_items:
-            message = f"the evaluation part has {parts.evaluation:,} {units}, {needed}"
-            fraction = (self.sequence + 1) / parts.total
-            if fraction < 0.499:
-                longer = f"or set workload.eval_fraction to {math.ceil(fraction * 1000) / 1000:g}"
-            problems.add("batch.sequence", message, self.sequence, allowed, longer)
-        check_step(batch, self.train_items, "windows", problems)
+        else:
+            if not self.eval_items:
+                message = f"the evaluation part has {parts.evaluation:,} {units}, {needed}"
+                fraction = (self.sequence + 1) / parts.total
+                if fraction < 0.499:
+                    longer = f"or set workload.eval_fraction to {math.ceil(fraction * 1000) / 1000:g}"
+                problems.add("batch.sequence", message, self.sequence, allowed, longer)
+            check_step(batch, self.train_items, "windows", problems)
