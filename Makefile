@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11 or newer and make:
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts, docs and tests
-# Further: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
+# Others: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
 # docs, dist, bench, faults (planted faults, about 70 minutes), screenshots.
 
 PYTHON ?= python3
@@ -85,7 +85,7 @@ $(VENV)-textual-%/.dev: pyproject.toml constraints.txt
 	@$(VENV)-textual-$*/bin/python -m pip install --quiet --disable-pip-version-check textual==$*
 	@touch $@
 
-# The rivals bring numpy and more: a venv of their own shows that the package and its tests need none of it.
+# The compared libraries install numpy and more: with a separate venv, the package and its tests cannot rely on it.
 $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	@echo "installing the benchmarks' own environment (torch is large; the first time takes a while)" >&2

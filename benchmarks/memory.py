@@ -141,7 +141,7 @@ def _extrapolations(workload: str, sets: tuple[str, ...], amp: str, times: tuple
     for many in times:
         micro = family.at[1] * many
         if micro > len(prober.workload.train_data):  # type: ignore[arg-type]
-            continue  # larger than the builtin data
+            continue  # larger than the built-in data
         truth = prober.trace(micro).ordered()
         for mark in (ONE, MANY):
             predicted, real = family.trace(micro).until(mark), truth.until(mark)

@@ -2,7 +2,7 @@
 
 make screenshots        needs rsvg-convert and a monospace font for the PNG files; without it only SVG files are made
 
-live.png           a slow run: its bottleneck and what removing it gains at most; live-*.png: at other sizes
+live.png           a slow run: its bottleneck and ceiling; live-*.png: at other sizes
 diagnosis.png      all findings of that run, with a profiler capture
 trial.png          the proposed change, measured
 tuning.png         settings tried in turn, with their gains

@@ -1,1 +1,1 @@
-"""Plants one fault at a time, and looks whether the console names it, and whether its fix gains what it says."""
+"""Plants one fault at a time, and checks whether the console names it and whether the proposed fix gains."""

@@ -63,7 +63,7 @@ class Diagnosed:
     processes), alone (whether to measure the run without them).
 
     Result: the findings, their snapshot, foreign (cores used by other processes that were not planted), and alone: the
-    speed-up while the neighbours are stopped.
+    speedup while the neighbours are stopped.
     """
 
     def __init__(self, task: Json) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .cases import CORES, OWN, Case
 from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
 
-# Causes that blame the loader.
+# Causes in the loader.
 LOADERS = ("few-workers", "data-wait", "item-collate", "on-the-fly", "slow-storage")
 
 

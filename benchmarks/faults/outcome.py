@@ -98,7 +98,7 @@ class Outcome:
 
     @property
     def cost(self) -> float | None:
-        """The speed-up of the run without its fault; None if not measured."""
+        """The speedup of the run without its fault; None if not measured."""
         return self.cured.ratio if self.cured is not None else None
 
     @property

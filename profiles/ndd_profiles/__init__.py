@@ -1,4 +1,4 @@
-"""Facts as TOML: what is known of each card and each built-in workload."""
+"""Facts as TOML: GPUs, built-in workloads, presets and claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic: a wrong ratio would be believed."""
+"""The benchmarks' own arithmetic: pairing, statistics and tables."""
 
 from __future__ import annotations
 

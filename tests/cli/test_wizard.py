@@ -104,7 +104,7 @@ def test_old_names_of_options_work_and_warn(tmp_path: Path, old: list[str], new:
     assert done.returncode == 2  # because of the value or the next option
     assert "No such option" not in done.stderr
     warning, *rest = done.stderr.splitlines()
-    assert warning.startswith("warning: ") and warning.endswith(f" is now called {new}")
+    assert warning.startswith("warning: ") and warning.endswith(f" is deprecated, use {new}")
     assert new.split()[0] in "\n".join(rest) or "huge" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Each cause in a planted run, and its innocent twin: the same settings or the same look, and no such cost."""
+"""Each cause in a planted run, and a similar run without the cause: the same settings or symptoms, but no such cost."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ LOADER = [
     Pair(
         "slow-storage",
         Planted(phases=WAITING, sets=["loader.workers=1"], loader=files(item_cpu_ns=2e4)),
-        # The worker makes a batch in 3 ms of the 20 that a step takes: what is waited for is not the storage.
+        # The worker makes a batch in 3 ms of the 20 that a step takes: the wait is not for storage.
         Planted(
             phases=healthy(data_wait=3.0),
             sets=["loader.workers=1"],
@@ -113,7 +113,7 @@ LOADER = [
     ),
     Pair(
         "many-workers",
-        # What is waited for is little more than a batch costs here; but the model is slowed down as well.
+        # The wait is little longer than making a batch in this process, but the model is slowed down as well.
         Planted(
             phases=healthy(data_wait=4.0),
             sets=["loader.workers=8"],

@@ -1,4 +1,4 @@
-"""The record's tests make random sequences of events, which the rules have to stand as well."""
+"""The record's tests make random sequences of events, which the rules must handle as well."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ NVML = {
 
 @dataclass
 class Planted:
-    """What a run shows. phases: milliseconds of a step. device: the same by the device clock, on a card.
+    """What a run shows. phases: milliseconds of a step. device: the same by the device clock, on a GPU.
 
     sets: as on the command line. wobble: relative difference between windows. windows: of `steps` steps each.
     """

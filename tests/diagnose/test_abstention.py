@@ -1,4 +1,4 @@
-"""A signal that is missing is no signal: rules abstain, never guess, and never raise."""
+"""Without the signals they need, rules return no finding and never raise."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_without_windows_enough_for_an_error_a_share_has_to_be_large() -> None:
 def test_a_wait_without_a_known_reason_is_only_a_wait() -> None:
     found = Planted(phases=healthy(data_wait=20.0)).verdict()
     assert found.cause == "data-wait"
-    # Many looks at one line of the data say where.
+    # Many stack samples in one line of the dataset show where.
     looks = seen(("data_wait", "/home/me/mine.py", 12, "Clips.__getitem__", 40, 1))
     found = Planted(phases=healthy(data_wait=20.0), stacks=looks).verdict()
     assert found.changes[-1].where == "mine.py:12 in Clips.__getitem__"

@@ -1,4 +1,4 @@
-"""Every cause is named where it is planted, and not where something only looks like it."""
+"""Every cause is named where it is planted, and not where a run only looks similar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planted_runs import Planted, alone, cores, data, healthy, work
 
 from ndd_engine.diagnose import CAUSES
 
-# Told of settings and of the run as a whole; they have tests of their own.
+# Findings about settings and about the run as a whole; they have tests of their own.
 ELSEWHERE = {"too-short", "healthy", "no-effect"}
 
 

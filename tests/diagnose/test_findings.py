@@ -1,4 +1,4 @@
-"""What a finding says: its order, its ceiling, when to leave it, its edits, and what it says of a run as a whole."""
+"""Findings: order, ceiling, when to leave them as is, edits, and the verdicts on a whole run."""
 
 from __future__ import annotations
 

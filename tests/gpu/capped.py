@@ -1,5 +1,5 @@
-"""`python capped.py BYTES`: under that cap of this process, the largest batch that is predicted to fit is trained, then
-larger ones until memory runs out. Prints both. A process of its own, as a cap cannot be taken back."""
+"""`python capped.py BYTES`: with that memory limit, train the largest batch predicted to fit, then larger ones
+until memory runs out. Prints both. A separate process, because the limit cannot be removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP = 8
 
 
 def prober(amp: str) -> Prober:
-    """Of the character model on the first card."""
+    """Configuration of the character model on the first GPU."""
     sets = ["run.device=cuda", "workload.size=small", f"precision.amp={amp}"]
     config = read(None, sets, "chartext").resolve()
     seed(config.run.seed)

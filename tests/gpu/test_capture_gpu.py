@@ -1,4 +1,4 @@
-"""Profiler bursts on a card: the union of kernels against the card's own events, and the causes of planted gaps."""
+"""Profiler captures on a GPU: busy time against CUDA events, and the causes of planted gaps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def left() -> torch.Tensor:
 
 
 def recorded(step: Callable[[PhaseClock], None], times: int = 3) -> KernelsEvent:
-    """A burst over `times` calls of a step, after one that is left out."""
+    """A capture of `times` calls of a step, after one that is left out."""
     clock = PhaseClock()
     recording = ProfilerCapture(torch.device("cuda"), clock)
     recording.start()
@@ -84,7 +84,7 @@ def test_gaps_between_launches_and_after_a_synchronisation(left: torch.Tensor) -
         clock.enter(phase.FORWARD)
         for _ in range(10):
             torch.mm(left, left).sum().item()
-            time.sleep(0.005)  # the card has nothing queued, because the host waited for it
+            time.sleep(0.005)  # the GPU has nothing queued, because the host waited for it
 
     event = recorded(waiting)
     assert event.idle_ns["synchronising"] > event.idle_ns.get("launch gaps", 0)

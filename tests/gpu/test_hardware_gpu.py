@@ -1,4 +1,4 @@
-"""On a real card: what is detected is what nvidia-smi and torch say."""
+"""On a real GPU: detected values equal those of nvidia-smi and torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def machine() -> Machine:
 
 
 def smi(fields: str, uuid: str) -> list[str]:
-    """nvidia-smi's values of `fields` for one card, without units."""
+    """nvidia-smi's values of `fields` for one GPU, without units."""
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not installed")
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={uuid}"]
@@ -85,7 +85,7 @@ def test_samples_follow_what_is_allocated(machine: Machine) -> None:
 
 
 def test_sampling_costs_little(machine: Machine) -> None:
-    """Prints the processor time of a sample, which bounds the time it can hold the interpreter lock."""
+    """Prints the CPU time of a sample, an upper bound of the time it holds the GIL."""
     sampler = Sampler(machine.chosen, lambda event: None)
     sampler.read_once()
     start, wall = time.thread_time(), time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the prediction of memory says, against what the card's allocator does."""
+"""Predicted memory compared with the allocator of the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs a card: the device clock against a reference, memory counters, precision, out of memory."""
+"""Training on a GPU: the device clock against a reference, memory counters, precision, out of memory."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class FakeNvml:
 
 
 def fake_torch(*cards: FakeCard, cuda: str | None = "12.6", available: bool = True) -> Any:
-    """The part of torch that is asked, seeing `cards` in this order. UUIDs come without their prefix."""
+    """The part of torch that detection uses, seeing `cards` in this order. UUIDs come without their prefix."""
     properties = [
         SimpleNamespace(
             name=card.name,

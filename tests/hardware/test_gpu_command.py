@@ -62,7 +62,7 @@ def test_torch_without_cuda_is_warned_about(fakes: Any) -> None:
 
 
 def test_cards_ask_torch(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only torch knows its numbering: it is asked as soon as there is a card."""
+    """Only torch knows its numbering: it is queried if there is a GPU."""
     card = fakes.card("NVIDIA L4", "GPU-b", 23034 << 20, capability=(8, 9))
     asked: list[bool] = []
 

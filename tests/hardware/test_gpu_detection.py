@@ -128,7 +128,7 @@ def test_mig_instances_stand_for_their_card(divided: Any, fakes: Any) -> None:
 
 @pytest.mark.parametrize("answers", ["instance", "whole card"])
 def test_torch_on_mig(divided: Any, fakes: Any, answers: str) -> None:
-    """CUDA may name the instance or its whole card."""
+    """CUDA may name the instance or the whole GPU."""
     torch = fakes.torch(divided.instances[1] if answers == "instance" else divided)
     machine = look(fakes.nvml(divided), torch=torch, CUDA_VISIBLE_DEVICES=MIG_B)
     assert machine.chosen is machine.cards[1] and machine.device == "cuda:0"

@@ -1,4 +1,4 @@
-"""The names that NVML really prints find the right published figures, and no other name finds any."""
+"""NVML's names match the right profiles, and no other names match."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_figures_are_dense_and_hold_together() -> None:
         assert set(peaks) <= {"bf16", "fp16", "tf32", "fp32"} and {"fp16", "fp32"} <= set(peaks)
         ampere = profile.compute_capability >= (8, 0)
         assert ("bf16" in peaks) == ampere and ("tf32" in peaks) == ampere
-        if ampere:  # on every NVIDIA card since Ampere, dense tf32 runs at half the rate of dense bf16
+        if ampere:  # on every NVIDIA GPU since Ampere, dense tf32 runs at half the rate of dense bf16
             assert peaks["bf16"] == peaks["fp16"]
             assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.02)
         assert profile.source and profile.bandwidth_gb_s > 100

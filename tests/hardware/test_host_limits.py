@@ -1,4 +1,4 @@
-"""Cores and memory are those that this process may use, and the reason is said."""
+"""Cores and memory are those that this process may use, with the reason."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_others_in_the_group_use_is_not_free(tree: Tree, version: int) -> N
     files = machine() | groups | {f"{folder}/{names[0]}": f"{8 * mib}\n"}
     assert free_memory(tree(files)) == 8 * mib
     files |= {f"{folder}/{names[1]}": f"{7 * mib}\n", f"{folder}/memory.stat": stat}
-    assert free_memory(tree(files)) == 3 * mib  # pages of files that nobody used lately are given up
+    assert free_memory(tree(files)) == 3 * mib  # inactive file pages are reclaimed
 
 
 @pytest.mark.parametrize("top", ["/", "/docker/abc"])

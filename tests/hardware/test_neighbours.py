@@ -1,4 +1,4 @@
-"""Who else uses the cores is found and named; the run and its own processes are never accused."""
+"""Other processes on the cores are found and named, but never the run's own processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def neighbour() -> Iterator[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_busy_process_is_named(neighbour: int) -> None:
     neighbours = Neighbours(Path("/"), ALL)
-    assert neighbours.read(0.9) is None  # the first look only begins it
+    assert neighbours.read(0.9) is None  # the first call only starts the search
     time.sleep(0.6)
     found = neighbours.read(0.9)
     assert found is not None
@@ -120,7 +120,7 @@ def test_it_looks_seldom_and_only_when_others_are_busy(tree: Callable[[dict[str,
     assert not looks
     neighbours.read(0.9)
     time.sleep(0.25)
-    assert neighbours.read(0.9) == []  # looked, and nobody was seen
+    assert neighbours.read(0.9) == []  # searched, and found none
     neighbours._next = 0.0  # as if looking were free
     for _ in range(EVERY - 2):
         neighbours.read(0.9)
@@ -183,7 +183,7 @@ def test_time_that_a_quota_takes(
     time.sleep(0.1)
     for path, text in after.items():
         (root / path).write_text(text)
-    # 3 s withheld on all cores together beside 1 s that was given: three quarters of what was wanted.
+    # 3 s throttled on all cores and 1 s granted: three quarters of the requested time.
     assert found.read()["cpu_throttled"] == 0.75
     time.sleep(0.1)
     assert found.read()["cpu_throttled"] == 0.0

@@ -1,4 +1,4 @@
-"""The sampler tells the truth about this machine, and survives whatever the driver does."""
+"""The sampler reports correct values, and survives errors of the driver."""
 
 from __future__ import annotations
 

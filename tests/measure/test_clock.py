@@ -1,4 +1,4 @@
-"""The clock: every nanosecond of a window belongs to exactly one phase, and the device is never waited for."""
+"""The clock: every nanosecond of a window belongs to exactly one phase, and the clock never waits for the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MS = 1_000_000
 
 
 class Time:
-    """A monotonic clock that moves when told to."""
+    """A monotonic clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 1_000

@@ -1,4 +1,4 @@
-"""The count of a step's work: by hand for each kind of layer, and harmless to what it watches."""
+"""FLOP counts against counts by hand for each kind of layer; counting does not change the results."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_lstm_cell_by_hand() -> None:
 
 
 def test_cudnn_layers_count_as_the_processor_does() -> None:
-    # The kernel needs a card; its formula needs only shapes. Two layers, two directions, with biases.
+    # The kernel needs a GPU; its formula needs only shapes. Two layers, two directions, with biases.
     module = nn.LSTM(12, 10, 2, batch_first=True, bidirectional=True)
     x, weights = torch.randn(3, 7, 12, requires_grad=True), list(module.parameters())
     forward, backward = parts(count(mean_of(module, x)))
@@ -156,7 +156,7 @@ def test_bytes_are_what_operations_read_and_write() -> None:
         z.view(4, 100).t().unsqueeze(0)  # views move nothing
         torch.empty(10_000)
         assert counter.bytes == 3 * 1600
-        z.add_(torch.ones(1).expand(100, 4))  # what is expanded is four bytes, written by ones
+        z.add_(torch.ones(1).expand(100, 4))  # the expanded tensor has four bytes, written by ones
         assert counter.bytes == 3 * 1600 + 4 + (1600 + 4 + 1600)
 
 

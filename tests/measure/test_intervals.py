@@ -1,4 +1,4 @@
-"""Stretches of time: nothing is lost and nothing counted twice, whatever overlaps."""
+"""Intervals: no time is lost or counted twice, whatever overlaps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_waits_explain_idle_time_and_nothing_else(work: list[Interval], waits: l
 
 
 def test_a_gap_that_begins_in_a_wait_counts_to_its_end() -> None:
-    # The card ran dry at 10 while the host waited until 12; the next kernel came at 30.
+    # The GPU ran out of work at 10 while the host waited until 12; the next kernel came at 30.
     assert waited_in([(10, 30)], [(5, 12)]) == [(10, 30)]
     # It ran dry before the host began to wait: only the wait itself counts.
     assert waited_in([(10, 30)], [(15, 18), (20, 21)]) == [(15, 18), (20, 21)]

@@ -1,4 +1,4 @@
-"""From a profiler's record, made by hand, to busy and idle time; a card's record needs no card here."""
+"""Busy and idle time from hand-made profiler events, also of a GPU."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def phase(host_ns: int, device_ns: int | None = None) -> dict[str, int | None]:
 def window(
     step: int, steps: int = 1, wall_ns: int = 100_000_000, loss: float | None = None, **changes: Any
 ) -> WindowEvent:
-    """A window ending at `step` whose whole time is forward, unless `phases` says otherwise."""
+    """A window ending at `step` whose whole time is forward, unless `phases` is given."""
     body: dict[str, Any] = {
         "step": step, "epoch": step // 100, "epoch_step": step % 100, "steps": steps, "micro_steps": steps,
         "items": steps * 16, "tokens": steps * 1024, "wall_ns": wall_ns, "step_p50_ns": 1, "step_p95_ns": 2,

@@ -1,4 +1,4 @@
-"""Steering a run over its socket: one line each way, for its owner only, whoever else talks to it."""
+"""Controlling a run over its socket: one line each way, for its owner only."""
 
 from __future__ import annotations
 

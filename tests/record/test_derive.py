@@ -1,4 +1,4 @@
-"""What the screen derives from events: phases that close, idle time and its causes, headroom; missing is not zero."""
+"""Values derived from events: phases that add up, idle time and its causes, headroom; missing is not zero."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_phases_add_up_to_the_whole(windows: list[dict[str, int]]) -> None:
         for index, each in enumerate(windows, start=1)
     ]
     shot = snapshot(*events)
-    if len(windows) >= STARTED_WINDOWS:  # what starting cost is no longer in it
+    if len(windows) >= STARTED_WINDOWS:  # the startup cost is no longer included
         windows, events = windows[1:], events[1:]
     assert sum(share.share for share in shot.phases) == pytest.approx(1)
     assert sum(share.host_ns for share in shot.phases) * len(events) == pytest.approx(
@@ -50,7 +50,7 @@ def test_phases_add_up_to_the_whole(windows: list[dict[str, int]]) -> None:
     assert [share.name for share in shot.phases] == [
         name for name in PHASES if any(name in each for each in windows)
     ]
-    # Idle is exactly what its causes say.
+    # Idle is exactly the sum of its causes.
     assert shot.idle.method == "host"
     assert shot.idle.share == pytest.approx(sum(value for _, value in shot.idle.causes))
     waiting = sum(each.get("data_wait", 0) for each in windows) / sum(sum(each.values()) for each in windows)
@@ -153,7 +153,7 @@ def test_a_capture_takes_the_place_of_the_estimate() -> None:
         windows = [window(step, 1, 100, phases=phases, device_steps=1) for step in (1, 2)]
         shot = snapshot(windows[0], capture(1, method), windows[1], device=device)
         assert (shot.idle.method, shot.idle.step) == (method, 1)
-        # It says nothing of evaluations and checkpoints; how long those were is known by the host's clock.
+        # It does not cover evaluations and checkpoints; the host clock gives their duration.
         assert dict(shot.idle.causes) == pytest.approx(
             {"waiting for data": 0.3 * 0.8, "launch gaps": 0.1 * 0.8, "checkpoint": 0.05}
         )

@@ -48,7 +48,7 @@ def test_restoring_from_any_point_gives_the_same_snapshot(events: list[Event], d
     for index, event in enumerate(events[cut:], start=cut):
         second.fold(index * 0.25, through_json(event))
     assert second.snapshot(3) == whole.snapshot(3)
-    # And what it would write again is the same, so that nothing erodes over many fold events.
+    # Writing it again gives the same event, so that nothing changes over many fold events.
     assert to_event(second).to_json(1.0) == to_event(whole).to_json(1.0)
 
 
@@ -135,7 +135,7 @@ def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     assert snapshot.loss_trend[-1] == (200, 200.0)
     assert max(x for x, _ in snapshot.rate_trend) == 200
     assert [evaluation.step for evaluation in snapshot.evaluations] == [100]
-    # The figures of the process that died say nothing of this one.
+    # The figures of the process that died do not apply to this one.
     assert (snapshot.step_ns, snapshot.eta_s, snapshot.phases) == (None, None, ())
     assert (snapshot.end, snapshot.reason, snapshot.status) == (None, "", "preparing")
     state.fold(101.0, window(215, 10, 10**8, loss=7.0))

@@ -1,4 +1,4 @@
-"""The recorder loses lines before it loses a step: full disks, broken listeners, and a quiet training side."""
+"""The recorder loses lines before it loses a step: full disks, broken listeners, and training is never disturbed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recording(
 
 @contextmanager
 def file_limit(size: int) -> Iterator[None]:
-    """No file of this process grows beyond `size` bytes: what a full disk looks like to it."""
+    """No file of this process grows beyond `size` bytes: simulates a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

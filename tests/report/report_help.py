@@ -239,5 +239,5 @@ def _trials() -> list[TrialEvent]:
             in_effect=True,
         ),
         trial("speed.deterministic=true", "loss", (0.83, 0.8, 0.87), "slower by 17 %", in_effect=True),
-        trial("batch.micro=1024", "out of memory", None, "out of GPU memory in a trial step"),
+        trial("batch.micro=1024", "out of memory", None, "out of GPU memory in a test step"),
     ]

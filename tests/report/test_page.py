@@ -279,7 +279,7 @@ def test_a_gap_in_the_record_is_a_gap_in_the_plots(tmp_path: Path) -> None:
         [],
         [(T0, StageEvent("prepare", "importing torch"))],
         [(T0, StageEvent("prepare", "x")), (T0 + 3, EndEvent("failed", "no such file: data.txt", 0, 1))],
-        [(T0, run_event()), (T0 + 3, EndEvent("failed", "out of memory in a trial step", 0, 1))],
+        [(T0, run_event()), (T0 + 3, EndEvent("failed", "out of memory in a test step", 0, 1))],
     ],
     ids=["nothing", "preparing", "failed early", "failed after its identity"],
 )  # fmt: skip

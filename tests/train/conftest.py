@@ -26,7 +26,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A micro-batch is measured once before a run; what more there is to it is in test_probes."""
+    """A micro-batch is measured once before a run; test_probes covers the details."""
     if request.module.__name__.rpartition(".")[2] != "test_probes":
         monkeypatch.setattr(probes, "BASELINE_NS", 0)
         monkeypatch.setattr(probes, "SLOW_NS", 0)

@@ -1,4 +1,4 @@
-"""Profiler bursts of real runs on the processor: the planted cause is found, the training is not disturbed."""
+"""Profiler captures of real runs on the CPU: the planted cause is found, the training is not disturbed."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_snapshot_takes_the_burst_instead_of_the_clock(
         steer=lambda run, _: seen.append(run.recorder.snapshot()),
     )  # fmt: skip
     before = next(shot for shot in seen if shot.step == 8)
-    # The host's clock takes the whole loss for work; the burst does not.
+    # The host clock counts the whole loss as work; the capture does not.
     assert before.idle.method == "host"
     assert before.idle.share is not None
     after = result.snapshot.idle
@@ -160,7 +160,7 @@ def test_evaluations_and_checkpoints_stay_out_of_a_burst(trainer: Trainer) -> No
         "log.kernels_steps=20",
     )  # fmt: skip
     found = kernels(result)
-    # Due after 3, 4, 6, 8, 9, 12: each burst ends there, with the steps that it had.
+    # Due after 3, 4, 6, 8, 9, 12: each capture ends there, with the steps it has.
     assert {event.step for event in found} <= {3, 4, 6, 8, 9, 12, 14}
     assert len(found) >= 4
     assert all("evaluation or checkpoint" not in event.idle_ns for event in found)
@@ -200,7 +200,7 @@ def test_a_paused_run_takes_the_burst_when_it_goes_on(trainer: Trainer) -> None:
         until(lambda: kernels(result))
         (event,) = kernels(result)
         assert event.step > at
-        # The pause is in no window, and in no burst.
+        # The pause is in no window and in no capture.
         assert event.steps == 3
 
 

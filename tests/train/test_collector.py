@@ -1,4 +1,4 @@
-"""Python's garbage collections are timed, and made when the configuration says; nothing of it stays afterwards."""
+"""Python's garbage collections are timed, and run on the configured schedule; the defaults are restored afterwards."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_collects_every_so_many_steps_and_at_no_other_time() -> None:
 
 
 def cycles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every forward pass leaves objects behind that only a collection finds, beside a large heap."""
+    """Every forward pass leaves objects behind that only a collection finds, next to a large heap."""
     plain = Ndd.forward
     heap: list[Any] = [[number] for number in range(200_000)]
 

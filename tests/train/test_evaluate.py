@@ -1,4 +1,4 @@
-"""An evaluation looks at the model and leaves the training as it was."""
+"""An evaluation does not change the training."""
 
 from __future__ import annotations
 

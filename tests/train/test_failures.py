@@ -1,4 +1,4 @@
-"""What goes wrong in training is told in one message, and what is good is kept."""
+"""A failure of training is reported in one message, and good state is saved."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, monkeypatch:
         "the loss is nan at step 23, so training stopped; the last good checkpoint is step 20"
     )
     assert result.checkpoints == [20]
-    again = trainer.train(resume=result)  # what was wrong is not wrong the second time
+    again = trainer.train(resume=result)  # the error does not occur the second time
     assert again.end is not None
     assert (again.end.status, again.end.step) == ("done", 60)
 
@@ -111,7 +111,7 @@ def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Pat
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     text = done.stdout.strip().splitlines()[-1]
-    assert text.startswith("1 out of memory on cpu in a trial step: "), text
+    assert text.startswith("1 out of memory on cpu in a test step: "), text
     assert re.search(
         r"tried to allocate [\d.]+ [KMG]?B; filled by parameters [\d.]+ [KMG]?B, gradients ", text
     )
@@ -196,7 +196,7 @@ def test_not_every_error_about_memory_is_one() -> None:
 
 
 def workers_of(before: set[int]) -> list[int]:
-    """Loader workers that came since: grandchildren, for the fork server stands between."""
+    """Loader workers that came since: grandchildren, because the fork server is in between."""
     mine = os.getpid()
     children = psutil.Process().children(recursive=True)
     return [child.pid for child in children if child.pid not in before and child.ppid() != mine]

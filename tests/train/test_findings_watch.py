@@ -1,4 +1,4 @@
-"""Findings are recorded when they come, change and go, and noise at a threshold does not make them flap."""
+"""Findings are recorded when they appear, change and disappear; noise at a threshold does not make them flap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def finding(cause: str, ceiling: float | None = 1.5) -> Finding:
 
 
 def told(*looks: Sequence[Finding], last: bool = False) -> list[list[tuple[str, bool]]]:
-    """What each look says: (cause, gone)."""
+    """The result of each check: (cause, gone)."""
     script = iter(looks)
     watch = FindingWatch(lambda _: next(script))
     count = len(looks)
@@ -98,7 +98,7 @@ def test_the_recorder_writes_and_tells_what_follows_from_the_state(tmp_path: Pat
     assert [event.type for event in events] == ["mark", "finding"] * 3 + ["finding", "end"]
     assert [last for _, last in seen] == [False] * 3 + [True]
     assert len(seen[1][0].marks) == 2 and seen[-1][0].end is None
-    # The end is the last look, and seldom means seldom.
+    # The last check is at the end; checks are rare.
     assert [event.type for event in record(tmp_path / "b", derive, 60)] == ["mark"] * 3 + ["finding", "end"]
 
 

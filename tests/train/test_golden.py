@@ -1,7 +1,7 @@
-"""Golden losses: the first steps of each workload on a processor, deterministic, against recorded figures.
+"""Golden losses: the first steps of each workload on the CPU, deterministic, against recorded figures.
 
-A change that moves them changes what is computed. `python tests/train/test_golden.py` records them anew; say in the
-commit why they moved. The tolerance is for other processors and versions of torch, which round differently.
+A change that moves them changes what is computed. `python tests/train/test_golden.py` records them again; explain
+the change in the commit. The tolerance is for other CPUs and versions of torch, which round differently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMON = (
     *EVERY_STEP, "run.seed=11", "run.threads=1", f"run.max_steps={STEPS}", "run.preset=reproducible", "run.device=cpu",
     "evaluate.at_end=false", "evaluate.every_epochs=0", "checkpoint.at_end=false", "checkpoint.every_epochs=0",
 )  # fmt: skip
-# {text}, {pairs}: made here, since the builtin texts are those of whichever Python runs.
+# {text}, {pairs}: generated, since the built-in texts depend on the Python version.
 CASES: dict[str, tuple[str, ...]] = {
     "antispoof": ("workload.name=antispoof", "workload.size=tiny", "workload.clips=48", "batch.micro=4"),
     "chartext": ("workload.name=chartext", "workload.size=tiny", "workload.dropout=0.1", "workload.data={text}"),

@@ -1,7 +1,7 @@
-"""The whole step as a graph: the same losses, static places, another rate, other shapes. The recorder is a stand-in.
+"""The whole step as a graph: the same losses, static places, another rate, other shapes. The recorder is a fake.
 
-It records by running the work once with everything put back after it, and replays by running it again; what a card
-does with it is in tests/gpu.
+It records by running the work once with everything restored after it, and replays by running it again;
+tests/gpu has the tests on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETS = (
 
 
 class StandIn(CudaRecorder):
-    """Runs the work where a card would replay it."""
+    """Runs the work where a GPU would replay it."""
 
     def __init__(self, stepper: Stepper, error: str | None = None) -> None:
         self.stepper, self.error = stepper, error

@@ -1,4 +1,4 @@
-"""A real process is killed with kill -9 in the middle of training, and the run goes on bit for bit."""
+"""A real process is killed with kill -9 in the middle of training, and the run resumes bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches: an order that depends on seed and epoch alone, from any position, with any number of workers."""
+"""Batches: an order that depends only on seed and epoch, from any position, with any number of workers."""
 
 from __future__ import annotations
 

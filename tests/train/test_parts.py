@@ -15,7 +15,7 @@ from ndd_engine.train.step.parts import ALLOWED_SHARE, CALL_NS, PartTimer
 
 
 class Ticking:
-    """A clock that moves by what the modules below say."""
+    """A clock that the modules below advance."""
 
     now = 0
 

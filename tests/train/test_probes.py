@@ -1,4 +1,4 @@
-"""What is measured before training: the cost of a batch and of a micro-batch, without a trace in what follows."""
+"""Measurements before training: the cost of a batch and of a micro-batch, without an effect on training."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_what_the_data_raises_is_told_as_ever(trainer: Trainer, monkeypatch: pyt
     monkeypatch.setattr("ndd_engine.train.data.loader.Batches.sample", broken)
     result = trainer.train(*trainer.ndd, "run.max_steps=5")
     assert result.end is not None
-    assert result.end.reason.startswith("ValueError while running a trial step: item 3 is broken")
+    assert result.end.reason.startswith("ValueError while running a test step: item 3 is broken")
 
 
 def made(*sets: str) -> tuple[Stepper, Batches]:
@@ -218,7 +218,7 @@ def test_the_losses_are_the_same_with_and_without_the_probes(
 
 
 def test_waiting_for_an_epochs_first_batch_is_told_from_the_second_epoch_on(trainer: Trainer) -> None:
-    # Workers that are started anew each epoch.
+    # Workers that are restarted each epoch.
     result = trainer.train(
         *trainer.ndd, *EVERY_STEP, "run.epochs=3", "loader.workers=1", "loader.persistent=false",
         "evaluate.every_epochs=0",

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run it would have been, and refuses to become another one."""
+"""A resumed run equals an uninterrupted one, and refuses changes of model or data."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_between_two_epochs_goes_on_with_the_next(trainer: Trainer)
 
 @pytest.fixture
 def stopped(trainer: Trainer) -> Result:
-    """A run of 20 steps that may go on to 44, with checkpoints of steps 10 and 20."""
+    """A run of 20 steps that can be continued to 44, with checkpoints of steps 10 and 20."""
     sets = (
         *trainer.ndd,
         *EVERY_STEP,

@@ -1,4 +1,4 @@
-"""A run from its configuration to its end: what it records closes, and things happen at the steps they belong to."""
+"""A run from its configuration to its end: its record adds up, and events happen at the right steps."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_mistakes_are_refused_before_anything_is_written(trainer: Trainer, tmp_p
     with pytest.raises(ConfigError) as caught:
         trainer.open("workload.name=ndd", f"workload.data={tmp_path}/none.csv", "batch.mikro=3")
     text = str(caught.value)
-    # What is wrong with the file and what is wrong with the data come together.
+    # Mistakes in the file and in the data are reported at once.
     assert "did you mean micro?" in text
     assert "none.csv" in text
     with pytest.raises(ConfigError, match=r"batch\.sequence"):
@@ -290,7 +290,7 @@ def test_a_model_that_leaves_the_program_fails_the_run(
     result = trainer.train(*trainer.ndd, "run.max_steps=20")
     assert result.end is not None
     assert (result.end.status, result.end.exit_status) == ("failed", 1)
-    assert "SystemExit while running a trial step: 3" in result.end.reason
+    assert "SystemExit while running a test step: 3" in result.end.reason
 
 
 def test_an_error_in_an_evaluation_names_the_step_before_it(

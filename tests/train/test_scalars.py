@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard: what is written, and that nothing of it ever disturbs the training."""
+"""Scalars for TensorBoard: what is written, and that writing never disturbs the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trial step leaves no trace; every setting says requested, applied and verified; what is not in effect warns."""
+"""The test step leaves no trace; settings report requested, applied and verified; no effect is a warning."""
 
 from __future__ import annotations
 
@@ -206,4 +206,4 @@ def test_a_model_that_fails_in_the_trial_step_is_told_before_anything_is_trained
     end = trainer.train(*trainer.ndd, "run.max_steps=3").end
     assert end is not None
     assert (end.status, end.exit_status, end.step) == ("failed", 1, 0)
-    assert end.reason.startswith("ValueError while running a trial step: labels and outputs differ in length")
+    assert end.reason.startswith("ValueError while running a test step: labels and outputs differ in length")

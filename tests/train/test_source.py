@@ -1,4 +1,4 @@
-"""Where items come from: kept, gathered or on the device, a batch is the same batch; what does not fit is refused."""
+"""Sources of items: cached, gathered or on the device give the same batches; what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_items_that_change_every_epoch_are_not_kept() -> None:
 
 
 class Epochs(Dataset[Any]):
-    """Items that say which epoch they were asked for in."""
+    """Items that contain the epoch in which they were requested."""
 
     def __len__(self) -> int:
         return 10

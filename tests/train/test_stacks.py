@@ -1,4 +1,4 @@
-"""A look at the stack names the user's own line, and falls back to a library's only where there is none."""
+"""A stack sample names the user's own line, or a library's if there is none."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_slow_line_of_a_users_model_is_named(
     assert looks > found.looks / 2
     # This test began the run, and takes none of its time.
     assert not any(Path(frame[1]).name == "test_stacks.py" for frame in found.frames)
-    # At 0 looks a second nobody looks.
+    # At 0 samples a second there are none.
     result = trainer.train(*trainer.ndd, "run.max_steps=30", "log.stacks_hz=0")
     assert result.snapshot.stacks is None
 
@@ -169,7 +169,7 @@ def test_it_tells_now_and_then_and_at_the_end(
     looker.stop()
     looker.stop()
     looks = [event.looks for event in told if isinstance(event, StacksEvent)]
-    # The first soon, then every so often; a rest of a few looks does not take the place of what was seen before.
+    # The first event comes soon, then periodically; a few last samples do not replace earlier ones.
     assert looks[:2] == [5, 30] and all(count >= stacks.FEW for count in looks[2:])
     assert "ndd-stacks" not in {thread.name for thread in threading.enumerate()}
 

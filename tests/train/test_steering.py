@@ -1,4 +1,4 @@
-"""A live run is paused, saved, evaluated and stopped from elsewhere; its record closes all the same."""
+"""A live run is paused, saved, evaluated and stopped from elsewhere; its record still adds up."""
 
 from __future__ import annotations
 

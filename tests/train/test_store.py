@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, checked when they are read, and never the last good one lost."""
+"""Checkpoints on disk: complete or absent, verified when read; the last good one is never lost."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_metric_that_is_no_number_is_never_the_best(store: CheckpointStore, ba
 
 def test_what_was_just_saved_is_kept_even_when_later_steps_lie_there(store: CheckpointStore) -> None:
     save(store, 30, 40, 50)
-    # The run went back to an earlier step and goes on from there.
+    # The run returned to an earlier step and continues from there.
     save(store, 20)
     assert 20 in steps(store)
     assert newest_good(store)[0].step == 20
@@ -301,7 +301,7 @@ def test_a_full_disk_keeps_the_last_good_one(small_disk: Callable[[int], Path]) 
         save(store, 20, size=100_000)
     assert names(store) == before
     assert newest_good(store)[1]["step"] == 10
-    # With space again it goes on, as if nothing had been.
+    # Once there is space again, it continues normally.
     save(store, 30, size=10_000)
     assert steps(store) == [10, 30]
 

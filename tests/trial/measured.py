@@ -55,7 +55,7 @@ class Bench:
         self.after(request)
         if stop is not None and stop.is_set():
             return trial("stopped", None)
-        if request.base.name == "the start" and "all" in self.results:
+        if request.base.name == "the baseline" and "all" in self.results:
             return self._answer(request, "all")
         # The newest of what is set decides.
         names = [name for item in reversed(request.sets) for name in self.results if name == item]

@@ -173,8 +173,8 @@ def test_a_claim_of_no_gain_falls_with_a_gain(ratio: float, verdict: str) -> Non
 
 
 def test_why_something_was_not_measured_is_told() -> None:
-    result = measured("A3", Constant(trial("out of memory", None, text="out of memory in a trial step")))
-    assert list(conditions(result)) == ["not measured: out of memory in a trial step"]
+    result = measured("A3", Constant(trial("out of memory", None, text="out of memory in a test step")))
+    assert list(conditions(result)) == ["not measured: out of memory in a test step"]
     broken = Bench({"precision.amp=fp16": NddError("the disk\nis full")})
     assert list(conditions(measured("A3", broken))) == ["not measured: the disk is full"]
 

@@ -53,13 +53,13 @@ def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
         }
     )
     state = tune(bench)
-    against_start = [request for request in bench.requests if request.base.name == "the start"]
+    against_start = [request for request in bench.requests if request.base.name == "the baseline"]
     assert [request.sets for request in against_start] == [
         ("loader.fetch=auto",), ("loader.fetch=auto", "run.threads=1"),
     ]  # fmt: skip
     assert all(request.base.sets == () for request in against_start)
     assert state.final is not None and state.final.ratio == 3.5
-    assert "total 3.5x (95 % CI 3.43 to 3.57) vs. the start, measured directly" in state.text
+    assert "total 3.5x (95 % CI 3.43 to 3.57) vs. the baseline, measured directly" in state.text
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
         (trial("gain", in_effect=False, not_in_effect="no GPU"), "not in effect: no GPU"),
         (trial("loss"), "loss"),
         (trial("inconclusive"), "inconclusive"),
-        (trial("out of memory", None, text="out of memory in a trial step"), "out of memory in a trial step"),
+        (trial("out of memory", None, text="out of memory in a test step"), "out of memory in a test step"),
         (trial("failed", None, text="failed: no compiler"), "failed: no compiler"),
     ],
 )
@@ -225,7 +225,7 @@ def test_the_resulting_configuration_loads_and_says_why() -> None:
     assert (config.loader.fetch, config.speed.compile) == ("auto", "off")
     assert (config.batch.micro, config.optimizer.lr) == (64, 0.002)
     lines = {line.partition(" ")[0]: line for line in state.toml.splitlines()}
-    assert "kept by tune: 3x (95 % CI 2.94 to 3.06) vs. the previous step" in lines["fetch"]
+    assert "kept by tune: 3x (95 % CI 2.94 to 3.06) vs. the best so far" in lines["fetch"]
     assert "tried default: 0.5x (95 % CI 0.49 to 0.51), loss" in lines["compile"]
 
 

@@ -48,6 +48,6 @@ DONE = replace(
         MEASURING.rows[3],
     ),
     stage="done", progress=None, done=True, elapsed_s=312.0, toml="[loader]\ncache = true\n",
-    text="1 of 3 settings that were measured help; total 1.6x (1.52 to 1.69) vs. the start, "
+    text="1 of 3 settings that were measured help; total 1.6x (1.52 to 1.69) vs. the baseline, "
     "measured directly",
 )  # fmt: skip

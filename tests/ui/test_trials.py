@@ -94,7 +94,7 @@ def test_the_run_is_paused_and_resumes(run: Run, attached: bool) -> None:
     until(lambda: job.done)
     assert measuring.statuses == ["paused", "paused"] and job.problem == ""
     assert job.result is not None and job.result.cause == "few-workers"
-    # It is in the record, and training goes on.
+    # It is in the record, and training continues.
     until(lambda: source.snapshot().trials != ())
     assert source.snapshot().trials[-1].sets == list(SETS)
     at = run.recorder.snapshot().step

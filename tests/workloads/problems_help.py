@@ -1,4 +1,4 @@
-"""The problems of a configuration's data, which building the workload must refuse in the same words."""
+"""The problems of a configuration's data, which building the workload must report with the same messages."""
 
 from __future__ import annotations
 

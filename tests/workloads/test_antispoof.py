@@ -140,7 +140,7 @@ def test_loss_weighs_clips_by_class(make_config: MakeConfig) -> None:
         ([1.0, 2.0], [3.0, 4.0], 100.0),
         ([1.0, 3.0], [2.0, 0.0], 50.0),
         ([1.0, 3.0, 4.0, 5.0], [0.0, 0.0, 0.0, 2.0], 25.0),
-        ([5.0, 5.0, 5.0], [5.0], 50.0),  # a model that says the same of every clip
+        ([5.0, 5.0, 5.0], [5.0], 50.0),  # a model with the same output for every clip
         ([5.0, 6.0], [5.0, 4.0], 25.0),  # equal scores: midway between rejecting and accepting them
         ([7.0, 8.0, 9.0], [8.5], 66.667),  # the one spoofed clip is accepted until two of three are rejected
         ([0.0] * 9 + [1.0], [0.0] * 9 + [-1.0], 45.0),
@@ -232,7 +232,7 @@ def test_gathered_batch_is_the_collated_batch(make_config: MakeConfig) -> None:
     collated = torch.utils.data.default_collate([clips[index] for index in indices.tolist()])
     gathered = clips.batch(indices)
     assert all(torch.equal(left, right) for left, right in zip(collated, gathered, strict=True))
-    # The form that a card takes, which transforms all at once.
+    # As on a GPU, which transforms all at once.
     assert torch.allclose(clips.log_mel(clips.waves(indices)), collated[0], atol=1e-4)
     moved = pickle.loads(pickle.dumps(clips)).to(torch.device("cpu"))
     assert torch.equal(moved.batch(indices)[0], gathered[0])

@@ -35,7 +35,7 @@ def replaced(tokens: list[int], pair: Pair, token: int) -> list[int]:
 
 
 def naive_merges(texts: list[str], wanted: int) -> list[Pair]:
-    """Counts every pair of every word anew for each merge."""
+    """Counts every pair of every word again for each merge."""
     tokens = [to_bytes(word) for text in texts for word in words(text)]
     merges: list[Pair] = []
     while len(merges) < wanted:

@@ -1,4 +1,4 @@
-"""Every mistake in the data is told at once, by key, without torch and quickly."""
+"""All mistakes in the data are reported at once, by key, quickly and without torch."""
 
 from __future__ import annotations
 

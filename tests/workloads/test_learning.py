@@ -83,7 +83,7 @@ def first_losses(make_config: MakeConfig, case: str, text_file: Path, dropout: f
 @pytest.mark.parametrize("case", CASES)
 def test_golden_losses(make_config: MakeConfig, text_file: Path, case: str) -> None:
     losses = first_losses(make_config, case, text_file, 0.0)
-    # Not exact: the sums of matrix products are ordered differently on other processors.
+    # Not exact: the sums of matrix products are ordered differently on other CPUs.
     assert (losses[0], losses[4]) == pytest.approx(GOLDEN[case], rel=1e-4)
 
 

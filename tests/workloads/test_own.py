@@ -242,7 +242,7 @@ def test_options_and_path_survive_the_written_toml(tmp_path: Path) -> None:
     ("sets", "expected"),
     [
         ("workload.options.rate=inf", "rate is not a finite number"),
-        ("workload.size=auto", 'size "auto" is for the built-in workloads'),
+        ("workload.size=auto", 'size "auto" is supported by built-in workloads only'),
         ("workload.optoins.width=3", "did you mean options?"),
         ("workload.options=3", "a table of keys"),
     ],

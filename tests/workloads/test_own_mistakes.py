@@ -1,4 +1,4 @@
-"""A user's own workload: what is wrong with its module and what its factory gives, told at once and by place."""
+"""A user's own workload: mistakes in its module and in its factory's result are reported at once, with location."""
 
 from __future__ import annotations
 

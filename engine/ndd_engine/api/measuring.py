@@ -65,8 +65,8 @@ def run_trial(
         "failed"; ratio: throughput of the candidate divided by that of the baseline, with its 95 % CI low to high.
 
     Raises:
-        ConfigError: the baseline or the candidate is a wrong configuration.
-        UsageError: nothing is changed, or another live run on the device would disturb the measurement.
+        ConfigError: the baseline or the candidate is invalid.
+        UsageError: no setting is changed, or another live run on the device would disturb the measurement.
 
     Example:
         >>> event = run_trial("run.toml", {"loader.workers": 4}, budget=30)
@@ -105,7 +105,7 @@ def predict_memory(
         on_progress: called with a short text at each stage.
 
     Raises:
-        ConfigError: the configuration or its data is wrong.
+        ConfigError: the configuration or its data is invalid.
         MachineError: the device does not exist, or even a small step runs out of memory.
         TrainingError: a step of your own workload raised an exception, which is the `__cause__`.
 

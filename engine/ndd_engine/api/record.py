@@ -18,7 +18,7 @@ from ndd_engine.record.snapshot import Snapshot
 from .sources import PathLike, root_of
 
 E = TypeVar("E", bound=Event)
-# Seconds between two looks at the record of a live run.
+# Seconds between two reads of the record of a live run.
 POLL_S = 0.1
 
 

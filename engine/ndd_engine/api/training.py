@@ -67,7 +67,7 @@ def run_training(
         The result. A run that fails returns status "failed" with the reason and does not raise.
 
     Raises:
-        ConfigError: the configuration is wrong; the message names each key, what was found and what is allowed.
+        ConfigError: the configuration is invalid; the message names each key, what was found and what is allowed.
         UsageError: the name is taken, the run to resume does not exist, or the folder cannot be written.
         KeyboardInterrupt: Ctrl-C, after a checkpoint was saved; press it again to stop without one.
 
@@ -115,7 +115,7 @@ def restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C stops the run after a checkpoint, a second one at once. Only in the main thread, by Python's rules."""
+    """Ctrl-C stops the run after a checkpoint, a second one at once. Main thread only (Python's rule)."""
     if threading.current_thread() is not threading.main_thread() or (
         signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):

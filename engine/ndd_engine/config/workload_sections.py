@@ -84,9 +84,9 @@ class NddSection(Section):
         description="hidden layer sizes (mlp), or a single hidden size (lstm, gru)",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout probability of the mlp")
-    channels: int = Field(8, ge=1, le=1024, description="number of channels of the builtin data")
-    samples: int = Field(50_000, ge=64, description="number of samples of the builtin data")
-    sample_rate: float = Field(256.0, gt=0, description="sampling rate of the builtin data in Hz")
+    channels: int = Field(8, ge=1, le=1024, description="number of channels of the built-in data")
+    samples: int = Field(50_000, ge=64, description="number of samples of the built-in data")
+    sample_rate: float = Field(256.0, gt=0, description="sampling rate of the built-in data in Hz")
     eval_fraction: float = Field(
         0.1, gt=0, lt=0.5, description="fraction of the recording used for evaluation (its end)"
     )
@@ -136,7 +136,7 @@ class AntispoofSection(Section):
         ge=8,
         le=100_000,
         multiple_of=2,
-        description="number of clips of the builtin data, half of them spoofed; even",
+        description="number of clips of the built-in data, half of them spoofed; even",
     )
     eval_fraction: float = Field(
         0.2,
@@ -176,7 +176,7 @@ class FinetuneSection(Section):
     document_chars: int = Field(
         0,
         ge=0,
-        description="maximum characters per example (64 or more): longer documents are cut, builtin ones are joined "
+        description="maximum characters per example (64 or more): longer documents are cut, built-in ones joined "
         "to reach it; 0: no limit",
     )
     pad: Literal["longest", "full"] = Field(

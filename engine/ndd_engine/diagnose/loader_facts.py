@@ -171,7 +171,7 @@ def computes(loader: LoaderEvent) -> bool:
 
 
 def crowded(view: View) -> bool:
-    """Whether loader workers compete with the model for cores: they compute, and the model is slower than alone."""
+    """Whether loader workers compete with the model for cores: they compute, and the model is slower."""
     loader, cores, slowed = view.snapshot.loader, view.snapshot.cores, view.slowed
     if view.gpu or not view.workers or loader is None or cores is None or slowed is None:
         return False
@@ -182,7 +182,7 @@ def crowded(view: View) -> bool:
 
 
 def slowed_by_workers(view: View) -> bool:
-    """Whether the model is slower than alone although no other processes use the cores."""
+    """Whether the model is slower than before training although no other processes use the cores."""
     varies = view.get("workload.pad") == "longest"  # the batch of the baseline differs from the others
     if view.gpu or view.snapshot.cores is None or view.neighboured or varies:
         return False
@@ -217,7 +217,7 @@ def workers_are(view: View) -> Evidence:
 
 
 def slower(view: View) -> Evidence | None:
-    """Evidence that the model is slower than alone; None if it is not."""
+    """Evidence that the model is slower than before training; None if it is not."""
     if view.slowed is None or view.slowed < SLOWED:
         return None
     return Evidence(f"forward and backward take {view.slowed:.2g} times as long as before training", BASELINE)

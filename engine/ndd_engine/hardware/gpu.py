@@ -1,4 +1,4 @@
-"""What a GPU and a machine are: names, memory, processes, and the reason for every value."""
+"""Data classes for GPUs and the machine: names, memory, processes, and the reason for every value."""
 
 from __future__ import annotations
 

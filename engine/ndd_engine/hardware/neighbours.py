@@ -92,7 +92,7 @@ class Neighbours:
                 key = (int(entry), int(words[19]))
                 found.append((key, int(words[11]) + int(words[12]), int(words[1]), int(words[36]), name))
             except (OSError, ValueError, IndexError):
-                continue  # it ended meanwhile, or hides
+                continue  # it has ended, or is hidden
         return found
 
 

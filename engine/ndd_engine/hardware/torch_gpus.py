@@ -1,4 +1,4 @@
-"""Matches torch's GPUs with NVML's by UUID: NVML has another order and hides none."""
+"""Matches torch's GPUs with NVML's by UUID: NVML lists them in another order and hides none."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class ProfilerCapture:
                 self._leave_range()
                 self._range = record_function(f"ndd: {self._clock.names[index]}")
                 self._range.__enter__()
-            except Exception:  # noqa: BLE001  this is called in the middle of a step, and only names things
+            except Exception:  # noqa: BLE001  called within a step, and only for names in the trace
                 self._ranges, self._range = False, None
 
     def _leave_range(self) -> None:

@@ -94,7 +94,7 @@ class CaptureSchedule:
                 self._tell(recording, recording.end(step))
             else:
                 self.next = step + 1  # interrupted before its first step: try again
-        except Exception as error:  # noqa: BLE001  a run goes on without its profiler
+        except Exception as error:  # noqa: BLE001  the run continues without the profiler
             self._give_up(step, error)
         self._drop(step)
 

@@ -35,7 +35,7 @@ class StepWork:
 
 
 class Stepping(Protocol):
-    """What the reporter reads of whatever makes the steps: the learning rate, and events that wait to be recorded."""
+    """The part of a stepper that the reporter reads: the learning rate, and events waiting to be recorded."""
 
     lr: float
     reports: list[Event]

@@ -20,11 +20,11 @@ from ndd_engine.config import Config
 from .memory import Items, Memory
 from .steptime import StepTime, TimedBatch
 
-# Seconds of looking at the lengths of items.
+# Maximum seconds for sampling the lengths of items.
 LOOK_S = 1.0
 # Share of the free memory that a probe may use.
 GPU_SHARE = 0.95
-# Memory of the CUDA context and libraries on a GPU that is not in this machine (measured elsewhere: 287 to 667 MB).
+# Memory of the CUDA context and libraries on a GPU that is not in this machine (measured on others: 287 to 667 MB).
 ABSENT_CONTEXT = 667 << 20
 
 

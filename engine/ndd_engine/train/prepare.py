@@ -88,7 +88,7 @@ def prepare_run(run: OpenRun) -> Prepared:
         if loop.step >= total:
             done = f"run {run.directory.name} has finished all {total} steps"
             raise UsageError(f"{done}; to train longer, raise run.epochs")
-    run.stage("running a trial step")
+    run.stage("running a test step")
     cores = usable_threads(machine.host) if run.request.probes else None
     rehearsal = _rehearse(stepper, batches, cores)
     heading = f"Run {run.directory.name}, as resolved for {machine.device}."
@@ -134,7 +134,7 @@ def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> It
 
 
 def _rehearse(stepper: Stepper, batches: Batches, cores: int | None) -> Rehearsal:
-    """Run the trial step and the loader probe, and stop timing sub-phases that are too expensive to time.
+    """Run the test step and the loader probe, and stop timing sub-phases that are too expensive to time.
 
     cores: CPU cores for the probes, None to skip them. Raises OutOfMemoryError.
     """
@@ -149,7 +149,7 @@ def _rehearse(stepper: Stepper, batches: Batches, cores: int | None) -> Rehearsa
         found.loader = cost
     except Exception as error:
         if is_out_of_memory(error):
-            text = out_of_memory(error, "in a trial step", stepper.config, stepper.device, stepper)
+            text = out_of_memory(error, "in a test step", stepper.config, stepper.device, stepper)
             raise OutOfMemoryError(text) from None
         raise
     if dropped := stepper.parts.keep_cheap(found.part_calls, found.micro_ns):

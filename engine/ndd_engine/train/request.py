@@ -1,4 +1,4 @@
-"""What to run, and what preparing a run needs of it."""
+"""The request for a run, and the part of a run that preparation uses."""
 
 from __future__ import annotations
 

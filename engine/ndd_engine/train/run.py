@@ -116,7 +116,7 @@ class Run:
                 end = self._execute()
             except (StopNow, NddError):
                 raise
-            except BaseException as error:  # noqa: BLE001  every way to end is told, a dataset's sys.exit too
+            except BaseException as error:  # noqa: BLE001  every kind of end is reported, even sys.exit in a dataset
                 end = self._failed(error)
         except StopNow:
             status = self.control.stop_status or "stopped"
@@ -198,7 +198,7 @@ class Run:
         if loop.step and whole:
             try:
                 loop.save()
-            except Exception as second:  # noqa: BLE001  the first failure is the one to tell
+            except Exception as second:  # noqa: BLE001  the first failure is the one to report
                 text += f"; cannot save a checkpoint of this step: {printable(str(second))}"
         stopped, saved = self.control.stop_status, loop.saved
         if stopped is not None and failure.kind in ("worker", "killed") and saved and saved.step == loop.step:

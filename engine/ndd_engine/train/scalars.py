@@ -68,7 +68,7 @@ class Scalars:
             if self._open is summary_writer:
                 importlib.import_module("torch.utils.tensorboard")
             self._ready = True
-        except Exception as error:  # noqa: BLE001  a broken installation is no reason not to train
+        except Exception as error:  # noqa: BLE001  a broken installation must not prevent training
             self._fail(error)
 
     def __call__(self, t: float, event: Event) -> None:
@@ -77,7 +77,7 @@ class Scalars:
             return
         try:
             self._take(t, event)
-        except Exception as error:  # noqa: BLE001  the observer never disturbs the run
+        except Exception as error:  # noqa: BLE001  writing scalars must never disturb the run
             self._fail(error)
 
     def _take(self, t: float, event: Event) -> None:

@@ -30,7 +30,7 @@ class VerifiedSettings:
         self._first_eval_workers: tuple[int, ...] = ()
 
     def of_model(self, rehearsal: Rehearsal) -> list[SettingEvent]:
-        """Precision, speed and optimizer settings, after the trial micro-batch."""
+        """Precision, speed and optimizer settings, after the test step."""
         self._precision(rehearsal)
         self._speed(rehearsal)
         self._attention(rehearsal)
@@ -86,9 +86,9 @@ class VerifiedSettings:
         applied = self.stepper.precision.name
         seen = sorted(rehearsal.counter.dtypes) if rehearsal.counter is not None else []
         wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(applied, "float32")
-        how = "the trial step ran no matrix product"
+        how = "the test step ran no matrix product"
         if seen:
-            how = f"matrix products in the trial step returned {', '.join(seen)}"
+            how = f"matrix products in the test step returned {', '.join(seen)}"
         self._check("precision.amp", applied, how, wanted in seen)
         rounds, how = False, NO_GPU
         if self._gpu:
@@ -111,7 +111,7 @@ class VerifiedSettings:
         self._check("speed.deterministic", torch.are_deterministic_algorithms_enabled(), how)
         if speed.channels_last:
             last = rehearsal.channels_last
-            how = f"the convolution outputs {'had' if last else 'did not all have'} that format in the trial step"
+            how = f"the convolution outputs {'had' if last else 'did not all have'} that format in the test step"
             if last is None:
                 how = "this model has no 2-D convolution"
             self._check("speed.channels_last", bool(last), how)
@@ -122,7 +122,7 @@ class VerifiedSettings:
         applied = ", ".join(found) or "none"
         if found or chosen != "auto":
             missing = "this model calls no scaled-dot-product attention"
-            how = f"the trial step ran {applied}" if found else missing
+            how = f"the test step ran {applied}" if found else missing
             matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
             self._check("speed.attention", applied, how, matches)
 

@@ -24,7 +24,7 @@ BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One change. name: short, for --only. title: shown to people. group: candidates of one sweep.
+    """One change. name: short, for --only. title: for display. group: candidates of one sweep.
 
     missing: why it is listed but not measured, "" if it is measured.
     """

@@ -1,8 +1,8 @@
 """Statistics of ABBA blocks: estimates the effect of a change from log-ratios. No input, no output.
 
-An ABBA block has four runs: baseline, candidate, candidate, baseline. Its value is the mean of the log-ratios of its
-two pairs, in which a drift that is linear over the block cancels. Blocks are treated as independent; their mean gets a
-Student's t interval.
+An ABBA block has four segments: baseline, candidate, candidate, baseline. Its value is the mean of the log-ratios of
+its two pairs, in which a drift that is linear over the block cancels. Blocks are treated as independent; their mean
+gets a Student's t interval.
 
 The blocks do not show constant differences between the two processes: memory layout alone makes two identical
 processes differ by up to about 1 %. A gain or a loss therefore has to exceed FLOOR as well. Testing after every block

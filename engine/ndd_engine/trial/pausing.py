@@ -55,7 +55,7 @@ def held(
 ) -> Iterator[None]:
     """Pauses these runs inside the context, and resumes them afterwards; runs paused by a person stay paused.
 
-    tell: receives messages for people. stop: set it to stop waiting. Raises UsageError if a run does not pause.
+    tell: receives messages for the user. stop: set it to stop waiting. Raises UsageError if a run does not pause.
     """
     asked: list[RunDir] = []
     try:

@@ -15,7 +15,7 @@ from ndd_engine.record.rundir import RunDir
 class Base:
     """The baseline: a configuration file or a workload, with overrides; `run` if it is a run's own configuration.
 
-    name: shown to people, "run chartext-001" or "chartext.toml".
+    name: for display, "run chartext-001" or "chartext.toml".
     """
 
     name: str
@@ -42,7 +42,7 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a trial is. stage: shown to people. quads: ABBA blocks measured. ratio, low, high: so far, or None."""
+    """How far a trial is. stage: for display. quads: ABBA blocks measured. ratio, low, high: so far, or None."""
 
     stage: str
     elapsed_s: float

@@ -1,6 +1,6 @@
 """Tuning: measures each candidate setting on top of the best so far, and keeps it only if it helps.
 
-Ratios are never multiplied. The kept settings are measured against the start in separate trials, because the trials
+Ratios are never multiplied. The kept settings are measured against the baseline in separate trials, because the trials
 that selected a setting overestimate its gain.
 """
 
@@ -41,8 +41,8 @@ PATIENCE = {"workers": 2, "micro": 1}
 class TuningRow:
     """A candidate and its result.
 
-    trial: vs. the best so far. to_start: all settings kept so far, including this one, vs. the start. reason: why it
-    was kept, dropped or skipped.
+    trial: vs. the best so far. to_start: all settings kept so far, including this one, vs. the baseline. reason: why
+    it was kept, dropped or skipped.
     """
 
     candidate: Candidate
@@ -75,7 +75,7 @@ class TuningState:
 
     @property
     def final(self) -> TrialEvent | None:
-        """The result vs. the start; None if nothing was kept, or it was not measured."""
+        """The result vs. the baseline; None if nothing was kept, or it was not measured."""
         return self.kept[-1].to_start if self.kept else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -301,8 +301,8 @@ def _summary(state: TuningState) -> str:
         return f"{count}: the configuration is unchanged"
     final = state.final
     if final is None or final.ratio is None:
-        return f"{count}; their total was not measured vs. the start"
-    return f"{count}; total {_figures(final)} vs. the start, measured directly"
+        return f"{count}; their total was not measured vs. the baseline"
+    return f"{count}; total {_figures(final)} vs. the baseline, measured directly"
 
 
 def _reasons(rows: Sequence[TuningRow]) -> dict[str, str]:
@@ -314,7 +314,7 @@ def _reasons(rows: Sequence[TuningRow]) -> dict[str, str]:
         for item in row.candidate.sets:
             key, _, value = item.partition("=")
             if row.state == "kept":
-                reasons[key] = f"kept by tune: {_figures(row.trial)} vs. the previous step"
+                reasons[key] = f"kept by tune: {_figures(row.trial)} vs. the best so far"
             else:
                 found = ", ".join(filter(None, (_figures(row.trial), row.reason)))
                 reasons[key] = printable(

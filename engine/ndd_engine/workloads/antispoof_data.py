@@ -1,4 +1,4 @@
-"""Speech recordings: which files there are, real or spoofed, training or evaluation. No torch here."""
+"""Speech recordings: which files there are, real or spoofed, training or evaluation. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLASS_FOLDERS = (
     "then copied with Griffin-Lim"
 )
 
-PAIRS_PER_VOICE = 10  # in the builtin data
+PAIRS_PER_VOICE = 10  # in the built-in data
 VOICES = (2, 50)  # minimum and maximum
 
 _SPEAKER = re.compile(r"\d+_([^\W\d_][^_]*)_\d+")  # DIGIT_SPEAKER_TAKE, as in the Free Spoken Digit Dataset
@@ -119,7 +119,7 @@ def read_recordings(
 
 
 def synthetic_recordings(section: AntispoofSection, samples: int) -> SpeechData:
-    """The builtin recordings, not synthesised yet: about ten per voice, with separate voices for evaluation."""
+    """The built-in recordings, not synthesised yet: about ten per voice, with separate voices for evaluation."""
     pairs = section.clips // 2
     fewest, most = VOICES
     voices = min(max(pairs // PAIRS_PER_VOICE, fewest), most)
@@ -150,7 +150,7 @@ def read_folder(eval_fraction: float, samples: int, problems: Problems) -> Speec
             if kind not in kinds.values():
                 wanted = "real" if kind else "spoofed"
                 message = f"there is no {wanted} speech: no WAV file in a folder with such a name"
-                advice = None if kind else "to have it made, set the path to the folder of real recordings"
+                advice = None if kind else "to generate it, set the path to the folder of real recordings"
                 problems.stop(message, " or ".join(names), advice)
     chosen = [file for file in files if kinds[file] is not None or not has_classes]
     # Not sorted by kind or speaker, so that an evaluation of a few batches has both.

@@ -1,4 +1,4 @@
-"""What the training loop needs of a workload: a model, data, a loss, a metric, and the names of its units."""
+"""The interface of a workload to the training loop: model, data, loss, metric, and the names of its units."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Workload(Protocol):
 
 
 class BuiltinWorkload:
-    """What the built-in workloads have in common; see Workload."""
+    """Base class of the built-in workloads; see Workload."""
 
     token: str | None
     tokens_per_item: float

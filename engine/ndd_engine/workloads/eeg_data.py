@@ -1,4 +1,4 @@
-"""EEG recordings for the forecasters: ARFF, CSV and TSV files as numbers with labels. No torch here."""
+"""EEG recordings for the forecasters: ARFF, CSV and TSV files as numbers with labels. Imports no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EegRecording:
 
 @dataclass(frozen=True)
 class EegData:
-    """A recording and how it is cut into windows. recording: None for the builtin data, which is synthetic."""
+    """A recording and how it is cut into windows. recording: None for the built-in data, which is synthetic."""
 
     recording: EegRecording | None
     channels: int

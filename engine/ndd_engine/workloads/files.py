@@ -1,4 +1,4 @@
-"""Reads a user's text file, or reports why it cannot be read. No torch here."""
+"""Reads a user's text file, or reports why it cannot be read. Imports no torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_text(problems: Problems, suffixes: tuple[str, ...], words: tuple[str, .
 
 
 def path_error(error: Exception) -> str:
-    """Why a path cannot be read, for people."""
+    """Why a path cannot be read, as a message."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 

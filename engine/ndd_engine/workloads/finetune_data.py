@@ -1,4 +1,4 @@
-"""Documents to fine-tune on: the manual's longest topics, a file or a folder, made into examples. No torch here."""
+"""Documents to fine-tune on: the manual's longest topics, a file or a folder, made into examples. Imports no torch."""
 
 from __future__ import annotations
 

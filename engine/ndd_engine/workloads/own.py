@@ -16,7 +16,7 @@ Optional:
                      first value is the headline metric; default: the mean loss
     better           "lower" or "higher": which way the headline metric improves; default: "lower"
     collate          a function from a list of items to a batch; default: that of the DataLoader, or default_collate
-    item, token      what an item is called, and what it is made of ("sentence", "word")
+    item, token      names of an item and of its tokens ("sentence", "word")
     tokens_per_item  mean number of tokens per item; required with token
     parts            {"encoder": model.encoder}: modules that are timed separately within forward
     epochs_differ    True if items change every epoch: item i of epoch e has the index e * len(train_data) + i

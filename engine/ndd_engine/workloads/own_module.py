@@ -1,4 +1,4 @@
-"""The module of a user's own workload: checked without importing it, then imported. No torch here."""
+"""The module of a user's own workload: checked without importing it, then imported. Imports no torch."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class _Reader:
 
 
 def _custom_order(loader: DataLoader[Any]) -> str | None:
-    """What makes the order of a DataLoader custom, for people; None if it is torch's default."""
+    """The part of a DataLoader that customises its order, as text; None if the order is torch's default."""
     sampler: Any = loader.sampler
     if loader.batch_sampler is None:
         return "batch_size=None (its dataset returns whole batches)"
@@ -312,7 +312,7 @@ def _custom_order(loader: DataLoader[Any]) -> str | None:
 
 
 def _wrong_result(value: object) -> str | None:
-    """The type of a factory's result, for people, if it cannot have the parts of a workload; else None."""
+    """The type of a factory's result, as text, if it cannot have the parts of a workload; else None."""
     if value is None:
         return "None (is a return statement missing?)"
     if isinstance(value, type):

@@ -1,4 +1,4 @@
-"""Collects the errors of a configuration's data, to report all of them at once. No torch here."""
+"""Collects the errors of a configuration's data, to report all of them at once. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ROUGE-1, ROUGE-2 and ROUGE-L: how much of a reference summary a candidate summary contains. No torch here.
+"""ROUGE-1, ROUGE-2 and ROUGE-L: how much of a reference summary a candidate summary contains. Imports no torch.
 
 The F1 scores of Lin (2004, "ROUGE: A Package for Automatic Evaluation of Summaries") for a single reference. Words are
 lower-cased runs of letters and digits, without stemming or stop words; ROUGE-L takes the summary as one sentence.

@@ -1,4 +1,4 @@
-"""Pairs of a text and its summary: the standard library and its docstrings, or a file. No torch here."""
+"""Pairs of a text and its summary: the standard library and its docstrings, or a file. Imports no torch."""
 
 from __future__ import annotations
 

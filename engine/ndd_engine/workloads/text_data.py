@@ -1,4 +1,4 @@
-"""Text for the character model: the manual's topics, the standard library's source, or a file. No torch here."""
+"""Text for the character model: the manual's topics, the standard library's source, or a file. Imports no torch."""
 
 from __future__ import annotations
 

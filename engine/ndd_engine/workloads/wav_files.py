@@ -1,4 +1,4 @@
-"""WAV files with the standard library: finding them, and reading their headers and samples. No torch here."""
+"""WAV files with the standard library: finding them, and reading their headers and samples. Imports no torch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _opened(path: Path) -> Iterator[wave.Wave_read]:
 
 
 def reason(error: Exception) -> str:
-    """Why a WAV file cannot be read, for people."""
+    """Why a WAV file cannot be read, as a message."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     text = str(error)

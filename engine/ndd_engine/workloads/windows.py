@@ -1,4 +1,4 @@
-"""How a series is split into training and evaluation, and how many windows each part has. No torch here."""
+"""How a series is split into training and evaluation, and how many windows each part has. Imports no torch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from .printing import print_lines, say
     )
 )
 @click.argument("run", required=False, shell_complete=run_names)
-@click.option("--headless", is_flag=True, help="Log lines instead of the screen, until the run ends.")
+@click.option("--headless", is_flag=True, help="Print log lines instead of the screen, until the run ends.")
 @click.pass_context
 def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     """Watch RUN, live or finished, and control a live one: pause, evaluate, save, stop.

@@ -21,7 +21,7 @@ from .options import configuration, epilog
 
 @click.command(
     epilog=epilog(
-        "0 done or stopped, 1 training failed, 2 usage or configuration error, 3 missing hardware",
+        "0 done or stopped, 1 training failed, 2 usage or configuration error, 3 insufficient memory or hardware",
         "train --max-steps 200",
         "train run.toml --set optimizer.lr=3e-4 --run baseline",
         "train --workload my_workload:factory",
@@ -69,7 +69,7 @@ def train(
     """Train the model that CONFIG (a TOML file) describes, or the default workload.
 
     Shows the live screen in a terminal and runs headless otherwise. Ctrl-C and SIGTERM save a checkpoint and stop; a
-    second Ctrl-C stops at once. The run keeps training when the terminal is lost.
+    second Ctrl-C stops at once. The run continues if the terminal is closed.
     """
     root = runs_root(ctx.obj["runs"])
     given = {

@@ -26,7 +26,7 @@ from .printing import ProgressLines, measurement, print_json, print_lines, say, 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
 
-_HEADINGS = ("setting", "vs. previous", "vs. baseline", "peak memory", "losses", "")
+_HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losses", "")
 
 
 @click.command(

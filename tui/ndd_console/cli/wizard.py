@@ -47,10 +47,10 @@ class WizardCommand(click.Command):
             option, equals, value = arg.partition("=")
             goal = arg if place and args[place - 1] == "--goal" else value if option == "--goal" else ""
             if goal == _OLD_GOAL:
-                click.echo(f"warning: --goal {_OLD_GOAL} is now called --goal {_NEW_GOAL}", err=True)
+                click.echo(f"warning: --goal {_OLD_GOAL} is deprecated, use --goal {_NEW_GOAL}", err=True)
                 args[place] = arg.replace(_OLD_GOAL, _NEW_GOAL)
             elif new := RENAMED.get(option):
-                click.echo(f"warning: {option} is now called {new}", err=True)
+                click.echo(f"warning: {option} is deprecated, use {new}", err=True)
                 args[place] = new + equals + value
         return super().parse_args(ctx, args)
 

@@ -117,7 +117,7 @@ def _heading(width: int) -> Row:
     title, loss, memory, why = _widths(width)
     text = "state".ljust(_STATE) + "setting".ljust(title) + "vs. best so far".ljust(_RATIO)
     if width >= 64:
-        text += "vs. start".ljust(_RATIO)
+        text += "vs. baseline".ljust(_RATIO)
     text += ("memory".ljust(memory) if memory else "") + ("loss".ljust(loss) if loss else "")
     return ((text + ("why" if why else ""), "dim"),)
 

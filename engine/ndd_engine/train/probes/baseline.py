@@ -147,7 +147,7 @@ def _guarded(stepper: Stepper, measure: Callable[[], tuple[float, int]]) -> tupl
     """The result of `measure`, or None if it raises; frees the memory after running out of it."""
     try:
         return measure()
-    except Exception:  # noqa: BLE001  training itself meets and tells what is wrong with the model
+    except Exception:  # noqa: BLE001  training itself reports an error in the model
         pass
     # Outside the handler, because its traceback keeps the tensors alive.
     stepper.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Runs a trial micro-batch before training: compiles, counts FLOPs, and shows which settings take effect.
+"""Runs a test step of one micro-batch before training: compiles, counts FLOPs, and shows which settings take effect.
 
 It does not affect training: random states and buffers are restored, gradients dropped, and the optimizer does not step.
 """
@@ -29,7 +29,7 @@ from .baseline import Baseline, time_micro
 
 @dataclass
 class Rehearsal:
-    """Results of the trial micro-batch.
+    """Results of the test step.
 
     counter: FLOPs, bytes and operations, None if counting failed. channels_last: whether convolution outputs had that
     format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why it is not
