@@ -232,7 +232,7 @@ def learned(*sets: str, epochs: int) -> tuple[dict[str, float], dict[str, float]
 
     def figures() -> dict[str, float]:
         held_out = EvalBatches(workload.eval_data, config, workload.collate)
-        return evaluate(workload, held_out, CPU, stepper.precision, 1, None, True, lambda: None).metrics
+        return evaluate(stepper, held_out, lambda: None).metrics
 
     counts = torch.ones(len(workload.encoder))  # once more than seen, so that no token is impossible
     for item in items(workload):

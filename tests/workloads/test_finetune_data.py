@@ -78,7 +78,7 @@ def test_too_many_examples_of_the_manual() -> None:
     text = told("workload.eval_examples=70", "batch.micro=32")
     assert "manual topics share no text with the 25 training topics; allowed: at most " in text
     assert "one optimizer step takes 32 examples" in text and "at most 25" in text
-    with pytest.raises(ConfigError, match="document_chars 63 is too short"):
+    with pytest.raises(ConfigError, match="document_chars 63 is too small"):
         configured("workload.document_chars=63")
 
 
