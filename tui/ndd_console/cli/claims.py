@@ -14,8 +14,8 @@ from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import duration, printable
 
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, epilog, json_option, output_option, pause_option
-from .printing import ProgressLines, measurement, print_json, print_lines, say
+from .options import budget_option, command, json_option, output_option, pause_option
+from .printing import ProgressLines, measurement, say, show
 
 if TYPE_CHECKING:
     from ndd_engine.trial.candidates import Place
@@ -26,14 +26,12 @@ _WIDTH = 100
 _INDENT = " " * 5
 
 
-@click.command(
-    epilog=epilog(
-        "0 measured, whatever the verdicts; 2 usage error",
-        "claims --list",
-        "claims N1 N2 --budget 30",
-        "claims chartext --json -o claims.json",
-        stops=True,
-    )
+@command(
+    "0 measured, whatever the verdicts; 2 usage error",
+    "claims --list",
+    "claims N1 N2 --budget 30",
+    "claims chartext --json -o claims.json",
+    stops=True,
 )
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option(
@@ -79,9 +77,9 @@ def claims(
                 }
                 for claim in wanted
             ]  # fmt: skip
-            print_json({"budget_s": budget, "claims": entries})
+            show({"budget_s": budget, "claims": entries})
         else:
-            print_lines(_listed(wanted, place, budget))
+            show(_listed(wanted, place, budget))
         return 0
     paused = to_pause(Base("the claims"), runs_root(ctx.obj["runs"]), pause)
     say(f"{len(wanted)} claims: {', '.join(claim.id for claim in wanted)}")
@@ -132,15 +130,14 @@ class ClaimsProgress(ProgressLines):
     """Progress of the claims in lines: the claim that is being measured, and its verdict."""
 
     _results = 0
-    _claim = ""
 
     def look(self, state: ClaimsState) -> None:
         """Called a few times a second."""
         for result in state.results[self._results :]:
             self.news(f"{result.claim.id}: {result.verdict}")
         self._results = len(state.results)
-        if state.claim is not None and state.claim.id != self._claim:
-            self._claim = state.claim.id
+        if state.claim is not None and state.claim.id != self._key:
+            self._key = state.claim.id
             self.news(f"{state.claim.id} ({state.index + 1} of {state.count}): {state.claim.text} …")
         elif state.progress is not None or state.stage:
             self.update(f"  {measurement(state.progress) if state.progress is not None else state.stage}")

@@ -18,19 +18,17 @@ from ndd_engine.trial.compare import compare as compared
 from ndd_engine.trial.recorded import Recorded
 
 from .completion import run_names
-from .options import epilog, json_option
-from .printing import print_json, print_lines, say, table
+from .options import command, json_option
+from .printing import say, show, table
 
 _VERDICTS = {"faster": "B is faster", "slower": "B is slower", "same": "no significant difference"}
 _INCONCLUSIVE = "inconclusive; compare longer runs"
 
 
-@click.command(
-    epilog=epilog(
-        "0 compared, 1 B is slower than --fail-if-slower allows, 2 usage error",
-        "compare baseline candidate",
-        "compare baseline candidate --fail-if-slower 5%",
-    )
+@command(
+    "0 compared, 1 B is slower than --fail-if-slower allows, 2 usage error",
+    "compare baseline candidate",
+    "compare baseline candidate --fail-if-slower 5%",
 )
 @click.argument("a", shell_complete=run_names)
 @click.argument("b", shell_complete=run_names)
@@ -52,11 +50,8 @@ def compare(ctx: click.Context, a: str, b: str, limit: str | None, as_json: bool
     root = runs_root(ctx.obj["runs"])
     found = compared(find_run(root, a), find_run(root, b))
     outcome = None if share is None else found.slower_than(share)
-    if as_json:
-        check = None if share is None else {"limit": share, "result": outcome}
-        print_json({**found.to_dict(), "check": check})
-    else:
-        print_lines(describe(found))
+    check = None if share is None else {"limit": share, "result": outcome}
+    show({**found.to_dict(), "check": check} if as_json else describe(found))
     for text in found.unlike:
         say(f"warning: the runs are not directly comparable: {text}")
     if share is not None:

@@ -56,8 +56,10 @@ def configuration(command: Command) -> Command:
     return argument(workload_option(set_option(command)))
 
 
-def epilog(status: str, *examples: str, stops: bool = False) -> str:
-    """The end of a help text: examples, and the exit status. stops: the command can be interrupted and terminated."""
-    shown = ["\b\nExamples:\n" + "\n".join(f"  ndd-console {line}" for line in examples)] if examples else []
+def command(
+    status: str, *examples: str, stops: bool = False, **more: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command with examples and exit status after its help. stops: it can be interrupted and terminated."""
+    shown = "\n".join(f"  ndd-console {line}" for line in examples)
     stopped = ", 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)" if stops else ""
-    return "\n\n".join([*shown, f"Exit status: {status}{stopped}."])
+    return click.command(epilog=f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}.", **more)

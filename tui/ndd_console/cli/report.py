@@ -17,17 +17,15 @@ from ndd_engine.text import printable, size
 
 from .completion import run_names
 from .measuring import check_writable, save
-from .options import epilog, output_option
+from .options import command, output_option
 from .printing import say
 
 # Reading a longer record takes seconds; a message explains the wait.
 LONG_BYTES = 64 << 20
 
 
-@click.command(
-    epilog=epilog(
-        "0 written, 2 usage error", "report", "report chartext-001 -o run.html", "report chartext-001 --text"
-    )
+@command(
+    "0 written, 2 usage error", "report", "report chartext-001 -o run.html", "report chartext-001 --text"
 )
 @click.argument("run", required=False, shell_complete=run_names)
 @output_option("Output file (default: report.html in the run's folder).")

@@ -13,17 +13,15 @@ import click
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
-from .options import epilog
+from .options import command
 
 DEFAULT = "my_workload.py"
 
 
-@click.command(
-    epilog=epilog(
-        "0 written, 2 the file exists, cannot be imported or cannot be written",
-        "scaffold",
-        "scaffold models/net.py",
-    )
+@command(
+    "0 written, 2 the file exists, cannot be imported or cannot be written",
+    "scaffold",
+    "scaffold models/net.py",
 )
 @click.argument("path", required=False, type=click.Path(path_type=Path), default=DEFAULT)
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")

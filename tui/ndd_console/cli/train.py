@@ -16,18 +16,16 @@ from ndd_engine.train.preflight import preflight
 from ndd_engine.train.run import RunRequest
 
 from .completion import run_names
-from .options import configuration, epilog
+from .options import command, configuration
 
 
-@click.command(
-    epilog=epilog(
-        "0 done or stopped, 1 training failed, 2 usage or configuration error, 3 insufficient memory or hardware",
-        "train --max-steps 200",
-        "train run.toml --set optimizer.lr=3e-4 --run baseline",
-        "train --workload my_workload:factory",
-        "train --resume baseline",
-        stops=True,
-    )
+@command(
+    "0 done or stopped, 1 training failed, 2 usage or configuration error, 3 insufficient memory or hardware",
+    "train --max-steps 200",
+    "train run.toml --set optimizer.lr=3e-4 --run baseline",
+    "train --workload my_workload:factory",
+    "train --resume baseline",
+    stops=True,
 )
 @configuration
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Stop after N optimizer steps.")

@@ -18,7 +18,7 @@ from ndd_engine.text import printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
-from .options import Finite, budget_option, configuration, epilog, json_option, output_option
+from .options import Finite, budget_option, command, configuration, json_option, output_option
 from .printing import ProgressLines, print_json, say, table
 
 if TYPE_CHECKING:
@@ -55,15 +55,13 @@ class WizardCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(
+@command(
+    "0 done, 2 usage or configuration error, 3 nothing fits",
+    "wizard",
+    "wizard run.toml --goal low-memory --headless -o run2.toml",
+    "wizard --workload finetune --gpu A100 --headless",
+    stops=True,
     cls=WizardCommand,
-    epilog=epilog(
-        "0 done, 2 usage or configuration error, 3 nothing fits",
-        "wizard",
-        "wizard run.toml --goal low-memory --headless -o run2.toml",
-        "wizard --workload finetune --gpu A100 --headless",
-        stops=True,
-    ),
 )
 @configuration
 @click.option(
@@ -202,12 +200,9 @@ def _headless(
 class WizardProgress(ProgressLines):
     """Prints each new stage, and progress within it every few seconds."""
 
-    _stage = ""
-
     def look(self, text: str, share: float) -> None:
         """The `tell` callback of `propose` and `verify`."""
-        before, self._stage = self._stage, text.partition(":")[0]
-        (self.update if self._stage == before else self.news)(f"{share:4.0%}  {text}")
+        self.stage(text.partition(":")[0], f"{share:4.0%}  {text}")
 
 
 def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> Iterator[str]:
