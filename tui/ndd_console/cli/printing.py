@@ -20,18 +20,14 @@ def say(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def print_json(body: Any) -> None:
-    """One JSON document on standard output. Raises ValueError for NaN and infinities."""
-    click.echo(json.dumps(body, indent=2, allow_nan=False))
-
-
 def show(result: dict[str, Any] | Iterable[str]) -> None:
-    """A result on standard output: a dict as one JSON document, anything else as lines."""
-    if isinstance(result, dict):
-        print_json(result)
-    else:
-        for line in result:
-            click.echo(line)
+    """A result on standard output: a dict as one JSON document, anything else as lines.
+
+    Raises ValueError for NaN and infinities in a dict.
+    """
+    lines = [json.dumps(result, indent=2, allow_nan=False)] if isinstance(result, dict) else result
+    for line in lines:
+        click.echo(line)
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:

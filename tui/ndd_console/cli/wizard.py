@@ -19,7 +19,7 @@ from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
 from .options import Finite, budget_option, command, configuration, json_option, output_option
-from .printing import ProgressLines, print_json, say, table
+from .printing import ProgressLines, say, show, table
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
@@ -133,10 +133,10 @@ def wizard(
     answers.checked(longest_sequence(draft), draft.sizes)
     root = runs_root(ctx.obj["runs"])
     if headless or as_json or not interactive():
-        return _headless(answers, no_verify, budget, output, as_json, root)
-    from ndd_console.jobs.wizard import show
+        return _headless(answers, root, no_verify, budget, output, as_json)
+    from ndd_console.jobs import wizard as screen
 
-    to_train, status = show(answers, output, budget, ctx.obj["ascii"], root)
+    to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root)
     if to_train:
         # A new process, because a run must start before any thread exists.
         options = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
@@ -146,7 +146,7 @@ def wizard(
 
 
 def _headless(
-    answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool, root: Path
+    answers: Answers, root: Path, no_verify: bool, budget: float, output: Path | None, as_json: bool
 ) -> int:
     from ndd_console.jobs.wizard import live_run_notes
     from ndd_engine.wizard.planner import WizardStoppedError
@@ -167,17 +167,15 @@ def _headless(
         if chosen and not no_verify and answers.gpu is None and not stop.is_set():
             verified = verify(proposed.situation, answers, chosen, budget, progress.look, stop)
             proposed = proposed.verified(verified)
-    best = best_measured(verified, answers) or next(
-        (one for one in verified or chosen if not one.failed), None
-    )
+    working = (one for one in verified or chosen if not one.failed)
+    best = best_measured(verified, answers) or next(working, None)
     text = "" if best is None else written(answers, proposed.situation, best)
     if as_json:
-        print_json(document(proposed, answers, best))
+        show(document(proposed, answers, best))
     else:
         # If the TOML goes to stdout, nothing else does.
-        show = say if output is None and best is not None else click.echo
         for line in describe(proposed, answers, best):
-            show(line)
+            (say if output is None and best is not None else click.echo)(line)
     if best is None:
         return stop.exit_status or EXIT_MACHINE
     if output is not None and stop.is_set():
