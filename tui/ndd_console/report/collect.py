@@ -8,21 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ndd_engine.record.events import (
-    EndEvent,
-    Event,
-    FindingEvent,
-    KernelsEvent,
-    MarkEvent,
-    MemoryEvent,
-    RunEvent,
-    SampleEvent,
-    StacksEvent,
-    StageEvent,
-    TrialEvent,
-    WindowEvent,
-    parse,
-)
+from ndd_engine.record import events
 from ndd_engine.record.rundir import RunDir
 
 from .timeline import Curve, RunClock, RunTimeline
@@ -53,20 +39,20 @@ class History:
 
     timeline: RunTimeline = field(default_factory=RunTimeline)
     curves: dict[str, Curve] = field(default_factory=dict)
-    marks: dict[str, deque[tuple[Moment, MarkEvent]]] = field(default_factory=dict)
-    findings: deque[tuple[Moment, FindingEvent]] = field(default_factory=_newest)
-    trials: deque[tuple[Moment, TrialEvent]] = field(default_factory=_newest)
-    captures: deque[tuple[Moment, KernelsEvent]] = field(default_factory=_newest)
+    marks: dict[str, deque[tuple[Moment, events.MarkEvent]]] = field(default_factory=dict)
+    findings: deque[tuple[Moment, events.FindingEvent]] = field(default_factory=_newest)
+    trials: deque[tuple[Moment, events.TrialEvent]] = field(default_factory=_newest)
+    captures: deque[tuple[Moment, events.KernelsEvent]] = field(default_factory=_newest)
     resumed: deque[Moment] = field(default_factory=_newest)
-    run: RunEvent | None = None
-    stacks: StacksEvent | None = None
+    run: events.RunEvent | None = None
+    stacks: events.StacksEvent | None = None
     gc_watched: bool = False
     bytes_read: int = 0
     skipped: int = 0
     step: int = 0
     x: float = 0.0
 
-    def marked(self, *kinds: str) -> list[tuple[Moment, MarkEvent]]:
+    def marked(self, *kinds: str) -> list[tuple[Moment, events.MarkEvent]]:
         """Marks of these kinds, ordered by time."""
         found = [item for kind in kinds for item in self.marks.get(kind, ())]
         return sorted(found, key=lambda item: item[0].x)
@@ -88,23 +74,23 @@ def collect(run: RunDir) -> History:
     fresh = True  # no step of this process yet
     ended = False
     for line in _lines(run, found):
-        item = parse(line)
+        item = events.parse(line)
         if item is None or not math.isfinite(item[0]):
             found.skipped += 1
             continue
         t, event = item
-        resumes = (isinstance(event, StageEvent) and event.name == "resume") or (
-            isinstance(event, RunEvent) and event.resumed_step is not None
+        resumes = (isinstance(event, events.StageEvent) and event.name == "resume") or (
+            isinstance(event, events.RunEvent) and event.resumed_step is not None
         )
         if resumes and not fresh:
             clock.resume(t)
             fresh = True
             found.resumed.append(Moment(clock.now, t, found.step))
-        elif isinstance(event, WindowEvent):
+        elif isinstance(event, events.WindowEvent):
             fresh = False
-        ended = isinstance(event, EndEvent) or (ended and not resumes)
+        ended = isinstance(event, events.EndEvent) or (ended and not resumes)
         # Trials after the end of a run are not part of its time.
-        if not isinstance(event, TrialEvent) and (not ended or isinstance(event, EndEvent)):
+        if not isinstance(event, events.TrialEvent) and (not ended or isinstance(event, events.EndEvent)):
             found.x = clock.at(t)
         try:
             _take(found, Moment(found.x, t, found.step), event)
@@ -127,39 +113,39 @@ def _lines(run: RunDir, found: History) -> Iterator[bytes]:
         return
 
 
-def _take(found: History, at: Moment, event: Event) -> None:
+def _take(found: History, at: Moment, event: events.Event) -> None:
     match event:
-        case WindowEvent():
+        case events.WindowEvent():
             _window(found, at, event)
-        case SampleEvent():
+        case events.SampleEvent():
             for prefix, table in (("host", event.host), ("gpu", event.card or {})):
                 for name, value in table.items():
                     found.put(f"{prefix} {name}", at.x, value)
-        case MemoryEvent():
+        case events.MemoryEvent():
             for name in _MEMORY:
                 found.put(name, at.x, getattr(event, name))
-        case MarkEvent():
+        case events.MarkEvent():
             at = Moment(at.x, at.t, int(event.step))
             if event.kind == "evaluation":
                 for name, value in (event.data.get("metrics") or {}).items():
                     found.put(f"metric {name}", at.x, value)
             if event.kind != "status":
                 found.marks.setdefault(event.kind, _newest()).append((at, event))
-        case FindingEvent():
+        case events.FindingEvent():
             found.findings.append((Moment(at.x, at.t, int(event.step)), event))
-        case TrialEvent():
+        case events.TrialEvent():
             found.trials.append((at, event))
-        case StacksEvent():
+        case events.StacksEvent():
             found.stacks = event
-        case KernelsEvent():
+        case events.KernelsEvent():
             found.captures.append((at, event))
-        case RunEvent():
+        case events.RunEvent():
             found.run = event
             if event.resumed_step is not None:
                 found.step = int(event.resumed_step)
 
 
-def _window(found: History, at: Moment, event: WindowEvent) -> None:
+def _window(found: History, at: Moment, event: events.WindowEvent) -> None:
     found.step = int(event.step)
     for name in ("step", "loss", "lr", "grad_norm", "loss_scale"):
         found.put(name, at.x, getattr(event, name))
