@@ -15,7 +15,7 @@ from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import find_run, runs_root
 
 from .completion import run_names
-from .options import command
+from .options import command, flag
 from .printing import say, show
 
 
@@ -25,7 +25,7 @@ from .printing import say, show
     "attach chartext-001 --headless",
 )
 @click.argument("run", required=False, shell_complete=run_names)
-@click.option("--headless", is_flag=True, help="Print log lines instead of the screen, until the run ends.")
+@flag("--headless", help="Print log lines instead of the screen, until the run ends.")
 @click.pass_context
 def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     """Watch RUN, live or finished, and control a live one: pause, evaluate, save, stop.

@@ -14,7 +14,7 @@ from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import duration, printable
 
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, command, json_option, output_option, pause_option
+from .options import budget_option, command, flag, json_option, output_option, pause_option
 from .printing import ProgressLines, measurement, say, show
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ _INDENT = " " * 5
     stops=True,
 )
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option(
-    "--list", "only_list", is_flag=True, help="List the claims and what each one needs; measure nothing."
-)
+@flag("--list", "only_list", help="List the claims and what each one needs; measure nothing.")
 @budget_option("Maximum duration of one measurement; most claims take one or two.")
 @pause_option
 @output_option("Also write the result to this file.")
@@ -69,17 +67,15 @@ def claims(
     machine = detect(use_torch=False)
     place = Place.of(machine)
     if only_list:
-        if as_json:
-            entries = [
-                {
-                    "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": _conditions(claim, place),
-                    "seconds_at_most": measurements(claim, place) * budget,
-                }
-                for claim in wanted
-            ]  # fmt: skip
-            show({"budget_s": budget, "claims": entries})
-        else:
-            show(_listed(wanted, place, budget))
+        entries = [
+            {
+                "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": _conditions(claim, place),
+                "seconds_at_most": measurements(claim, place) * budget,
+            }
+            for claim in wanted
+        ]  # fmt: skip
+        listed = {"budget_s": budget, "claims": entries}
+        show(listed if as_json else _listed(wanted, place, budget))
         return 0
     paused = to_pause(Base("the claims"), runs_root(ctx.obj["runs"]), pause)
     say(f"{len(wanted)} claims: {', '.join(claim.id for claim in wanted)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ class Finite(click.FloatRange):
         return found
 
 
+flag = partial(click.option, is_flag=True)
+count = partial(click.option, type=int, metavar="N")
 set_option = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True,
     help="Set a configuration value, e.g. batch.micro=64; repeatable.",
@@ -32,10 +35,8 @@ workload_option = click.option(
     "--workload", metavar="NAME", shell_complete=workload_names,
     help="Workload (default: chartext), or your own as package.module:factory.",
 )  # fmt: skip
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-pause_option = click.option(
-    "--pause", is_flag=True, help="Pause other runs on the same device during the measurement."
-)
+json_option = flag("--json", "as_json", help="Print one JSON document.")
+pause_option = flag("--pause", help="Pause other runs on the same device during the measurement.")
 
 
 def budget_option(text: str, default: float = 60.0) -> Callable[[Command], Command]:

@@ -13,7 +13,7 @@ import click
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
-from .options import command
+from .options import command, flag
 
 DEFAULT = "my_workload.py"
 
@@ -24,7 +24,7 @@ DEFAULT = "my_workload.py"
     "scaffold models/net.py",
 )
 @click.argument("path", required=False, type=click.Path(path_type=Path), default=DEFAULT)
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@flag("--force", help="Overwrite an existing file.")
 def scaffold(path: Path, force: bool) -> None:
     """Write an example workload to PATH (default: my_workload.py), to replace with your own model and data.
 

@@ -18,7 +18,7 @@ from ndd_engine.text import printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
-from .options import Finite, budget_option, command, configuration, json_option, output_option
+from .options import Finite, budget_option, command, configuration, count, flag, json_option, output_option
 from .printing import ProgressLines, say, show, table
 
 if TYPE_CHECKING:
@@ -68,16 +68,10 @@ class WizardCommand(click.Command):
     "--goal", type=click.Choice(tuple(GOALS)), default="throughput", show_default=True,
     help="Highest throughput, low memory use, reproducible results, or shortest time for --items.",
 )  # fmt: skip
-@click.option(
-    "--items", type=int, metavar="N", help="Items to train on, for the total time (default: as configured)."
-)
-@click.option(
-    "--effective-batch", type=int, metavar="N", help="Effective batch to keep (default: as configured)."
-)
-@click.option("--free-batch", is_flag=True, help="Allow any effective batch.")
-@click.option(
-    "--min-sequence", type=int, metavar="N", help="Minimum sequence length (default: as configured)."
-)
+@count("--items", help="Items to train on, for the total time (default: as configured).")
+@count("--effective-batch", help="Effective batch to keep (default: as configured).")
+@flag("--free-batch", help="Allow any effective batch.")
+@count("--min-sequence", help="Minimum sequence length (default: as configured).")
 @click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
 @click.option(
     "--reserve-memory",
@@ -88,13 +82,13 @@ class WizardCommand(click.Command):
 @click.option(
     "--gpu", metavar="NAME", help="Propose for a GPU that is not in this machine, from its specifications."
 )
-@click.option("--headless", is_flag=True, help="No screen: take the answers from the options.")
-@click.option("--no-verify", is_flag=True, help="Do not measure the best proposals.")
+@flag("--headless", help="No screen: take the answers from the options.")
+@flag("--no-verify", help="Do not measure the best proposals.")
 @budget_option("Maximum duration of the measurements.", BUDGET_S)
 @output_option(
     "Write the TOML to FILE and the table to standard output (default: the TOML to standard output)."
 )
-@click.option("--force", is_flag=True, help="Change an existing file; its comments are preserved.")
+@flag("--force", help="Change an existing file; its comments are preserved.")
 @json_option
 @click.pass_context
 def wizard(

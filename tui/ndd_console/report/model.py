@@ -42,14 +42,14 @@ class Report:
     @property
     def time(self) -> Time:
         """The time axis of all plots."""
-        steps = sorted((point.last, round(point.high)) for point in self.data.curve("step").points)
+        steps = sorted((point.last, round(point.high)) for point in self.data.curves["step"].points)
         return Time(self.data.x, tuple(steps), tuple(pauses(self.data)))
 
     def line(
         self, key: str, name: str, tint: str, scale: float = 1.0, band: bool = False, dots: bool = False
     ) -> Line | None:
         """A recorded curve times `scale`, or None. band: with the lowest and highest value of each point."""
-        curve = self.data.curve(key)
+        curve = self.data.curves[key]
         if curve.mean is None:
             return None
         found = curve.pieces(self.data.x)
