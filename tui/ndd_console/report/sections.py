@@ -143,34 +143,27 @@ def identity(report: Report) -> list[Block]:
         out.append(Text(f"Skipped {number(data.skipped)} damaged or unknown lines of the record.", "warn"))
     if snapshot.dropped_events:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
-    found = _differences(run)
-    if isinstance(found, str):
-        return [*out, Text(f"The configuration cannot be compared with the defaults: {found}", "note")]
-    if not found:
-        return [*out, Text("All configuration values are the defaults.", "note")]
-    return [
-        *out,
-        Table("Configuration that differs from the defaults", ("key", "this run", "default"), found),
-    ]
+    return [*out, _differences(run)]
 
 
-def _differences(run: RunEvent) -> tuple[tuple[str, str, str], ...] | str:
-    """(key, value in this run, default) of every key that differs, in the order of the configuration.
-
-    The defaults are those of the workload at its size. Returns a text instead if they cannot be read.
-    """
+def _differences(run: RunEvent) -> Block:
+    """Every configuration value that differs from the defaults of the workload at its size."""
     workload = run.config.get("workload")
     size = workload.get("size") if isinstance(workload, dict) else None
     try:
         defaults = read(workload=run.workload).resolve(size if isinstance(size, str) else None)
     except ConfigError as error:
-        return str(error).splitlines()[0]
+        why = str(error).splitlines()[0]
+        return Text(f"The configuration cannot be compared with the defaults: {why}", "note")
     base = flatten(defaults.model_dump(mode="json"))
-    return tuple(
+    rows = tuple(
         (key, _toml(value), _toml(base[key]) if key in base else MISSING)
         for key, value in flatten(run.config).items()
         if key not in _LEFT_OUT and (key not in base or base[key] != value)
     )
+    if not rows:
+        return Text("All configuration values are the defaults.", "note")
+    return Table("Configuration that differs from the defaults", ("key", "this run", "default"), rows)
 
 
 def _toml(value: object) -> str:
