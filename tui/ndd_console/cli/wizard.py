@@ -208,11 +208,8 @@ def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> 
     yield printable(f"{situation.device_name}: {size(situation.free_bytes)} usable")
     yield printable(f"{opened.data}; {opened.model}")
     yield from lengths_line(opened)
-    for note in situation.notes:
-        yield printable(note)
-    for found in proposed.found:
-        if found.why:
-            yield printable(f"{model_name(found.model)}: {found.why}")
+    failed = [f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why]
+    yield from map(printable, (*situation.notes, *failed))
     rows = by_speed(proposed.best)[:ROWS]
     measured = [one for one in proposed.rows if one.measured is not None]
     rows += [one for one in measured if all(one.key != other.key for other in rows)]

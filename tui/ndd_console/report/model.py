@@ -88,7 +88,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The figures of the report as JSON values; null means unknown."""
-        snapshot, data = self.snapshot, self.data
+        snapshot, data, idle = self.snapshot, self.data, self.snapshot.idle
         whole = data.timeline.whole
         return {
             "run": self.name,
@@ -100,11 +100,7 @@ class Report:
             "figures": figures(snapshot),
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},
             "measured_s": whole.wall_ns * 1e-9,
-            "idle": {
-                "share": snapshot.idle.share,
-                "method": snapshot.idle.method,
-                "causes": dict(snapshot.idle.causes),
-            },
+            "idle": {"share": idle.share, "method": idle.method, "causes": dict(idle.causes)},
             "evaluations": [
                 {"step": at.step, "metrics": mark.data.get("metrics"), "seconds": mark.data.get("seconds")}
                 for at, mark in data.marked("evaluation")
