@@ -15,19 +15,17 @@ from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import find_run, runs_root
 
 from .completion import run_names
-from .options import epilog
-from .printing import print_lines, say
+from .options import command, flag
+from .printing import say, show
 
 
-@click.command(
-    epilog=epilog(
-        "0 when you close the screen or press Ctrl-C; with --headless, the exit status of the run once it ends",
-        "attach",
-        "attach chartext-001 --headless",
-    )
+@command(
+    "0 when you close the screen or press Ctrl-C; with --headless, the exit status of the run once it ends",
+    "attach",
+    "attach chartext-001 --headless",
 )
 @click.argument("run", required=False, shell_complete=run_names)
-@click.option("--headless", is_flag=True, help="Print log lines instead of the screen, until the run ends.")
+@flag("--headless", help="Print log lines instead of the screen, until the run ends.")
 @click.pass_context
 def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     """Watch RUN, live or finished, and control a live one: pause, evaluate, save, stop.
@@ -55,5 +53,5 @@ def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     except KeyboardInterrupt:
         say("detached; the run continues")
         return EXIT_DONE
-    print_lines(summary(snapshot, snapshot.end, str(directory.path)))
+    show(summary(snapshot, snapshot.end, str(directory.path)))
     return snapshot.end.exit_status if snapshot.end else EXIT_FAILED

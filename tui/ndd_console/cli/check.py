@@ -9,26 +9,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import click
-
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError
 from ndd_engine.hardware.host import Host
 from ndd_engine.text import duration, number, printable, size
 from ndd_engine.train.preflight import preflight
 
-from .options import configuration, epilog, json_option
-from .printing import print_json, print_lines, say
+from .options import command, configuration, json_option
+from .printing import say, show
 
 FEW_STEPS = 10
+_TIMES = ("step_s", "step_measured", "steps_per_epoch", "total_steps", "epoch_s", "total_s")
 
 
-@click.command(
-    epilog=epilog(
-        "0 no problems, 2 usage or configuration error, 3 missing hardware or not enough memory",
-        "check run.toml",
-        "check --set batch.micro=512 --set precision.amp=bf16",
-    )
+@command(
+    "0 no problems, 2 usage or configuration error, 3 missing hardware or not enough memory",
+    "check run.toml",
+    "check --set batch.micro=512 --set precision.amp=bf16",
 )
 @configuration
 @json_option
@@ -46,12 +43,9 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
     except ConfigError as error:
         if not as_json:
             raise
-        print_json({"ok": False, "problems": [asdict(problem) for problem in error.problems]})
+        show({"ok": False, "problems": [asdict(problem) for problem in error.problems]})
         return EXIT_USAGE
-    if as_json:
-        print_json(report)
-    else:
-        print_lines(f"{label:<9}{text}" for label, text in describe(report))
+    show(report if as_json else (f"{label:<9}{text}" for label, text in describe(report)))
     return EXIT_MACHINE if report["fits"] is False else EXIT_DONE
 
 
@@ -84,12 +78,7 @@ def examine(draft: Draft) -> dict[str, Any]:
         "nearest": found.nearest if found.fits is False else None,
         "available_bytes": found.available_bytes,
         "fits": found.fits,
-        "step_s": found.step_s,
-        "step_measured": found.step_measured,
-        "steps_per_epoch": found.steps_per_epoch,
-        "total_steps": found.total_steps,
-        "epoch_s": found.epoch_s,
-        "total_s": found.total_s,
+        **{name: getattr(found, name) for name in _TIMES},
         "notes": list(workload.notes()),
         "advice": list(advice(config, machine.host, machine.device, found.steps_per_epoch)),
     }

@@ -14,8 +14,8 @@ from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import duration, printable
 
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, epilog, json_option, output_option, pause_option
-from .printing import ProgressLines, measurement, print_json, print_lines, say
+from .options import budget_option, command, flag, json_option, output_option, pause_option
+from .printing import ProgressLines, measurement, say, show
 
 if TYPE_CHECKING:
     from ndd_engine.trial.candidates import Place
@@ -26,19 +26,15 @@ _WIDTH = 100
 _INDENT = " " * 5
 
 
-@click.command(
-    epilog=epilog(
-        "0 measured, whatever the verdicts; 2 usage error",
-        "claims --list",
-        "claims N1 N2 --budget 30",
-        "claims chartext --json -o claims.json",
-        stops=True,
-    )
+@command(
+    "0 measured, whatever the verdicts; 2 usage error",
+    "claims --list",
+    "claims N1 N2 --budget 30",
+    "claims chartext --json -o claims.json",
+    stops=True,
 )
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option(
-    "--list", "only_list", is_flag=True, help="List the claims and what each one needs; measure nothing."
-)
+@flag("--list", "only_list", help="List the claims and what each one needs; measure nothing.")
 @budget_option("Maximum duration of one measurement; most claims take one or two.")
 @pause_option
 @output_option("Also write the result to this file.")
@@ -71,17 +67,15 @@ def claims(
     machine = detect(use_torch=False)
     place = Place.of(machine)
     if only_list:
-        if as_json:
-            entries = [
-                {
-                    "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": _conditions(claim, place),
-                    "seconds_at_most": measurements(claim, place) * budget,
-                }
-                for claim in wanted
-            ]  # fmt: skip
-            print_json({"budget_s": budget, "claims": entries})
-        else:
-            print_lines(_listed(wanted, place, budget))
+        entries = [
+            {
+                "id": claim.id, "guide": claim.guide, "claim": claim.text, "how": _conditions(claim, place),
+                "seconds_at_most": measurements(claim, place) * budget,
+            }
+            for claim in wanted
+        ]  # fmt: skip
+        listed = {"budget_s": budget, "claims": entries}
+        show(listed if as_json else _listed(wanted, place, budget))
         return 0
     paused = to_pause(Base("the claims"), runs_root(ctx.obj["runs"]), pause)
     say(f"{len(wanted)} claims: {', '.join(claim.id for claim in wanted)}")
@@ -132,15 +126,14 @@ class ClaimsProgress(ProgressLines):
     """Progress of the claims in lines: the claim that is being measured, and its verdict."""
 
     _results = 0
-    _claim = ""
 
     def look(self, state: ClaimsState) -> None:
         """Called a few times a second."""
         for result in state.results[self._results :]:
             self.news(f"{result.claim.id}: {result.verdict}")
         self._results = len(state.results)
-        if state.claim is not None and state.claim.id != self._claim:
-            self._claim = state.claim.id
+        if state.claim is not None and state.claim.id != self._key:
+            self._key = state.claim.id
             self.news(f"{state.claim.id} ({state.index + 1} of {state.count}): {state.claim.text} …")
         elif state.progress is not None or state.stage:
             self.update(f"  {measurement(state.progress) if state.progress is not None else state.stage}")

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import click
 
+from ndd_console.report.model import ns
 from ndd_console.view.rows import foreign, shorten
 from ndd_console.view.throughput import plural
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.rundir import find_run, runs_root
-from ndd_engine.record.snapshot import Evaluation
-from ndd_engine.text import MISSING, duration, number, printable, rate, size
+from ndd_engine.text import MISSING, number, printable, rate, size
 from ndd_engine.trial.compare import Comparison, phase_names
 from ndd_engine.trial.compare import compare as compared
 from ndd_engine.trial.recorded import Recorded
 
 from .completion import run_names
-from .options import epilog, json_option
-from .printing import print_json, print_lines, say, table
+from .options import command, json_option
+from .printing import say, show, table
 
 _VERDICTS = {"faster": "B is faster", "slower": "B is slower", "same": "no significant difference"}
 _INCONCLUSIVE = "inconclusive; compare longer runs"
 
 
-@click.command(
-    epilog=epilog(
-        "0 compared, 1 B is slower than --fail-if-slower allows, 2 usage error",
-        "compare baseline candidate",
-        "compare baseline candidate --fail-if-slower 5%",
-    )
+@command(
+    "0 compared, 1 B is slower than --fail-if-slower allows, 2 usage error",
+    "compare baseline candidate",
+    "compare baseline candidate --fail-if-slower 5%",
 )
 @click.argument("a", shell_complete=run_names)
 @click.argument("b", shell_complete=run_names)
@@ -52,11 +49,8 @@ def compare(ctx: click.Context, a: str, b: str, limit: str | None, as_json: bool
     root = runs_root(ctx.obj["runs"])
     found = compared(find_run(root, a), find_run(root, b))
     outcome = None if share is None else found.slower_than(share)
-    if as_json:
-        check = None if share is None else {"limit": share, "result": outcome}
-        print_json({**found.to_dict(), "check": check})
-    else:
-        print_lines(describe(found))
+    check = None if share is None else {"limit": share, "result": outcome}
+    show({**found.to_dict(), "check": check} if as_json else describe(found))
     for text in found.unlike:
         say(f"warning: the runs are not directly comparable: {text}")
     if share is not None:
@@ -82,9 +76,8 @@ def share_of(text: str) -> float:
 
 def describe(found: Comparison) -> Iterator[str]:
     """The comparison as lines."""
-    yield from table(
-        [("A", _identity(found.a)), ("B", _identity(found.b)), *_differences(found), *_speed(found)]
-    )
+    sides = ("A", _identity(found.a)), ("B", _identity(found.b))
+    yield from table([*sides, *_differences(found), *_speed(found)])
     yield ""
     yield from table(list(_figures(found)), right={1, 2, 3})
     yield "times are per optimizer step, measured by the host clock"
@@ -127,37 +120,29 @@ def _used(side: Recorded) -> str:
 def _figures(found: Comparison) -> Iterator[tuple[str, ...]]:
     a, b = found.a, found.b
     yield "", "A", "B", "B / A"
-    yield _times("step, median", a.step_p50_ns, b.step_p50_ns)
-    yield _times("step, 95th percentile", a.step_p95_ns, b.step_p95_ns)
+    yield _row("step, median", ns, a.step_p50_ns, b.step_p50_ns)
+    yield _row("step, 95th percentile", ns, a.step_p95_ns, b.step_p95_ns)
     for name in phase_names(found):
         indent = "    " if "/" in name else "  "
-        yield _times(indent + foreign(name), a.phases.get(name), b.phases.get(name))
+        yield _row(indent + foreign(name), ns, a.phases.get(name), b.phases.get(name))
     peak = "peak GPU memory" if a.run.device != "cpu" else "peak resident memory"
-    yield peak, size(a.peak_bytes), size(b.peak_bytes), _over(a.peak_bytes, b.peak_bytes)
+    yield _row(peak, size, a.peak_bytes, b.peak_bytes)
     unit = plural(foreign(a.run.item))
     for point in found.losses:
-        yield _values(f"loss at {number(point.items)} {unit}", point.a, point.b)
-    for word, left, right in (
-        ("best", a.snapshot.best, b.snapshot.best),
-        ("last", _last(a), _last(b)),
-    ):
-        one, other = (left.metrics if left else {}), (right.metrics if right else {})
+        yield _row(f"loss at {number(point.items)} {unit}", _value, point.a, point.b)
+    last = [next(reversed(side.snapshot.evaluations), None) for side in (a, b)]
+    for word, sides in (("best", [a.snapshot.best, b.snapshot.best]), ("last", last)):
+        one, other = (side.metrics if side else {} for side in sides)
         for name in dict.fromkeys((*one, *other)):
-            yield _values(f"{word} {foreign(name)}", one.get(name), other.get(name))
+            yield _row(f"{word} {foreign(name)}", _value, one.get(name), other.get(name))
 
 
-def _last(side: Recorded) -> Evaluation | None:
-    return side.snapshot.evaluations[-1] if side.snapshot.evaluations else None
+def _row(
+    label: str, form: Callable[[float | None], str], a: float | None, b: float | None
+) -> tuple[str, ...]:
+    over = f"{b / a:.3f}" if a and b is not None else MISSING
+    return shorten(label, 40), form(a), form(b), over
 
 
-def _times(label: str, a: float | None, b: float | None) -> tuple[str, ...]:
-    texts = (duration(None if value is None else value * 1e-9) for value in (a, b))
-    return shorten(label, 40), *texts, _over(a, b)
-
-
-def _values(label: str, a: float | None, b: float | None) -> tuple[str, ...]:
-    return shorten(label, 40), number(a, 4), number(b, 4), _over(a, b)
-
-
-def _over(a: Any, b: Any) -> str:
-    return f"{b / a:.3f}" if a and b is not None else MISSING
+def _value(value: float | None) -> str:
+    return number(value, 4)

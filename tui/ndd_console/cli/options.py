@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ class Finite(click.FloatRange):
         return found
 
 
+flag = partial(click.option, is_flag=True)
+count = partial(click.option, type=int, metavar="N")
 set_option = click.option(
     "--set", "sets", metavar="KEY=VALUE", multiple=True,
     help="Set a configuration value, e.g. batch.micro=64; repeatable.",
@@ -32,10 +35,8 @@ workload_option = click.option(
     "--workload", metavar="NAME", shell_complete=workload_names,
     help="Workload (default: chartext), or your own as package.module:factory.",
 )  # fmt: skip
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-pause_option = click.option(
-    "--pause", is_flag=True, help="Pause other runs on the same device during the measurement."
-)
+json_option = flag("--json", "as_json", help="Print one JSON document.")
+pause_option = flag("--pause", help="Pause other runs on the same device during the measurement.")
 
 
 def budget_option(text: str, default: float = 60.0) -> Callable[[Command], Command]:
@@ -56,8 +57,10 @@ def configuration(command: Command) -> Command:
     return argument(workload_option(set_option(command)))
 
 
-def epilog(status: str, *examples: str, stops: bool = False) -> str:
-    """The end of a help text: examples, and the exit status. stops: the command can be interrupted and terminated."""
-    shown = ["\b\nExamples:\n" + "\n".join(f"  ndd-console {line}" for line in examples)] if examples else []
+def command(
+    status: str, *examples: str, stops: bool = False, **more: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command with examples and exit status after its help. stops: it can be interrupted and terminated."""
+    shown = "\n".join(f"  ndd-console {line}" for line in examples)
     stopped = ", 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)" if stops else ""
-    return "\n\n".join([*shown, f"Exit status: {status}{stopped}."])
+    return click.command(epilog=f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}.", **more)

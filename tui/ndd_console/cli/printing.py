@@ -20,13 +20,12 @@ def say(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def print_json(body: Any) -> None:
-    """One JSON document on standard output. Raises ValueError for NaN and infinities."""
-    click.echo(json.dumps(body, indent=2, allow_nan=False))
+def show(result: dict[str, Any] | Iterable[str]) -> None:
+    """A result on standard output: a dict as one JSON document, anything else as lines.
 
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Lines on standard output."""
+    Raises ValueError for NaN and infinities in a dict.
+    """
+    lines = [json.dumps(result, indent=2, allow_nan=False)] if isinstance(result, dict) else result
     for line in lines:
         click.echo(line)
 
@@ -55,6 +54,8 @@ def measurement(progress: Progress) -> str:
 class ProgressLines:
     """Progress in lines: `news` prints at once, `update` only when nothing was printed for `interval_s` seconds."""
 
+    _key: object = ""
+
     def __init__(
         self,
         say: Callable[[str], None],
@@ -67,6 +68,11 @@ class ProgressLines:
     def news(self, text: str) -> None:
         self._next_s, self._last = self._clock() + self._interval_s, text
         self._say(printable(text))
+
+    def stage(self, key: object, text: str) -> None:
+        """`news` if the key differs from the last call's, otherwise `update`."""
+        before, self._key = self._key, key
+        (self.update if before == key else self.news)(text)
 
     def update(self, text: str) -> None:
         if text != self._last and self._clock() >= self._next_s:

@@ -17,22 +17,20 @@ from ndd_engine.text import printable, size
 
 from .completion import run_names
 from .measuring import check_writable, save
-from .options import epilog, output_option
+from .options import command, flag, output_option
 from .printing import say
 
 # Reading a longer record takes seconds; a message explains the wait.
 LONG_BYTES = 64 << 20
 
 
-@click.command(
-    epilog=epilog(
-        "0 written, 2 usage error", "report", "report chartext-001 -o run.html", "report chartext-001 --text"
-    )
+@command(
+    "0 written, 2 usage error", "report", "report chartext-001 -o run.html", "report chartext-001 --text"
 )
 @click.argument("run", required=False, shell_complete=run_names)
 @output_option("Output file (default: report.html in the run's folder).")
-@click.option("--text", "as_text", is_flag=True, help="Print plain text, 100 columns wide.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as one JSON document.")
+@flag("--text", "as_text", help="Print plain text, 100 columns wide.")
+@flag("--json", "as_json", help="Print the figures as one JSON document.")
 @click.pass_context
 def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bool, as_json: bool) -> None:
     """Write RUN as one HTML page: findings, measured gains, plots, settings, methods.

@@ -13,13 +13,13 @@ from ndd_console.view.rows import foreign
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import MISSING, number
 
-from .options import epilog, json_option
-from .printing import print_json, print_lines, say, table
+from .options import command, json_option
+from .printing import say, show, table
 
 _HEADINGS = ("run", "workload", "status", "step", "started", "best")
 
 
-@click.command(epilog=epilog("0", "runs", "--runs ~/experiments runs --json"))
+@command("0", "runs", "--runs ~/experiments runs --json")
 @json_option
 @click.pass_context
 def runs(ctx: click.Context, as_json: bool) -> None:
@@ -27,9 +27,9 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     root = runs_root(ctx.obj["runs"])
     rows = HomeFolder(root).runs()
     if as_json:
-        print_json({"folder": str(root), "runs": [dataclasses.asdict(row) for row in rows]})
+        show({"folder": str(root), "runs": [dataclasses.asdict(row) for row in rows]})
     elif rows:
-        print_lines(table([_HEADINGS, *map(_cells, rows)], right={3}))
+        show(table([_HEADINGS, *map(_cells, rows)], right={3}))
     else:
         say(f"no runs in {root}; start one with: ndd-console train")
 

@@ -13,20 +13,18 @@ import click
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
-from .options import epilog
+from .options import command, flag
 
 DEFAULT = "my_workload.py"
 
 
-@click.command(
-    epilog=epilog(
-        "0 written, 2 the file exists, cannot be imported or cannot be written",
-        "scaffold",
-        "scaffold models/net.py",
-    )
+@command(
+    "0 written, 2 the file exists, cannot be imported or cannot be written",
+    "scaffold",
+    "scaffold models/net.py",
 )
 @click.argument("path", required=False, type=click.Path(path_type=Path), default=DEFAULT)
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@flag("--force", help="Overwrite an existing file.")
 def scaffold(path: Path, force: bool) -> None:
     """Write an example workload to PATH (default: my_workload.py), to replace with your own model and data.
 
@@ -40,9 +38,8 @@ def scaffold(path: Path, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(
-            f"{_shown(path)} already exists; choose another name, or overwrite it with --force"
-        ) from None
+        why = "already exists; choose another name, or overwrite it with --force"
+        raise UsageError(f"{_shown(path)} {why}") from None
     except OSError as error:
         raise UsageError(f"{_shown(path)} cannot be written: {error.strerror}") from None
     click.echo(f"wrote {_shown(path)}; train it for 20 steps with:", err=True)
@@ -52,17 +49,17 @@ def scaffold(path: Path, force: bool) -> None:
 
 def _check_name(path: Path) -> None:
     """Raises UsageError if a file of this name cannot be imported."""
+    name, why = path.name.removesuffix(".py"), ""
     if path.is_dir():
-        raise UsageError(f"{_shown(path)} is a folder; use a file in it, such as {_shown(path / DEFAULT)}")
-    name = path.name.removesuffix(".py")
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise UsageError(f"{_shown(path)}: a module name has only letters, digits and _, as in {DEFAULT}")
-    if path.suffix != ".py":
-        raise UsageError(f"{_shown(path)}: the name must end in .py: {_shown(path.with_name(f'{name}.py'))}")
-    if name in sys.stdlib_module_names:
-        raise UsageError(
-            f"{_shown(path)}: {name} is the name of a standard library module; choose another name"
-        )
+        why = f" is a folder; use a file in it, such as {_shown(path / DEFAULT)}"
+    elif not name.isidentifier() or keyword.iskeyword(name):
+        why = f": a module name has only letters, digits and _, as in {DEFAULT}"
+    elif path.suffix != ".py":
+        why = f": the name must end in .py: {_shown(path.with_name(f'{name}.py'))}"
+    elif name in sys.stdlib_module_names:
+        why = f": {name} is the name of a standard library module; choose another name"
+    if why:
+        raise UsageError(_shown(path) + why)
 
 
 def _importable(path: Path) -> tuple[str, Path | None]:

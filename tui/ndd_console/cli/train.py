@@ -16,55 +16,48 @@ from ndd_engine.train.preflight import preflight
 from ndd_engine.train.run import RunRequest
 
 from .completion import run_names
-from .options import configuration, epilog
+from .options import command, configuration, count, flag
+
+# Section of the configuration -> its keys that have an option of their own.
+_GIVEN = {"run": ("max_steps", "name"), "log": ("kernels_every", "trace")}
 
 
-@click.command(
-    epilog=epilog(
-        "0 done or stopped, 1 training failed, 2 usage or configuration error, 3 insufficient memory or hardware",
-        "train --max-steps 200",
-        "train run.toml --set optimizer.lr=3e-4 --run baseline",
-        "train --workload my_workload:factory",
-        "train --resume baseline",
-        stops=True,
-    )
+@command(
+    "0 done or stopped, 1 training failed, 2 usage or configuration error, 3 insufficient memory or hardware",
+    "train --max-steps 200",
+    "train run.toml --set optimizer.lr=3e-4 --run baseline",
+    "train --workload my_workload:factory",
+    "train --resume baseline",
+    stops=True,
 )
 @configuration
-@click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Stop after N optimizer steps.")
+@count("--max-steps", type=click.IntRange(min=1), help="Stop after N optimizer steps.")
 @click.option("--run", "name", metavar="NAME", help="Name of the run (default: the workload and a number).")
 @click.option(
     "--resume", metavar="RUN", help="Resume a run from its latest checkpoint.", shell_complete=run_names
 )
-@click.option(
-    "--from-step", type=click.IntRange(min=0), metavar="N", help="With --resume: resume from the checkpoint of step N."
-)  # fmt: skip
-@click.option(
-    "--kernels-every", type=click.IntRange(min=0), metavar="N",
+@count("--from-step", type=click.IntRange(min=0), help="With --resume: resume from the checkpoint of step N.")
+@count(
+    "--kernels-every", type=click.IntRange(min=0),
     help="Capture a few steps with the profiler every N optimizer steps, to measure idle time exactly.",
 )  # fmt: skip
 @click.option(
     "--trace", metavar="FILE", help="Export each profiler capture to FILE as a Chrome trace; .gz compresses it."
 )  # fmt: skip
-@click.option(
-    "--headless", is_flag=True, help="No screen: log to standard error, print a summary at the end."
-)
-@click.option(
-    "--json", "as_json", is_flag=True, help="Headless, with the events as JSON lines on standard output."
-)
+@flag("--headless", help="No screen: log to standard error, print a summary at the end.")
+@flag("--json", "as_json", help="Headless, with the events as JSON lines on standard output.")
 @click.pass_context
 def train(
     ctx: click.Context,
+    /,
     config: Path | None,
     workload: str | None,
     sets: tuple[str, ...],
-    max_steps: int | None,
-    name: str | None,
     resume: str | None,
     from_step: int | None,
-    kernels_every: int | None,
-    trace: str | None,
     headless: bool,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Train the model that CONFIG (a TOML file) describes, or the default workload.
 
@@ -72,16 +65,13 @@ def train(
     second Ctrl-C stops at once. The run continues if the terminal is closed.
     """
     root = runs_root(ctx.obj["runs"])
-    given = {
-        "run": {"max_steps": max_steps, "name": name}, "log": {"kernels_every": kernels_every, "trace": trace}
-    }  # fmt: skip
-    overrides: dict[str, Any] = {
-        section: {key: value for key, value in values.items() if value is not None}
-        for section, values in given.items()
+    overrides = {
+        section: {key: given[key] for key in keys if given[key] is not None}
+        for section, keys in _GIVEN.items()
     }
     resumed: RunDir | None = None
     if resume is not None:
-        if config is not None or workload is not None or name is not None:
+        if config is not None or workload is not None or given["name"] is not None:
             raise UsageError(
                 "--resume uses the configuration of its run: omit CONFIG, --workload and --run (--set still works)"
             )

@@ -21,28 +21,19 @@ from ndd_engine.trial.request import Progress, TrialRequest
 
 from .completion import run_names
 from .measuring import stoppable
-from .options import (
-    budget_option,
-    epilog,
-    json_option,
-    pause_option,
-    set_option,
-    workload_option,
-)
-from .printing import ProgressLines, measurement, print_json, print_lines, table
+from .options import budget_option, command, json_option, pause_option, set_option, workload_option
+from .printing import ProgressLines, measurement, show, table
 
 _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
 
 
-@click.command(
-    "try",
-    epilog=epilog(
-        "0 measured, whatever the verdict; 1 the trial failed, 2 usage or configuration error",
-        "try --set loader.workers=4",
-        "try chartext-001 --set precision.amp=bf16 --budget 120",
-        "try run.toml --set batch.micro=64 --set batch.accumulation=2",
-        stops=True,
-    ),
+@command(
+    "0 measured, whatever the verdict; 1 the trial failed, 2 usage or configuration error",
+    "try --set loader.workers=4",
+    "try chartext-001 --set precision.amp=bf16 --budget 120",
+    "try run.toml --set batch.micro=64 --set batch.accumulation=2",
+    stops=True,
+    name="try",
 )
 @click.argument("what", metavar="[RUN|CONFIG]", required=False, shell_complete=run_names)
 @set_option
@@ -90,10 +81,7 @@ def try_(
             record_trial(base.run, event)
         except UsageError as error:
             progress.say(f"warning: the result is not recorded: {error}")
-    if as_json:
-        print_json(json.loads(event.to_json(time.time())))
-    else:
-        print_lines(describe(event))
+    show(json.loads(event.to_json(time.time())) if as_json else describe(event))
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
 
 
@@ -106,7 +94,6 @@ class TrialProgress(ProgressLines):
         self._moving = bool(stream.isatty())
         self._shown = False
         self._elapsed_s = 0.0
-        self._stage = ("", 0)
 
     def look(self, progress: Progress) -> None:
         """Called a few times a second."""
@@ -118,8 +105,7 @@ class TrialProgress(ProgressLines):
             self._shown = True
             return
         self._elapsed_s = progress.elapsed_s
-        before, self._stage = self._stage, (progress.stage.partition(":")[0], progress.quads)
-        (self.update if before == self._stage else self.news)(text)
+        self.stage((progress.stage.partition(":")[0], progress.quads), text)
 
     def say(self, text: str) -> None:
         """A line of its own."""

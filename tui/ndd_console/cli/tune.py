@@ -20,8 +20,8 @@ from ndd_engine.trial.request import Base
 
 from .completion import run_names
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, configuration, epilog, json_option, output_option, pause_option
-from .printing import ProgressLines, measurement, print_json, print_lines, say, table
+from .options import budget_option, command, configuration, json_option, output_option, pause_option
+from .printing import ProgressLines, measurement, say, show, table
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 _HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losses", "")
 
 
-@click.command(
-    epilog=epilog(
-        "0 finished, 1 stopped by an error, 2 usage or configuration error",
-        "tune run.toml -o tuned.toml",
-        "tune --run chartext-001 --only workers --budget 30",
-        stops=True,
-    )
+@command(
+    "0 finished, 1 stopped by an error, 2 usage or configuration error",
+    "tune run.toml -o tuned.toml",
+    "tune --run chartext-001 --only workers --budget 30",
+    stops=True,
 )
 @configuration
 @click.option("--run", metavar="RUN", help="Start from the configuration of a run.", shell_complete=run_names)
@@ -72,9 +70,9 @@ def tune(
 
     paused = to_pause(base, root, pause)
     if not as_json and interactive():
-        from ndd_console.jobs.tuning import show
+        from ndd_console.jobs import tuning
 
-        state, status, saved = show(base, budget, only, output, paused, ctx.obj["ascii"])
+        state, status, saved = tuning.show(base, budget, only, output, paused, ctx.obj["ascii"])
         if saved:
             say(f"wrote {saved}")
     else:
@@ -86,12 +84,9 @@ def tune(
         if output is not None:
             write(output, state.toml)
             saved = str(output)
-    if as_json:
-        print_json(state.to_dict())
-    else:
-        print_lines(describe(state))
-        if not saved:
-            click.echo(f"\n{state.toml}", nl=False)
+    show(state.to_dict() if as_json else describe(state))
+    if not as_json and not saved:
+        click.echo(f"\n{state.toml}", nl=False)
     return status or (EXIT_FAILED if state.stopped else 0)
 
 
@@ -109,7 +104,6 @@ def _base(
 class TuningProgress(ProgressLines):
     """Progress of tuning in lines: each setting that is measured, and what became of it."""
 
-    _stage = ""
     _rows: tuple[TuningRow, ...] = ()
 
     def look(self, state: TuningState) -> None:
@@ -123,8 +117,8 @@ class TuningProgress(ProgressLines):
             if before.state != row.state and row.state in ("kept", "dropped", "skipped"):
                 ratio = f" {_ratio(row.trial)}" if row.trial and row.trial.ratio is not None else ""
                 self.news(f"{row.state} {row.candidate.name}:{ratio} {row.reason}")
-        if state.stage != self._stage and not state.done:
-            self._stage = state.stage
+        if state.stage != self._key and not state.done:
+            self._key = state.stage
             self.news(f"{state.stage} …")
         elif state.progress is not None:
             self.update(f"  {measurement(state.progress)}")

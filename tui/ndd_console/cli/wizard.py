@@ -18,8 +18,8 @@ from ndd_engine.text import printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
 
 from .measuring import check_writable, stoppable
-from .options import Finite, budget_option, configuration, epilog, json_option, output_option
-from .printing import ProgressLines, print_json, say, table
+from .options import Finite, budget_option, command, configuration, count, flag, json_option, output_option
+from .printing import ProgressLines, say, show, table
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
@@ -55,31 +55,23 @@ class WizardCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(
+@command(
+    "0 done, 2 usage or configuration error, 3 nothing fits",
+    "wizard",
+    "wizard run.toml --goal low-memory --headless -o run2.toml",
+    "wizard --workload finetune --gpu A100 --headless",
+    stops=True,
     cls=WizardCommand,
-    epilog=epilog(
-        "0 done, 2 usage or configuration error, 3 nothing fits",
-        "wizard",
-        "wizard run.toml --goal low-memory --headless -o run2.toml",
-        "wizard --workload finetune --gpu A100 --headless",
-        stops=True,
-    ),
 )
 @configuration
 @click.option(
     "--goal", type=click.Choice(tuple(GOALS)), default="throughput", show_default=True,
     help="Highest throughput, low memory use, reproducible results, or shortest time for --items.",
 )  # fmt: skip
-@click.option(
-    "--items", type=int, metavar="N", help="Items to train on, for the total time (default: as configured)."
-)
-@click.option(
-    "--effective-batch", type=int, metavar="N", help="Effective batch to keep (default: as configured)."
-)
-@click.option("--free-batch", is_flag=True, help="Allow any effective batch.")
-@click.option(
-    "--min-sequence", type=int, metavar="N", help="Minimum sequence length (default: as configured)."
-)
+@count("--items", help="Items to train on, for the total time (default: as configured).")
+@count("--effective-batch", help="Effective batch to keep (default: as configured).")
+@flag("--free-batch", help="Allow any effective batch.")
+@count("--min-sequence", help="Minimum sequence length (default: as configured).")
 @click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
 @click.option(
     "--reserve-memory",
@@ -90,13 +82,13 @@ class WizardCommand(click.Command):
 @click.option(
     "--gpu", metavar="NAME", help="Propose for a GPU that is not in this machine, from its specifications."
 )
-@click.option("--headless", is_flag=True, help="No screen: take the answers from the options.")
-@click.option("--no-verify", is_flag=True, help="Do not measure the best proposals.")
+@flag("--headless", help="No screen: take the answers from the options.")
+@flag("--no-verify", help="Do not measure the best proposals.")
 @budget_option("Maximum duration of the measurements.", BUDGET_S)
 @output_option(
     "Write the TOML to FILE and the table to standard output (default: the TOML to standard output)."
 )
-@click.option("--force", is_flag=True, help="Change an existing file; its comments are preserved.")
+@flag("--force", help="Change an existing file; its comments are preserved.")
 @json_option
 @click.pass_context
 def wizard(
@@ -135,10 +127,10 @@ def wizard(
     answers.checked(longest_sequence(draft), draft.sizes)
     root = runs_root(ctx.obj["runs"])
     if headless or as_json or not interactive():
-        return _headless(answers, no_verify, budget, output, as_json, root)
-    from ndd_console.jobs.wizard import show
+        return _headless(answers, root, no_verify, budget, output, as_json)
+    from ndd_console.jobs import wizard as screen
 
-    to_train, status = show(answers, output, budget, ctx.obj["ascii"], root)
+    to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root)
     if to_train:
         # A new process, because a run must start before any thread exists.
         options = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
@@ -148,7 +140,7 @@ def wizard(
 
 
 def _headless(
-    answers: Answers, no_verify: bool, budget: float, output: Path | None, as_json: bool, root: Path
+    answers: Answers, root: Path, no_verify: bool, budget: float, output: Path | None, as_json: bool
 ) -> int:
     from ndd_console.jobs.wizard import live_run_notes
     from ndd_engine.wizard.planner import WizardStoppedError
@@ -169,17 +161,15 @@ def _headless(
         if chosen and not no_verify and answers.gpu is None and not stop.is_set():
             verified = verify(proposed.situation, answers, chosen, budget, progress.look, stop)
             proposed = proposed.verified(verified)
-    best = best_measured(verified, answers) or next(
-        (one for one in verified or chosen if not one.failed), None
-    )
+    working = (one for one in verified or chosen if not one.failed)
+    best = best_measured(verified, answers) or next(working, None)
     text = "" if best is None else written(answers, proposed.situation, best)
     if as_json:
-        print_json(document(proposed, answers, best))
+        show(document(proposed, answers, best))
     else:
         # If the TOML goes to stdout, nothing else does.
-        show = say if output is None and best is not None else click.echo
         for line in describe(proposed, answers, best):
-            show(line)
+            (say if output is None and best is not None else click.echo)(line)
     if best is None:
         return stop.exit_status or EXIT_MACHINE
     if output is not None and stop.is_set():
@@ -202,12 +192,9 @@ def _headless(
 class WizardProgress(ProgressLines):
     """Prints each new stage, and progress within it every few seconds."""
 
-    _stage = ""
-
     def look(self, text: str, share: float) -> None:
         """The `tell` callback of `propose` and `verify`."""
-        before, self._stage = self._stage, text.partition(":")[0]
-        (self.update if self._stage == before else self.news)(f"{share:4.0%}  {text}")
+        self.stage(text.partition(":")[0], f"{share:4.0%}  {text}")
 
 
 def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> Iterator[str]:
@@ -221,11 +208,8 @@ def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> 
     yield printable(f"{situation.device_name}: {size(situation.free_bytes)} usable")
     yield printable(f"{opened.data}; {opened.model}")
     yield from lengths_line(opened)
-    for note in situation.notes:
-        yield printable(note)
-    for found in proposed.found:
-        if found.why:
-            yield printable(f"{model_name(found.model)}: {found.why}")
+    failed = [f"{model_name(found.model)}: {found.why}" for found in proposed.found if found.why]
+    yield from map(printable, (*situation.notes, *failed))
     rows = by_speed(proposed.best)[:ROWS]
     measured = [one for one in proposed.rows if one.measured is not None]
     rows += [one for one in measured if all(one.key != other.key for other in rows)]

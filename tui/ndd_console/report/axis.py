@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ndd_console.view.learning import small
 from ndd_engine.text import MISSING, duration, size
@@ -26,8 +25,7 @@ _RATIOS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """A scale from `low` to `high`. ticks: (value, label). unit: the unit of the labels."""
 
     low: float

@@ -6,27 +6,39 @@ Texts are as recorded; the renderers escape them. x is always in seconds since t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from ndd_console.view.rows import foreign
 
 from .axis import Kind, formatter
 
 Tone = Literal["", "note", "good", "warn", "bad"]
 Point = tuple[float, float]
+# Bound of one recorded text: enough for any message a person reads.
+LONGEST = 2000
 TONES: dict[str, Tone] = {"good": "good", "warn": "warn", "bad": "bad"}  # styles of the screens
 COMMAND = "measure with"  # label of a row whose text is a command
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+def safe(text: object) -> str:
+    """The text on one line, without control characters, up to LONGEST characters."""
+    return clip(foreign(text), LONGEST)
+
+
+def clip(text: str, length: int) -> str:
+    """The first `length` characters, with "…" where the text was cut."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+class Text(NamedTuple):
     """A paragraph."""
 
     text: str
     tone: Tone = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """Names and values."""
 
     rows: tuple[tuple[str, str], ...]
@@ -37,8 +49,7 @@ class Facts:
         return cls(tuple((name, text) for name, text in rows if text))
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A table. right: indices of right-aligned columns. wide: index of the column that takes the spare width."""
 
     title: str
@@ -51,11 +62,10 @@ class Table:
     def newest(self, limit: int) -> Table:
         """The table with its last `limit` rows and a note if there were more."""
         note = f"The newest {limit} of {len(self.rows):,}." if len(self.rows) > limit else ""
-        return replace(self, rows=self.rows[-limit:], note=note)
+        return self._replace(rows=self.rows[-limit:], note=note)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A finding. ceiling: "at most 1.42x" or "". main: whether it is the bottleneck. rows: (label, text)."""
 
     title: str
@@ -66,8 +76,7 @@ class Verdict:
     main: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
+class Bars(NamedTuple):
     """Horizontal bars: (label, share 0..1, text, colour)."""
 
     title: str
@@ -75,8 +84,7 @@ class Bars:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Time:
+class Time(NamedTuple):
     """The time axis that plots share. steps: (x, optimizer step), rising in x. paused: (begin, end) pairs."""
 
     length_s: float
@@ -84,8 +92,7 @@ class Time:
     paused: tuple[Point, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """A row of a plot's legend. points: (x, value), for the plot in text."""
 
     name: str
@@ -94,8 +101,7 @@ class Series:
     points: Sequence[Point]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line in pieces of (x, y). bands: pieces of (x, low, high) where a point is the mean of several values."""
 
     name: str
@@ -144,8 +150,7 @@ class Lines:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """A layer of a stack. values: share (0..1) by column. share: over the whole run."""
 
     name: str
@@ -183,8 +188,7 @@ class Stack:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class SpanRow:
+class SpanRow(NamedTuple):
     """Events of one kind: (begin, end, text); begin equals end for a moment."""
 
     name: str
@@ -192,8 +196,7 @@ class SpanRow:
     spans: tuple[tuple[float, float, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Spans:
+class Spans(NamedTuple):
     """Events on the time axis, one row per kind."""
 
     title: str
@@ -202,8 +205,7 @@ class Spans:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """A ratio with its confidence interval."""
 
     name: str
@@ -214,8 +216,7 @@ class Interval:
     tone: Tone
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(NamedTuple):
     """Ratios with their confidence intervals around 1."""
 
     title: str
@@ -226,8 +227,7 @@ class Intervals:
 Block = Text | Facts | Table | Verdict | Bars | Lines | Stack | Spans | Intervals
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A section of the report. key: its anchor."""
 
     key: str
@@ -235,8 +235,7 @@ class Section:
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A report. status: (word, tone). subtitle: one line under the name. made: time and source."""
 
     name: str

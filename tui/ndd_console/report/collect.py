@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from ndd_engine.record.events import (
-    EndEvent,
-    Event,
-    FindingEvent,
-    KernelsEvent,
-    MarkEvent,
-    MemoryEvent,
-    RunEvent,
-    SampleEvent,
-    StacksEvent,
-    StageEvent,
-    TrialEvent,
-    WindowEvent,
-    parse,
-)
+from ndd_engine.record import events
 from ndd_engine.record.rundir import RunDir
 
 from .timeline import Curve, RunClock, RunTimeline
@@ -31,11 +17,12 @@ from .timeline import Curve, RunClock, RunTimeline
 KEPT = 500
 _FOLD = b'"type":"fold"'
 _BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+_TRAINING = ("step", "loss", "lr", "grad_norm", "loss_scale")
+_TIMES = ("step_p50_ns", "step_p95_ns", "step_max_ns")
 _MEMORY = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes", "others_bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """When something happened: seconds of the run, unix seconds and the optimizer step."""
 
     x: float
@@ -52,33 +39,32 @@ class History:
     """A run over time. skipped: lines that are torn, of an unknown type or malformed."""
 
     timeline: RunTimeline = field(default_factory=RunTimeline)
-    curves: dict[str, Curve] = field(default_factory=dict)
-    marks: dict[str, deque[tuple[Moment, MarkEvent]]] = field(default_factory=dict)
-    findings: deque[tuple[Moment, FindingEvent]] = field(default_factory=_newest)
-    trials: deque[tuple[Moment, TrialEvent]] = field(default_factory=_newest)
-    captures: deque[tuple[Moment, KernelsEvent]] = field(default_factory=_newest)
+    curves: defaultdict[str, Curve] = field(default_factory=lambda: defaultdict(Curve))
+    marks: defaultdict[str, deque[tuple[Moment, events.MarkEvent]]] = field(
+        default_factory=lambda: defaultdict(_newest)
+    )
+    findings: deque[tuple[Moment, events.FindingEvent]] = field(default_factory=_newest)
+    trials: deque[tuple[Moment, events.TrialEvent]] = field(default_factory=_newest)
+    captures: deque[tuple[Moment, events.KernelsEvent]] = field(default_factory=_newest)
     resumed: deque[Moment] = field(default_factory=_newest)
-    run: RunEvent | None = None
-    stacks: StacksEvent | None = None
+    run: events.RunEvent | None = None
+    stacks: events.StacksEvent | None = None
     gc_watched: bool = False
     bytes_read: int = 0
     skipped: int = 0
     step: int = 0
     x: float = 0.0
 
-    def marked(self, *kinds: str) -> list[tuple[Moment, MarkEvent]]:
+    def marked(self, *kinds: str) -> list[tuple[Moment, events.MarkEvent]]:
         """Marks of these kinds, ordered by time."""
-        found = [item for kind in kinds for item in self.marks.get(kind, ())]
+        found = [item for kind in kinds for item in self.marks[kind]]
         return sorted(found, key=lambda item: item[0].x)
 
-    def curve(self, name: str) -> Curve:
-        """A curve by name; an empty one if nothing was recorded."""
-        return self.curves.get(name) or Curve()
-
-    def put(self, name: str, x: float, value: object) -> None:
-        """Add a value to a curve; anything but a number is ignored."""
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            self.curves.setdefault(name, Curve()).add(x, value)
+    def put(self, x: float, values: Mapping[str, object], prefix: str = "") -> None:
+        """Add values to the curves of these names; anything but a number is ignored."""
+        for name, value in values.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                self.curves[prefix + name].add(x, value)
 
 
 def collect(run: RunDir) -> History:
@@ -88,23 +74,23 @@ def collect(run: RunDir) -> History:
     fresh = True  # no step of this process yet
     ended = False
     for line in _lines(run, found):
-        item = parse(line)
+        item = events.parse(line)
         if item is None or not math.isfinite(item[0]):
             found.skipped += 1
             continue
         t, event = item
-        resumes = (isinstance(event, StageEvent) and event.name == "resume") or (
-            isinstance(event, RunEvent) and event.resumed_step is not None
+        resumes = (isinstance(event, events.StageEvent) and event.name == "resume") or (
+            isinstance(event, events.RunEvent) and event.resumed_step is not None
         )
         if resumes and not fresh:
             clock.resume(t)
             fresh = True
             found.resumed.append(Moment(clock.now, t, found.step))
-        elif isinstance(event, WindowEvent):
+        elif isinstance(event, events.WindowEvent):
             fresh = False
-        ended = isinstance(event, EndEvent) or (ended and not resumes)
+        ended = isinstance(event, events.EndEvent) or (ended and not resumes)
         # Trials after the end of a run are not part of its time.
-        if not isinstance(event, TrialEvent) and (not ended or isinstance(event, EndEvent)):
+        if not isinstance(event, events.TrialEvent) and (not ended or isinstance(event, events.EndEvent)):
             found.x = clock.at(t)
         try:
             _take(found, Moment(found.x, t, found.step), event)
@@ -127,45 +113,41 @@ def _lines(run: RunDir, found: History) -> Iterator[bytes]:
         return
 
 
-def _take(found: History, at: Moment, event: Event) -> None:
+def _take(found: History, at: Moment, event: events.Event) -> None:
     match event:
-        case WindowEvent():
+        case events.WindowEvent():
             _window(found, at, event)
-        case SampleEvent():
-            for prefix, table in (("host", event.host), ("gpu", event.card or {})):
-                for name, value in table.items():
-                    found.put(f"{prefix} {name}", at.x, value)
-        case MemoryEvent():
-            for name in _MEMORY:
-                found.put(name, at.x, getattr(event, name))
-        case MarkEvent():
+        case events.SampleEvent():
+            found.put(at.x, event.host, "host ")
+            found.put(at.x, event.card or {}, "gpu ")
+        case events.MemoryEvent():
+            found.put(at.x, {name: getattr(event, name) for name in _MEMORY})
+        case events.MarkEvent():
             at = Moment(at.x, at.t, int(event.step))
             if event.kind == "evaluation":
-                for name, value in (event.data.get("metrics") or {}).items():
-                    found.put(f"metric {name}", at.x, value)
+                found.put(at.x, event.data.get("metrics") or {}, "metric ")
             if event.kind != "status":
-                found.marks.setdefault(event.kind, _newest()).append((at, event))
-        case FindingEvent():
+                found.marks[event.kind].append((at, event))
+        case events.FindingEvent():
             found.findings.append((Moment(at.x, at.t, int(event.step)), event))
-        case TrialEvent():
+        case events.TrialEvent():
             found.trials.append((at, event))
-        case StacksEvent():
+        case events.StacksEvent():
             found.stacks = event
-        case KernelsEvent():
+        case events.KernelsEvent():
             found.captures.append((at, event))
-        case RunEvent():
+        case events.RunEvent():
             found.run = event
             if event.resumed_step is not None:
                 found.step = int(event.resumed_step)
 
 
-def _window(found: History, at: Moment, event: WindowEvent) -> None:
+def _window(found: History, at: Moment, event: events.WindowEvent) -> None:
     found.step = int(event.step)
-    for name in ("step", "loss", "lr", "grad_norm", "loss_scale"):
-        found.put(name, at.x, getattr(event, name))
+    found.put(at.x, {name: getattr(event, name) for name in _TRAINING})
     if event.profiled:
         return  # the profiler slows these steps down
     found.timeline.add(at.x, event)
     found.gc_watched = found.gc_watched or event.gc_ns is not None
-    for name in ("step_p50_ns", "step_p95_ns", "step_max_ns") if event.steps else ():
-        found.put(name, at.x, getattr(event, name))
+    if event.steps:
+        found.put(at.x, {name: getattr(event, name) for name in _TIMES})

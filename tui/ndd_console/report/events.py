@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from ndd_engine.diagnose import CAUSES
 from ndd_engine.text import duration, number
 
-from .blocks import Block, SpanRow, Spans, Table, Text
+from .blocks import Block, SpanRow, Spans, Table, Text, clip
 from .model import Report, pauses
-from .safe import clip
 
 _ROWS = 60
 _SPAN_ROWS = 24

@@ -10,9 +10,8 @@ from markupsafe import Markup
 from ndd_console.view.findings import times
 from ndd_console.view.interval import interval_text
 
-from .blocks import COMMAND, Page
+from .blocks import COMMAND, Page, clip, safe
 from .plots import WIDTH, IntervalsPlot, LinesPlot, SpansPlot, StackPlot
-from .safe import clip, safe
 
 
 def render(page: Page) -> str:

@@ -34,7 +34,7 @@ def learning(report: Report) -> list[Block]:
     if found := data.marked("evaluation"):
         out.append(_evaluations(report, found, names))
     for key, title in (("lr", "Learning rate"), ("grad_norm", "Gradient norm"), ("loss_scale", "Loss scale")):
-        points = data.curve(key).points
+        points = data.curves[key].points
         if len({(point.low, point.high) for point in points}) == 1:
             out.append(Text(f"{title}: {small(points[0].mean)} throughout."))
         else:

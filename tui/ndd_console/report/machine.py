@@ -42,7 +42,7 @@ def memory(report: Report) -> list[Block]:
         found = [item for name in names if (item := report.line(*name)) and any(item.values)]
         out += report.plot(title, "bytes", *found, zero=True)
     room, counts = snapshot.headroom, snapshot.memory
-    lowest = [point.low for point in report.data.curve("host memory_available_bytes").points]
+    lowest = [point.low for point in report.data.curves["host memory_available_bytes"].points]
     facts = Facts.of(
         ("total", size(room.total_bytes)),
         ("free now" if room.kind == "card" else "available now", size(room.free_bytes)),

@@ -42,14 +42,14 @@ class Report:
     @property
     def time(self) -> Time:
         """The time axis of all plots."""
-        steps = sorted((point.last, round(point.high)) for point in self.data.curve("step").points)
+        steps = sorted((point.last, round(point.high)) for point in self.data.curves["step"].points)
         return Time(self.data.x, tuple(steps), tuple(pauses(self.data)))
 
     def line(
         self, key: str, name: str, tint: str, scale: float = 1.0, band: bool = False, dots: bool = False
     ) -> Line | None:
         """A recorded curve times `scale`, or None. band: with the lowest and highest value of each point."""
-        curve = self.data.curve(key)
+        curve = self.data.curves[key]
         if curve.mean is None:
             return None
         found = curve.pieces(self.data.x)
@@ -88,7 +88,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The figures of the report as JSON values; null means unknown."""
-        snapshot, data = self.snapshot, self.data
+        snapshot, data, idle = self.snapshot, self.data, self.snapshot.idle
         whole = data.timeline.whole
         return {
             "run": self.name,
@@ -100,11 +100,7 @@ class Report:
             "figures": figures(snapshot),
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},
             "measured_s": whole.wall_ns * 1e-9,
-            "idle": {
-                "share": snapshot.idle.share,
-                "method": snapshot.idle.method,
-                "causes": dict(snapshot.idle.causes),
-            },
+            "idle": {"share": idle.share, "method": idle.method, "causes": dict(idle.causes)},
             "evaluations": [
                 {"step": at.step, "metrics": mark.data.get("metrics"), "seconds": mark.data.get("seconds")}
                 for at, mark in data.marked("evaluation")

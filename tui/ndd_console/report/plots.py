@@ -11,8 +11,7 @@ from markupsafe import Markup
 from ndd_engine.text import duration, number
 
 from .axis import Axis, formatter, ratio_axis, time_axis, value_axis
-from .blocks import Intervals, Lines, Spans, Stack, Time
-from .safe import clip
+from .blocks import Intervals, Lines, Spans, Stack, Time, clip
 
 WIDTH = 760
 _RIGHT = WIDTH - 14

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -9,14 +10,19 @@ from ndd_console.view.diagnosis import command_text
 from ndd_console.view.findings import CALM, ceiling_text
 from ndd_console.view.learning import LOST
 from ndd_console.view.style import STATUS
+from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES, Finding
+from ndd_engine.errors import ConfigError
+from ndd_engine.record.events import RunEvent
 from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.trial.outcome import flatten
 
-from . import blocks, events, learning, machine, methods, timings, trials
+from . import blocks, events, learning, machine, timings, trials
 from .blocks import COMMAND, TONES, Block, Facts, Page, Section, Table, Text, Tone
-from .differences import differences
 from .model import Report
 
+# The name of a run is not a setting; `path` is where your own workload was found.
+_LEFT_OUT = frozenset({"run.name", "workload.path"})
 # A record may hold anything: a section that cannot be shown does not cost the page.
 _DAMAGE = (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
 
@@ -37,7 +43,7 @@ def page(report: Report) -> Page:
         ("findings", "Findings over time", events.findings),
         ("events", "Events", events.events),
         ("settings", "Settings", machine.settings),
-        ("methods", "How it was measured", methods.methods),
+        ("methods", "How it was measured", timings.methods),
     )
     run = snapshot.run
     words = [run.workload, run.device_name, run.precision] if run is not None else []
@@ -137,12 +143,29 @@ def identity(report: Report) -> list[Block]:
         out.append(Text(f"Skipped {number(data.skipped)} damaged or unknown lines of the record.", "warn"))
     if snapshot.dropped_events:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
-    found = differences(run)
-    if isinstance(found, str):
-        return [*out, Text(f"The configuration cannot be compared with the defaults: {found}", "note")]
-    if not found:
-        return [*out, Text("All configuration values are the defaults.", "note")]
-    return [
-        *out,
-        Table("Configuration that differs from the defaults", ("key", "this run", "default"), found),
-    ]
+    return [*out, _differences(run)]
+
+
+def _differences(run: RunEvent) -> Block:
+    """Every configuration value that differs from the defaults of the workload at its size."""
+    workload = run.config.get("workload")
+    size = workload.get("size") if isinstance(workload, dict) else None
+    try:
+        defaults = read(workload=run.workload).resolve(size if isinstance(size, str) else None)
+    except ConfigError as error:
+        why = str(error).splitlines()[0]
+        return Text(f"The configuration cannot be compared with the defaults: {why}", "note")
+    base = flatten(defaults.model_dump(mode="json"))
+    rows = tuple(
+        (key, _toml(value), _toml(base[key]) if key in base else MISSING)
+        for key, value in flatten(run.config).items()
+        if key not in _LEFT_OUT and (key not in base or base[key] != value)
+    )
+    if not rows:
+        return Text("All configuration values are the defaults.", "note")
+    return Table("Configuration that differs from the defaults", ("key", "this run", "default"), rows)
+
+
+def _toml(value: object) -> str:
+    """The value as in TOML; None is a value that is chosen when the run is prepared."""
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False)

@@ -20,8 +20,21 @@ from ndd_console.view.rows import cells
 from ndd_console.view.style import to_ascii
 from ndd_engine.text import duration, printable
 
-from .blocks import Bars, Block, Facts, Intervals, Lines, Page, Point, Spans, Stack, Table, Text, Verdict
-from .safe import safe
+from .blocks import (
+    Bars,
+    Block,
+    Facts,
+    Intervals,
+    Lines,
+    Page,
+    Point,
+    Spans,
+    Stack,
+    Table,
+    Text,
+    Verdict,
+    safe,
+)
 
 WIDTH = 100
 _SPAN = 68  # cells of a row of spans

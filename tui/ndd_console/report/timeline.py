@@ -199,6 +199,3 @@ class Curve:
         """The mean of all values."""
         total = sum(point.count for point in self.points)
         return sum(point.mean * point.count for point in self.points) / total if total else None
-
-    def __bool__(self) -> bool:
-        return bool(self.points)

@@ -45,13 +45,13 @@ def phases(report: Report) -> list[Block]:
         return [Text(NO_STEPS, "note")]
     by_rank = sorted(whole.host.items(), key=_rank)
     total = {name: value / whole.wall_ns for name, value in by_rank if "/" not in name}
-    note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
 
     def shares(item: Slice) -> Shares:
         return {name: value / item.wall_ns for name, value in item.host.items()}
 
     stack = _stack(report, "Share of wall time by phase", shares, total)
-    stacks = _stacks(data.stacks) if data.stacks is not None else []
+    note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
+    stacks = [_stacks(data.stacks)] if data.stacks is not None else []
     return [replace(stack, note=note), _table(report, whole), *_step_times(report), *stacks]
 
 
@@ -110,7 +110,7 @@ def _step_times(report: Report) -> list[Block]:
     return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
 
 
-def _stacks(stacks: StacksEvent) -> list[Block]:
+def _stacks(stacks: StacksEvent) -> Table:
     rows = tuple(
         (share_text(frame[4] / stacks.looks), str(frame[0]), f"{frame[1]}:{frame[2]}", str(frame[3]))
         for frame in stacks.frames[:_TOP]
@@ -118,7 +118,7 @@ def _stacks(stacks: StacksEvent) -> list[Block]:
     )
     title = f"Stack samples ({number(stacks.looks)}, the latest at step {number(stacks.step)})"
     columns = ("share", "phase", "line", "function")
-    return [Table(title, columns, rows, frozenset({0}), wide=2)]
+    return Table(title, columns, rows, frozenset({0}), wide=2)
 
 
 def idle(report: Report) -> list[Block]:
@@ -140,7 +140,9 @@ def idle(report: Report) -> list[Block]:
         return [Text(text), *report.plot("GPU utilization", "share", busy, zero=True), *captures]
     causes = {cause: share for cause, share in found.causes if share > 0}
     title = f"{what} {share_text(found.share)} of the whole run"
-    bars = _bars(title, causes, f"Share of wall time. Measured with {_method(found.method)}.")
+    bars = _bars(
+        title, causes, f"Share of wall time. Measured with {METHODS.get(found.method, found.method)}."
+    )
     return [bars, *_idle_over_time(report, run, causes, what), *captures]
 
 
@@ -160,10 +162,6 @@ def _idle_over_time(report: Report, run: RunEvent, causes: Shares, what: str) ->
     return [replace(stack, top=top, note=note)]
 
 
-def _method(name: str) -> str:
-    return METHODS.get(name, name)
-
-
 def _bars(title: str, causes: Shares, note: str) -> Bars:
     rows = tuple(
         (cause, share, share_text(share), _colour(cause, index))
@@ -178,8 +176,9 @@ def _capture(step: int, capture: KernelsEvent) -> list[Block]:
     wall, steps = capture.wall_ns, max(capture.steps, 1)
     causes = {cause: value / wall for cause, value in capture.idle_ns.items() if value > 0}
     at = f"profiler capture at step {number(capture.step or step)}"
+    method = METHODS.get(capture.method, capture.method)
     note = (
-        f"Exact, over {number(capture.steps)} steps of {ns(wall / steps)}. Measured with {_method(capture.method)}. "
+        f"Exact, over {number(capture.steps)} steps of {ns(wall / steps)}. Measured with {method}. "
         f"Steps are slower under the profiler. Busy {share_text(capture.busy_ns / wall)}, of which copying "
         f"{share_text(capture.copy_ns / wall)}; {number(capture.launches / steps)} launches per step."
     )
@@ -205,10 +204,8 @@ def speed(report: Report) -> list[Block]:
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
     texts = zip(("compute", "share of peak", "roofline"), work_texts(snapshot), strict=False)
-    rows: list[tuple[str, str | None]] = [
-        ("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}"),
-        *texts,
-    ]
+    rows: list[tuple[str, str | None]]
+    rows = [("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}"), *texts]
     if work := snapshot.work:
         rows += [
             ("compute per step", flops(work.flops_per_step).removesuffix("/s")),
@@ -224,3 +221,36 @@ def _items_per_s(item: Slice) -> float | None:
     """None where there was hardly any training."""
     trained = item.steps > 0 and item.stepping_ns > 0.05 * item.wall_ns
     return item.items / (item.stepping_ns * 1e-9) if trained else None
+
+
+def methods(report: Report) -> list[Block]:
+    """One row for each kind of figure in this report."""
+    data, snapshot = report.data, report.snapshot
+    cuda = on_gpu(data.run or snapshot.run)
+    work, isolated = snapshot.work, snapshot.baseline is not None or snapshot.loader is not None
+    idle = snapshot.idle
+    method = f" ({work.method})" if work and work.method else ""
+    # (whether the report has it, label, text)
+    rows: list[tuple[object, str, str]] = [
+        (True, "phases", "host clock at phase boundaries; `other` is the rest, so phases add up to the wall time"),
+        (cuda, "GPU time", "pairs of CUDA events, read some steps later so that measuring never synchronises"),
+        (idle.share is not None, "idle time", METHODS.get(idle.method, idle.method)),
+        *((True, f"capture at step {item.step or at.step:,}", METHODS.get(item.method, item.method))
+          for at, item in list(data.captures)[-1:]),
+        (True, "p50, p95, max", "steps of one window of the record, host clock"),
+        (True, "throughput", "items over wall time, excluding evaluation, checkpoints, pauses and profiler captures"),
+        (True, "loss", "mean of the losses that were read back; reading every loss would slow down training"),
+        (data.marked("evaluation"), "evaluations", "on the evaluation data; durations by host clock"),
+        (cuda, "memory", "torch's allocator for allocated, reserved and peak; the driver for free and others"),
+        (not cuda, "memory", "RSS of the process and of its loader workers; shared pages count in each"),
+        (work, "FLOP and bytes", f"counted once{method}, over the measured step time"),
+        (work and work.peak_tflops, "share of peak", "of the published dense peak, which was not measured on this GPU"),
+        (data.gc_watched, "garbage collection", "callbacks of the Python interpreter; included in the phases"),
+        (data.stacks, "stack samples", "stack of the training thread, sampled a few times per second"),
+        (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
+        (data.trials, "measured gains", "ABBA blocks in separate processes; CI of the mean log-ratio of the pairs"),
+        (True, "potential gain", "upper bound: the speedup without this cause if no other bottleneck took its place"),
+        (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),
+    ]  # fmt: skip
+    text = "All figures were measured in this run unless marked as predicted. n/a means not measured."
+    return [Text(text), Facts.of(*((label, text) for present, label, text in rows if present))]
