@@ -43,6 +43,7 @@ lint: $(VENV)/.dev
 
 # Without --quiet: it would also silence the warnings that --strict counts.
 docs: $(VENV)/.docs
+	@$(BIN)/python docs/hooks.py --write
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The wheel is installed into a fresh environment and trains a few steps there.
