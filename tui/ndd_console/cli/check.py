@@ -25,7 +25,7 @@ FEW_STEPS = 10
 
 @click.command(
     epilog=epilog(
-        "0 no problems, 2 usage or configuration error, 3 missing hardware or not enough memory",
+        "0 no problems, 2 usage or configuration error, 3 insufficient memory or hardware",
         "check run.toml",
         "check --set batch.micro=512 --set precision.amp=bf16",
     )
