@@ -19,7 +19,8 @@ TEXTUAL_RANGE ?= 6.0.0 8.2.8
 .PHONY: run test test-slow test-textual lint docs dist bench faults screenshots clean
 
 run: $(VENV)/.run
-	@$(BIN)/ndd-console train $(ARGS)
+	@trap : INT TERM; $(BIN)/ndd-console train $(ARGS); status=$$?; \
+	echo "the program is $(BIN)/ndd-console; to call it as ndd-console: source $(BIN)/activate" >&2; exit $$status
 
 test: lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
@@ -43,6 +44,7 @@ lint: $(VENV)/.dev
 
 # Without --quiet: it would also silence the warnings that --strict counts.
 docs: $(VENV)/.docs
+	@$(BIN)/python docs/hooks.py --write
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The wheel is installed into a fresh environment and trains a few steps there.
@@ -66,12 +68,13 @@ screenshots: $(VENV)/.dev
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing (torch is large; the first time takes a while)" >&2
+	@echo "installing torch and the dependencies into $(VENV); this takes a few minutes" >&2
 	@$(PIP) --editable .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing torch, the dependencies and the development tools into $(VENV); this takes a few minutes" >&2
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
@@ -88,7 +91,7 @@ $(VENV)-textual-%/.dev: pyproject.toml constraints.txt
 # The compared libraries install numpy and more: with a separate venv, the package and its tests cannot rely on it.
 $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
-	@echo "installing the benchmarks' own environment (torch is large; the first time takes a while)" >&2
+	@echo "installing torch and the compared libraries into $(BENCH_VENV); this takes a few minutes" >&2
 	@$(PIP_BENCH) --editable '.[bench]'
 	@touch $@
 

@@ -1,7 +1,8 @@
-"""MkDocs hooks: the parts of the documentation that are generated from the code, so that they cannot go stale.
+"""Writes the generated parts of the documentation, and hooks for MkDocs.
 
-A page contains a line `<!-- generated: NAME -->`, which is replaced by what `GENERATORS[NAME]` returns. The installed
-package is imported, so no path has to be set.
+The text between `<!-- generated: NAME -->` and `<!-- end -->` is what `GENERATORS[NAME]` returns. It is committed, so
+that the pages are complete as plain Markdown. `python docs/hooks.py --write` updates it (`make docs` does so); without
+`--write` it lists the outdated pages.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,7 +31,10 @@ ROOT = Path(__file__).parents[1]
 MEANINGS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("fields.toml").read_text("utf-8")
 )
-MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+START = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+BLOCK = re.compile(START.pattern + r"(?:(?!<!-- generated: ).)*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+# The heading of a cause on the diagnosis page, with the generated title below it.
+CAUSE = re.compile(r"^### ([a-z0-9-]+)$(?:\n\nShown as: \*.*\*\.$)?", re.MULTILINE)
 # Suffix of a field's name -> its unit.
 UNITS = {
     "_ns": "ns",
@@ -52,13 +57,6 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in what is generated. Raises ValueError when the diagnosis page misses a cause."""
-    if page.file.src_uri == "diagnosis.md":
-        markdown = with_titles(markdown)
-    return filled(markdown)
-
-
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Refuse a page that loads something from the network. Raises ValueError."""
     if found := re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^"]*"', output):
@@ -66,23 +64,30 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     return output
 
 
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Each page, its text, and its text as generated now. Raises ValueError, as `filled` does."""
+    for path in sorted(Path(__file__).parent.glob("*.md")):
+        text = path.read_text("utf-8")
+        yield path, text, filled(with_titles(text) if path.name == "diagnosis.md" else text)
+
+
 def filled(markdown: str) -> str:
-    """The page with every marker replaced."""
-    return MARKER.sub(lambda match: GENERATORS[match[1]](), markdown)
+    """The page with every block generated anew. Raises ValueError for a block without its end."""
+    starts, blocks = START.findall(markdown), [match[1] for match in BLOCK.finditer(markdown)]
+    if starts != blocks:
+        raise ValueError(f"no <!-- end --> after one of the generated blocks {starts}")
+    return BLOCK.sub(
+        lambda match: f"<!-- generated: {match[1]} -->\n\n{GENERATORS[match[1]]()}\n\n<!-- end -->", markdown
+    )
 
 
 def with_titles(markdown: str) -> str:
-    """The diagnosis page with the title that the screen shows under the heading of each cause."""
-    listed = re.findall(r"^### ([a-z0-9-]+)$", markdown, re.MULTILINE)
+    """The diagnosis page with the title of each cause on the screens. Raises ValueError if a cause is missing."""
+    listed = CAUSE.findall(markdown)
     if sorted(listed) != sorted(CAUSES):
         missing, unknown = set(CAUSES) - set(listed), set(listed) - set(CAUSES)
         raise ValueError(f"diagnosis.md: missing {sorted(missing)}, unknown {sorted(unknown)}")
-    return re.sub(
-        r"^### ([a-z0-9-]+)$",
-        lambda match: f"{match[0]}\n\nShown as: *{CAUSES[match[1]]}*.",
-        markdown,
-        flags=re.MULTILINE,
-    )
+    return CAUSE.sub(lambda match: f"### {match[1]}\n\nShown as: *{CAUSES[match[1]]}*.", markdown)
 
 
 # Configuration.
@@ -95,7 +100,7 @@ def configuration() -> str:
         if name == "workload":
             continue
         assert isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-        parts.append(f"## [{name}] {{: #{name} }}\n\n{_keys(name, field.annotation)}")
+        parts.append(f"## [{name}]\n\n{_keys(name, field.annotation)}")
     return "\n\n".join(parts)
 
 
@@ -115,7 +120,7 @@ def presets() -> str:
 def _workload(name: str, section: type[Section]) -> str:
     title = "Your own: `module:factory`" if name == OWN else f"`{name}`"
     parts = [
-        f"### {title} {{: #workload-{name} }}",
+        f"### {title}",
         inspect.getdoc(section) or "",
         _keys("workload", section),
     ]
@@ -287,3 +292,17 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "phases": phases,
     "glossary": glossary,
 }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Update the outdated pages, or list them. Returns the exit status: 1 if a page is outdated."""
+    outdated = [(path, new) for path, old, new in pages() if new != old]
+    for path, new in outdated:
+        sys.stdout.write(f"{path.name} {'updated' if '--write' in arguments else 'is outdated'}\n")
+        if "--write" in arguments:
+            path.write_text(new, "utf-8")
+    return 1 if outdated and "--write" not in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

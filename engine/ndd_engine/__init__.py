@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from .record.snapshot import Snapshot
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 __all__ = [
     "BaselineEvent", "Change", "Config", "ConfigError", "EndEvent", "Event", "Evidence", "Finding", "FindingEvent",
     "KernelsEvent", "LoaderEvent", "MachineError", "MarkEvent", "MemoryEvent", "MemoryPrediction", "NddError",

@@ -39,6 +39,11 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
             assert expected in message, message
 
 
+@pytest.mark.parametrize("command", ["train", "check", "try", "tune", "wizard"])
+def test_a_gpu_that_does_not_exist_is_a_configuration_error(tmp_path: Path, command: str) -> None:
+    assert "cuda:63 is not available" in refused(tmp_path, command, "--set", "run.device=cuda:63")
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -1,4 +1,4 @@
-"""The generated pages of the documentation: everything that the code defines is in them."""
+"""The generated parts of the documentation: they are up to date and contain everything that the code defines."""
 
 from __future__ import annotations
 
@@ -27,8 +27,36 @@ def hooks() -> ModuleType:
     return module
 
 
-def test_every_key_of_the_configuration_is_listed_with_its_description(hooks: ModuleType) -> None:
-    page = hooks.filled((DOCS / "configuration.md").read_text("utf-8"))
+def test_the_committed_tables_are_up_to_date(hooks: ModuleType) -> None:
+    outdated = [path.name for path, committed, generated in hooks.pages() if committed != generated]
+    assert not outdated, f"{outdated} differ from the code; run: python docs/hooks.py --write"
+
+
+def test_an_outdated_page_is_listed_and_updated(
+    hooks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "steps.md"
+    page.write_text("before\n\n<!-- generated: phases -->\nold\n<!-- end -->\n\nafter\n")
+    monkeypatch.setattr(hooks, "__file__", str(tmp_path / "hooks.py"))
+    assert hooks.main([]) == 1
+    assert "old" in page.read_text() and "steps.md is outdated" in capsys.readouterr().out
+    assert hooks.main(["--write"]) == 0
+    text = page.read_text()
+    assert "old" not in text and "`backward`" in text
+    assert text.startswith("before\n\n<!-- generated: phases -->\n\n")
+    assert text.endswith("\n\n<!-- end -->\n\nafter\n")
+    assert hooks.main([]) == 0
+
+
+def test_a_block_without_its_end_is_reported(hooks: ModuleType) -> None:
+    block = "<!-- generated: phases -->\n"
+    for page in (block, f"{block}{block}<!-- end -->\n"):
+        with pytest.raises(ValueError, match="no <!-- end -->"):
+            hooks.filled(page)
+
+
+def test_every_key_of_the_configuration_is_listed_with_its_description() -> None:
+    page = (DOCS / "configuration.md").read_text("utf-8")
     sections = {name: field.annotation for name, field in Config.model_fields.items() if name != "workload"}
     for section, model in (*sections.items(), *(("workload", model) for model in SECTIONS.values())):
         for name, field in model.model_fields.items():
@@ -45,8 +73,8 @@ def test_every_key_of_the_configuration_is_listed_with_its_description(hooks: Mo
     ]
 
 
-def test_every_field_of_every_event_has_a_meaning(hooks: ModuleType) -> None:
-    page = hooks.filled((DOCS / "record-format.md").read_text("utf-8"))
+def test_every_field_of_every_event_has_a_meaning() -> None:
+    page = (DOCS / "record-format.md").read_text("utf-8")
     for name, kind in EVENT_TYPES.items():
         section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
         for item in fields(kind):
@@ -76,7 +104,7 @@ def test_units_come_from_names(hooks: ModuleType) -> None:
 
 
 def test_every_cause_is_explained(hooks: ModuleType) -> None:
-    page = hooks.with_titles((DOCS / "diagnosis.md").read_text("utf-8"))
+    page = (DOCS / "diagnosis.md").read_text("utf-8")
     for cause, title in CAUSES.items():
         section = page.split(f"\n### {cause}\n")[1].split("\n### ")[0]
         assert f"*{title}*" in section
@@ -87,7 +115,7 @@ def test_every_cause_is_explained(hooks: ModuleType) -> None:
 
 
 def test_every_word_of_the_screens_is_in_the_glossary(hooks: ModuleType) -> None:
-    page = hooks.filled((DOCS / "glossary.md").read_text("utf-8"))
+    page = (DOCS / "glossary.md").read_text("utf-8")
     for _, pairs in hooks.groups():
         assert pairs
         for term, text in pairs:

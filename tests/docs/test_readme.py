@@ -30,6 +30,17 @@ def test_relative_links_exist(page: Path) -> None:
     assert not missing
 
 
+def test_the_exit_statuses_are_the_same_everywhere() -> None:
+    readme, headless = (ROOT / "README.md").read_text("utf-8"), (ROOT / "docs/headless.md").read_text("utf-8")
+    documented = dict(re.findall(r"^\| (\d+) \| ([^;:|]*[^;:| ])", headless, re.MULTILINE))
+    assert documented["3"] == "insufficient memory or hardware"
+    listed = " ".join(readme.split("Exit status: ")[1].split(".\n")[0].split())
+    shown = " ".join(run("--help", folder=ROOT).stdout.split("Exit status: ")[1].split())
+    for status in ("2", "3"):
+        assert f"{status} {documented[status]}" in listed
+        assert f"{status} {documented[status]}" in shown
+
+
 def test_no_page_names_a_command_that_is_gone() -> None:
     renamed = re.compile(r"ndd-console (?:card|ladder)\b|--(?:card|leave|shortest)\b|--effective(?!-batch)\b")
     for page in PAGES:

@@ -105,8 +105,8 @@ def predict_memory(
         on_progress: called with a short text at each stage.
 
     Raises:
-        ConfigError: the configuration or its data is invalid.
-        MachineError: the device does not exist, or even a small step runs out of memory.
+        ConfigError: the configuration or its data is invalid, or the device does not exist.
+        MachineError: even a small step runs out of memory.
         TrainingError: a step of your own workload raised an exception, which is the `__cause__`.
 
     Example:

@@ -73,8 +73,8 @@ Environment:
   NDD_RUNS   folder of the runs, unless --runs is given
   NO_COLOR   no colours
 
-Exit status: 0 success, 1 the run failed, 2 usage or configuration error, 3 insufficient memory or
-hardware, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+Exit status: 0 done, 1 failed, 2 usage or configuration error (also a GPU that does not exist),
+3 insufficient memory or hardware, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 

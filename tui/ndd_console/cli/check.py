@@ -23,7 +23,7 @@ _TIMES = ("step_s", "step_measured", "steps_per_epoch", "total_steps", "epoch_s"
 
 
 @command(
-    "0 no problems, 2 usage or configuration error, 3 missing hardware or not enough memory",
+    "0 no problems, 2 usage or configuration error, 3 insufficient memory or hardware",
     "check run.toml",
     "check --set batch.micro=512 --set precision.amp=bf16",
 )

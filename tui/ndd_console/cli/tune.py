@@ -12,10 +12,12 @@ from ndd_console.process.terminal import interactive
 from ndd_console.view.interval import interval_text
 from ndd_console.view.rows import foreign
 from ndd_engine.api.sources import baseline_of, configured_run
+from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import MISSING, size
+from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
 from .completion import run_names
@@ -65,6 +67,7 @@ def tune(
     """
     root = runs_root(ctx.obj["runs"])
     base = _base(root, config, workload, sets, run)
+    preflight(read(base.config, base.sets, base.workload), use_torch=False)
     check_writable(output)
     from ndd_engine.trial.pausing import held, to_pause
 

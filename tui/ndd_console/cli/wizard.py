@@ -56,7 +56,7 @@ class WizardCommand(click.Command):
 
 
 @command(
-    "0 done, 2 usage or configuration error, 3 nothing fits",
+    "0 done, 2 usage or configuration error, 3 insufficient memory or hardware",
     "wizard",
     "wizard run.toml --goal low-memory --headless -o run2.toml",
     "wizard --workload finetune --gpu A100 --headless",

@@ -1,0 +1,55 @@
+"""`make run` with a stand-in for the program: where the program is, and the status it ends with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def start(folder: Path, script: str) -> subprocess.Popen[str]:
+    """`make run` in a process group of its own, as in a terminal; the installation is already up to date."""
+    shutil.copy(MAKEFILE, folder)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (folder / name).touch()
+        os.utime(folder / name, (0, 0))
+    program = folder / ".venv/bin/ndd-console"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    (folder / ".venv/.run").touch()
+    return subprocess.Popen(
+        ["make", "run", "VENV=.venv"],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_it_says_where_the_program_is_and_keeps_the_status(tmp_path: Path, status: int) -> None:
+    output, errors = (process := start(tmp_path, f"echo done; exit {status}")).communicate(timeout=60)
+    assert output == "done\n"
+    assert errors.count("source .venv/bin/activate") == 1
+    # make itself reports every failure as 2, and names the status.
+    assert process.returncode == (2 if status else 0)
+    assert (f"Error {status}" in errors) == bool(status)
+
+
+def test_it_says_so_after_ctrl_c_too(tmp_path: Path) -> None:
+    process = start(tmp_path, 'trap "echo stopped; exit 130" INT; touch ready; sleep 30 & wait')
+    for _ in range(300):
+        if (tmp_path / "ready").exists():
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert output == "stopped\n" and "source .venv/bin/activate" in errors
+    assert process.returncode != 0
