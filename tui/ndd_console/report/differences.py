@@ -17,12 +17,21 @@ _LEFT_OUT = frozenset({"run.name", "workload.path"})
 def differences(run: RunEvent) -> tuple[tuple[str, str, str], ...] | str:
     """(key, value in this run, default) of every key that differs, in the order of the configuration.
 
-    The defaults are those of the workload at its size. Returns a text instead if they cannot be read.
+    The defaults are those of the workload at its size; one without a default length has that of the run. Returns a
+    text instead if they cannot be read.
     """
     workload = run.config.get("workload")
     size = workload.get("size") if isinstance(workload, dict) else None
+    size = size if isinstance(size, str) else None
     try:
-        defaults = read(workload=run.workload).resolve(size if isinstance(size, str) else None)
+        try:
+            defaults = read(workload=run.workload).resolve(size)
+        except ConfigError:
+            own = run.config.get("run")
+            length = {
+                key: own[key] for key in ("epochs", "max_steps") if isinstance(own, dict) and own.get(key)
+            }
+            defaults = read(workload=run.workload, overrides={"run": length}).resolve(size)
     except ConfigError as error:
         return str(error).splitlines()[0]
     base = flatten(defaults.model_dump(mode="json"))
