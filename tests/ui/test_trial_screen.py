@@ -40,7 +40,7 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         text = text_of(app)
         assert "input-bound: the GPU waits 57 %" in text and "at most 2.3x" in text
-        assert "press t to measure it" in text and "t try" in text and "d diagnosis" in text
+        assert "press t to try" in text and "t try" in text and "d diagnosis" in text
         await pilot.press("t")
         assert isinstance(app.screen, TrialScreen)
         text = text_of(app)
@@ -236,17 +236,18 @@ async def test_the_rules_are_asked_once_a_snapshot() -> None:
         assert len(asked) == 2
 
 
-async def test_where_the_change_is_long_the_key_stays() -> None:
+async def test_the_line_names_what_t_measures_and_other_changes_only_whole() -> None:
     change = Change(
         "stop the process that takes the cores, or let it run elsewhere: python (pid 1234, 0.5 cores)"
     )
     threads = Change("leave the neighbour its core", ("run.threads=1",))
     long = replace(FINDING, changes=(change, threads))
     app = make(FakeSource(tries=FakeTrials()), long)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(60, 24)) as pilot:
         text = text_of(app)
-        assert "Stop the process" in text and "…; press t to measure it" in text
+        assert "Leave the neighbour its core; press t to try run.threads=1" in text
+        assert "stop the process" not in text
         await pilot.resize_terminal(120, 40)
         await pilot.pause()
         text = " ".join(text_of(app).split())
-        assert "0.5 cores); or leave the neighbour its core; press t to measure it" in text
+        assert "press t to try run.threads=1; or stop the process" in text and "0.5 cores)" in text
