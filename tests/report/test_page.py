@@ -330,7 +330,7 @@ def test_a_malformed_event_costs_only_its_own_section(tmp_path: Path) -> None:
 def test_your_own_workload_is_compared_with_the_defaults_and_its_own_length() -> None:
     config = {"run": {"epochs": 2}, "loader": {"workers": 1}}
     run = run_event(workload="denoise:factory", config=config)
-    assert differences(run) == (("loader.workers", "1", "unset"),)
+    assert differences(run) == (("loader.workers", "1", "0"),)
 
 
 def test_a_long_run_is_a_page_of_the_same_size(tmp_path: Path) -> None:

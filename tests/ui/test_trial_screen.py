@@ -159,10 +159,33 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
         result = trial_event(
             "out of memory", ratio=None, low=None, high=None, text="out of memory with the change"
         )
-        trials.jobs[1].result, trials.jobs[1].done, trials.full_disk = result, True, True
+        trials.jobs[1].result, trials.jobs[1].done = result, True
         await look(pilot)
         await pilot.press("w")
-        assert "out of memory" in text_of(app) and "No space left on device" in text_of(app)
+        assert "out of memory" in text_of(app) and "w write" not in text_of(app)
+        await pilot.press("t", "enter")
+        trials.jobs[2].result, trials.jobs[2].done, trials.full_disk = trial_event(), True, True
+        await look(pilot)
+        await pilot.press("w")
+        assert "gain 1.42x" in text_of(app) and "No space left on device" in text_of(app)
+
+
+async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None:
+    trials = FakeTrials()
+    app = make(FakeSource(tries=trials))
+    text = "inconclusive: setup took more than 60 s; raise --budget above 60; losses close"
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("t", "enter")
+        for index, hint in enumerate(("m measure up to 120 s", "m measure up to 300 s", "")):
+            result = trial_event("inconclusive", ratio=None, low=None, high=None, text=text)
+            trials.jobs[index].result, trials.jobs[index].done = result, True
+            await look(pilot)
+            shown = " ".join(text_of(app).split())
+            assert "--budget" not in shown and "w write" not in shown and hint in shown
+            assert ("press m for more time; losses close" in shown) == bool(hint)
+            await pilot.press("m")
+        assert trials.budgets == [60.0, 120.0, 300.0]
+        assert len({job.sets for job in trials.jobs}) == 1
 
 
 async def test_where_nothing_can_be_tried_t_does_nothing() -> None:
