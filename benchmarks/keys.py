@@ -29,7 +29,7 @@ TARGET = Target(50)
 _RUN = "keyboard"
 _SETTINGS = (*TINY, *ONLY_STEPS, "run.device=cpu")
 _WARM_UP_STEPS = 1000
-_HELP, _LOG, _PAUSING = b"keys and glossary", b"captured output", b"pausing after"
+_HELP, _LOG, _PAUSING = b"keys and glossary", b"log of the run", b"pausing after"
 _NAME = _RUN.encode()
 ESCAPE, ESCAPE_SEQUENCE = b"\x1b", b"\x1b[27u"
 # (row, key, text of its repaint)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 from pathlib import Path
 
 import pytest
 
+from ndd_console.cli.tune import ONLY
 from ndd_engine.config import read
+from ndd_engine.trial.candidates import Place, candidates
 
 from .program import run, start
 
@@ -218,3 +221,12 @@ def test_a_claim_is_really_measured(tmp_path: Path) -> None:
 def test_mistakes_in_claims_are_reported(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
     done = run("claims", *arguments, folder=tmp_path)
     assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "ndd", "summarise"])
+def test_the_help_of_tune_lists_what_only_accepts(workload: str) -> None:
+    listed = ", ".join(ONLY).split(", ")
+    config = read(workload=workload, sets=["batch.accumulation=4", "loader.persistent=false"]).resolve()
+    for candidate in candidates(config, Place(True, 4)):
+        for name in filter(None, (candidate.name, candidate.group)):
+            assert re.sub(r"\d+$", "N", name) in listed or name in listed, name

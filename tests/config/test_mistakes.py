@@ -247,3 +247,16 @@ def test_foreign_text_cannot_steer_the_terminal(tmp_path: Path) -> None:
 def test_a_very_long_value_is_cut() -> None:
     text = only(sets=(f"run.device={'x' * 5000}",))
     assert len(text) < 300
+
+
+def test_a_problem_of_the_workload_gets_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[workload]\nname = "a:b"\n[workload.options]\nchannels = "24"\n', encoding="utf-8")
+    draft = read(path, ["run.epochs=1"])
+    with pytest.raises(ConfigError) as caught, draft.locating():
+        key = "workload.options.channels"
+        raise ConfigError(
+            [Problem("workload", key, "the factory needs another type", '"24"'), Problem("x", "y", "z")]
+        )
+    first, second = caught.value.problems
+    assert first.where == f"{path} line 4" and second.where == "x"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ndd_console.report import html, text
-from ndd_console.report.blocks import Lines, Stack
+from ndd_console.report import html, sections, text
+from ndd_console.report.blocks import Lines, Stack, Table
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.view.rows import cells
@@ -324,6 +324,13 @@ def test_a_malformed_event_costs_only_its_own_section(tmp_path: Path) -> None:
     check(document)
     assert "This part of the record cannot be shown" in plain
     assert "data_wait" in plain
+
+
+def test_your_own_workload_is_compared_with_the_defaults_and_its_own_length() -> None:
+    config = {"run": {"epochs": 2}, "loader": {"workers": 1}}
+    run = run_event(workload="denoise:factory", config=config)
+    found = sections.differences(run)
+    assert isinstance(found, Table) and found.rows == (("loader.workers", "1", "0"),)
 
 
 def test_a_long_run_is_a_page_of_the_same_size(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from written_runs import ITEMS, STEPS, evaluation, run_event, sample, steady, window, windows, write_run
 
+from ndd_console.cli.compare import describe
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event
 from ndd_engine.trial.compare import Comparison, compare
@@ -122,6 +123,16 @@ def test_what_is_not_alike_is_warned_of(tmp_path: Path) -> None:
     )
     assert any("different machines" in text for text in found.unlike)
     assert any("effective batch differs (16, 64 items per step)" in text for text in found.unlike)
+
+
+@pytest.mark.parametrize("other", [{"workload": "ndd"}, {"parameters": 5}])
+def test_runs_of_different_models_have_no_verdict(tmp_path: Path, other: dict[str, object]) -> None:
+    found = compared(tmp_path, windows(steady(60, 1.0)), windows(steady(60, 3.0, seed=1)), **other)
+    assert found.verdict == "not comparable"
+    with pytest.raises(UsageError, match=r"a and b train different (workloads|models)"):
+        found.slower_than(0.05)
+    text = "\n".join(describe(found))
+    assert "no verdict: the runs train different" in text and "slower" not in text
 
 
 def test_losses_are_compared_at_the_same_number_of_items(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from ndd_engine.config import read
+from ndd_engine.errors import UsageError
+from ndd_engine.trial.drafts import drafts
 from ndd_engine.trial.outcome import break_even, compare_losses, differences, effect, result
 from ndd_engine.trial.paired import Estimate
 from ndd_engine.trial.request import Base, TrialRequest
@@ -22,6 +24,17 @@ def facts(**changes: Any) -> SideFacts:
         "peak_bytes": 1 << 30, "losses": [2.0, 1.0],
     }  # fmt: skip
     return SideFacts(**{**body, **changes})
+
+
+def test_the_length_of_the_run_applies_to_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ndd_engine.trial.drafts.preflight", lambda draft, use_torch: draft.resolve())
+    request = TrialRequest(Base("it", None, "package.module:factory"), ("run.epochs=2", "loader.workers=1"))
+    assert request.sets == ("loader.workers=1",)
+    base, change = (draft.resolve() for draft in drafts(request))
+    assert base.run.epochs == change.run.epochs == 2
+    assert set(differences(base, change)) == {"loader.workers"}
+    with pytest.raises(UsageError, match="no settings to try"):
+        drafts(TrialRequest(Base("it"), ("run.max_steps=100",)))
 
 
 def test_only_what_differs_counts_as_changed() -> None:

@@ -103,6 +103,17 @@ def test_the_last_words_hold_the_rates_and_the_work() -> None:
     assert "MFU n/a: no published peak for this CPU" in host
 
 
+def test_a_stopped_run_gives_its_reason_once_and_how_to_resume() -> None:
+    value = ended("stopped", "stopped from the console; checkpoint at step 4218")
+    lines = summary(value, value.end, "runs/x")
+    assert lines[0] == "stopped from the console; checkpoint at step 4218"
+    assert value.run is not None
+    assert lines[-1] == f"resume with: ndd-console train --resume {value.run.name}"
+    done = ended("done", "finished all 10 steps")
+    lines = summary(done, done.end, "runs/x")
+    assert lines[0] == "done: finished all 10 steps" and not any("resume" in line for line in lines)
+
+
 def test_a_stage_that_counts_is_said_now_and_then() -> None:
     lines: list[str] = []
     now = [0.0]

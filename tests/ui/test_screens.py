@@ -204,7 +204,7 @@ async def test_help_and_log() -> None:
         await pilot.press("question_mark")
         assert isinstance(app.screen, HelpScreen)
         text, pages = "", 0
-        while "left at default" not in text and pages < 20:
+        while "not in effect, not requested" not in text and pages < 20:
             text, pages = text + text_of(app), pages + 1
             await pilot.press("space")
         words = ("Ctrl-C", "micro-step", "data_wait", "GPU idle", "host clock", "MFU", "ABBA block", "n/a")
@@ -246,6 +246,7 @@ async def test_the_page_of_settings_follows_the_run() -> None:
             "speed.attention", "loader.workers", "loader.pin_memory", "precision.amp", "optimizer.implementation",
         ]  # fmt: skip
         assert "not in effect" in lines[2] and "the mask needs another back end" in lines[3]
+        assert any(line.strip().startswith("not requested: left at its default") for line in lines)
         assert "MFU 34 % of 104 TFLOP/s (bf16 dense)" in text_of(app) and "bfloat16 98 %" in text_of(app)
         fixed = replace(SETTINGS[-1], applied="flash", in_effect=True, verified="flash was seen")
         source.value = snapshot(settings=(*SETTINGS[:-1], fixed))

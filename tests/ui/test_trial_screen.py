@@ -40,7 +40,7 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         text = text_of(app)
         assert "input-bound: the GPU waits 57 %" in text and "at most 2.3x" in text
-        assert "press t to measure it" in text and "t try" in text and "d diagnosis" in text
+        assert "press t to try" in text and "t try" in text and "d diagnosis" in text
         await pilot.press("t")
         assert isinstance(app.screen, TrialScreen)
         text = text_of(app)
@@ -159,10 +159,33 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
         result = trial_event(
             "out of memory", ratio=None, low=None, high=None, text="out of memory with the change"
         )
-        trials.jobs[1].result, trials.jobs[1].done, trials.full_disk = result, True, True
+        trials.jobs[1].result, trials.jobs[1].done = result, True
         await look(pilot)
         await pilot.press("w")
-        assert "out of memory" in text_of(app) and "No space left on device" in text_of(app)
+        assert "out of memory" in text_of(app) and "w write" not in text_of(app)
+        await pilot.press("t", "enter")
+        trials.jobs[2].result, trials.jobs[2].done, trials.full_disk = trial_event(), True, True
+        await look(pilot)
+        await pilot.press("w")
+        assert "gain 1.42x" in text_of(app) and "No space left on device" in text_of(app)
+
+
+async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None:
+    trials = FakeTrials()
+    app = make(FakeSource(tries=trials))
+    text = "inconclusive: setup took more than 60 s; raise --budget above 60; losses close"
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("t", "enter")
+        for index, hint in enumerate(("m measure up to 120 s", "m measure up to 300 s", "")):
+            result = trial_event("inconclusive", ratio=None, low=None, high=None, text=text)
+            trials.jobs[index].result, trials.jobs[index].done = result, True
+            await look(pilot)
+            shown = " ".join(text_of(app).split())
+            assert "--budget" not in shown and "w write" not in shown and hint in shown
+            assert ("press m for more time; losses close" in shown) == bool(hint)
+            await pilot.press("m")
+        assert trials.budgets == [60.0, 120.0, 300.0]
+        assert len({job.sets for job in trials.jobs}) == 1
 
 
 async def test_where_nothing_can_be_tried_t_does_nothing() -> None:
@@ -236,17 +259,18 @@ async def test_the_rules_are_asked_once_a_snapshot() -> None:
         assert len(asked) == 2
 
 
-async def test_where_the_change_is_long_the_key_stays() -> None:
+async def test_the_line_names_what_t_measures_and_other_changes_only_whole() -> None:
     change = Change(
         "stop the process that takes the cores, or let it run elsewhere: python (pid 1234, 0.5 cores)"
     )
     threads = Change("leave the neighbour its core", ("run.threads=1",))
     long = replace(FINDING, changes=(change, threads))
     app = make(FakeSource(tries=FakeTrials()), long)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(60, 24)) as pilot:
         text = text_of(app)
-        assert "Stop the process" in text and "…; press t to measure it" in text
+        assert "Leave the neighbour its core; press t to try run.threads=1" in text
+        assert "stop the process" not in text
         await pilot.resize_terminal(120, 40)
         await pilot.pause()
         text = " ".join(text_of(app).split())
-        assert "0.5 cores); or leave the neighbour its core; press t to measure it" in text
+        assert "press t to try run.threads=1; or stop the process" in text and "0.5 cores)" in text

@@ -82,7 +82,7 @@ def run_trial(
     base = baseline_of(baseline, workload, root)
     request = TrialRequest(base, strings(sets, "sets"), budget)
     check(request)  # mistakes, before anything is paused
-    with held(to_pause(base, root, pause)):
+    with held(to_pause(request.base, root, pause)):
         event = measure(request, on_progress or (lambda progress: None))
     if base.run is not None:
         record_trial(base.run, event)

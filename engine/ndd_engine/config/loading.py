@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,20 @@ class Draft:
                     return f"{printable(where)} line {line}"
                 return printable(where)
         return printable(self.source) or "command line"
+
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """Adds file and line to the problems that a workload reports for a key of its section."""
+        try:
+            yield
+        except ConfigError as error:
+            found = [
+                replace(problem, where=self.where(problem.key.split(".")))
+                if problem.where == "workload" and problem.key
+                else problem
+                for problem in error.problems
+            ]
+            raise ConfigError(found) from error.__cause__
 
     def _text(self, section: str, key: str, default: str | None = None) -> str | None:
         """The value in the highest layer that has the key, as text; None if it is unset."""

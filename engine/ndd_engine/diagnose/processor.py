@@ -155,7 +155,8 @@ def _one_per_core(
     draft = Draft(
         cause, title, Cost(part * model.ns, part * model.share, model.error, part * model.wall), "certain"
     )
-    text = f"a micro-batch takes {span(now)} with {view.threads} threads and {span(then)} with {cores}"
+    threads = f"{view.threads} thread{'' if view.threads == 1 else 's'}"
+    text = f"a micro-batch takes {span(now)} with {threads} and {span(then)} with {cores}"
     draft.saw(f"{text} ({times(now / then)})", BASELINE)
     draft.change("use one thread per core", f"run.threads={cores}")
     return draft.done(bound=bound)

@@ -41,7 +41,8 @@ def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
     device = torch.device(machine.device)
     config, choice = decide(draft, machine, progress)
     seed(config.run.seed)
-    workload = prepare(config, progress)
+    with draft.locating():
+        workload = prepare(config, progress)
     try:
         found = outlook(config, workload, device, machine.free_bytes, progress)
     except NddError:

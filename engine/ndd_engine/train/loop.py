@@ -226,7 +226,7 @@ class Loop:
         text = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
         data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
                 "better": self.stepper.workload.better}  # fmt: skip
-        self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step}: {text}", data))
+        self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step:,}: {text}", data))
         self._status(self._resting)
         self._window()
 

@@ -69,7 +69,8 @@ def prepare_run(run: OpenRun) -> Prepared:
 
     run.stage("reading the data")
     seed(config.run.seed)
-    workload = prepare(config, run.stage)
+    with draft.locating():
+        workload = prepare(config, run.stage)
     differ = workload.epochs_differ
     batches = Batches(workload.train_data, config, workload.collate, differ, device, run.stage)
     evaluation = EvalBatches(workload.eval_data, config, workload.collate, device, run.stage)

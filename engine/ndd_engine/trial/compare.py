@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import PHASES
+from ndd_engine.record.events import PHASES, RunEvent
 from ndd_engine.record.rundir import RunDir
 
 from .outcome import changed_items, flatten
@@ -42,7 +42,11 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """B vs. A. speed: ratio of items per second, B over A. verdict: "faster", "slower", "same" or "inconclusive"."""
+    """B vs. A.
+
+    speed: ratio of items per second, B over A. verdict: "faster", "slower", "same" or "inconclusive";
+    "not comparable" for runs that train different workloads or models.
+    """
 
     a: Recorded
     b: Recorded
@@ -53,7 +57,13 @@ class Comparison:
     losses: tuple[LossPoint, ...]
 
     def slower_than(self, share: float) -> str:
-        """Whether B is slower by more than this share (0.05): "slower", "not slower" or "inconclusive"."""
+        """Whether B is slower by more than this share (0.05): "slower", "not slower" or "inconclusive".
+
+        Raises UsageError if the runs train different workloads or models.
+        """
+        if self.verdict == "not comparable":
+            what = "different workloads" if self.a.run.workload != self.b.run.workload else "different models"
+            raise UsageError(f"{self.a.name} and {self.b.name} train {what}: their speeds cannot be compared")
         low, high = self.speed.low, self.speed.high
         if low is None or high is None:
             return "inconclusive"
@@ -85,7 +95,7 @@ def compare(a: RunDir, b: RunDir) -> Comparison:
         first,
         second,
         speed,
-        _verdict(speed),
+        _verdict(speed) if _same_model(first.run, second.run) else "not comparable",
         tuple(_differences(first, second)),
         tuple(_unlike(first, second)),
         _losses(first, second),
@@ -97,6 +107,11 @@ def phase_names(comparison: Comparison) -> list[str]:
     rank = {name: index for index, name in enumerate(PHASES)}
     names = {*comparison.a.phases, *comparison.b.phases}
     return sorted(names, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
+
+
+def _same_model(a: RunEvent, b: RunEvent) -> bool:
+    # The description of the model also names settings that are worth comparing, such as summarise's decoder.
+    return (a.workload, a.parameters) == (b.workload, b.parameters)
 
 
 def _verdict(speed: Interval) -> str:

@@ -13,7 +13,9 @@ from .request import TrialRequest
 def drafts(request: TrialRequest) -> tuple[Draft, Draft]:
     """(baseline, candidate). Raises UsageError if the request cannot be tried, ConfigError for mistakes in either."""
     if not request.sets:
-        raise UsageError("no settings to try: add --set KEY=VALUE")
+        raise UsageError(
+            "no settings to try: add --set KEY=VALUE (the length of the run applies to both sides of a trial)"
+        )
     if not request.budget_s > 0:
         raise UsageError(f"--budget {request.budget_s:g}: allowed: more than 0 seconds")
     of = request.base

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ndd_engine.record.events import TrialEvent
@@ -30,14 +30,28 @@ class Base:
         return cls(f"run {run.name}", run.config, None, sets, run)
 
 
+# A trial does not depend on the length of the run; both sides need one.
+LENGTH = ("run.epochs", "run.max_steps")
+
+
 @dataclass(frozen=True)
 class TrialRequest:
-    """The candidate: "key=value" settings on top of the baseline. cause: the finding they come from, if any."""
+    """The candidate: "key=value" settings on top of the baseline. cause: the finding they come from, if any.
+
+    The length of the run among `sets` moves to the baseline, so that it applies to both sides.
+    """
 
     base: Base
     sets: tuple[str, ...]
     budget_s: float = 60.0
     cause: str | None = None
+
+    def __post_init__(self) -> None:
+        length = tuple(item for item in self.sets if item.partition("=")[0].strip() in LENGTH)
+        if length:
+            base = replace(self.base, sets=(*self.base.sets, *length))
+            object.__setattr__(self, "base", base)
+            object.__setattr__(self, "sets", tuple(item for item in self.sets if item not in length))
 
 
 @dataclass(frozen=True)

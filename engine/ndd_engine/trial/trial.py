@@ -162,7 +162,9 @@ class _Trial:
 
     def _failed(self, error: _SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
-            return "inconclusive", f"{error}; raise --budget above {self.request.budget_s:g}"
+            setup = self._facts[error.index].prepare_s is None
+            why = f"setup took more than {self._elapsed_s:.0f} s" if setup else str(error)
+            return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
         if error.index == 0:
             return "failed", f"the baseline itself fails: {error}"
         return ("out of memory" if error.kind == "oom" else "failed"), str(error)

@@ -21,11 +21,12 @@ from .options import command, json_option
 from .printing import say, show, table
 
 _VERDICTS = {"faster": "B is faster", "slower": "B is slower", "same": "no significant difference"}
+_UNLIKE = "no verdict: the runs train different workloads or models"
 _INCONCLUSIVE = "inconclusive; compare longer runs"
 
 
 @command(
-    "0 compared, 1 B is slower than --fail-if-slower allows, 2 usage error",
+    "0 compared, 1 B is slower than --fail-if-slower allows, 2 usage error or models that differ",
     "compare baseline candidate",
     "compare baseline candidate --fail-if-slower 5%",
 )
@@ -49,10 +50,10 @@ def compare(ctx: click.Context, a: str, b: str, limit: str | None, as_json: bool
     root = runs_root(ctx.obj["runs"])
     found = compared(find_run(root, a), find_run(root, b))
     outcome = None if share is None else found.slower_than(share)
+    for text in found.unlike:  # before the figures, which may be misleading
+        say(f"warning: the runs are not directly comparable: {text}")
     check = None if share is None else {"limit": share, "result": outcome}
     show({**found.to_dict(), "check": check} if as_json else describe(found))
-    for text in found.unlike:
-        say(f"warning: the runs are not directly comparable: {text}")
     if share is not None:
         by = f"slower than A by more than {share * 100:.3g} %"
         words = {"slower": f"B is {by}", "not slower": f"B is not {by}"}
@@ -101,7 +102,9 @@ def _differences(found: Comparison) -> Iterator[tuple[str, str]]:
 
 def _speed(found: Comparison) -> Iterator[tuple[str, str]]:
     speed, unit = found.speed, plural(foreign(found.a.run.item))
-    if speed.low is None or speed.high is None:
+    if found.verdict == "not comparable":
+        interval = _UNLIKE
+    elif speed.low is None or speed.high is None:
         interval = "too few windows for a confidence interval"
     else:
         verdict = _VERDICTS.get(found.verdict, _INCONCLUSIVE)

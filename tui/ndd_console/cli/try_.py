@@ -56,9 +56,9 @@ def try_(
     """Measure a change (--set) against a baseline in a paired A/B trial.
 
     The baseline is the configuration of RUN, CONFIG (a TOML file) or the default workload; the candidate is the
-    baseline with the --set values. Both train from scratch in separate processes and take turns in ABBA blocks.
-    Prints the speedup with its 95 % CI, peak memory, whether the losses agree, and the verdict: gain, no significant
-    gain, loss or inconclusive.
+    baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch in separate
+    processes and take turns in ABBA blocks. Prints the speedup with its 95 % CI, peak memory, whether the losses
+    agree, and the verdict: gain, no significant gain, loss or inconclusive.
 
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.
@@ -73,7 +73,7 @@ def try_(
 
     check(request)  # report mistakes before anything is paused
     progress = TrialProgress(sys.stderr)
-    with stoppable("the trial") as stop, held(to_pause(base, root, pause), progress.say, stop):
+    with stoppable("the trial") as stop, held(to_pause(request.base, root, pause), progress.say, stop):
         event = run_trial(request, progress.look, stop)
     progress.finish()
     if base.run is not None:

@@ -28,6 +28,12 @@ from .printing import ProgressLines, measurement, say, show, table
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
 
+# What --only accepts on any machine; numbers stand for the counts that are tried on it.
+ONLY = (
+    "gather", "cache", "device", "workers, workers-N", "persistent", "pin-memory", "threads, threads-N", "hoisted",
+    "micro, micro-N", "fused", "set-to-none", "tf32", "amp, bf16, fp16", "attention", "channels-last",
+    "cudnn-benchmark", "compile, reduce-overhead, cuda-graph",
+)  # fmt: skip
 _HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losses", "")
 
 
@@ -40,7 +46,12 @@ _HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losse
 @configuration
 @click.option("--run", metavar="RUN", help="Start from the configuration of a run.", shell_complete=run_names)
 @budget_option("Maximum duration of one measurement; each setting takes up to two.")
-@click.option("--only", multiple=True, metavar="NAME", help="Try only this setting or group; repeatable.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help=f"Try only this setting or group; repeatable. Names: {', '.join(ONLY)}.",
+)
 @pause_option
 @output_option("Write the resulting TOML to this file.")
 @json_option

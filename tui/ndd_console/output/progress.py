@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from ndd_console.view.blocks import percent
 from ndd_console.view.findings import at_most
 from ndd_console.view.throughput import (
     item_name,
@@ -22,7 +24,7 @@ from ndd_console.view.throughput import (
 from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
 from ndd_engine.record.snapshot import Snapshot, TimedMark
-from ndd_engine.text import MISSING, duration, number, printable
+from ndd_engine.text import duration, number, printable
 
 # Kinds of marks that are reported.
 _REPORTED = frozenset({
@@ -172,7 +174,7 @@ def progress_line(snapshot: Snapshot) -> str:
     """step 1,200/43,050  epoch 3/25  loss 1.482  18.3 steps/s  2,343 windows/s  idle 12 % (host)  1 h 12 m left"""
     run = snapshot.run
     total = f"/{number(run.total_steps)}" if run else ""
-    idle = f"{snapshot.idle.share:.0%}" if snapshot.idle.share is not None else MISSING
+    idle = percent(snapshot.idle.share)
     parts = [
         f"step {number(snapshot.step)}{total}",
         f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run else "",
@@ -191,14 +193,17 @@ def progress_line(snapshot: Snapshot) -> str:
 def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     """The result of a run, printed at its end."""
     status = end.status if end else snapshot.status
-    lines = [f"{status}: {printable(end.reason) if end else 'the run continues'}"]
+    reason = printable(end.reason) if end else "the run continues"
+    lines = [reason if reason.startswith(status) else f"{status}: {reason}"]
     run = snapshot.run
     if run is not None and snapshot.step:
         done = f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {item_name(snapshot)}"
         lines.append(f"{done} in {duration(snapshot.elapsed_s)}; last loss {number(snapshot.loss, 4)}")
         top = sorted(snapshot.phases, key=lambda share: -share.share)[:4]
         if top:
-            lines.append("recent phases: " + ", ".join(f"{share.name} {share.share:.0%}" for share in top))
+            lines.append(
+                "recent phases: " + ", ".join(f"{share.name} {percent(share.share)}" for share in top)
+            )
     if snapshot.step_ns is not None:
         lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
         lines += [", ".join(work)] if (work := work_texts(snapshot)) else []
@@ -209,4 +214,7 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if lost:
         lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
     lines.append(f"record and checkpoints: {printable(folder)}")
+    if end is not None and end.checkpoint and status not in ("done", "failed"):
+        name = run.name if run is not None else Path(folder).name
+        lines.append(f"resume with: ndd-console train --resume {printable(name)}")
     return lines

@@ -10,7 +10,7 @@ from .axis import share_text
 from .blocks import Block, Facts, Table, Text
 from .model import Report, ns
 
-_EFFECT = {False: "NOT in effect", True: "in effect", None: "default"}
+_EFFECT = {False: "NOT in effect", True: "in effect", None: "not requested"}
 _GPU_MEMORY = (
     ("reserved_bytes", "reserved by the allocator", "orange"),
     ("allocated_bytes", "allocated", "blue"),

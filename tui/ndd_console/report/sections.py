@@ -143,15 +143,21 @@ def identity(report: Report) -> list[Block]:
         out.append(Text(f"Skipped {number(data.skipped)} damaged or unknown lines of the record.", "warn"))
     if snapshot.dropped_events:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
-    return [*out, _differences(run)]
+    return [*out, differences(run)]
 
 
-def _differences(run: RunEvent) -> Block:
+def differences(run: RunEvent) -> Block:
     """Every configuration value that differs from the defaults of the workload at its size."""
     workload = run.config.get("workload")
     size = workload.get("size") if isinstance(workload, dict) else None
+    size = size if isinstance(size, str) else None
+    own = run.config.get("run")
+    length = {key: own[key] for key in ("epochs", "max_steps") if isinstance(own, dict) and own.get(key)}
     try:
-        defaults = read(workload=run.workload).resolve(size if isinstance(size, str) else None)
+        try:
+            defaults = read(workload=run.workload).resolve(size)
+        except ConfigError:  # a workload without a default length: that of the run
+            defaults = read(workload=run.workload, overrides={"run": length}).resolve(size)
     except ConfigError as error:
         why = str(error).splitlines()[0]
         return Text(f"The configuration cannot be compared with the defaults: {why}", "note")

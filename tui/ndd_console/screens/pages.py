@@ -138,7 +138,7 @@ class DiagnosisScreen(RunPage):
 class LogScreen(RunPage):
     """The end of the captured output, updated every second."""
 
-    title_text = "captured output"
+    title_text = "log of the run"
     leave_keys = LEAVE | {"l"}
     is_log = True
     _latest: list[str] = []  # noqa: RUF012  never changed in place

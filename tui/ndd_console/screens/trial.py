@@ -9,15 +9,13 @@ from textual import events
 
 from ndd_console.screens.interfaces import TrialJob, TrialSource
 from ndd_console.view.style import Look
-from ndd_console.view.trial import ProposedChange, TrialState, trial_rows
+from ndd_console.view.trial import BUDGETS_S, ProposedChange, TrialState, trial_rows
 from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 
 from .base import LEAVE, POLL_S, ViewScreen, bounded, key_of
 
-# A trial ends earlier if the difference is clear; slow steps need more time.
-BUDGETS_S = (60.0, 120.0, 300.0)
 _TYPED = 200  # maximum length of a custom change
 
 
@@ -161,6 +159,9 @@ class TrialScreen(ViewScreen[TrialState]):
                 self.show(saved=str(self._trials.write(state.result)), problem="")
             except UsageError as error:
                 self.show(problem=str(error))
+        elif key == "m" and state.longer_s is not None:
+            self.show(budget_s=state.longer_s)
+            self._measure()
         elif key in ("t", "enter"):
             self.show(stage="choose", problem="", result=None, earlier=self._earlier())
         elif key in LEAVE:

@@ -54,7 +54,7 @@ def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
     """ "RTX 4080 SUPER 16 GB", or "CPU, 8 threads"."""
     name = foreign(run.device_name)
     if not on_gpu(run):
-        threads = f", {run.threads} threads" if run.threads else ""
+        threads = f", {run.threads} thread{'' if run.threads == 1 else 's'}" if run.threads else ""
         return f"{shorten(name, 40)}{threads}" if width >= 110 and name else f"CPU{threads}"
     for prefix in ("NVIDIA ", "GeForce "):
         name = name.removeprefix(prefix)

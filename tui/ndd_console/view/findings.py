@@ -13,7 +13,6 @@ from .style import Row
 CALM = {"healthy": "good", "too-short": "dim"}
 _MORE = 3  # further findings, one line each
 _LINES = 2  # lines of evidence and of the change, if there is room
-_TRY = "; press t to measure it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +75,23 @@ def _evidence_text(finding: Finding) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _change_text(finding: Finding, can_try: bool) -> tuple[str, str]:
-    """The recommendation, and a hint at the key that measures it ("" if it cannot be measured)."""
+def _change_text(finding: Finding, can_try: bool, width: int) -> tuple[str, str, str]:
+    """The recommendation, the key that measures it, and a change that cannot be measured; each may be ""."""
     if finding.leave:
-        return f"Leave as is: {foreign(finding.leave)}", ""
+        return f"Leave as is: {foreign(finding.leave)}", "", ""
     if not finding.changes:
-        return "", ""
+        return "", "", ""
     first = finding.changes[0]
-    text = _change(first)
-    text = text[:1].upper() + text[1:]
-    # If the first change is in the code, there may be another one in the configuration that can be measured.
+    # If the first change is in the code or the machine, another one may be in the configuration.
     setting = next((change for change in finding.changes if change.sets), None)
+    text = _change(setting or first)
+    text = text[:1].upper() + text[1:]
     if setting is None:
-        return text, ""
-    if setting is not first:
-        text += f"; or {_change(setting)}"
-    return text, _TRY if can_try else ""
+        return text, "", ""
+    key = f"; press t to try {foreign(' '.join(setting.sets))}" if can_try else ""
+    if cells(key) > width // 2 and cells(text + key) > width:
+        key = "; press t to try it"
+    return text, key, "" if setting is first else f"; or {_change(first)}"
 
 
 def _change(change: Change) -> str:
@@ -109,8 +109,10 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
     first, *others = result.findings
     rows = [title_row(first, width)]
     if first.cause not in CALM:
-        text, key = _change_text(first, can_try)
-        change = wrap(text + key, width)
+        text, key, other = _change_text(first, can_try, width)
+        change = wrap(text + key + other, width)
+        if len(change) > _LINES or count < 1 + len(change) + bool(first.evidence):
+            change = wrap(text + key, width)  # a pid that is cut off is of no use
         evidence = wrap(_evidence_text(first), width)
         spare = count - 1 - min(len(change), 1) - min(len(evidence), 1)
         # A single remaining row shows the change: the title already names the problem.

@@ -129,7 +129,7 @@ _GROUPS = {
     "symbols": {
         "n/a": "not measured; never the same as 0",
         "<1 %": "more than 0 and less than 0.5 %",
-        "✔ ✖ ·": "settings: in effect, not in effect, left at default",
+        "✔ ✖ ·": "settings: in effect, not in effect, not requested",
         "█ ▒ ░": "memory: used by this run, by others, free",
         "▸": "the selected entry",
     },

@@ -15,8 +15,9 @@ from .throughput import PREFIXES, work_texts
 _STATES: dict[bool | None, tuple[int, str, str, str]] = {
     False: (0, "✖", "not in effect", "bad"),
     True: (1, "✔", "in effect", "good"),
-    None: (2, "·", "default", "dim"),
+    None: (2, "·", "not requested", "dim"),
 }
+_UNREQUESTED = "not requested: left at its default, so nothing is verified"
 _STATE = 15  # width of the column "in effect"
 _VALUE = 14
 _ONE_LINE = 100  # from this width on, "verified" is on the same line
@@ -33,6 +34,8 @@ def settings_lines(snapshot: Snapshot, width: int) -> list[Row]:
         lines = _table(settings, width)
     else:
         lines = [line for setting in settings for line in _stacked(setting, width)]
+    if settings and settings[-1].in_effect is None:
+        lines += [((line, "dim"),) for line in wrap(_UNREQUESTED, width)]
     if snapshot.work is not None:
         lines += [(), rule("work per step", width), *_work(snapshot, snapshot.work, width)]
     return lines

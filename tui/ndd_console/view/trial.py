@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 Fact = tuple[str, str, str]  # (label, text, style)
 
+# A trial ends earlier if the difference is clear; slow steps need more time.
+BUDGETS_S = (60.0, 120.0, 300.0)
+_BUDGET_HINT = re.compile(r"; raise --budget[^;]*")
 _PLOT = 60  # maximum width of the interval
 _EARLIER = 6
 _pair = partial(labelled, indent=12)
@@ -71,8 +75,18 @@ class TrialState:
 
     @property
     def can_write(self) -> bool:
-        """Whether there is a result whose configuration can be written."""
-        return self.result is not None and self.result.verdict != "failed" and not self.saved
+        """Whether there is a gain whose configuration can be written."""
+        found = self.result
+        return (
+            found is not None and found.verdict == "gain" and found.in_effect is not False and not self.saved
+        )
+
+    @property
+    def longer_s(self) -> float | None:
+        """The next larger budget after an inconclusive result; None otherwise."""
+        if self.result is None or self.result.verdict not in ("inconclusive", "undecided"):
+            return None
+        return next((budget for budget in BUDGETS_S if budget > self.budget_s), None)
 
 
 def trial_rows(state: TrialState, width: int, height: int) -> list[Row]:
@@ -95,7 +109,8 @@ _CHOOSE_CUSTOM: Keys = (("↑↓", "select"), ("enter", "measure"), ("ctrl+t", "
 
 def _result_keys(state: TrialState) -> Keys:
     write: Keys = (("w", "write the configuration"),) if state.can_write else ()
-    return (*write, ("t", "try another"), ("esc", "back"))
+    longer: Keys = (("m", f"measure up to {state.longer_s:.0f} s"),) if state.longer_s else ()
+    return (*write, *longer, ("t", "try another"), ("esc", "back"))
 
 
 def sets_text(sets: Sequence[str]) -> str:
@@ -204,7 +219,8 @@ def _result(state: TrialState, width: int, height: int) -> list[Row]:
         return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]
     style = VERDICTS.get(trial.verdict, "text")
     lines = [rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)]
-    lines += paragraph(trial.text, width)
+    hint = "; press m for more time" if state.longer_s else ""
+    lines += paragraph(_BUDGET_HINT.sub(hint, trial.text), width)
     plot = interval_rows(trial.ratio, trial.low, trial.high, min(width, _PLOT))
     if plot and height >= 16:
         lines += [BLANK, *plot]
