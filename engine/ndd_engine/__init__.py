@@ -15,6 +15,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from .api.measuring import MemoryPrediction, predict_memory, run_trial
     from .api.record import Record, find_bottlenecks, open_run
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     )
     from .record.snapshot import Snapshot
 
-__version__ = "0.5.0"
 __all__ = [
     "BaselineEvent", "Change", "Config", "ConfigError", "EndEvent", "Event", "Evidence", "Finding", "FindingEvent",
     "KernelsEvent", "LoaderEvent", "MachineError", "MarkEvent", "MemoryEvent", "MemoryPrediction", "NddError",

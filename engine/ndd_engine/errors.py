@@ -82,3 +82,8 @@ class ConfigError(UsageError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in problems))
+
+
+def error_text(error: BaseException) -> str:
+    """The message of an expected error; other errors with their type."""
+    return str(error) if isinstance(error, (NddError, OSError)) else f"{type(error).__name__}: {error}"

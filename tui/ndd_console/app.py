@@ -13,7 +13,7 @@ from textual.filter import NoColor
 from textual.screen import Screen
 from textual.timer import Timer, TimerCallback
 
-from ndd_console.screens.base import call_from_thread, error_text
+from ndd_console.screens.base import call_from_thread
 from ndd_console.screens.diagnosis import Diagnosis, Rules
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
@@ -23,6 +23,7 @@ from ndd_console.screens.wizard import WizardScreen, WizardSource
 from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.style import PLAIN, Look
 from ndd_engine.diagnose import diagnose
+from ndd_engine.errors import error_text
 
 Opener = Callable[[str], RunSource]
 # Opens the wizard for the run on the screen; None if there is no run.

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-import ndd_engine
 from ndd_engine.record.events import Event, StacksEvent
 
 from .clock import PhaseClock
@@ -59,7 +58,7 @@ class StackWatch:
         self._own: dict[CodeType, bool] = {}
         self._foreign = _foreign_folders()
         self._product = _product_folders()
-        self._workloads = _inside(Path(ndd_engine.__file__).parent / "workloads")
+        self._workloads = _inside(Path(__file__).parents[1] / "workloads")
         self._here = _cwd()
         self._stopping = threading.Event()
         self._looker: threading.Thread | None = None

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ndd_engine import __version__
 from ndd_engine.config import Config, anywhere, to_toml
 from ndd_engine.errors import NddError, OutOfMemoryError, UsageError
 from ndd_engine.hardware.detect import detect
@@ -32,6 +31,7 @@ from ndd_engine.train.probes.autosize import decide
 from ndd_engine.train.probes.baseline import Baseline
 from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.version import __version__
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.registry import prepare
 

@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import ndd_engine
 from ndd_engine.config.workload_sections import OwnSection
 from ndd_engine.errors import ConfigError, NddError, Problem
 from ndd_engine.text import printable
@@ -26,7 +25,7 @@ from .problems import Problems
 
 KEY = "workload.name"
 _STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
-_ENGINE = Path(ndd_engine.__file__).resolve().parent
+_ENGINE = Path(__file__).resolve().parents[1]
 # Loader workers send their tracebacks as text.
 _WORKER_FRAME = re.compile(r'^ *File "(.+?)", line (\d+)', re.MULTILINE)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from ndd_engine import __version__
+from ndd_engine.version import __version__
 
 # Name of a command -> its line in --help. The module has the same name, with a _ appended to a keyword.
 COMMANDS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ndd_console.screens.base import error_text
+from ndd_engine.errors import error_text
 
 
 class ThreadJob:

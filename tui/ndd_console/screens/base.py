@@ -13,7 +13,6 @@ from textual.screen import Screen
 
 from ndd_console.view.style import Look, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas, PatchCompositor
-from ndd_engine.errors import NddError
 
 # Keys that close a screen, and keys that move in a list.
 LEAVE = frozenset({"escape", "q", "ctrl+q", "ctrl+c"})
@@ -36,11 +35,6 @@ def moved(key: str, page: int = 8) -> int | None:
 def bounded(value: int, count: int) -> int:
     """`value` limited to the indices of a list of `count` lines."""
     return min(max(value, 0), max(count - 1, 0))
-
-
-def error_text(error: BaseException) -> str:
-    """The message of an expected error; other errors with their type."""
-    return str(error) if isinstance(error, (NddError, OSError)) else f"{type(error).__name__}: {error}"
 
 
 def call_from_thread(target: MessagePump, callback: Callable[..., object], *args: object) -> bool:

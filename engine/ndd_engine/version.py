@@ -1,0 +1,3 @@
+"""The version of ndd-console."""
+
+__version__ = "0.5.0"
