@@ -29,6 +29,8 @@ def start(folder: Path, script: str) -> subprocess.Popen[str]:
     (folder / ".venv/.run").touch()
     return subprocess.Popen(
         ["make", "run", "VENV=.venv"],
+        # `make test` may run this: without its variables, this make is not a sub-make that names its folders.
+        env={name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")},
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 

@@ -110,7 +110,7 @@ def test_a_holder_has_to_be_a_process() -> None:
 def test_a_holder_that_is_no_number_is_refused(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         for holder in ("1", 1.5, True, [1]):
-            with pytest.raises(UsageError, match="is not the number of a process"):
+            with pytest.raises(UsageError, match="is not a process id"):
                 send(run.directory.control_socket, "pause", holder=holder)
         with pytest.raises(UsageError, match="there is no such process"):
             send(run.directory.control_socket, "pause", holder=4_194_999)
@@ -174,7 +174,7 @@ def test_a_trial_is_recorded_by_the_run_that_lives(tmp_path: Path) -> None:
         until(lambda: run.recorder.snapshot().trials == (EVENT,))
         socket = run.directory.control_socket
         for event in (None, {}, {"type": "mark"}, MarkEvent("note", 1, "x").to_json(0), 3):
-            with pytest.raises(UsageError, match="only the result of a trial can be recorded"):
+            with pytest.raises(UsageError, match="only trial events can be recorded"):
                 send(socket, "record", event=event)
         with pytest.raises(UsageError, match=rf"allowed: at most {MAX_LINE:,}"):
             send(socket, "record", event={"text": "x" * MAX_LINE})

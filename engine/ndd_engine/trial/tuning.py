@@ -195,9 +195,9 @@ class _Tuning:
         put(state="kept" if kept else "dropped", trial=trial, reason=why)
         if kept:
             self._kept += candidate.sets
-            self._say(f"measuring {candidate.title} vs. the start")
+            self._say(f"measuring {candidate.title} vs. the baseline")
             if not self.stop.is_set():
-                put(to_start=self._run("the start", (), self._kept))
+                put(to_start=self._run("the baseline", (), self._kept))
 
     def _run(self, name: str, kept: Sequence[str], sets: Sequence[str]) -> TrialEvent:
         base = replace(self._start, name=name, sets=tuple(kept))
