@@ -176,7 +176,7 @@ def test_a_trial_is_recorded_by_the_run_that_lives(tmp_path: Path) -> None:
         for event in (None, {}, {"type": "mark"}, MarkEvent("note", 1, "x").to_json(0), 3):
             with pytest.raises(UsageError, match="only trial events can be recorded"):
                 send(socket, "record", event=event)
-        with pytest.raises(UsageError, match=rf"allowed: at most {MAX_LINE:,}"):
+        with pytest.raises(UsageError, match=rf"maximum: {MAX_LINE:,}"):
             send(socket, "record", event={"text": "x" * MAX_LINE})
     assert snapshot(run.directory).trials == (EVENT,)
 
