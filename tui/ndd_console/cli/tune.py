@@ -78,6 +78,7 @@ def tune(
     """
     root = runs_root(ctx.obj["runs"])
     base = _base(root, config, workload, sets, run)
+    # Reported before the screen opens and before a live run is paused.
     preflight(read(base.config, base.sets, base.workload), use_torch=False)
     check_writable(output)
     from ndd_engine.trial.pausing import held, to_pause

@@ -11,11 +11,9 @@ from ndd_console.app import TuningApp
 from ndd_console.process.hosting import hosted
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
-from ndd_engine.config import read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
-from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
 from .saving import save_new
@@ -76,14 +74,12 @@ def show(
     beside: Sequence[RunDir],
     ascii_only: bool,
 ) -> tuple[TuningState, int, str]:
-    """Tune with a screen. Returns, when it is closed, the result, the exit status so far, and the path of the
-    configuration ("" if it was not written).
+    """Tune a checked configuration with a screen.
 
-    Raises the errors of the sweep. output: the option `-o`; without it a key writes a new file. beside: live runs
-    that are paused meanwhile.
+    Returns, when it is closed, the result, the exit status so far, and the path of the configuration ("" if it was not
+    written). Raises the errors of the sweep. output: the option `-o`; without it a key writes a new file. beside: live
+    runs that are paused meanwhile.
     """
-    # Report errors in the configuration before the screen opens.
-    preflight(read(base.config, base.sets, base.workload), use_torch=False)
 
     def sweep(tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:
         # Imports torch: only after the first paint.
