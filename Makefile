@@ -2,7 +2,8 @@
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts, docs and tests
 # Others: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
-# docs, dist, bench, faults (planted faults, about 70 minutes), screenshots.
+# docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills, limits, fuzzed input),
+# screenshots.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +17,7 @@ PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 # Both ends of the range in pyproject.toml.
 TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test test-slow test-textual lint docs dist bench faults screenshots clean
+.PHONY: run test test-slow test-textual lint docs dist bench faults hostile screenshots clean
 
 run: $(VENV)/.run
 	@trap : INT TERM; $(BIN)/ndd-console train $(ARGS); status=$$?; \
@@ -62,6 +63,9 @@ bench: $(BENCH_VENV)/.bench
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.faults $(ARGS)
+
+hostile: $(VENV)/.dev
+	$(BIN)/python -m tests.hostile $(ARGS)
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python screenshots/take.py
