@@ -94,7 +94,7 @@ def test_a_mistake_names_file_line_key_found_and_allowed(toml: Path) -> None:
         ("run.device=gpu", ["is not a valid value", "auto, cpu, cuda or cuda:N"]),
         ("run.name=../evil", ["is not a valid value", "letters, digits"]),
         ("run.seed=-1", ["is out of range", "≥ 0"]),
-        ("run.seed=9223372036854775808", ["is out of range", "<"]),
+        ("run.seed=9223372036854775808", ["is not a 64-bit integer"]),
         ("workload.dropout=1.0", ["is out of range", "< 1"]),
         ("workload.size=huge", ['"huge"', "there is no such size", "tiny, mini, small, medium, guide, auto"]),
     ],
@@ -260,3 +260,51 @@ def test_a_problem_of_the_workload_gets_file_and_line(tmp_path: Path) -> None:
         )
     first, second = caught.value.problems
     assert first.where == f"{path} line 4" and second.where == "x"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("9" * 5000, "an integer does not have 64 bits"),
+        ("0x" + "f" * 5000, "is not a 64-bit integer"),
+        ("[" * 50 + "]" * 50, "is nested deeper than 20 levels"),
+        ("{a=" * 450 + "1" + "}" * 450, "nested deeper than 20 levels"),
+        ('"\\u0000"', "contains a NUL character"),
+        ('"\udcff"', "contains bytes that are not UTF-8"),
+    ],
+    ids=["digits", "hexadecimal", "lists", "tables", "nul", "bytes"],
+)
+def test_what_no_configuration_contains_is_one_short_error(value: str, message: str, toml: Path) -> None:
+    found = only(sets=(f"run.seed={value}",))
+    assert "run.seed" in found
+    assert message in found
+    assert len(found) < 200
+    if "bytes that" not in message:
+        toml.write_text(f"[run]\nseed = {value}\n")
+        assert message in only(toml)
+
+
+@pytest.mark.parametrize(
+    ("item", "allowed"),
+    [
+        ("run.epochs=" + "1" * 18, "≤ 1000000000"),
+        ("checkpoint.every_minutes=1e300", "≤ 1e+06"),
+        ("log.stacks_hz=1e-300", "0, or 0.01 to 100"),
+        ("loader.timeout_s=1e300", "≤ 86400"),
+        ("log.headless_s=1e-300", "≥ 0.1"),
+    ],
+)
+def test_values_that_no_clock_or_counter_holds_are_out_of_range(item: str, allowed: str) -> None:
+    assert allowed in only(sets=(item,))
+
+
+def test_a_file_of_mistakes_is_not_printed_whole(toml: Path) -> None:
+    toml.write_text("[run]\n" + "\n".join(f"k{index} = 1" for index in range(3000)))
+    found = problems(toml)
+    assert len(found) == 41
+    assert "more problems" in str(found[-1])
+
+
+def test_a_long_file_is_no_configuration(toml: Path) -> None:
+    toml.write_bytes(b"#" * 1_000_001)
+    assert "longer than 1,000,000 bytes" in only(toml)

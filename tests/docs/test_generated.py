@@ -67,7 +67,7 @@ def test_every_key_of_the_configuration_is_listed_with_its_description() -> None
     assert (
         '| `speed.attention` | `"auto"`, `"flash"`, `"efficient"`, `"cudnn"`, `"math"` | `"auto"` |' in page
     )
-    assert "| `run.epochs` | integer ≥ 1 | not set |" in page
+    assert "| `run.epochs` | integer ≥ 1 and ≤ 1,000,000,000 | not set |" in page
     assert "any" not in [
         cell.strip() for cell in re.findall(r"^\| `[a-z_.]+` \| ([^|]*)", page, re.MULTILINE)
     ]

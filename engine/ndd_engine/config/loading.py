@@ -6,6 +6,7 @@ A size or a preset expands to several values in the layer that names it, below t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,20 +14,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import tomli
 from pydantic import ValidationError
 
 import ndd_profiles
 from ndd_engine.errors import ConfigError, Problem
 from ndd_engine.text import printable
 
-from .messages import explain, meant, shown, suggest
+from .messages import explain, in_short, meant, shown, suggest
+from .parsing import COMMAND_LINE, Table, parsed, put, text_of
 from .schema import Config
 from .workload_sections import OWN, WORKLOADS
 
-Table = dict[str, Any]
 DEFAULT_WORKLOAD = "chartext"
-COMMAND_LINE = "--set"
+# Maximum number of invalid keys in one error.
+MOST_PROBLEMS = 40
+# The part of a line in which a key is searched.
+KEY_CHARACTERS = 400
 OWN_ALLOWED = 'or "package.module:factory" for your own model'
 
 
@@ -176,15 +179,18 @@ class Draft:
         return default
 
     def _problems(self, error: ValidationError, merged: Table) -> Iterator[Problem]:
-        for item in error.errors(include_url=False):
+        every = error.errors(include_url=False)
+        for item in every[:MOST_PROBLEMS]:
             path = _path(item["loc"])
             found = None if item["type"] in ("missing", "value_error") else shown(item.get("input"))
             message, allowed = explain(item)
             suggestion = None
             if item["type"] == "extra_forbidden":
                 allowed, suggestion = suggest(path, merged)
-            key = printable(".".join(map(str, path)))
+            key = in_short(printable(".".join(map(str, path))))
             yield Problem(self.where(path), key, message, found, allowed, suggestion)
+        if (more := len(every) - MOST_PROBLEMS) > 0:
+            yield Problem(printable(self.source) or "command line", "", f"{more} more problems")
 
 
 def read(
@@ -203,11 +209,10 @@ def read(
     written: Table = {}
     if path is not None:
         text = text_of(path) if text is None else text
-        written = _parsed(path, text)
+        written = parsed(str(path), text)
     text = text or ""
     command_line: Table = {}
-    for item in sets:
-        _set(command_line, item, problems)
+    problems.extend(problem for item in sets if (problem := put(command_line, item)) is not None)
     _merge(command_line, overrides or {})
     if workload is not None:
         _merge(command_line, {"workload": {"name": workload}})
@@ -236,49 +241,6 @@ def read(
             problems.extend(error.problems)
         raise ConfigError(problems)
     return draft
-
-
-def text_of(path: Path) -> str:
-    """The contents of a configuration file. Raises ConfigError."""
-    name = printable(str(path))
-    if path.is_char_device() or path.is_block_device():  # reading may never end
-        raise ConfigError([Problem(name, "", "is a device, not a TOML file")])
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        text = f"is not UTF-8 text (byte {error.start}); is this a TOML file?"
-        raise ConfigError([Problem(name, "", text)]) from None
-    except OSError as error:
-        raise ConfigError([Problem(name, "", f"cannot be read: {error.strerror}")]) from None
-
-
-def _parsed(path: Path, text: str) -> Table:
-    try:
-        return tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
-        name = printable(str(path))
-        raise ConfigError([Problem(name, "", f"is not valid TOML: {printable(str(error))}")]) from None
-
-
-def _set(target: Table, item: str, problems: list[Problem]) -> None:
-    key, equals, value = item.partition("=")
-    path = [part.strip() for part in key.split(".")]
-    if not equals or not all(path) or len(path) < 2:
-        text, allowed = f"cannot parse {printable(item)!r}", "section.key=value, such as batch.micro=64"
-        problems.append(Problem(COMMAND_LINE, "", text, allowed=allowed))
-        return
-    try:
-        parsed = tomli.loads(f"value = {value}")["value"]
-    except tomli.TOMLDecodeError:
-        word = value.strip()
-        parsed = None if word == "none" else word  # a bare word is a string; "none" unsets a key
-    table = target
-    for part in path[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            problems.append(Problem(COMMAND_LINE, key, "is set both as a value and as a section"))
-            return
-    table[path[-1]] = parsed
 
 
 def _put_on_top(merged: Table, layer: Table) -> None:
@@ -334,7 +296,8 @@ def _line_of(text: str, path: Sequence[str | int]) -> int | None:
     """Line number of a key in TOML text; None if not found."""
     names = [str(part) for part in path if isinstance(part, str)]
     section: list[str] = []
-    for index, line in enumerate(text.splitlines(), start=1):
+    for index, whole in enumerate(text.splitlines(), start=1):
+        line = whole[:KEY_CHARACTERS]
         if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line):
             section = [part.strip().strip("\"'") for part in header[1].split(".")]
             if section == names:
@@ -353,7 +316,7 @@ def anywhere(config: Config) -> Config:
         trace = str(Path(config.log.trace).expanduser().absolute())
         config = config.model_copy(update={"log": config.log.model_copy(update={"trace": trace})})
     path = Path(config.workload.data)
-    if path.is_absolute() or not path.exists():
+    if path.is_absolute() or not os.path.exists(path):  # noqa: PTH110  Path.exists raises without permission
         return config
     workload = config.workload.model_copy(update={"data": str(path.absolute())})
     return config.model_copy(update={"workload": workload})

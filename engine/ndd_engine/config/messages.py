@@ -27,7 +27,7 @@ def suggest(path: Sequence[str | int], merged: dict[str, Any]) -> tuple[str, str
 
 def meant(word: str, words: Sequence[str]) -> str | None:
     """ "did you mean micro?", or None without a close match."""
-    close = difflib.get_close_matches(word, words, n=1)
+    close = difflib.get_close_matches(word[:64], words, n=1)
     return f"did you mean {close[0]}?" if close else None
 
 
@@ -102,11 +102,15 @@ def explain(item: Any) -> tuple[str, str | None]:
         return "is not a valid value", allowed
     if kind == "value_error":
         return str(context.get("error", item["msg"])), None
-    return item["msg"][:1].lower() + item["msg"][1:], None
+    return in_short(item["msg"][:1].lower() + item["msg"][1:]), None
 
 
 def shown(value: object) -> str:
     """A value as TOML shows it, in at most 80 characters."""
     text = f'"{value}"' if isinstance(value, str) else str(value)
-    text = printable(text.lower() if isinstance(value, bool) else text)
-    return text if len(text) <= 80 else text[:77] + "…"
+    return in_short(printable(text.lower() if isinstance(value, bool) else text), 80)
+
+
+def in_short(text: str, limit: int = 160) -> str:
+    """The text, cut to at most `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

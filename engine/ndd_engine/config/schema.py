@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from .workload_sections import Section, WorkloadSection
+from .workload_sections import MANY, PathText, Section, WorkloadSection
+
+STEPS = 10**12
+DAY_S = 86_400.0
 
 
 class RunSection(Section):
@@ -22,11 +25,11 @@ class RunSection(Section):
         None, description="named set of precision and speed settings; explicit keys override it"
     )
     seed: int = Field(1337, ge=0, lt=2**63, description="random seed for weights, data order and dropout")
-    epochs: int | None = Field(None, ge=1, description="number of passes over the training data")
-    max_steps: int | None = Field(None, ge=1, description="stop after this many optimizer steps")
+    epochs: int | None = Field(None, ge=1, le=MANY, description="number of passes over the training data")
+    max_steps: int | None = Field(None, ge=1, le=STEPS, description="stop after this many optimizer steps")
     device: str = Field(
         "auto",
-        pattern=r"^(auto|cpu|cuda|cuda:\d+)$",
+        pattern=r"^(auto|cpu|cuda|cuda:\d{1,3})$",
         description='device: "auto" (first CUDA GPU, else CPU), "cpu", "cuda" or "cuda:N"',
     )
     threads: int | None = Field(
@@ -38,19 +41,23 @@ class RunSection(Section):
     gc_every_steps: int = Field(
         0,
         ge=0,
+        le=STEPS,
         description="run Python's garbage collector only every N optimizer steps; 0: Python's default",
     )
 
 
 class BatchSection(Section):
-    micro: int = Field(32, ge=1, description="micro-batch size: items per forward and backward pass")
-    accumulation: int = Field(1, ge=1, description="number of micro-batches per optimizer step")
+    micro: int = Field(32, ge=1, le=MANY, description="micro-batch size: items per forward and backward pass")
+    accumulation: int = Field(1, ge=1, le=MANY, description="number of micro-batches per optimizer step")
     effective: int | None = Field(
         None,
         ge=1,
+        le=MANY,
         description="effective batch size: items per optimizer step; sets accumulation = effective / micro",
     )
-    sequence: int = Field(256, ge=2, description="sequence length of an item, in tokens of the workload")
+    sequence: int = Field(
+        256, ge=2, le=MANY, description="sequence length of an item, in tokens of the workload"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -70,6 +77,8 @@ class BatchSection(Section):
                 f"micro {self.micro} x accumulation {self.accumulation} is {self.items}, but effective is "
                 f"{self.effective}: choose a micro that divides effective, and do not set accumulation"
             )
+        if self.items > MANY:
+            raise ValueError(f"micro x accumulation is {self.items:,} items; at most {MANY:,} are possible")
         return self
 
     @property
@@ -88,7 +97,7 @@ class LoaderSection(Section):
         None, description="keep workers running between epochs; default: true with workers"
     )
     prefetch: int | None = Field(
-        None, ge=1, description="batches prefetched by each worker (needs workers); default: 2"
+        None, ge=1, le=10_000, description="batches prefetched by each worker (needs workers); default: 2"
     )
     eval_workers: int = Field(0, ge=0, le=512, description="number of loader workers for evaluation")
     eval_pin_memory: bool | None = Field(
@@ -98,6 +107,7 @@ class LoaderSection(Section):
     eval_prefetch: int | None = Field(
         None,
         ge=1,
+        le=10_000,
         description="batches prefetched by each evaluation worker (needs eval_workers); default: 2",
     )
     cache: bool = Field(
@@ -111,7 +121,10 @@ class LoaderSection(Section):
         description="make batches item by item (item) or in one gather operation (batch); auto: batch if supported",
     )
     timeout_s: float = Field(
-        120.0, gt=0, description="maximum seconds to wait for a batch from the workers; then the run fails"
+        120.0,
+        gt=0,
+        le=DAY_S,
+        description="maximum seconds to wait for a batch from the workers; then the run fails",
     )
 
     @model_validator(mode="after")
@@ -197,7 +210,7 @@ class OptimizerSection(Section):
 
 class ScheduleSection(Section):
     kind: Literal["constant", "cosine"] = Field("constant", description="learning-rate schedule")
-    warmup_steps: int = Field(0, ge=0, description="number of optimizer steps of linear warm-up")
+    warmup_steps: int = Field(0, ge=0, le=STEPS, description="number of optimizer steps of linear warm-up")
     min_lr: float = Field(0.0, ge=0, description="final learning rate of the cosine schedule")
 
 
@@ -206,38 +219,46 @@ class ClipSection(Section):
 
 
 class EvaluateSection(Section):
-    every_steps: int = Field(0, ge=0, description="evaluate every N optimizer steps; 0: never")
-    every_epochs: int = Field(1, ge=0, description="evaluate every N epochs; 0: never")
-    batches: int | None = Field(None, ge=1, description="maximum number of evaluation batches; default: all")
+    every_steps: int = Field(0, ge=0, le=STEPS, description="evaluate every N optimizer steps; 0: never")
+    every_epochs: int = Field(1, ge=0, le=MANY, description="evaluate every N epochs; 0: never")
+    batches: int | None = Field(
+        None, ge=1, le=STEPS, description="maximum number of evaluation batches; default: all"
+    )
     at_end: bool = Field(True, description="evaluate when the run ends")
     inference_mode: bool = Field(True, description="use torch.inference_mode instead of torch.no_grad")
 
 
 class CheckpointSection(Section):
-    every_steps: int = Field(0, ge=0, description="save a checkpoint every N optimizer steps; 0: never")
-    every_epochs: int = Field(1, ge=0, description="save a checkpoint every N epochs; 0: never")
+    every_steps: int = Field(
+        0, ge=0, le=STEPS, description="save a checkpoint every N optimizer steps; 0: never"
+    )
+    every_epochs: int = Field(1, ge=0, le=MANY, description="save a checkpoint every N epochs; 0: never")
     every_minutes: float = Field(
-        10.0, ge=0, description="save a checkpoint if the last one is N minutes old; 0: never"
+        10.0, ge=0, le=1e6, description="save a checkpoint if the last one is N minutes old; 0: never"
     )
     at_end: bool = Field(
         True, description="save a checkpoint when the run ends (stopping a run always saves one)"
     )
     keep: int = Field(
-        3, ge=1, description="number of newest checkpoints to keep, in addition to the best one"
+        3, ge=1, le=MANY, description="number of newest checkpoints to keep, in addition to the best one"
     )
 
 
 class LogSection(Section):
-    every_steps: int = Field(10, ge=1, description="read losses back to the host every N optimizer steps")
+    every_steps: int = Field(
+        10, ge=1, le=MANY, description="read losses back to the host every N optimizer steps"
+    )
     window_s: float = Field(
         1.0, ge=0, le=60, description="seconds per window event in the record; 0: one window per step"
     )
-    headless_s: float = Field(5.0, gt=0, description="seconds between progress lines of a headless run")
+    headless_s: float = Field(
+        5.0, ge=0.1, le=DAY_S, description="seconds between progress lines of a headless run"
+    )
     kernels_every: int = Field(
-        0, ge=0, description="take a profiler capture every N optimizer steps; 0: only on request"
+        0, ge=0, le=STEPS, description="take a profiler capture every N optimizer steps; 0: only on request"
     )
     kernels_steps: int = Field(3, ge=1, le=20, description="optimizer steps per profiler capture")
-    trace: str | None = Field(
+    trace: PathText | None = Field(
         None,
         description="write each profiler capture to this file as a Chrome trace (the newest overwrites); if "
         "kernels_every is 0, one capture is taken soon after the start",
@@ -249,6 +270,13 @@ class LogSection(Section):
         False,
         description="also write TensorBoard scalars to the run's directory; needs the extra 'tensorboard'",
     )
+
+    @field_validator("stacks_hz")
+    @classmethod
+    def _often_enough(cls, value: float) -> float:
+        if 0 < value < 0.01:
+            raise ValueError("is out of range; allowed: 0, or 0.01 to 100")
+        return value
 
 
 class ConsoleSection(Section):

@@ -10,9 +10,30 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from ndd_engine.text import printable
+
+# Upper limit of counts; their products fit into 64 bits.
+MANY = 10**9
+
+
+def _short_enough(text: str) -> str:
+    if len(text.encode()) > 4000 or any(len(part.encode()) > 255 for part in text.split("/")):
+        raise ValueError("is too long for a path")
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_short_enough)]
 
 
 class Section(BaseModel):
@@ -27,7 +48,7 @@ class ChartextSection(Section):
     """Character-level transformer (guide: char-text)."""
 
     name: Literal["chartext"]
-    data: str = Field(
+    data: PathText = Field(
         "builtin",
         description='training data: "builtin" (topics of the Python manual), "stdlib" (source code of the standard '
         "library) or the path of a text file",
@@ -50,10 +71,11 @@ class ChartextSection(Section):
     stride: int | None = Field(
         None,
         ge=1,
+        le=MANY,
         description="characters between the starts of windows; default: batch.sequence (no overlap)",
     )
     max_characters: int | None = Field(
-        None, ge=64, description="maximum number of characters of the text to use; default: all"
+        None, ge=64, le=MANY, description="maximum number of characters of the text to use; default: all"
     )
     eval_fraction: float = Field(
         0.05, gt=0, lt=0.5, description="fraction of the text used for evaluation (its end)"
@@ -72,21 +94,22 @@ class NddSection(Section):
     """Multichannel EEG forecasters (guide: eeg-forecasters)."""
 
     name: Literal["ndd"]
-    data: str = Field(
+    data: PathText = Field(
         "builtin",
         description='training data: "builtin" (synthetic EEG with a seizure) or the path of an .arff or .csv file',
     )
     size: str | None = Field(None, description="model size: a size name of the workload")
     model: Literal["mlp", "lstm", "gru"] = Field("mlp", description="type of the forecaster")
-    hidden: list[Annotated[int, Field(ge=1)]] = Field(
+    hidden: list[Annotated[int, Field(ge=1, le=1_000_000)]] = Field(
         default=[128, 64],
         min_length=1,
+        max_length=100,
         description="hidden layer sizes (mlp), or a single hidden size (lstm, gru)",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout probability of the mlp")
     channels: int = Field(8, ge=1, le=1024, description="number of channels of the built-in data")
-    samples: int = Field(50_000, ge=64, description="number of samples of the built-in data")
-    sample_rate: float = Field(256.0, gt=0, description="sampling rate of the built-in data in Hz")
+    samples: int = Field(50_000, ge=64, le=MANY, description="number of samples of the built-in data")
+    sample_rate: float = Field(256.0, gt=0, le=1e9, description="sampling rate of the built-in data in Hz")
     eval_fraction: float = Field(
         0.1, gt=0, lt=0.5, description="fraction of the recording used for evaluation (its end)"
     )
@@ -102,7 +125,7 @@ class AntispoofSection(Section):
     """SE-ResNet that classifies speech as real or spoofed (guide: antispoofing)."""
 
     name: Literal["antispoof"]
-    data: str = Field(
+    data: PathText = Field(
         "builtin",
         description='training data: "builtin" (synthesised voices and Griffin-Lim copies) or the path of a folder of '
         "WAV files: real speech (spoofed copies are generated), or subfolders bonafide and spoof",
@@ -156,7 +179,7 @@ class FinetuneSection(Section):
     """Small decoder-only language model on few long examples, tokenised on the fly (guide: finetune)."""
 
     name: Literal["finetune"]
-    data: str = Field(
+    data: PathText = Field(
         "builtin",
         description='training data: "builtin" (the longest topics of the Python manual) or the path of a .jsonl file '
         '(keys "text", or "prompt" and "completion"), a text file (examples separated by "---" lines, or cut into '
@@ -176,6 +199,7 @@ class FinetuneSection(Section):
     document_chars: int = Field(
         0,
         ge=0,
+        le=MANY,
         description="maximum characters per example (64 or more): longer documents are cut, built-in ones joined "
         "to reach it; 0: no limit",
     )
@@ -200,7 +224,7 @@ class SummariseSection(Section):
     """BiLSTM pointer-generator summariser (guide: summariser). batch.sequence limits the source length."""
 
     name: Literal["summarise"]
-    data: str = Field(
+    data: PathText = Field(
         "builtin",
         description='training data: "builtin" (functions of the standard library and their docstrings) or the path of '
         "a .jsonl or .tsv file of sources and summaries",
@@ -231,6 +255,7 @@ class SummariseSection(Section):
     pairs: int | None = Field(
         None,
         ge=2,
+        le=MANY,
         description="maximum number of pairs to use, counted before functions are joined; default: all",
     )
     eval_fraction: float = Field(0.05, gt=0, lt=0.5, description="fraction of the pairs used for evaluation")
@@ -240,12 +265,12 @@ class OwnSection(Section):
     """The user's own workload: `name` is "package.module:factory"."""
 
     name: str
-    path: list[str] = Field(
+    path: list[PathText] = Field(
         default_factory=list,
         description="folders to import the module from; default: the folder of the configuration file and the current "
         "folder",
     )
-    data: str = Field("builtin", description="training data, passed to the factory as settings.data")
+    data: PathText = Field("builtin", description="training data, passed to the factory as settings.data")
     size: str | None = Field(None, description="model size, passed to the factory as settings.size")
     options: dict[str, Any] = Field(
         default_factory=dict,

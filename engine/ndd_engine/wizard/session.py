@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.config import Config, read
-from ndd_engine.config.loading import text_of
+from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import UsageError
 from ndd_engine.text import duration, number, printable, size
 from ndd_engine.trial.outcome import differences

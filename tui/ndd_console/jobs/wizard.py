@@ -13,7 +13,7 @@ from ndd_console.process.hosting import hosted
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
 from ndd_console.view.wizard import Preview, WizardView
-from ndd_engine.config.loading import text_of
+from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import UsageError
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.wizard.answers import Answers
