@@ -15,7 +15,7 @@ from tests.report.report_help import whole_life
 
 SETS = (
     "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
-    "batch.micro=16", "run.threads=1", "log.every_steps=1", "log.window_s=0.02", "run.max_steps=40",
+    "batch.micro=16", "run.threads=1", "log.every_steps=1", "log.window_s=0", "run.max_steps=40",
     "evaluate.every_steps=10", "checkpoint.every_steps=10", "run.device=cpu",
 )  # fmt: skip
 # Of the events that are written all the time, every so many are kept: many lines take long to read 10,000 times.
@@ -57,7 +57,11 @@ def _thinned(run: RunDir) -> RunDir:
     for t, event in items:
         kind = type(event)
         counts[kind] = counts.get(kind, 0) + 1
-        if not isinstance(event, (WindowEvent, SampleEvent, MemoryEvent)) or counts[kind] % _EVERY == 1 or len(items) < 120:
+        if (
+            not isinstance(event, (WindowEvent, SampleEvent, MemoryEvent))
+            or counts[kind] % _EVERY == 1
+            or len(items) < 120
+        ):
             kept.append((t, event))
     for index, (t, event) in enumerate(kept):
         state.fold(t, event)
@@ -66,5 +70,3 @@ def _thinned(run: RunDir) -> RunDir:
             lines.append(to_event(state).to_json(t))
     run.events.write_text("\n".join(lines) + "\n")
     return run
-
-

@@ -28,7 +28,7 @@ from ndd_console.view.rows import width_of
 from ndd_console.view.settings import settings_lines
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.derive import figures
-from ndd_engine.record.events import Event, finite
+from ndd_engine.record.events import finite
 from ndd_engine.record.reader import RunReader, load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -36,25 +36,10 @@ from ndd_engine.text import printable
 from ndd_engine.train.preflight import check_resume
 from ndd_engine.trial.compare import compare
 from tests.hostile import _real_logs
+from tests.hostile._values import NASTY, NONSENSE, VALUES
 from tests.hostile.attempts import Attempt, Kind
 
 _SIZES = ((80, 24), (40, 12), (160, 50), (120, 30))
-_LONG = 10_000
-_NASTY = "\x1b[31m\x07\r\n\u202e\u200b漢字\x00"
-# What no reader expects; each as JSON text, since a value such as a number of 400 digits is one.
-_VALUES = (
-    "null", "true", "false", "0", "-1", "1", "7.5", "-0.0", "1e-320", "1e308", "-1e308", "1e999", "NaN", "-Infinity",
-    str(2**63 - 1), str(2**63), str(-(2**63)), "1" + "0" * 400, "-1" + "0" * 400, "9" * 5000, '""', '"x"', '"1"', '"nan"',
-    '"' + "x" * _LONG + '"', json.dumps(_NASTY), '"\\ud800"', '"[bold]markup[/bold]</script>"', '"cuda:0"', '"cpu"',
-    "[]", "{}", "[null]", "[[]]", "[1]", '["x","y","z"]', "[1,2,3,4,5,6]", '{"":1}', '{"a":{"b":null}}',
-    "[" * 60 + "]" * 60, '{"a":' * 900 + "1" + "}" * 900, "[" * 100_000,
-)  # fmt: skip
-_NONSENSE = (
-    b"", b"   ", b"null", b"3", b"[]", b"{}", b'"x"', b"\x00" * 500, b"\xff\xfe", b"\xc3(", b"[" * 100_000,
-    b'{"a":' * 100_000, b"1" * 5000, b'{"v":1}', b'{"v":1,"type":"future","t":1.0}', b'{"v":1,"type":["mark"],"t":1.0}',
-    b'{"v":1,"type":"mark","t":"x"}', b'{"v":1,"type":"fold","t":1.0,"state":{}}', b'{"v":1,"type":"fold","t":1.0}',
-    b'{"v":1,"type":"window","t":1e400}', b"x" * 300_000, b'{"v":1,"type":"stage","t":5,"name":"a","text":"b"',
-)  # fmt: skip
 _PLACE = "\ue000"  # stands for a value that is put in as text
 
 
@@ -93,14 +78,14 @@ def _edited(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
     holder = body
     for part in path[:-1]:
         holder = holder[part]
-    what, new = rng.choice("rrrrrrrrrdn"), rng.choice(_VALUES)
+    what, new = rng.choice("rrrrrrrrrdn"), rng.choice(VALUES)
     if what == "r":
         holder[path[-1]] = _PLACE
     else:
         value = holder.pop(path[-1])
         new = "removed" if what == "d" else "renamed"
         if what == "n" and isinstance(holder, dict):
-            holder[_NASTY] = value
+            holder[NASTY] = value
     line = json.dumps(body, separators=(",", ":")).replace(json.dumps(_PLACE), new).encode()
     lines = list(log.lines)
     lines[index] = line
@@ -145,7 +130,7 @@ def _reordered(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
 def _nonsense(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
     lines = list(log.lines)
     for _ in range(rng.choice((1, 1, 5))):
-        lines.insert(rng.randrange(len(lines) + 1), rng.choice(_NONSENSE))
+        lines.insert(rng.randrange(len(lines) + 1), rng.choice(NONSENSE))
     return f"{log.run.name}: nonsense inserted", lines
 
 
@@ -156,7 +141,9 @@ def _many_edits(rng: random.Random, log: _Log) -> tuple[str, list[bytes]]:
     for _ in range(rng.choice((2, 5))):
         name, found = _edited(rng, log)
         names.append(name)
-        lines = tuple(new if new != old else line for new, old, line in zip(found, log.lines, lines, strict=True))
+        lines = tuple(
+            new if new != old else line for new, old, line in zip(found, log.lines, lines, strict=True)
+        )
     return "; ".join(names), list(lines)
 
 
@@ -170,13 +157,17 @@ def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
     bad.path.mkdir()
     index = 0
     while True:
-        log = rng.choice(logs)
-        name, lines = rng.choice(_WAYS)(rng, log)
-        yield Attempt(name, _checked(bad, log, lines, rng.choice(_SIZES), index))
+        # A generator of its own: an attempt draws as many numbers as the lengths of the logs need.
+        own = random.Random(rng.getrandbits(64))
+        log, size = own.choice(logs), own.choice(_SIZES)
+        name, lines = own.choice(_WAYS)(own, log)
+        yield Attempt(name, _checked(bad, log, lines, size, index))
         index += 1
 
 
-def _checked(bad: RunDir, log: _Log, lines: list[bytes], size: tuple[int, int], index: int) -> Callable[[], None]:
+def _checked(
+    bad: RunDir, log: _Log, lines: list[bytes], size: tuple[int, int], index: int
+) -> Callable[[], None]:
     def check() -> None:
         bad.events.write_bytes(b"\n".join(lines) + b"\n")
         snapshot = _followed(bad)
@@ -269,7 +260,8 @@ def _resumed(run: RunDir) -> None:
 
 _CONFIG = _real_logs.draft().resolve()
 _COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("attach", "bad", "--headless"), ("report", "bad", "--text"), ("report", "bad", "--json"), ("runs",), ("runs", "--json"),
+    ("attach", "bad", "--headless"), ("report", "bad", "--text"), ("report", "bad", "--json"), ("runs",),
+    ("runs", "--json"),
 )  # fmt: skip
 
 

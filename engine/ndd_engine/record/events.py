@@ -36,7 +36,7 @@ from .shape import Time, check_of
 __all__ = [
     "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FoldEvent", "Json", "KernelsEvent",
     "LoaderEvent", "MarkEvent", "MemoryEvent", "RunEvent", "SampleEvent", "SettingEvent", "StacksEvent", "StageEvent",
-    "TrialEvent", "WindowEvent", "WorkEvent", "decode", "finite", "parse",
+    "TrialEvent", "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
 ]  # fmt: skip
 
 # Phases of a step in display order; `other` is the wall time outside the other phases.
@@ -298,6 +298,11 @@ def decode(line: bytes | str) -> tuple[float, Event] | None:
         body = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+    return decoded(body)
+
+
+def decoded(body: Any) -> tuple[float, Event] | None:
+    """As `decode`, of a line that was parsed."""
     if body.__class__ is not dict or (name := body.get("type")).__class__ is not str:
         raise ValueError("not an event")
     if (kind := EVENT_TYPES.get(name)) is None:

@@ -125,7 +125,10 @@ def _fields(kind: Any, scope: dict[str, Any]) -> list[str]:
             item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING
         }
     else:
-        required = kind.__required_keys__
+        # Of annotations that are still text, the class itself does not know which are Required.
+        required = kind.__required_keys__ | {
+            name for name, hint in hints.items() if get_origin(hint) is Required
+        }
     lines = [" body = x", " if x.__class__ is not dict: return False", " known = 0"]
     for name, hint in hints.items():
         if get_origin(hint) is ClassVar:
