@@ -30,7 +30,7 @@ from typing import Annotated, Any, ClassVar
 
 from .event import Event, Json, finite
 from .evidence import BaselineEvent, FindingEvent, KernelsEvent, LoaderEvent, StacksEvent, TrialEvent
-from .parts import Configuration, Ended, Gpu, GpuCounters, HostCounters, MarkData, PhaseTimes
+from .parts import Configuration, Ended, Gpu, GpuCounters, HostCounters, MarkData, PhaseTimes, State
 from .shape import Time, check_of
 
 __all__ = [
@@ -254,7 +254,7 @@ class FoldEvent(Event):
     """The accumulated state after all previous events; see record.fold."""
 
     type: ClassVar[str] = "fold"
-    state: Json
+    state: State
 
 
 @dataclass(frozen=True, slots=True)

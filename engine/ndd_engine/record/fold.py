@@ -127,7 +127,8 @@ def from_event(event: FoldEvent) -> RunState:
         setattr(state, name, EVENT_TYPES[name].of_checked(value) if value is not None else None)
     for name, kind in _SEVERAL.items():
         getattr(state, name).extend(EVENT_TYPES[kind].of_checked(item) for item in body.pop(name))
-    state.totals = body.pop("totals")
+    totals = body.pop("totals")
+    state.totals = {name: totals.get(name, value) for name, value in state.totals.items()}
     state.evaluating, state.saving = map(Aside.from_list, body.pop("asides"))
     for item in body.pop("settings"):
         setting = SettingEvent.of_checked(item)

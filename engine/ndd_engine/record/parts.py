@@ -5,6 +5,7 @@ Keys may be missing unless required, and unknown keys may hold any JSON value.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Required, TypedDict
 
 from .event import Json
@@ -142,6 +143,11 @@ class _Side(TypedDict, total=False):
     not_in_effect: list[str]
 
 
+@dataclass
+class _State:
+    """A fold event's state is checked when it is restored; see fold.from_event."""
+
+
 # Tables of events: any JSON object for type checkers, checked as the type above.
 Configuration = Annotated[Json, _Configuration]
 PhaseTimes = Annotated[Json, _PhaseTimes]
@@ -151,6 +157,7 @@ Gpu = Annotated[Json, _Gpu]
 MarkData = Annotated[Json, _MarkData]
 Finding = Annotated[Json, _Finding]
 Side = Annotated[Json, _Side]
+State = Annotated[Json, _State]
 # Rows of events; see StacksEvent, KernelsEvent and BaselineEvent.
 Frame = Annotated[list[Any], tuple[str, str, int, str, int, int]]
 Kernel = Annotated[list[Any], tuple[str, float, int]]
