@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from ndd_engine.config import Draft, read
-from ndd_engine.record.events import MemoryEvent, SampleEvent, WindowEvent, parse
+from ndd_engine.record.events import Event, FoldEvent, MemoryEvent, SampleEvent, WindowEvent, parse
 from ndd_engine.record.fold import to_event
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
@@ -18,8 +18,9 @@ SETS = (
     "batch.micro=16", "run.threads=1", "log.every_steps=1", "log.window_s=0", "run.max_steps=40",
     "evaluate.every_steps=10", "checkpoint.every_steps=10", "run.device=cpu",
 )  # fmt: skip
-# Of the events that are written all the time, every so many are kept: many lines take long to read 10,000 times.
-_EVERY = 16
+# Of the events that are written all the time, about so many are kept: long logs take long to read 10,000 times.
+_KEPT = 10
+_FREQUENT = (WindowEvent, SampleEvent, MemoryEvent)
 
 
 def draft() -> Draft:
@@ -28,7 +29,7 @@ def draft() -> Draft:
 
 
 def trained(folder: Path) -> RunDir:
-    """A run that was trained, evaluated, captured and ended, and resumed once."""
+    """A run that was trained, evaluated, saved and captured."""
     run = Run.open(RunRequest(draft(), folder))
     try:
         run.control.request("kernels")
@@ -48,21 +49,17 @@ def written(folder: Path) -> RunDir:
 
 def _thinned(run: RunDir) -> RunDir:
     """Keep some of the frequent events, and write a fold event in the middle and one near the end."""
-    lines: list[str] = []
-    state = RunState()
-    counts: dict[type, int] = {}
     items = [item for line in run.events.read_bytes().splitlines() if (item := parse(line)) is not None]
-    items = [item for item in items if item[1].type != "fold"]
-    kept: list[Any] = []
+    items = [item for item in items if not isinstance(item[1], FoldEvent)]
+    totals, counts = Counter(type(event) for _, event in items), Counter[type]()
+    kept: list[tuple[float, Event]] = []
     for t, event in items:
         kind = type(event)
-        counts[kind] = counts.get(kind, 0) + 1
-        if (
-            not isinstance(event, (WindowEvent, SampleEvent, MemoryEvent))
-            or counts[kind] % _EVERY == 1
-            or len(items) < 120
-        ):
+        counts[kind] += 1
+        if kind not in _FREQUENT or counts[kind] % max(totals[kind] // _KEPT, 1) == 0:
             kept.append((t, event))
+    state = RunState()
+    lines: list[str] = []
     for index, (t, event) in enumerate(kept):
         state.fold(t, event)
         lines.append(event.to_json(t))
