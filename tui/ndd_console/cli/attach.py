@@ -10,7 +10,7 @@ import click
 from ndd_console.jobs.run_sources import AttachedSource
 from ndd_console.output.progress import RunProgress, summary
 from ndd_console.process.terminal import interactive
-from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import find_run, runs_root
@@ -55,6 +55,8 @@ def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
                 say(f"warning: {damage_text(told)}")
             if snapshot.final:
                 break
+            if source.trouble and directory.live_owner() is None:
+                raise NddError(source.trouble)
             time.sleep(0.5)
     except KeyboardInterrupt:
         say("detached; the run continues")

@@ -103,9 +103,10 @@ class AttachedSource(_RunFolder):
         trials = RunTrials(directory, partial(pause_attached, directory), lambda: self.live, self._keep)
         super().__init__(directory, trials)
         self._reader = RunReader(directory, listener)
-        self._reader.poll()
         self._notice: str | None = None
+        self._failure = ""
         self._damage_until: float | None = None
+        self._poll()
         self._stop = threading.Event()
         self._period_s = period_s
         self._thread = threading.Thread(target=self._follow, name="ndd-follow", daemon=True)
@@ -127,10 +128,16 @@ class AttachedSource(_RunFolder):
         """Number of damaged lines that were skipped."""
         return self._reader.damaged
 
+    @property
+    def trouble(self) -> str:
+        """Why the record cannot be read, or ""."""
+        why = self._failure or self._reader.trouble
+        return f"events.jsonl cannot be read: {why}" if why else ""
+
     def notice(self) -> str | None:
         """Why a command failed or the record cannot be read; damage is reported once, for DAMAGE_SHOWN_S."""
-        if self._notice or self._reader.trouble:
-            return self._notice or f"events.jsonl cannot be read: {self._reader.trouble}"
+        if self._notice or self.trouble:
+            return self._notice or self.trouble
         if self.damaged and self._damage_until is None:
             self._damage_until = time.monotonic() + DAMAGE_SHOWN_S
         shown = self._damage_until is not None and time.monotonic() < self._damage_until
@@ -154,10 +161,14 @@ class AttachedSource(_RunFolder):
 
     def _follow(self) -> None:
         while not self._stop.wait(self._period_s):
-            try:
-                self._reader.poll()
-            except Exception as error:  # noqa: BLE001  the screen must not stand still without a reason
-                self._notice = f"events.jsonl cannot be followed: {error_text(error)}"
+            self._poll()
+
+    def _poll(self) -> None:
+        try:
+            self._reader.poll()
+            self._failure = ""
+        except Exception as error:  # noqa: BLE001  the screen must not stand still without a reason
+            self._failure = printable(error_text(error))
 
 
 class HomeFolder:
