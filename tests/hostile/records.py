@@ -24,7 +24,7 @@ from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.home import HomeState, home_rows
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.rows import width_of
+from ndd_console.view.rows import fit, width_of
 from ndd_console.view.settings import settings_lines
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.derive import figures
@@ -221,7 +221,7 @@ def _shown(snapshot: Snapshot, size: tuple[int, int]) -> None:
     rows += diagnosis_lines(snapshot, found, "bad", False, width)
     for row in rows[:height]:
         assert width_of(row) == width
-    for row in rows:
+    for row in (fit(row, width) for row in rows):
         assert all(span.isprintable() for span, _ in row), "unprintable characters"
 
 
@@ -278,6 +278,6 @@ KIND = Kind(
     name="damaged records",
     holds="every reader shows what is left, and no run hides another",
     full=10_000,
-    short=60,
+    short=50,
     attempts=attempts,
 )
