@@ -7,7 +7,8 @@ import json
 NASTY = "\x1b[31m\x07\r\n\u202e\u200b漢字\x00"
 # What no reader expects; each as JSON text, since a value such as a number of 400 digits is one.
 VALUES = (
-    "null", "true", "false", "0", "-1", "1", "7.5", "-0.0", "1e-320", "1e99", "-1e99", "200000000000", "1e308", "-1e308", "1e999", "NaN", "-Infinity",
+    "null", "true", "false", "0", "-1", "1", "7.5", "-0.0", "1e-320", "1e99", "-1e99",
+    "200000000000", "1e308", "-1e308", "1e999", "NaN", "-Infinity",
     str(2**63 - 1), str(2**63), str(-(2**63)), "1" + "0" * 400, "-1" + "0" * 400, "9" * 5000,
     '""', '"x"', '"1"', '"nan"',
     '"' + "x" * 10_000 + '"', json.dumps(NASTY), '"\\ud800"', '"[bold]markup[/bold]</script>"', '"cuda:0"', '"cpu"',
