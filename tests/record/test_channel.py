@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import stat
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record.channel import ACTIONS, ControlServer, send
+from ndd_engine.record import channel
+from ndd_engine.record.channel import ACTIONS, MAX_PEERS, REQUEST_S, ControlServer, send
+from ndd_engine.record.events import Event, TrialEvent
 
 
 class Server:
@@ -163,3 +166,65 @@ def test_a_path_too_long_for_a_socket_address_works(tmp_path: Path) -> None:
 def test_a_folder_without_room_for_a_socket_is_an_oserror(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         ControlServer(tmp_path / "missing" / "control.sock", print).start()
+
+
+def test_silent_and_slow_peers_delay_nobody(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        for index in range(MAX_PEERS + 20):
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            peer.connect(str(server.path))
+            peer.sendall(b'{"action":' if index % 2 else b"")
+        send(server.path, "pause", timeout_s=REQUEST_S / 2)
+    assert server.asked == ["pause"]
+
+
+def test_a_request_that_takes_too_long_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "REQUEST_S", 0.05)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
+        slow.settimeout(10)
+        slow.connect(str(server.path))
+        slow.sendall(b'{"action":')
+        assert slow.recv(100) == b""
+
+
+@pytest.mark.parametrize("holder", [0, -1, 2**31, 10**400, 1.0, True, "1", [1], "\x1b[31m"])
+def test_a_holder_that_is_no_process_id_is_refused(server: Server, holder: object) -> None:
+    with pytest.raises(UsageError, match="is not a process id") as caught:
+        send(server.path, "pause", holder=holder)
+    assert str(caught.value).isprintable()
+    assert server.asked == []
+
+
+def test_a_failing_handler_is_reported_and_ends_nothing(tmp_path: Path) -> None:
+    def fail(action: str, _: int | None) -> None:
+        raise RuntimeError("broken")
+
+    server = ControlServer(tmp_path / "control.sock", fail)
+    server.start()
+    try:
+        for _ in range(2):
+            with pytest.raises(UsageError, match="the request failed: RuntimeError: broken"):
+                send(server.path, "pause")
+        send(server.path, "ping")
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{"ratio": "1.4"}, {"t": 10**400}, {"sets": 3}, {"base": {"peak_bytes": []}}, {"low": -1e300}]
+)
+def test_a_trial_with_a_value_of_the_wrong_type_is_not_recorded(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    recorded: list[Event] = []
+    server = ControlServer(tmp_path / "control.sock", lambda *_: None, recorded.append)
+    server.start()
+    event = TrialEvent(["loader.workers=2"], "run one", "gain", "gain: 1.42x", 1.42)
+    body = json.loads(event.to_json(1.0))
+    try:
+        send(server.path, "record", event=body)
+        with pytest.raises(UsageError, match="only trial events can be recorded"):
+            send(server.path, "record", event={**body, **change})
+    finally:
+        server.close()
+    assert recorded == [event]

@@ -90,6 +90,29 @@ def test_lines_whose_fields_are_of_the_wrong_kind_are_skipped(run: RunDir) -> No
     assert load_state(run).snapshot().step == 4
 
 
+def test_a_damaged_fold_event_is_passed_over_for_an_earlier_one(run: RunDir) -> None:
+    first, second = [run_event(), window(1)], [window(2), window(3)]
+    append(run, *first, to_event(folded(*first)), *second)
+    good = read(run)
+    line = to_event(folded(*first, *second)).to_json(1.0)
+    for old, new in (('"step":3', '"step":"3"'), ('"stride":1', '"stride":[]'), ('"tokens"', '"took"')):
+        assert old in line
+        with run.events.open("a") as file:
+            file.write(line.replace(old, new) + "\n")
+        assert read(run) == good
+
+
+def test_a_log_that_cannot_be_read_is_reported(run: RunDir) -> None:
+    os.mkfifo(run.events)
+    reader = RunReader(run)
+    reader.poll()
+    assert reader.trouble == "not a regular file"
+    run.events.unlink()
+    append(run, run_event(), window(1))
+    reader.poll()
+    assert (reader.trouble, reader.snapshot().step) == ("", 1)
+
+
 def test_no_log_yet_is_a_run_that_prepares(run: RunDir) -> None:
     lock = RunLock(run)
     lock.acquire()

@@ -197,3 +197,51 @@ def test_making_the_object_touches_nothing(tmp_path: Path) -> None:
     assert not run.exists
     assert run.live_owner() is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_searched_hides_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("open", "closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    original = os.stat
+
+    def refused(path: object, *more: object, **named: object) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "closed")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, *more, **named)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert [run.name for run in all_runs(tmp_path)] == ["open"]
+    assert find_run(tmp_path, None).name == "open"
+    with pytest.raises(UsageError, match=r"existing runs: open$"):
+        find_run(tmp_path, "closed")
+
+
+def test_a_record_that_cannot_be_read_is_refused_by_name(run: RunDir) -> None:
+    os.mkfifo(run.events)
+    with pytest.raises(UsageError, match=r"events\.jsonl cannot be read: not a regular file"):
+        find_run(run.path.parent, run.name)
+
+
+def test_a_lock_that_is_no_file_or_names_nobody_is_harmless(run: RunDir) -> None:
+    os.mkfifo(run.lock)
+    assert run.live_owner() is None
+    run.lock.unlink()
+    lock = RunLock(run)
+    lock.acquire()
+    for text in ("", "[" * 4000, "3", '{"pid": "\\u001b", "host": 7}', '{"pid": 1e999}'):
+        run.lock.write_text(text)
+        assert run.live_owner() == {"pid": "?", "host": "?"}
+    run.lock.write_text('{"pid": 7, "host": "\\u001b[31m"}')
+    assert run.live_owner() == {"pid": 7, "host": "\\x1b[31m"}
+    lock.release()
+
+
+def test_names_of_existing_runs_cannot_control_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[31m").mkdir()
+    (tmp_path / "a\x1b[31m" / "config.toml").touch()
+    with pytest.raises(UsageError) as caught:
+        find_run(tmp_path, "b")
+    assert str(caught.value).isprintable() and r"existing runs: a\x1b[31m" in str(caught.value)

@@ -257,7 +257,7 @@ def hole(folder: Path) -> RunDir:
 def test_a_gap_in_the_record_is_a_gap_in_the_plots(tmp_path: Path) -> None:
     report, document, plain = pages(hole(tmp_path))
     check(document)
-    assert report.data.skipped == 4 and "4 damaged or unknown lines" in plain
+    assert report.data.skipped == 3 and "3 lines of events.jsonl are damaged and were skipped" in plain
     found = {
         block.title: block
         for section in page(report).sections
@@ -317,12 +317,13 @@ def test_a_live_run_is_live_and_one_that_died_is_lost(tmp_path: Path) -> None:
     assert "Lost at step 4,320" in plain and "kill -9" in " ".join(plain.split())
 
 
-def test_a_malformed_event_costs_only_its_own_section(tmp_path: Path) -> None:
+def test_a_damaged_event_is_skipped_and_reported(tmp_path: Path) -> None:
     strange: dict[str, Any] = {"parameters": "many", "config": [], "steps_per_epoch": 276}
     events: list[Timed] = [(T0, run_event(**strange)), (T0 + 2, window(18)), (T0 + 4, window(36))]
     _, document, plain = pages(write(tmp_path, events))
     check(document)
-    assert "This part of the record cannot be shown" in plain
+    assert "1 line of events.jsonl is damaged and was skipped" in plain
+    assert "Model, data and machine were not recorded." in plain
     assert "data_wait" in plain
 
 

@@ -156,9 +156,9 @@ def test_what_is_missing_is_not_written(tmp_path: Path) -> None:
 
     marks: list[Any] = []
     view = Scalars(tmp_path, marks.append, opener)
-    identity = RunEvent.from_dict(
-        dict.fromkeys(RunEvent.__dataclass_fields__, 1) | {"device": "cuda:0", "resumed_step": None}
-    )
+    values: dict[str, Any] = dict.fromkeys(RunEvent.__dataclass_fields__, 1)
+    values.pop("type", None)
+    identity = RunEvent(**{**values, "device": "cuda:0", "resumed_step": None})
     view(1.0, identity)  # not prepared yet: nothing happens
     assert made == []
     view.prepare()

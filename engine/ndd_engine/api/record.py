@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from ndd_engine.config import Config, read
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.record.events import Event, FoldEvent, parse
+from ndd_engine.record.events import Event
+from ndd_engine.record.log import EventLog
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, find_run
 from ndd_engine.record.snapshot import Snapshot
@@ -73,11 +74,9 @@ class Record:
 
     def events(self, kind: type[E]) -> Iterator[tuple[float, E]]:
         """The events of one type as (unix seconds, event), the oldest first."""
-        with self._run.events.open("rb") as file:
-            for line in file:
-                item = parse(line)
-                if item is not None and isinstance(item[1], kind) and not isinstance(item[1], FoldEvent):
-                    yield item[0], item[1]
+        for t, event in EventLog(self._run.events).new():
+            if isinstance(event, kind):
+                yield t, event
 
     def snapshot(self) -> Snapshot:
         """The current state: status, step, loss, throughput, phases, memory, evaluations."""

@@ -272,7 +272,9 @@ def _fits(run: RunEvent, free: int | None, memory: MemoryEvent | None) -> int | 
     """Predicted largest micro-batch that fits, assuming that activations are proportional to its size."""
     if free is None or memory is None or not memory.growth_bytes:
         return None
-    micro = int(run.config["batch"]["micro"])
+    micro = run.config.get("batch", {}).get("micro")
+    if not micro:
+        return None
     cached = max(memory.reserved_bytes - memory.allocated_bytes, 0)
     # Gradients are allocated within a step too, but do not grow with the micro-batch (parameters are fp32).
     gradients = 4 * run.parameters

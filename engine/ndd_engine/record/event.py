@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, Self
+
+from .shape import check_of
 
 VERSION = 1
 
@@ -29,9 +32,26 @@ class Event:
 
     @classmethod
     def from_dict(cls, body: Json) -> Self:
-        """The event from a parsed line; unknown fields are ignored. Raises TypeError if a required one is missing."""
-        known = {item.name for item in fields(cls)}
-        return cls(**{key: value for key, value in body.items() if key in known})
+        """The event from a parsed line; unknown fields are ignored.
+
+        Raises ValueError if a required field is missing, or if a value does not have the declared type.
+        """
+        kind: Any = cls
+        if not check_of(kind)(body):
+            raise ValueError(f"not a {cls.type} event")
+        return cls.of_checked(body)
+
+    @classmethod
+    def of_checked(cls, body: Json) -> Self:
+        """As `from_dict`, for a body that was checked before."""
+        kind: Any = cls
+        names = _names(kind)
+        return cls(**{key: value for key, value in body.items() if key in names})
+
+
+@cache
+def _names(kind: type[Event]) -> frozenset[str]:
+    return frozenset(item.name for item in fields(kind))
 
 
 def finite(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """The events of a run, written to events.jsonl as one JSON object per line.
 
 Every event has `v` (format version), `type` and `t` (Unix time in seconds). Field names end with their unit. A value
-that could not be measured is `null`. Readers ignore unknown fields and types and skip incomplete lines.
+that could not be measured is `null`. Readers ignore unknown fields and types, and skip lines that
+are incomplete or have a value of another type than declared.
 
     run      the run, its configuration and machine; the first event, repeated on resume with `resumed_step`
     stage    a stage of the preparation, such as importing torch
@@ -25,15 +26,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 from .event import Event, Json, finite
 from .evidence import BaselineEvent, FindingEvent, KernelsEvent, LoaderEvent, StacksEvent, TrialEvent
+from .parts import Configuration, Ended, Gpu, GpuCounters, HostCounters, MarkData, PhaseTimes, State
+from .shape import Time, check_of
 
 __all__ = [
     "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FoldEvent", "Json", "KernelsEvent",
     "LoaderEvent", "MarkEvent", "MemoryEvent", "RunEvent", "SampleEvent", "SettingEvent", "StacksEvent", "StageEvent",
-    "TrialEvent", "WindowEvent", "WorkEvent", "finite", "parse",
+    "TrialEvent", "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
 ]  # fmt: skip
 
 # Phases of a step in display order; `other` is the wall time outside the other phases.
@@ -69,12 +72,12 @@ class RunEvent(Event):
     type: ClassVar[str] = "run"
     name: str
     workload: str
-    config: Json
+    config: Configuration
     pid: int
     host: str
     device: str
     device_name: str
-    card: Json | None
+    card: Gpu | None
     versions: dict[str, str]
     parameters: int
     precision: str
@@ -133,9 +136,9 @@ class WindowEvent(Event):
     step_p50_ns: int | None
     step_p95_ns: int | None
     step_max_ns: int | None
-    phases: dict[str, Json]
+    phases: dict[str, PhaseTimes]
     loss: float | None = None
-    last_loss: tuple[int, float] | None = None
+    last_loss: Annotated[tuple[int, float] | None, tuple[int, float | None] | None] = None
     lr: float | None = None
     grad_norm: float | None = None
     loss_scale: float | None = None
@@ -154,8 +157,8 @@ class SampleEvent(Event):
     """
 
     type: ClassVar[str] = "sample"
-    card: Json | None
-    host: Json
+    card: GpuCounters | None
+    host: HostCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +246,7 @@ class MarkEvent(Event):
     kind: str
     step: int
     text: str
-    data: Json = field(default_factory=dict)
+    data: MarkData = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +254,7 @@ class FoldEvent(Event):
     """The accumulated state after all previous events; see record.fold."""
 
     type: ClassVar[str] = "fold"
-    state: Json
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +266,7 @@ class EndEvent(Event):
     """
 
     type: ClassVar[str] = "end"
-    status: str
+    status: Annotated[str, Ended]
     reason: str
     step: int
     exit_status: int
@@ -280,11 +283,39 @@ EVENT_TYPES: dict[str, type[Event]] = {
 }  # fmt: skip
 
 
-def parse(line: bytes | str) -> tuple[float, Event] | None:
-    """(Unix time in seconds, event) of one line; None if it is incomplete, invalid or of an unknown type."""
+_IS_TIME = check_of(Time)
+# NaN and infinities are null, as when they are written.
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+
+
+def decode(line: bytes | str) -> tuple[float, Event] | None:
+    """(Unix time in seconds, event) of one line; None for an unknown type.
+
+    Raises ValueError if the line is incomplete, or if a value does not have the declared type.
+    """
+    text = line if isinstance(line, str) else line.decode()
     try:
-        body = json.loads(line)
-        kind = EVENT_TYPES.get(body["type"])
-        return (float(body["t"]), kind.from_dict(body)) if kind is not None else None
-    except (ValueError, TypeError, KeyError, UnicodeDecodeError):
+        body = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return decoded(body)
+
+
+def decoded(body: Any) -> tuple[float, Event] | None:
+    """As `decode`, of a line that was parsed."""
+    if body.__class__ is not dict or (name := body.get("type")).__class__ is not str:
+        raise ValueError("not an event")
+    if (kind := EVENT_TYPES.get(name)) is None:
+        return None
+    t: Any = body.get("t")
+    if not _IS_TIME(t):
+        raise ValueError("not a time")
+    return float(t), kind.from_dict(body)
+
+
+def parse(line: bytes | str) -> tuple[float, Event] | None:
+    """As `decode`; None for a line that cannot be decoded, too."""
+    try:
+        return decode(line)
+    except ValueError:
         return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from .event import Event, Json
+from .parts import Finding, Frame, Kernel, Side, ThreadTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class BaselineEvent(Event):
     other_micro: int | None = None
     other_ns: float | None = None
     threads: int | None = None
-    by_threads: list[list[float]] = field(default_factory=list)
+    by_threads: list[ThreadTime] = field(default_factory=list)
     operations: int | None = None
 
 
@@ -74,7 +75,7 @@ class KernelsEvent(Event):
     copy_ns: int
     idle_ns: dict[str, int]
     launches: int
-    top: list[list[Any]] = field(default_factory=list)
+    top: list[Kernel] = field(default_factory=list)
     trace: str | None = None
 
 
@@ -90,7 +91,7 @@ class StacksEvent(Event):
     type: ClassVar[str] = "stacks"
     step: int
     looks: int
-    frames: list[list[Any]]
+    frames: list[Frame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class FindingEvent(Event):
     cause: str
     text: str
     gone: bool = False
-    finding: Json = field(default_factory=dict)
+    finding: Finding = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +143,12 @@ class TrialEvent(Event):
     loss: str = "not comparable"
     loss_text: str = ""
     break_even_steps: int | None = None
-    base: Json = field(default_factory=dict)
-    change: Json = field(default_factory=dict)
+    base: Side = field(default_factory=dict)
+    change: Side = field(default_factory=dict)
     cause: str | None = None
 
     @classmethod
-    def from_dict(cls, body: Json) -> Self:
+    def of_checked(cls, body: Json) -> Self:
         """As for all events; the old verdict "undecided" becomes "inconclusive"."""
         old = body.get("verdict") == "undecided"
-        return super(TrialEvent, cls).from_dict({**body, "verdict": "inconclusive"} if old else body)
+        return super(TrialEvent, cls).of_checked({**body, "verdict": "inconclusive"} if old else body)

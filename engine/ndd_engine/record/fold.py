@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
-from .events import EVENT_TYPES, Event, FoldEvent, Json, MarkEvent, SettingEvent
-from .snapshot import Evaluation, TimedMark
+from .events import (
+    EVENT_TYPES,
+    BaselineEvent,
+    EndEvent,
+    Event,
+    FoldEvent,
+    Json,
+    KernelsEvent,
+    LoaderEvent,
+    MarkEvent,
+    MemoryEvent,
+    RunEvent,
+    SampleEvent,
+    SettingEvent,
+    StacksEvent,
+    TrialEvent,
+    WindowEvent,
+    WorkEvent,
+)
+from .parts import Ended, Running
+from .shape import Time, check_of
+from .snapshot import Evaluation, TimedMark, Totals
 from .state import RunState
 from .timeleft import Aside
 from .trend import Trend
@@ -15,16 +35,71 @@ _NEWEST = ("run", "end", "sample", "memory", "work", "loader", "baseline", "kern
 # Fields with several events -> their type.
 _SEVERAL = {"recent": "window", "samples": "sample", "trials": "trial"}
 _TRENDS = ("losses", "rates", "memories")
-# Fields that are stored unchanged.
-_PLAIN = (
-    "status", "stage", "started_t", "preparing_t", "t", "step", "epoch", "epoch_step", "items", "tokens", "wall_ns",
-    "loss", "lr", "grad_norm", "loss_scale", "lower_is_better", "warnings",
-)  # fmt: skip
+
+
+class _Trend(TypedDict):
+    stride: int
+    points: list[tuple[int, float]]
+    open: tuple[int, float, int]
+
+
+_Aside = tuple[int, int, int, int, int]
+_Evaluation = tuple[int, dict[str, float | None], float | None]
+_Mark = tuple[Time, MarkEvent]
+
+
+class _Plain(TypedDict):
+    """Fields that are stored unchanged."""
+
+    status: Running | Ended
+    stage: str
+    started_t: Time | None
+    preparing_t: Time | None
+    t: Time | None
+    step: int
+    epoch: int
+    epoch_step: int
+    items: int
+    tokens: int
+    wall_ns: int
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    loss_scale: float | None
+    lower_is_better: bool
+    warnings: int
+
+
+class _State(_Plain):
+    """The `state` of a fold event."""
+
+    run: RunEvent | None
+    end: EndEvent | None
+    sample: SampleEvent | None
+    memory: MemoryEvent | None
+    work: WorkEvent | None
+    loader: LoaderEvent | None
+    baseline: BaselineEvent | None
+    kernels: KernelsEvent | None
+    stacks: StacksEvent | None
+    recent: list[WindowEvent]
+    samples: list[SampleEvent]
+    trials: list[TrialEvent]
+    totals: Totals
+    asides: tuple[_Aside, _Aside]
+    settings: list[SettingEvent]
+    evaluations: list[_Evaluation]
+    best: _Evaluation | None
+    checkpoint: _Mark | None
+    marks: list[_Mark]
+    losses: _Trend
+    rates: _Trend
+    memories: _Trend
 
 
 def to_event(state: RunState) -> FoldEvent:
     """The state as an event; `from_event` restores an equal state."""
-    body: Json = {name: getattr(state, name) for name in _PLAIN}
+    body: Json = {name: getattr(state, name) for name in _Plain.__annotations__}
     for name in _NEWEST:
         body[name] = _body(getattr(state, name))
     for name in _SEVERAL:
@@ -42,29 +117,30 @@ def to_event(state: RunState) -> FoldEvent:
 
 
 def from_event(event: FoldEvent) -> RunState:
-    """The state from a fold event. Raises KeyError or TypeError if it was written by an incompatible version."""
+    """The state from a fold event. Raises ValueError if it is damaged or was written by an incompatible version."""
     body = dict(event.state)
+    if not check_of(_State)(body) or body.keys() != _State.__required_keys__:
+        raise ValueError("not the state of a run")
     state = RunState()
     for name in _NEWEST:
         value = body.pop(name)
-        setattr(state, name, EVENT_TYPES[name].from_dict(value) if value is not None else None)
+        setattr(state, name, EVENT_TYPES[name].of_checked(value) if value is not None else None)
     for name, kind in _SEVERAL.items():
-        getattr(state, name).extend(EVENT_TYPES[kind].from_dict(item) for item in body.pop(name))
-    state.totals = body.pop("totals")
+        getattr(state, name).extend(EVENT_TYPES[kind].of_checked(item) for item in body.pop(name))
+    totals = body.pop("totals")
+    state.totals = {name: totals.get(name, value) for name, value in state.totals.items()}
     state.evaluating, state.saving = map(Aside.from_list, body.pop("asides"))
     for item in body.pop("settings"):
-        setting = SettingEvent.from_dict(item)
+        setting = SettingEvent.of_checked(item)
         state.settings[setting.name] = setting
     state.evaluations.extend(Evaluation(*item) for item in body.pop("evaluations"))
     best = body.pop("best")
     state.best = Evaluation(*best) if best else None
     saved = body.pop("checkpoint")
-    state.checkpoint = TimedMark(saved[0], MarkEvent.from_dict(saved[1])) if saved else None
-    state.marks.extend(TimedMark(t, MarkEvent.from_dict(mark)) for t, mark in body.pop("marks"))
+    state.checkpoint = TimedMark(saved[0], MarkEvent.of_checked(saved[1])) if saved else None
+    state.marks.extend(TimedMark(t, MarkEvent.of_checked(mark)) for t, mark in body.pop("marks"))
     for name in _TRENDS:
         setattr(state, name, Trend.from_dict(body.pop(name)))
-    if body.keys() != set(_PLAIN):
-        raise KeyError(*body.keys() ^ set(_PLAIN))
     for name, value in body.items():
         setattr(state, name, value)
     return state

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from .events import Event, FoldEvent, parse
 from .fold import from_event
+from .log import FOLD_MARK, EventLog, open_regular
 from .rundir import RunDir
 from .snapshot import FINAL, Snapshot
 from .state import RunState
@@ -16,23 +18,29 @@ from .state import RunState
 BLOCK = 256 * 1024
 # Maximum distance to search back for a fold event; they are written every 512 KB.
 SEARCH_BYTES = 8 * 1024 * 1024
-_FOLD_MARK = b'"type":"fold"'
 
 
 class RunReader:
     """Follows the log of a run: `poll` reads new events, `snapshot` returns the state.
 
     listener: called with each event after it was read; initially only with those after the newest fold event.
+    trouble: why the log cannot be read, or "".
     """
 
     def __init__(self, run: RunDir, listener: Callable[[float, Event], None] | None = None) -> None:
         self.run = run
         self._listener = listener
         self.state = RunState()
-        self._offset = 0
-        self.skipped = 0
+        self._log = EventLog(run.events)
+        self._skipped = 0
+        self.trouble = ""
         self._snapshot = self.state.snapshot()
         self._open()
+
+    @property
+    def damaged(self) -> int:
+        """Number of lines that were read and skipped."""
+        return self._log.damaged + self._skipped
 
     def poll(self) -> bool:
         """Read the lines added since the last call; True if there were any or the process was lost."""
@@ -54,47 +62,29 @@ class RunReader:
         return self._snapshot
 
     def _fold_new(self) -> bool:
-        """Fold new events; events with invalid fields are skipped. True if there were any."""
+        """Fold new events. True if there were any."""
         found = False
-        for t, event in self._new_events():
-            found = True
-            try:
-                self.state.fold(t, event)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                self.skipped += 1
-                continue
-            if self._listener is not None:
-                self._listener(t, event)
+        try:
+            for t, event in self._log.new():
+                found = True
+                try:
+                    self.state.fold(t, event)
+                except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+                    self._skipped += 1
+                    continue
+                if self._listener is not None:
+                    self._listener(t, event)
+            self.trouble = ""
+        except FileNotFoundError:
+            self.trouble = ""  # not written yet
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
         return found
 
     def _open(self) -> None:
-        """Start from the newest fold event, or from the beginning if there is none."""
-        try:
-            with self.run.events.open("rb") as file:
-                found = _newest_fold(file.fileno())
-        except OSError:
-            return
-        if found is not None:
-            try:
-                self.state = from_event(found[1])
-                self._offset = found[0]
-            except (KeyError, TypeError, IndexError, ValueError):
-                self.state = RunState()  # written by another version: read the whole log
-
-    def _new_events(self) -> Iterator[tuple[float, Event]]:
-        try:
-            with self.run.events.open("rb") as file:
-                file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break  # incomplete: read it next time
-                    self._offset += len(line)
-                    if _FOLD_MARK in line[:40]:
-                        continue
-                    if (item := parse(line)) is not None:
-                        yield item
-        except OSError:
-            return
+        """Start after the newest fold event, or from the beginning if there is none."""
+        with contextlib.suppress(OSError), open_regular(self.run.events) as file:
+            self._log.offset, self.state = _newest_fold(file.fileno()) or (0, self.state)
 
 
 def load_state(run: RunDir) -> RunState:
@@ -126,8 +116,8 @@ def truncate_torn_line(path: Path) -> None:
         return
 
 
-def _newest_fold(handle: int) -> tuple[int, FoldEvent] | None:
-    """(offset after it, event) of the last complete fold event within SEARCH_BYTES from the end, or None."""
+def _newest_fold(handle: int) -> tuple[int, RunState] | None:
+    """(offset after it, state) of the last fold event within SEARCH_BYTES from the end that can be read, or None."""
     size = os.fstat(handle).st_size
     tail = b""
     start = size
@@ -135,7 +125,7 @@ def _newest_fold(handle: int) -> tuple[int, FoldEvent] | None:
         step = min(BLOCK, start)
         start -= step
         tail = os.pread(handle, step, start) + tail
-        index = tail.rfind(_FOLD_MARK)
+        index = tail.rfind(FOLD_MARK)
         while index >= 0:
             begin = tail.rfind(b"\n", 0, index) + 1
             end = tail.find(b"\n", index)
@@ -143,8 +133,9 @@ def _newest_fold(handle: int) -> tuple[int, FoldEvent] | None:
             if whole and end >= 0:
                 item = parse(tail[begin:end])
                 if item is not None and isinstance(item[1], FoldEvent):
-                    return start + end + 1, item[1]
+                    with contextlib.suppress(ValueError):  # damaged, or of another version
+                        return start + end + 1, from_event(item[1])
             if not whole:
                 break  # it begins in an earlier block
-            index = tail.rfind(_FOLD_MARK, 0, index)
+            index = tail.rfind(FOLD_MARK, 0, index)
     return None

@@ -20,6 +20,8 @@ from typing import Any
 from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.text import printable
 
+from .log import open_regular
+
 ENV_RUNS = "NDD_RUNS"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -65,21 +67,18 @@ class RunDir:
 
     @property
     def exists(self) -> bool:
-        return self.events.exists() or self.config.exists()
+        return _is_there(self.events) or _is_there(self.config)
 
     def live_owner(self) -> dict[str, Any] | None:
         """The process that writes this run ({"pid", "host"}), or None."""
         try:
-            handle = os.open(self.lock, os.O_RDONLY)
-        except OSError:
-            return None
-        try:
-            # A shared lock, so that viewers do not block each other.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+            with open_regular(self.lock) as file:
+                # A shared lock, so that viewers do not block each other.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
             return _owner(self.lock)
-        finally:
-            os.close(handle)
+        except OSError:
+            pass
         return None
 
 
@@ -124,26 +123,51 @@ def _base_name(workload: str) -> str:
 def find_run(root: Path, name: str | None) -> RunDir:
     """The run with this name or path; without a name the newest one, live runs first.
 
-    Raises UsageError that lists existing runs.
+    Raises UsageError that lists existing runs, or if the record of the run cannot be read.
     """
-    runs = sorted(all_runs(root), key=lambda run: run.path.stat().st_mtime)
+    runs = sorted(all_runs(root), key=_changed_t)
     if name is None:
         if not runs:
             raise UsageError(f"there are no runs in {printable(str(root))}")
         live = [run for run in runs if run.live_owner()]
-        return (live or runs)[-1]
+        return _readable((live or runs)[-1])
     for path in (root / name, Path(name)):
         if RunDir(path).exists:
-            return RunDir(path.resolve() if path.name in ("", ".", "..") else path)
-    known = ", ".join(run.name for run in reversed(runs[-8:]))
+            return _readable(RunDir(path.resolve() if path.name in ("", ".", "..") else path))
+    known = ", ".join(printable(run.name) for run in reversed(runs[-8:]))
     raise UsageError(
         f"there is no run {printable(name)} in {printable(str(root))}"
         + (f"; existing runs: {known}" if known else "")
     )
 
 
+def _readable(run: RunDir) -> RunDir:
+    try:
+        open_regular(run.events).close()
+    except FileNotFoundError:
+        pass  # the run ended before it recorded anything
+    except OSError as error:
+        raise UsageError(f"{printable(str(run.events))} cannot be read: {error.strerror}") from None
+    return run
+
+
+def _is_there(path: Path) -> bool:
+    """Whether it exists, as far as this user may know."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no permission; a name that no file can have
+        return False
+
+
+def _changed_t(run: RunDir) -> float:
+    try:
+        return run.path.stat().st_mtime
+    except OSError:  # just deleted
+        return 0.0
+
+
 def all_runs(root: Path) -> Iterator[RunDir]:
-    """All runs in the folder, sorted by name."""
+    """All runs in the folder, sorted by name; not those in folders that this user may not search."""
     try:
         entries = sorted(root.iterdir())
     except OSError:
@@ -174,10 +198,10 @@ class RunLock:
                     time.sleep(0.05)  # a viewer may hold it briefly
                     continue
                 os.close(handle)
-                owner = _owner(self.run.lock) or {}
+                owner = _owner(self.run.lock)
                 raise RunLockedError(
-                    f"run {self.run.name} is being written by process {owner.get('pid', '?')} "
-                    f"on {owner.get('host', '?')}; watch it with: ndd-console attach {self.run.name}"
+                    f"run {self.run.name} is being written by process {owner['pid']} "
+                    f"on {owner['host']}; watch it with: ndd-console attach {self.run.name}"
                 ) from None
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
@@ -190,9 +214,15 @@ class RunLock:
             self._handle = None
 
 
-def _owner(lock: Path) -> dict[str, Any] | None:
+def _owner(lock: Path) -> dict[str, Any]:
+    """{"pid", "host"} as a lock file names them; "?" for what it does not name."""
     try:
-        body = json.loads(lock.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {"pid": "?", "host": "?"}
-    return body if isinstance(body, dict) else {"pid": "?", "host": "?"}
+        with open_regular(lock) as file:
+            body = json.loads(file.read(4096))
+    except (OSError, ValueError, RecursionError):
+        body = None
+    pid, host = (body.get(key) if isinstance(body, dict) else None for key in ("pid", "host"))
+    return {
+        "pid": pid if type(pid) is int and 0 < pid < 1 << 32 else "?",
+        "host": printable(host)[:255] if isinstance(host, str) else "?",
+    }

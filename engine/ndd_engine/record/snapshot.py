@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +57,7 @@ class Totals:
     wall_ns: int = 0
     steps: int = 0
     windows: int = 0
-    phases: Mapping[str, int] = field(default_factory=dict)
+    phases: dict[str, int] = field(default_factory=dict)
     gc_ns: int | None = None
     gc_count: int = 0
     gc_max_ns: int = 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
 from ndd_engine.hardware.detect import detect
+from ndd_engine.record.events import Json, RunEvent
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.workloads.facts import problems
@@ -73,9 +74,9 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
         changed.append(f"workload.name was {run.workload}, now {config.workload.name}")
     if run.items_per_step != config.batch.items:
         changed.append(f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.items}")
-    if (seed := run.config["run"]["seed"]) != config.run.seed:
+    if (seed := _section(run, "run").get("seed")) != config.run.seed:
         changed.append(f"run.seed was {seed}, now {config.run.seed}")
-    before, now = run.config["workload"], config.workload.model_dump(mode="json")
+    before, now = _section(run, "workload"), config.workload.model_dump(mode="json")
     changed += [
         f"workload.{key} was {before.get(key)}, now {value}"
         for key, value in now.items()
@@ -83,11 +84,17 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
     ]
     for section, key in (("batch", "sequence"), ("optimizer", "name")):
         value = getattr(getattr(config, section), key)
-        if run.config[section][key] != value:
-            changed.append(f"{section}.{key} was {run.config[section][key]}, now {value}")
+        if (was := _section(run, section).get(key)) != value:
+            changed.append(f"{section}.{key} was {was}, now {value}")
     if changed:
         raise UsageError(f"cannot resume {name}: {'; '.join(changed)}; start a new run to change these")
     limits = (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch)
     if from_step is None and state.status == "done" and state.step >= min(filter(None, limits)):
         grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
         raise UsageError(f"run {name} has finished all {state.step} steps; to train longer, raise {grown}")
+
+
+def _section(run: RunEvent, name: str) -> Json:
+    """A section of the recorded configuration; empty if the record lacks it."""
+    found = run.config.get(name)
+    return found if isinstance(found, dict) else {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import Event, MemoryEvent, RunEvent, SampleEvent, WindowEvent, parse
+from ndd_engine.record.events import Event, MemoryEvent, RunEvent, SampleEvent, WindowEvent
+from ndd_engine.record.log import EventLog
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -27,7 +27,7 @@ class Recorded:
     rate: items per second without evaluations and checkpoints. used, warm_up, profiled: number of windows with steps.
     phases: per optimizer step. step_p50_ns, step_p95_ns: weighted median of the windows' own quantiles. peak_bytes:
     reserved on the GPU; on the CPU, resident in the run's processes. losses: (items trained so far, mean loss of a
-    window), in order. windows: the used ones.
+    window), in order. windows: the used ones. damaged: number of damaged lines of the log.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Recorded:
     peak_bytes: int | None
     losses: tuple[tuple[int, float], ...]
     windows: tuple[WindowEvent, ...]
+    damaged: int = 0
 
     def loss_at(self, items: float) -> float | None:
         """The mean loss over the last LOSS_SPAN before so many items; None if none was recorded."""
@@ -92,9 +93,12 @@ class _Reading:
 
 def read_recorded(directory: RunDir) -> Recorded:
     """Read a run. Raises UsageError if it has no windows with steps."""
-    reading = _Reading()
-    for event in _events(directory):
-        reading.take(event)
+    reading, log = _Reading(), EventLog(directory.events)
+    try:
+        for _, event in log.new():
+            reading.take(event)
+    except OSError as error:
+        raise UsageError(f"{printable(str(directory.events))} cannot be read: {error.strerror}") from None
     used: list[WindowEvent] = []
     cut = 0
     for segment in reading.segments:
@@ -126,17 +130,8 @@ def read_recorded(directory: RunDir) -> Recorded:
         peak_bytes=reading.peak,
         losses=tuple(reading.losses),
         windows=tuple(used),
+        damaged=log.damaged,
     )
-
-
-def _events(directory: RunDir) -> Iterator[Event]:
-    try:
-        with directory.events.open("rb") as file:
-            for line in file:
-                if (item := parse(line)) is not None:
-                    yield item[1]
-    except OSError as error:
-        raise UsageError(f"{printable(str(directory.events))} cannot be read: {error.strerror}") from None
 
 
 def _stretch(window: WindowEvent) -> Stretch | None:

@@ -10,9 +10,11 @@ import click
 from ndd_console.jobs.run_sources import AttachedSource
 from ndd_console.output.progress import RunProgress, summary
 from ndd_console.process.terminal import interactive
-from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
+from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import find_run, runs_root
+from ndd_engine.text import printable
 
 from .completion import run_names
 from .options import command, flag
@@ -41,17 +43,24 @@ def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     received: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
     source = AttachedSource(directory, listener=lambda t, event: received.put((t, event)))
     progress = RunProgress(say)
+    told = 0
     try:
         while True:
             snapshot = source.snapshot()
             while not received.empty():
                 progress.hear(*received.get())
             progress.look(snapshot)
+            if source.damaged > told and (snapshot.final or not told):
+                told = source.damaged
+                say(f"warning: {damage_text(told)}")
             if snapshot.final:
                 break
+            if source.trouble and directory.live_owner() is None:
+                raise NddError(source.trouble)
             time.sleep(0.5)
     except KeyboardInterrupt:
         say("detached; the run continues")
         return EXIT_DONE
-    show(summary(snapshot, snapshot.end, str(directory.path)))
-    return snapshot.end.exit_status if snapshot.end else EXIT_FAILED
+    show(map(printable, summary(snapshot, snapshot.end, str(directory.path))))
+    status = snapshot.end.exit_status if snapshot.end else EXIT_FAILED
+    return status if status < 256 else EXIT_FAILED

@@ -10,6 +10,7 @@ from ndd_console.report.model import ns
 from ndd_console.view.rows import foreign, shorten
 from ndd_console.view.throughput import plural
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import find_run, runs_root
 from ndd_engine.text import MISSING, number, printable, rate, size
 from ndd_engine.trial.compare import Comparison, phase_names
@@ -50,10 +51,13 @@ def compare(ctx: click.Context, a: str, b: str, limit: str | None, as_json: bool
     root = runs_root(ctx.obj["runs"])
     found = compared(find_run(root, a), find_run(root, b))
     outcome = None if share is None else found.slower_than(share)
+    for side in (found.a, found.b):
+        if side.damaged:
+            say(f"warning: run {side.name}: {damage_text(side.damaged)}")
     for text in found.unlike:  # before the figures, which may be misleading
         say(f"warning: the runs are not directly comparable: {text}")
     check = None if share is None else {"limit": share, "result": outcome}
-    show({**found.to_dict(), "check": check} if as_json else describe(found))
+    show({**found.to_dict(), "check": check} if as_json else map(printable, describe(found)))
     if share is not None:
         by = f"slower than A by more than {share * 100:.3g} %"
         words = {"slower": f"B is {by}", "not slower": f"B is not {by}"}

@@ -12,6 +12,7 @@ from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import finite
+from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import find_run, runs_root
 from ndd_engine.text import printable, size
 
@@ -46,6 +47,8 @@ def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bo
     if length > LONG_BYTES:
         say(f"reading {size(length)} of records")
     found = load(directory)
+    if found.data.skipped:
+        say(f"warning: {damage_text(found.data.skipped)}")
     if as_json:
         written = json.dumps(finite(found.to_json()), indent=2, allow_nan=False) + "\n"
     elif as_text:

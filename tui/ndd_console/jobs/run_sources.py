@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ from ndd_console.screens.interfaces import Action
 from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.machine import machine_lines
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
-from ndd_engine.errors import UsageError
+from ndd_engine.errors import UsageError, error_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
+from ndd_engine.record.log import damage_text, open_regular
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
@@ -25,6 +27,8 @@ from .trials import RunTrials, pause_attached, pause_own
 
 if TYPE_CHECKING:
     from ndd_engine.train.run import Run
+
+DAMAGE_SHOWN_S = 20.0
 
 TITLES = {
     "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
@@ -99,8 +103,10 @@ class AttachedSource(_RunFolder):
         trials = RunTrials(directory, partial(pause_attached, directory), lambda: self.live, self._keep)
         super().__init__(directory, trials)
         self._reader = RunReader(directory, listener)
-        self._reader.poll()
         self._notice: str | None = None
+        self._failure = ""
+        self._damage_until: float | None = None
+        self._poll()
         self._stop = threading.Event()
         self._period_s = period_s
         self._thread = threading.Thread(target=self._follow, name="ndd-follow", daemon=True)
@@ -117,8 +123,25 @@ class AttachedSource(_RunFolder):
         # In a thread, since a hanging run must not block the screen.
         threading.Thread(target=self._send, args=(action,), name="ndd-send", daemon=True).start()
 
+    @property
+    def damaged(self) -> int:
+        """Number of damaged lines that were skipped."""
+        return self._reader.damaged
+
+    @property
+    def trouble(self) -> str:
+        """Why the record cannot be read, or ""."""
+        why = self._failure or self._reader.trouble
+        return f"events.jsonl cannot be read: {why}" if why else ""
+
     def notice(self) -> str | None:
-        return self._notice
+        """Why a command failed or the record cannot be read; damage is reported once, for DAMAGE_SHOWN_S."""
+        if self._notice or self.trouble:
+            return self._notice or self.trouble
+        if self.damaged and self._damage_until is None:
+            self._damage_until = time.monotonic() + DAMAGE_SHOWN_S
+        shown = self._damage_until is not None and time.monotonic() < self._damage_until
+        return damage_text(self.damaged) if shown else None
 
     def close(self) -> None:
         super().close()
@@ -138,7 +161,14 @@ class AttachedSource(_RunFolder):
 
     def _follow(self) -> None:
         while not self._stop.wait(self._period_s):
+            self._poll()
+
+    def _poll(self) -> None:
+        try:
             self._reader.poll()
+            self._failure = ""
+        except Exception as error:  # noqa: BLE001  the screen must not stand still without a reason
+            self._failure = printable(error_text(error))
 
 
 class HomeFolder:
@@ -146,6 +176,7 @@ class HomeFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.damaged: dict[str, int] = {}  # run -> damaged lines, as of the last `runs`
 
     def gpu_lines(self) -> list[str]:
         from ndd_engine.hardware.detect import detect
@@ -153,7 +184,16 @@ class HomeFolder:
         return machine_lines(detect(use_torch=False))
 
     def runs(self) -> list[RunRow]:
-        rows = [run_row(run) for run in all_runs(self.root)]
+        rows: list[RunRow] = []
+        damaged: dict[str, int] = {}
+        for run in all_runs(self.root):
+            try:
+                row, lines = run_row(run)
+            except Exception:  # noqa: BLE001  one run must not hide the others
+                row, lines = RunRow(run.name, "", "unreadable", 0, 0, None, "", False), 0
+            rows.append(row)
+            damaged |= {run.name: lines} if lines else {}
+        self.damaged = damaged
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
 
     def workloads(self) -> list[StartRow]:
@@ -162,32 +202,33 @@ class HomeFolder:
         return [StartRow(name, TITLES[name], sizes_text(name)) for name in names]
 
 
-def run_row(directory: RunDir) -> RunRow:
-    """The entry of a run, from its record."""
+def run_row(directory: RunDir) -> tuple[RunRow, int]:
+    """The entry of a run, from its record, and the number of damaged lines."""
     reader = RunReader(directory)
     reader.poll()
     snapshot = reader.snapshot()
     run = snapshot.run
     best = ""
     if snapshot.best is not None:
-        name, value = next(iter(snapshot.best.metrics.items()))
-        best = f"{name} {value:.4g}"
-    return RunRow(
+        name, value = next(iter(snapshot.best.metrics.items()), ("", None))
+        best = "" if value is None else f"{name} {value:.4g}"
+    row = RunRow(
         name=directory.name,
         workload=run.workload if run else "",
-        status=snapshot.status,
+        status="unreadable" if reader.trouble else snapshot.status,
         step=snapshot.step,
         total_steps=run.total_steps if run else 0,
         started_t=snapshot.started_t,
         best=best,
         live=not snapshot.final,
     )
+    return row, reader.damaged
 
 
 def tail(path: Path, count: int) -> list[str]:
     """The last lines of a text file with control characters escaped; [] if there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             end = file.seek(0, 2)
             file.seek(max(end - 400 * count, 0))
             text = file.read().decode("utf-8", "replace")

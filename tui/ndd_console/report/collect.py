@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ndd_engine.record import events
+from ndd_engine.record.log import EventLog
 from ndd_engine.record.rundir import RunDir
 
 from .timeline import Curve, RunClock, RunTimeline
 
 # Events kept of each kind; the newest ones win.
 KEPT = 500
-_FOLD = b'"type":"fold"'
-_BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+_BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
 _TRAINING = ("step", "loss", "lr", "grad_norm", "loss_scale")
 _TIMES = ("step_p50_ns", "step_p95_ns", "step_max_ns")
 _MEMORY = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes", "others_bytes")
@@ -36,7 +36,7 @@ def _newest() -> deque[Any]:
 
 @dataclass
 class History:
-    """A run over time. skipped: lines that are torn, of an unknown type or malformed."""
+    """A run over time. skipped: number of damaged lines."""
 
     timeline: RunTimeline = field(default_factory=RunTimeline)
     curves: defaultdict[str, Curve] = field(default_factory=lambda: defaultdict(Curve))
@@ -73,12 +73,8 @@ def collect(run: RunDir) -> History:
     clock = RunClock()
     fresh = True  # no step of this process yet
     ended = False
-    for line in _lines(run, found):
-        item = events.parse(line)
-        if item is None or not math.isfinite(item[0]):
-            found.skipped += 1
-            continue
-        t, event = item
+    log = EventLog(run.events)
+    for t, event in _events(log):
         resumes = (isinstance(event, events.StageEvent) and event.name == "resume") or (
             isinstance(event, events.RunEvent) and event.resumed_step is not None
         )
@@ -96,21 +92,14 @@ def collect(run: RunDir) -> History:
             _take(found, Moment(found.x, t, found.step), event)
         except _BROKEN:
             found.skipped += 1
+    found.bytes_read = log.offset
+    found.skipped += log.damaged
     return found
 
 
-def _lines(run: RunDir, found: History) -> Iterator[bytes]:
-    """The complete lines of the record, without the folded states, which repeat the others."""
-    try:
-        with run.events.open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # torn, or being written
-                found.bytes_read += len(line)
-                if _FOLD not in line[:40]:
-                    yield line
-    except OSError:
-        return
+def _events(log: EventLog) -> Iterator[tuple[float, events.Event]]:
+    with contextlib.suppress(OSError):
+        yield from log.new()
 
 
 def _take(found: History, at: Moment, event: events.Event) -> None:

@@ -14,6 +14,7 @@ from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES, Finding
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
+from ndd_engine.record.log import damage_text
 from ndd_engine.text import MISSING, duration, number, size
 from ndd_engine.trial.outcome import flatten
 
@@ -111,8 +112,10 @@ def identity(report: Report) -> list[Block]:
     """Model, data, machine, versions, and the configuration that differs from the defaults."""
     snapshot, data = report.snapshot, report.data
     run = snapshot.run
+    damage: list[Block] = [Text(f"{damage_text(data.skipped)}.", "warn")] if data.skipped else []
     if run is None:
-        return [Text("The run was not prepared: model, data and machine were not recorded.", "note")]
+        text = "Model, data and machine were not recorded"
+        return [*damage, Text(f"{text}." if damage else f"{text}: the run was not prepared.", "note")]
     end, memory = snapshot.end, (run.card or {}).get("memory_total_bytes")
     device = (
         run.device,
@@ -138,9 +141,7 @@ def identity(report: Report) -> list[Block]:
         ("checkpoint", (end.checkpoint or MISSING) if end else ""),
         ("record", str(report.directory.path)),
     )
-    out: list[Block] = [facts]
-    if data.skipped:
-        out.append(Text(f"Skipped {number(data.skipped)} damaged or unknown lines of the record.", "warn"))
+    out: list[Block] = [*damage, facts]
     if snapshot.dropped_events:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
     return [*out, differences(run)]

@@ -1,0 +1,153 @@
+"""Commands that read the records of runs, when one of them is damaged, unreadable or hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ndd_console.cli import cli
+from ndd_console.jobs import run_sources
+from ndd_console.jobs.run_sources import AttachedSource, HomeFolder
+from ndd_engine.record.events import EndEvent, MarkEvent
+from ndd_engine.record.reader import RunReader
+from ndd_engine.record.rundir import RunDir
+from tests.report.report_help import T0, run_event, whole_life, window, write
+
+HOSTILE = "\x1b[31m\x07red"
+DAMAGED = "2 lines of events.jsonl are damaged and were skipped"
+
+
+def command(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["--runs", str(folder), *arguments])
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs; two lines of "bad" have a value of the wrong type."""
+    for name in ("good", "bad"):
+        write(tmp_path, whole_life(cuda=False), name)
+    bad = RunDir(tmp_path / "bad")
+    lines = bad.events.read_bytes().splitlines(keepends=True)
+    places = [place for place, line in enumerate(lines) if b'"type":"sample"' in line][-2:]
+    for place, change in zip(places, ({"host": {"rss_bytes": "many"}}, {"t": 10**400}), strict=True):
+        lines[place] = json.dumps({**json.loads(lines[place]), **change}).encode() + b"\n"
+    bad.events.write_bytes(b"".join(lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("runs",), 0),
+        (("attach", "bad", "--headless"), 0),
+        (("report", "bad", "--text"), 0),
+        (("report", "bad", "--json"), 0),
+        (("compare", "good", "bad"), 0),
+    ],
+)
+def test_damaged_lines_are_skipped_and_reported_once(
+    runs: Path, arguments: tuple[str, ...], status: int
+) -> None:
+    result = command(runs, *arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.stderr.count(DAMAGED) == 1
+    assert result.stdout
+
+
+def test_the_page_says_it_too(runs: Path) -> None:
+    assert command(runs, "report", "bad").stderr.count(DAMAGED) == 1
+    assert DAMAGED in (runs / "bad" / "report.html").read_text()
+
+
+def test_the_screen_shows_it_for_a_while(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = AttachedSource(RunDir(runs / "bad"))
+    try:
+        assert source.notice() == DAMAGED
+        later = time.monotonic() + run_sources.DAMAGE_SHOWN_S + 1
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        assert source.notice() is None
+    finally:
+        source.close()
+
+
+def test_one_bad_run_hides_no_other(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(runs / "bad" / "lock")
+    for name in ("fifo", "folder"):
+        (runs / name).mkdir()
+        (runs / name / "config.toml").touch()
+    os.mkfifo(runs / "fifo" / "events.jsonl")
+    (runs / "folder" / "events.jsonl").mkdir()
+    found = {row.name: row.status for row in HomeFolder(runs).runs()}
+    assert found == {"good": "done", "bad": "done", "fifo": "unreadable", "folder": "unreadable"}
+    original = RunReader.poll
+
+    def poll(reader: RunReader) -> bool:
+        if reader.run.name == "bad":
+            raise RuntimeError("a defect")
+        return original(reader)
+
+    monkeypatch.setattr(RunReader, "poll", poll)
+    found = {row.name: row.status for row in HomeFolder(runs).runs()}
+    assert (found["good"], found["bad"]) == ("done", "unreadable")
+    assert command(runs, "runs").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [("attach", "fifo", "--headless"), ("report", "fifo"), ("compare", "fifo", "good")]
+)
+def test_a_record_that_is_no_file_is_an_error_and_no_wait(runs: Path, arguments: tuple[str, ...]) -> None:
+    (runs / "fifo").mkdir()
+    os.mkfifo(runs / "fifo" / "events.jsonl")
+    result = command(runs, *arguments)
+    assert "events.jsonl cannot be read: not a regular file" in str(result.exception)
+
+
+def test_a_screen_whose_record_cannot_be_followed_says_why(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poll(_: RunReader) -> bool:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(RunReader, "poll", poll)
+    source = AttachedSource(RunDir(runs / "good"))
+    try:
+        assert source.notice() == "events.jsonl cannot be read: RuntimeError: a defect"
+    finally:
+        source.close()
+    result = command(runs, "attach", "good", "--headless")
+    assert "a defect" in str(result.exception)
+
+
+def test_foreign_text_cannot_control_the_terminal(tmp_path: Path) -> None:
+    names: dict[str, Any] = {
+        "name": HOSTILE, "workload": HOSTILE, "device_name": HOSTILE, "model": HOSTILE, "data": HOSTILE,
+        "item": HOSTILE, "token": HOSTILE, "precision": HOSTILE, "host": HOSTILE, "versions": {HOSTILE: HOSTILE},
+    }  # fmt: skip
+    metrics = {"metrics": {HOSTILE: 1.5}, "seconds": 1.0}
+    events: list[Any] = [(T0, run_event(False, **names))]
+    for index in range(1, 9):
+        event = window(18 * index, cuda=False)
+        phases = {**event.phases, f"forward/{HOSTILE}": {"host_ns": 10**6}}
+        events.append((T0 + index, window(18 * index, cuda=False, phases=phases)))
+    events += [
+        (T0 + 20, MarkEvent("evaluation", 144, HOSTILE, metrics)),
+        (T0 + 21, MarkEvent(HOSTILE, 144, HOSTILE)),
+        (T0 + 22, EndEvent("failed", HOSTILE, 144, 1, HOSTILE)),
+    ]
+    for name in (HOSTILE, "other"):
+        write(tmp_path, events, name)
+    for arguments in (
+        ("runs",),
+        ("attach", "other", "--headless"),
+        ("compare", "other", HOSTILE),
+        ("report", "--text"),
+    ):
+        result = command(tmp_path, *arguments)
+        assert result.exit_code in (0, 1), result.exception
+        assert all(line.isprintable() for line in result.output.split("\n")), arguments
