@@ -5,12 +5,15 @@ runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import itertools
 import json
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.text import printable
 
 ENV_RUNS = "NDD_RUNS"
+NOT_REGULAR = "is not a regular file; move it away"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -70,7 +74,7 @@ class RunDir:
     def live_owner(self) -> dict[str, Any] | None:
         """The process that writes this run ({"pid", "host"}), or None."""
         try:
-            handle = os.open(self.lock, os.O_RDONLY)
+            handle = open_regular(self.lock, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
             return None
         try:
@@ -105,6 +109,17 @@ def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
         f"run.name: {printable(str(root / (name or '')))} already exists; choose another name, "
         f"or resume with: ndd-console train --resume {name}"
     )
+
+
+def discard(run: RunDir) -> None:
+    """Remove the folder of a new run that could not be recorded; what others put into it stays."""
+    with contextlib.suppress(OSError):
+        written = (run.events, run.console_log)
+        if any(path.exists() and path.stat().st_size for path in written):
+            return
+        for path in (*written, run.control_socket, run.lock):
+            path.unlink(missing_ok=True)
+        run.path.rmdir()
 
 
 def _free_names(root: Path, workload: str) -> Iterator[str]:
@@ -163,24 +178,22 @@ class RunLock:
 
     def acquire(self, patience_s: float = 0.5) -> None:
         """Take the lock. Raises RunLockedError that names the holder."""
-        handle = os.open(self.run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_regular(self.run.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(0.05)  # a viewer may hold it briefly
-                    continue
-                os.close(handle)
-                owner = _owner(self.run.lock) or {}
-                raise RunLockedError(
-                    f"run {self.run.name} is being written by process {owner.get('pid', '?')} "
-                    f"on {owner.get('host', '?')}; watch it with: ndd-console attach {self.run.name}"
-                ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        try:
+            while not flocked(handle):
+                if time.monotonic() >= deadline:
+                    owner = _owner(self.run.lock)
+                    raise RunLockedError(
+                        f"run {printable(self.run.name)} is being written by process {owner.get('pid', '?')} "
+                        f"on {owner.get('host', '?')}; watch it with: ndd-console attach {self.run.name}"
+                    )
+                time.sleep(0.05)  # a viewer may hold it briefly
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        except BaseException:
+            os.close(handle)
+            raise
         self._handle = handle
 
     def release(self) -> None:
@@ -190,9 +203,44 @@ class RunLock:
             self._handle = None
 
 
-def _owner(lock: Path) -> dict[str, Any] | None:
+def flocked(handle: int) -> bool:
+    """Take the lock of a file unless another descriptor holds it. Raises OSError where files cannot be locked."""
     try:
-        body = json.loads(lock.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {"pid": "?", "host": "?"}
-    return body if isinstance(body, dict) else {"pid": "?", "host": "?"}
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
+    """Open a regular file without blocking on anything else. Raises OSError, also for a FIFO, a device or a folder."""
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a symbolic link; move it away", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+    return handle
+
+
+def check_regular(*paths: Path) -> None:
+    """Raises OSError for a path that exists and is not a regular file: opening it could block forever."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+
+
+def _owner(lock: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        handle = open_regular(lock, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            body = json.loads(os.read(handle, 4096))
+        finally:
+            os.close(handle)
+        if isinstance(body, dict):
+            return body
+    return {"pid": "?", "host": "?"}
