@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -94,6 +95,8 @@ def worker_options(workers: int, prefetch: int | None, persistent: bool) -> dict
     if method == "forkserver":
         # Imported once in the fork server instead of in every worker.
         multiprocessing.set_forkserver_preload(["torch"])
+        # Workers put their sockets into this folder if it exists before they start; a folder of their own would stay.
+        multiprocessing.util.get_temp_dir()
     return {
         "worker_init_fn": belong,
         "num_workers": workers,
