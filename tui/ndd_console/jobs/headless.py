@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,9 @@ from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.run import RunRequest
+
+# Seconds within which several SIGTERMs count as one.
+SAME_TERM_S = 1.0
 
 
 def run_headless(request: RunRequest, as_json: bool) -> int:
@@ -57,13 +61,15 @@ def reason_of(number: int) -> tuple[str, str]:
 class Signals:
     """SIGINT and SIGTERM stop after a checkpoint; a second one immediately; a third one ends the process.
 
-    Before there is a run, the first one is kept for it, and a second one ends the process.
+    Before there is a run, the first one is kept for it, and a second one ends the process. SIGTERMs in quick succession
+    are one: a service manager sends it to all processes of a service, and some of them pass it on.
     """
 
     def __init__(self) -> None:
         self._log: RunLog | None = None
         self._survive_hangup = True
         self._requests: list[int] = []
+        self._last_term_s = -SAME_TERM_S
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGHUP, self._hangup)
@@ -83,6 +89,10 @@ class Signals:
             self._request(self._requests[0])
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            before, self._last_term_s = self._last_term_s, time.monotonic()
+            if self._last_term_s - before < SAME_TERM_S:
+                return
         self._requests.append(number)
         if len(self._requests) > (2 if self._log is not None else 1):
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
