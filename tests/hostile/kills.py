@@ -225,7 +225,7 @@ def at_point(
         )
         assert found["status"] in (-9, 0, 2), found
         # Killed after its last checkpoint, it has nothing to resume and says so.
-        resumable = check_killed(runs, run, ("lost", "failed" if found["status"] == 2 else "done"))
+        resumable = check_killed(runs, run, ("lost", "done", *(["failed"] if found["status"] == 2 else [])))
     check_resumed(runs, run, resumable)
 
 
@@ -278,7 +278,8 @@ def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
 
 def drawn(rng: random.Random, runs: Runs, index: int) -> Attempt:
     """The next attempt."""
-    sort, share, how = rng.random(), rng.random(), rng.choice(["before", "before", "after", "torn"])
+    # Most of them after the first checkpoint, so that there is something to resume.
+    sort, share, how = rng.random(), rng.random() ** 0.7, rng.choice(["before", "before", "after", "torn"])
     call = rng.choices(list(CALLS), list(CALLS.values()))[0]
     again = rng.random() if rng.random() < 0.25 else None
     gentle = rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
