@@ -125,7 +125,10 @@ def answer(order: dict[str, Any], folder: Path) -> dict[str, Any]:
             os.kill(victim, order["signal"])
     status = waited(child, order.get("limit_s", 120.0))
     seconds = time.monotonic() - begin
-    found, names = json.loads(counts.read_text()) if counts.exists() else ({}, [])
+    found: dict[str, int] = {}
+    names: list[str] = []
+    with contextlib.suppress(OSError, ValueError):  # killed before or while it was written
+        found, names = json.loads(counts.read_text())
     for name in names:  # for the next ones
         if name.partition(".")[0] in ("torch", "ndd_engine", "ndd_console", "click", "pydantic"):
             with contextlib.suppress(Exception):

@@ -166,6 +166,6 @@ def environments() -> Iterator[Case]:
     yield Case("help at a size of nonsense", ("train", "--help"), environment=huge)
     yield Case("umask 777", umask=0o777)
     yield Case("umask 777 with a worker", WORKER, umask=0o777)
-    yield Case("a deleted working folder", no_folder=True)
-    yield Case("a deleted working folder, with a worker", WORKER, no_folder=True)
-    yield Case("runs in a deleted working folder", RUNS, no_folder=True)
+    words = "the working folder was deleted: change to another one"
+    yield Case("a deleted working folder", TRAIN, (2,), words, no_folder=True, empty=True)
+    yield Case("runs in a deleted working folder", RUNS, (2,), words, no_folder=True)

@@ -98,7 +98,8 @@ class Runs:
     def end(self) -> None:
         """Stop the process."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
             self._process.wait(30)
             print(
                 f"  {self.ended} runs ended early, {self.resumed} resumed to an identical end",

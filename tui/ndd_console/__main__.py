@@ -79,8 +79,13 @@ def _status_of(arguments: list[str] | None) -> int:
     import click
 
     from ndd_console.cli import cli
-    from ndd_engine.errors import EXIT_INTERRUPTED, NddError
+    from ndd_engine.errors import EXIT_INTERRUPTED, EXIT_USAGE, NddError
 
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:  # native libraries that torch needs do not load there
+        _report("the working folder was deleted: change to another one")
+        return EXIT_USAGE
     try:
         result = cli.main(args=arguments, prog_name="ndd-console", standalone_mode=False)
     except click.ClickException as error:
