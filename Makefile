@@ -19,8 +19,11 @@ TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
 .PHONY: run test test-slow test-textual lint docs dist bench faults hostile screenshots clean
 
+# In the background, so that a SIGTERM that only make receives reaches the program; a signal ends wait, not the program.
 run: $(VENV)/.run
-	@trap : INT TERM; $(BIN)/ndd-console train $(ARGS); status=$$?; \
+	@again=yes; child=; trap 'again=yes' INT; trap 'again=yes; kill -TERM $$child' TERM; exec 3<&0; \
+	$(BIN)/ndd-console train $(ARGS) <&3 3<&- & child=$$!; \
+	while [ $$again ]; do again=; wait $$child; status=$$?; done; \
 	echo "the program is $(BIN)/ndd-console; to call it as ndd-console: source $(BIN)/activate" >&2; exit $$status
 
 test: lint docs

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from ndd_console.output import run_log
+from ndd_console.output.run_log import Output
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 
-from .program import ENDLESS, run, start
+from .program import ENDLESS, environment, run, start
 
 pytestmark = pytest.mark.timeout(150)
+
+F_SETPIPE_SZ = 1031
 
 
 def wait_for(folder: Path, text: str, seconds: float = 150) -> None:
@@ -174,3 +183,131 @@ def test_reader_that_stops_reading_stops_neither_run_nor_record(tmp_path: Path) 
     assert status(tmp_path) == "done"
     process.kill()
     process.communicate()
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+def test_a_run_whose_reader_stopped_reading_exits_with_its_status(tmp_path: Path, as_json: bool) -> None:
+    """Standard output is a full pipe that nobody reads and nobody closes."""
+    read, write = os.pipe()
+    with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
+        fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(write, b"x" * 64):
+            pass
+    os.set_blocking(write, True)
+    more = ("--json",) if as_json else ()
+    command = [
+        sys.executable,
+        "-m",
+        "ndd_console",
+        "--runs",
+        str(tmp_path / "runs"),
+        "train",
+        "--headless",
+        "--run",
+    ]
+    process = subprocess.Popen(
+        [*command, "one", *more, "--workload", "ndd", "--set", "run.epochs=100000", "--set", "run.threads=1"],
+        cwd=tmp_path, env=environment(), stdout=write, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    wait_for(tmp_path, '"type":"window"')
+    process.send_signal(signal.SIGTERM)
+    returned, _, err = finish(process)
+    os.close(read)
+    os.close(write)
+    assert returned == 143 and "Traceback" not in err, err
+    assert "not written to standard output: its reader stopped reading" in err
+    assert status(tmp_path) == "terminated"
+
+
+def test_the_end_is_the_last_document_for_a_reader_that_was_too_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_log, "PATIENT_LINES", 2)
+    read, write = os.pipe()
+    with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
+        fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
+    with os.fdopen(write, "w") as stream:
+        output = Output(stream, "output")
+        lines = [f"{number} {'x' * 3000}" for number in range(20)]
+        for line in lines:
+            output.data(line)
+        seen: list[bytes] = []
+        reader = threading.Thread(
+            target=lambda: seen.append(b"".join(iter(lambda: os.read(read, 4096), b"")))
+        )
+        reader.start()
+        lost = output.finish()
+    reader.join()
+    os.close(read)
+    words = seen[0].decode().splitlines()
+    assert words[-1] == lines[-1] and words[0] == lines[0] and len(words) < len(lines)
+    assert f"{len(lines) - len(words)} lines were not written to standard output" in lost
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+def test_closed_standard_streams_do_not_change_the_status_of_a_run(
+    tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    shell = " ".join(f"{number}>&-" for number in closed)
+    train = "train --headless --run one --max-steps 3 --workload ndd"
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m ndd_console --runs runs {train} {shell}"],
+        cwd=tmp_path,
+        env=environment(),
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert status(tmp_path) == "done"
+    # The record contains nothing but events: none of its files had the number of a standard stream.
+    assert all(
+        json.loads(line)["v"] for line in (tmp_path / "runs/one/events.jsonl").read_text().splitlines()
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_standard_output_is_a_warning_of_a_run_and_a_failure_of_a_list(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        for arguments, code in (
+            (("train", "--headless", "--run", "one", "--max-steps", "3", "--workload", "ndd"), 0),
+            (("runs",), 1),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "ndd_console", "--runs", "runs", *arguments],
+                cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
+            assert (done.returncode, "No space left on device" in done.stderr) == (code, True)
+            assert "Traceback" not in done.stderr
+
+
+def test_a_deleted_run_folder_ends_the_run_as_failed(tmp_path: Path) -> None:
+    process = start("train", "--run", "one", *ENDLESS, "--set", "checkpoint.every_epochs=0", folder=tmp_path)
+    wait_for(tmp_path, '"type":"window"')
+    shutil.rmtree(tmp_path / "runs" / "one", ignore_errors=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "was deleted or moved during training" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    returned, out, err = finish(process)
+    assert returned == 1 and "Traceback" not in err, err
+    assert "failed: the run folder" in out and "was deleted or moved during training" in out
+    assert not (tmp_path / "runs" / "one").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the process in /proc")
+def test_ctrl_c_in_the_first_moments_is_silent(tmp_path: Path) -> None:
+    for tenths in range(1, 8):
+        process = start("train", "--headless", "--run", "one", *ENDLESS, folder=tmp_path)
+        # The interpreter's own start cannot be caught: wait until it has begun to import the program.
+        maps = Path(f"/proc/{process.pid}/maps")
+        deadline = time.monotonic() + 30
+        while maps.exists() and "_pydantic_core" not in maps.read_text() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(tenths * 0.03)
+        process.send_signal(signal.SIGINT)
+        returned, _, err = finish(process)
+        assert returned == 130 and "Traceback" not in err, err
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)

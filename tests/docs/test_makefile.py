@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ MAKEFILE = Path(__file__).parents[2] / "Makefile"
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
-def start(folder: Path, script: str) -> subprocess.Popen[str]:
+def start(folder: Path, script: str, stdin: int | None = None) -> subprocess.Popen[str]:
     """`make run` in a process group of its own, as in a terminal; the installation is already up to date."""
     shutil.copy(MAKEFILE, folder)
     for name in ("pyproject.toml", "constraints.txt"):
@@ -31,7 +32,7 @@ def start(folder: Path, script: str) -> subprocess.Popen[str]:
         ["make", "run", "VENV=.venv"],
         # `make test` may run this: without its variables, this make is not a sub-make that names its folders.
         env={name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")},
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        cwd=folder, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 
@@ -46,12 +47,43 @@ def test_it_says_where_the_program_is_and_keeps_the_status(tmp_path: Path, statu
 
 
 def test_it_says_so_after_ctrl_c_too(tmp_path: Path) -> None:
-    process = start(tmp_path, 'trap "echo stopped; exit 130" INT; touch ready; sleep 30 & wait')
-    for _ in range(300):
-        if (tmp_path / "ready").exists():
-            break
-        time.sleep(0.1)
+    process = start(tmp_path, stoppable(signal.SIGINT, 130))
+    wait_until_ready(tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert output == "stopped\n" and "source .venv/bin/activate" in errors
+    assert process.returncode != 0 and "Error 130" in errors
+
+
+def test_a_sigterm_that_only_make_receives_reaches_the_program(tmp_path: Path) -> None:
+    process = start(tmp_path, stoppable(signal.SIGTERM, 143))
+    wait_until_ready(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert output == "stopped\n" and "source .venv/bin/activate" in errors
     assert process.returncode != 0
+
+
+def test_the_program_has_the_standard_input_of_make(tmp_path: Path) -> None:
+    process = start(tmp_path, "read line; echo $line", stdin=subprocess.PIPE)
+    assert process.communicate("hello\n", timeout=60)[0] == "hello\n"
+
+
+def stoppable(number: signal.Signals, status: int) -> str:
+    """A program that takes a moment to stop, and handles signals as ndd-console does: even those it starts without."""
+    code = f"""import signal, sys, time
+def stop(*_):
+    time.sleep(0.3)
+    print("stopped", flush=True)
+    sys.exit({status})
+signal.signal({int(number)}, stop)
+open("ready", "w").close()
+time.sleep(60)"""
+    return f"exec {sys.executable} -c '{code}'"
+
+
+def wait_until_ready(folder: Path) -> None:
+    for _ in range(300):
+        if (folder / "ready").exists():
+            return
+        time.sleep(0.1)

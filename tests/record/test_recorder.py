@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from record_help import end, mark, run_event, window
 
+import ndd_engine.record.recorder as recorder_module
 from ndd_engine.record.events import Event, FoldEvent, MarkEvent, WindowEvent, parse
 from ndd_engine.record.fold import from_event
 from ndd_engine.record.reader import RunReader
@@ -248,3 +249,53 @@ def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
         else:
             state.fold(*item)
     assert state.snapshot() == live
+
+
+def test_a_file_size_limit_is_reported_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with recording(path) as recorder:
+        recorder.put(window(1))
+        recorder.flush()
+        good = path.read_bytes()
+        with file_limit(len(good) + 30):
+            recorder.put(window(2))
+            recorder.flush()
+            assert warnings(recorder) == ["the record cannot be written: File too large; training continues"]
+            assert path.read_bytes() == good
+
+
+def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "LOOK_EVERY_S", 0.0)
+    folder, elsewhere = tmp_path / "one", tmp_path / "two"
+    folder.mkdir()
+    with recording(folder / "events.jsonl") as recorder:
+        recorder.put(window(1))
+        recorder.flush()
+        assert recorder.deleted() is None and recorder.trouble is None
+        folder.rename(elsewhere)
+        recorder.put(window(2))
+        recorder.put(window(3))
+        recorder.flush()
+        gone = f"the run folder {folder} was deleted or moved during training"
+        assert warnings(recorder) == [
+            f"{gone}; its record and its checkpoints are lost unless the folder returns"
+        ]
+        assert recorder.deleted() == recorder.trouble == gone
+        elsewhere.rename(folder)
+        recorder.put(window(4))
+        recorder.flush()
+        assert recorder.deleted() is None and recorder.trouble is None
+    lines = [parse(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
+    assert [item[1] for item in lines if item] == [window(step) for step in range(1, 5)]
+
+
+def test_a_folder_that_another_took_the_name_of_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    with recording(folder / "events.jsonl") as recorder:
+        folder.rename(tmp_path / "two")
+        folder.mkdir()
+        (folder / "events.jsonl").touch()
+        assert recorder.deleted() is not None

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.errors import EXIT_USAGE, RunLockedError, UsageError
-from ndd_engine.record.rundir import ENV_RUNS, RunDir, RunLock, all_runs, find_run, new_run_dir, runs_root
+from ndd_engine.record.rundir import (
+    ENV_RUNS,
+    RunDir,
+    RunLock,
+    all_runs,
+    discard,
+    find_run,
+    new_run_dir,
+    runs_root,
+)
 
 
 @pytest.fixture
@@ -245,3 +254,32 @@ def test_names_of_existing_runs_cannot_control_the_terminal(tmp_path: Path) -> N
     with pytest.raises(UsageError) as caught:
         find_run(tmp_path, "b")
     assert str(caught.value).isprintable() and r"existing runs: a\x1b[31m" in str(caught.value)
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_kept(run: RunDir, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    run.lock.symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        RunLock(run).acquire()
+    assert target.read_text() == "kept"
+    assert run.live_owner() is None
+
+
+def test_a_lock_that_is_a_fifo_blocks_nobody(run: RunDir) -> None:
+    os.mkfifo(run.lock)
+    with pytest.raises(OSError, match="not a regular file"):
+        RunLock(run).acquire()
+    assert run.live_owner() is None
+
+
+def test_a_new_folder_is_discarded_with_what_opening_a_run_creates_only(tmp_path: Path) -> None:
+    one, two = new_run_dir(tmp_path, "one", "ndd"), new_run_dir(tmp_path, "two", "ndd")
+    for each in (one, two):
+        for path in (each.lock, each.events, each.console_log):
+            path.touch()
+    two.events.write_text("an event\n")
+    discard(one)
+    discard(two)
+    assert not one.path.exists()
+    assert two.events.exists() and two.lock.exists()

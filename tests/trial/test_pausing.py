@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ndd_engine.record.channel import MAX_LINE, ControlServer, send
 from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.control import Control
-from ndd_engine.trial.pausing import held, to_pause
+from ndd_engine.trial.pausing import alone, held, to_pause
 from ndd_engine.trial.request import Base
 from ndd_engine.trial.store import record_trial
 
@@ -192,3 +193,65 @@ def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path) -> None:
         lock.release()
     with pytest.raises((UsageError, RunLockedError), match="cannot be recorded"):
         record_trial(RunDir(tmp_path / "gone"), EVENT)
+
+
+ALONE = """
+import sys, time
+from pathlib import Path
+from ndd_engine.trial.pausing import alone
+with alone("cpu", lambda text: print(text, flush=True), folder=Path(sys.argv[1])):
+    print("alone", flush=True)
+    time.sleep(600)
+"""
+
+
+def measuring(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ALONE, str(folder)], stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+
+
+def test_one_trial_at_a_time_and_a_killed_one_lets_the_next_begin(tmp_path: Path) -> None:
+    first = measuring(tmp_path)
+    assert first.stdout is not None and first.stdout.readline() == "alone\n"
+    second = measuring(tmp_path)
+    try:
+        assert second.stdout is not None
+        assert second.stdout.readline() == f"waiting for process {first.pid}, which is measuring on cpu\n"
+        first.kill()
+        for line in second.stdout:
+            if line == "alone\n":
+                break
+        assert second.poll() is None
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+
+
+def test_waiting_for_another_trial_ends_with_a_stop(tmp_path: Path) -> None:
+    stop, waited = threading.Event(), []
+
+    def tell(text: str) -> None:
+        waited.append(text)
+        stop.set()
+
+    with alone("cpu", lambda _: None, folder=tmp_path), alone("cpu", tell, stop, tmp_path):
+        assert waited == [f"waiting for process {os.getpid()}, which is measuring on cpu"]
+
+
+def test_without_a_place_for_the_lock_a_trial_still_measures(tmp_path: Path) -> None:
+    with alone("cpu", lambda _: None, folder=tmp_path / "none"):
+        pass
+    for lock in ("fifo", "link"):
+        place = tmp_path / lock
+        place.mkdir()
+        path = place / f"ndd-console-{os.getuid()}-cpu.lock"
+        if lock == "fifo":
+            os.mkfifo(path)
+        else:
+            (tmp_path / "target").write_text("kept")
+            path.symlink_to(tmp_path / "target")
+        with alone("cpu", lambda _: None, folder=place):
+            pass
+    assert (tmp_path / "target").read_text() == "kept"

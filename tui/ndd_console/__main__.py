@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
-# Nothing else is imported here: on Windows, modules such as fcntl and termios do not exist.
+# Nothing else is imported here: on Windows, modules such as fcntl and termios do not exist, and Ctrl-C during an import
+# would print a traceback.
 
 # Libraries read these on import, so they are set first; values set by the user win.
 ENVIRONMENT = {
@@ -20,44 +20,95 @@ NO_WINDOWS = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     if sys.platform == "win32":
         print(NO_WINDOWS, file=sys.stderr)  # noqa: T201  click may not even import
         sys.exit(2)
-    sys.exit(status_of(arguments))
+    import _signal  # type: ignore[import-not-found]  # signal itself imports more
+
+    # Until a command begins, there is nothing to clean up.
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        _signal.signal(number, lambda number, _frame: os._exit(128 + number))
+    open_standard_streams()
+    status = status_of(arguments)
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        _signal.signal(number, lambda *_: os._exit(status))
+    sys.exit(status)
 
 
-def status_of(arguments: Sequence[str] | None = None) -> int:
+def open_standard_streams() -> None:
+    """Open /dev/null in place of closed standard streams (`>&-`); else the run's own files would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(handle, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    # Names of files and foreign text may contain what the terminal's encoding does not.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def status_of(arguments: list[str] | None = None) -> int:
     """The exit status of a command line. Prints errors to standard error."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    from ndd_engine.errors import EXIT_FAILED
+
+    try:
+        status = _status_of(arguments)
+        sys.stdout.flush()
+    except OSError as error:
+        # A reader that closes the pipe (`ndd-console runs | head`) needs no message.
+        if not isinstance(error, BrokenPipeError):
+            _report(f"{error.strerror or error}: {error.filename or 'standard output'}")
+        status = EXIT_FAILED
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # Python flushes at exit, and would change the status
+            handle = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(handle, stream.fileno())
+            os.close(handle)
+    return status
+
+
+def _status_of(arguments: list[str] | None) -> int:
     import click
 
     from ndd_console.cli import cli
-    from ndd_engine.errors import EXIT_FAILED, EXIT_INTERRUPTED, NddError
+    from ndd_engine.errors import EXIT_INTERRUPTED, EXIT_USAGE, NddError
 
     try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:  # native libraries that torch needs do not load there
+        _report("the working folder was deleted: change to another one")
+        return EXIT_USAGE
+    try:
         result = cli.main(args=arguments, prog_name="ndd-console", standalone_mode=False)
-        sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        try:
+            error.show()
+        except OSError:
+            pass  # standard error cannot be written: the status still says it
         return error.exit_code
     except click.Abort:
         return EXIT_INTERRUPTED
     except NddError as error:
-        for line in str(error).splitlines() or ["failed"]:
-            click.echo(f"ndd-console: {line}", err=True)
+        _report(*(str(error).splitlines() or ["failed"]))
         return error.exit_status
-    except BrokenPipeError:
-        # The reader has closed the pipe (`ndd-console runs | head`); keep Python from flushing into it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return EXIT_FAILED
-    except OSError as error:
-        click.echo(f"ndd-console: {error.strerror}: {error.filename or 'standard output'}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return EXIT_FAILED
     return result if isinstance(result, int) else 0
+
+
+def _report(*lines: str) -> None:
+    """Print errors to standard error. One that cannot be written does not change the status."""
+    try:
+        for line in lines:
+            print(f"ndd-console: {line}", file=sys.stderr, flush=True)  # noqa: T201
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":

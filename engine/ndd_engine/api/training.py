@@ -125,7 +125,7 @@ def _interruptible(run: Run) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         again = run.control.stopping
         run.control.request("kill" if again else "stop", "interrupted (Ctrl-C)", "interrupted")
-        if again and run.end is None:
+        if again and run.interruptible:
             raise StopNow
 
     signal.signal(signal.SIGINT, stop)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ndd_engine.text import printable
+
 from .events import EndEvent, Event, MarkEvent
 from .fold import to_event
 from .reader import truncate_torn_line
@@ -22,6 +24,9 @@ from .state import RunState
 
 # Bytes of log between two fold events: opening a log reads about this much.
 FOLD_EVERY_BYTES = 512 * 1024
+
+# Minimum seconds between two looks at whether the file is still in its folder.
+LOOK_EVERY_S = 1.0
 
 # Minimum seconds between calls of `derive`.
 DERIVE_EVERY_S = 2.0
@@ -58,6 +63,8 @@ class Recorder:
         self._since_fold = 0
         self._write_error: str | None = None
         self._next_retry = 0.0
+        self._next_look = 0.0
+        self._missing = False
         self.dropped = 0
         self.errors: list[str] = []
         self._snapshot = self._state.snapshot()
@@ -66,11 +73,16 @@ class Recorder:
         self._thread = threading.Thread(target=self._work, name="ndd-recorder", daemon=True)
 
     def start(self) -> None:
-        """Open the file and start the thread. Raises OSError if the file cannot be opened."""
+        """Open the file and start the thread. Raises OSError if the file cannot be opened, RuntimeError if the thread
+        cannot be started."""
         if self._path is not None:
             truncate_torn_line(self._path)
             self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.close()
+            raise
 
     def put(self, event: Event) -> None:
         """Record an event with the current time. Never blocks."""
@@ -88,7 +100,21 @@ class Recorder:
     @property
     def trouble(self) -> str | None:
         """Why events cannot be written at the moment, or None."""
+        if self._missing and self._path is not None:
+            return deleted(self._path)
         return f"the record cannot be written: {self._write_error}" if self._write_error else None
+
+    def deleted(self) -> str | None:
+        """That the file is no longer in its folder, because either was deleted, moved or replaced; otherwise None."""
+        if self._path is None or self._handle is None:
+            return None
+        try:
+            found = os.path.samestat(self._path.stat(), os.fstat(self._handle))
+        except (FileNotFoundError, NotADirectoryError):
+            found = False
+        except OSError:
+            return None  # a network disk that does not answer is not a deleted folder
+        return None if found else deleted(self._path)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until all queued events are written; False after the timeout."""
@@ -106,7 +132,8 @@ class Recorder:
                 os.fsync(self._handle)
             except OSError as error:
                 self.errors.append(str(error))
-            os.close(self._handle)
+            with contextlib.suppress(OSError):
+                os.close(self._handle)
             self._handle = None
 
     def _work(self) -> None:
@@ -149,10 +176,22 @@ class Recorder:
                 self._note(text)
 
     def _append(self, t: float, event: Event) -> None:
+        self._look()
         self._write(event.to_json(t))
         if self._since_fold >= FOLD_EVERY_BYTES and self._write_error is None:
             self._write(to_event(self._state).to_json(t))
             self._since_fold = 0
+
+    def _look(self) -> None:
+        """Report once that the file was deleted. It is still written: a folder that was only moved may return."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        gone = self.deleted()
+        if gone and not self._missing:
+            self._note(f"{gone}; its record and its checkpoints are lost unless the folder returns")
+        self._missing = gone is not None
 
     def _fold(self, t: float, event: Event) -> None:
         with self._lock:
@@ -175,11 +214,7 @@ class Recorder:
             line = MarkEvent("warning", self._state.step, text).to_json(time.time()) + "\n" + line
         data = (line + "\n").encode()
         try:
-            end = os.lseek(self._handle, 0, os.SEEK_END)
-            written = os.write(self._handle, data)
-            if written != len(data):
-                os.ftruncate(self._handle, end)
-                raise OSError(28, "No space left on device")
+            write_whole(self._handle, data)
         except OSError as error:
             self.dropped += 1
             self._next_retry = time.monotonic() + 1.0
@@ -199,6 +234,25 @@ class Recorder:
         # Failures of the listener are noted for the event itself.
         with contextlib.suppress(Exception):
             self._tell(t, mark)
+
+
+def write_whole(handle: int, data: bytes) -> None:
+    """Append all of the data to a regular file, or nothing. Raises OSError."""
+    end = os.lseek(handle, 0, os.SEEK_END)
+    rest = data
+    try:
+        while rest:
+            # After a part was written, the next call raises what is wrong: no space, a quota or a file-size limit.
+            rest = rest[os.write(handle, rest) :]
+    except OSError:
+        if len(rest) < len(data):
+            os.ftruncate(handle, end)
+        raise
+
+
+def deleted(path: Path) -> str:
+    """The message about a record that is not in its folder any more."""
+    return f"the run folder {printable(str(path.parent))} was deleted or moved during training"
 
 
 def _now() -> float:

@@ -5,12 +5,15 @@ runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import itertools
 import json
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,9 +23,10 @@ from typing import Any
 from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.text import printable
 
-from .log import open_regular
+from . import log
 
 ENV_RUNS = "NDD_RUNS"
+NOT_REGULAR = "is not a regular file; move it away"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -72,13 +76,16 @@ class RunDir:
     def live_owner(self) -> dict[str, Any] | None:
         """The process that writes this run ({"pid", "host"}), or None."""
         try:
-            with open_regular(self.lock) as file:
-                # A shared lock, so that viewers do not block each other.
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _owner(self.lock)
+            handle = open_regular(self.lock, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError:
-            pass
+            return None
+        try:
+            # A shared lock, so that viewers do not block each other.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _owner(self.lock)
+        finally:
+            os.close(handle)
         return None
 
 
@@ -104,6 +111,17 @@ def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
         f"run.name: {printable(str(root / (name or '')))} already exists; choose another name, "
         f"or resume with: ndd-console train --resume {name}"
     )
+
+
+def discard(run: RunDir) -> None:
+    """Remove the folder of a new run that could not be recorded; what others put into it stays."""
+    with contextlib.suppress(OSError):
+        written = (run.events, run.console_log)
+        if any(path.exists() and path.stat().st_size for path in written):
+            return
+        for path in (*written, run.control_socket, run.lock):
+            path.unlink(missing_ok=True)
+        run.path.rmdir()
 
 
 def _free_names(root: Path, workload: str) -> Iterator[str]:
@@ -143,7 +161,7 @@ def find_run(root: Path, name: str | None) -> RunDir:
 
 def _readable(run: RunDir) -> RunDir:
     try:
-        open_regular(run.events).close()
+        log.open_regular(run.events).close()
     except FileNotFoundError:
         pass  # the run ended before it recorded anything
     except OSError as error:
@@ -187,24 +205,22 @@ class RunLock:
 
     def acquire(self, patience_s: float = 0.5) -> None:
         """Take the lock. Raises RunLockedError that names the holder."""
-        handle = os.open(self.run.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_regular(self.run.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(0.05)  # a viewer may hold it briefly
-                    continue
-                os.close(handle)
-                owner = _owner(self.run.lock)
-                raise RunLockedError(
-                    f"run {self.run.name} is being written by process {owner['pid']} "
-                    f"on {owner['host']}; watch it with: ndd-console attach {self.run.name}"
-                ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        try:
+            while not flocked(handle):
+                if time.monotonic() >= deadline:
+                    owner = _owner(self.run.lock)
+                    raise RunLockedError(
+                        f"run {printable(self.run.name)} is being written by process {owner['pid']} "
+                        f"on {owner['host']}; watch it with: ndd-console attach {self.run.name}"
+                    )
+                time.sleep(0.05)  # a viewer may hold it briefly
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        except BaseException:
+            os.close(handle)
+            raise
         self._handle = handle
 
     def release(self) -> None:
@@ -214,13 +230,46 @@ class RunLock:
             self._handle = None
 
 
+def flocked(handle: int) -> bool:
+    """Take the lock of a file unless another descriptor holds it. Raises OSError where files cannot be locked."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
+    """Open a regular file without blocking on anything else. Raises OSError, also for a FIFO, a device or a folder."""
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a symbolic link; move it away", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+    return handle
+
+
+def check_regular(*paths: Path) -> None:
+    """Raises OSError for a path that exists and is not a regular file: opening it could block forever."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+
+
 def _owner(lock: Path) -> dict[str, Any]:
     """{"pid", "host"} as a lock file names them; "?" for what it does not name."""
-    try:
-        with open_regular(lock) as file:
-            body = json.loads(file.read(4096))
-    except (OSError, ValueError, RecursionError):
-        body = None
+    body: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        handle = open_regular(lock, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            body = json.loads(os.read(handle, 4096))
+        finally:
+            os.close(handle)
     pid, host = (body.get(key) if isinstance(body, dict) else None for key in ("pid", "host"))
     return {
         "pid": pid if type(pid) is int and 0 < pid < 1 << 32 else "?",

@@ -66,7 +66,7 @@ class CheckpointStore:
         """Write a checkpoint and delete those no longer kept. Raises OSError and then leaves the disk unchanged."""
         if metric is not None and not math.isfinite(metric):
             metric = None  # NaN compares with nothing
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)  # never recreates a deleted run folder
         every = self.all()
         description = self.folder / f"step-{step:08d}.json"
         earlier = next((saved.path for saved in every if saved.description == description), None)

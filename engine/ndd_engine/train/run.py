@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from ndd_engine.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    MachineError,
     NddError,
     TrainingError,
     UsageError,
@@ -27,7 +29,7 @@ from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.recorder import Listener, Recorder
-from ndd_engine.record.rundir import RunDir, RunLock, new_run_dir
+from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, new_run_dir
 from ndd_engine.text import printable
 
 from .control import Control, StopNow
@@ -64,6 +66,8 @@ class Run:
         self.control = Control()
         self.finished = threading.Event()
         self.end: EndEvent | None = None
+        # Whether `execute` can be ended with StopNow, e.g. by a signal handler.
+        self.interruptible = False
         self._lock = lock
         self._server = ControlServer(directory.control_socket, self._asked, self.put)
         self._prepared: Prepared | None = None
@@ -73,60 +77,62 @@ class Run:
     def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
         """Check the request, then create and lock the folder.
 
-        Raises UsageError (ConfigError with every problem) before anything is written.
+        Raises UsageError (ConfigError with every problem) before anything is written, and also, like MachineError,
+        when the folder or a thread cannot be created; a new folder is removed again.
         """
         config = preflight(request.draft)
-        if request.resume is not None:
-            directory = request.resume
-        else:
-            directory = new_run_dir(request.root, request.draft.run_name, request.draft.workload)
-        lock = RunLock(directory)
-        try:
-            lock.acquire()
-            state = None
-            if request.resume is not None:
-                state = load_state(directory)
-                check_resume(directory.name, state, config, request.from_step)
-                # Viewers that look before the engine starts must not see the old end.
-                state.fold(time.time(), StageEvent("resume", "starting"))
-            watch = FindingWatch() if request.probes else None
-            scalars = None
-            if config.log.tensorboard and request.probes:
-                scalars = Scalars(directory.path / FOLDER, lambda event: recorder.put(event))
-            recorder = Recorder(directory.events, state, both(listener, scalars), watch)
-            recorder.start()
-        except UsageError:
-            lock.release()
-            raise
-        except OSError as error:
-            lock.release()
-            raise UsageError(f"cannot write to {printable(str(directory.path))}: {error.strerror}") from None
-        run = cls(request, directory, lock, recorder, scalars)
-        try:
-            run._server.start()
-        except OSError as error:
-            text = f"cannot create control.sock ({error.strerror})"
-            run.put(MarkEvent("warning", 0, f"{text}: attach can watch this run but not control it"))
-        return run
+        directory = request.resume
+        with contextlib.ExitStack() as undo:
+            if directory is None:
+                directory = new_run_dir(request.root, request.draft.run_name, request.draft.workload)
+                undo.callback(discard, directory)
+            lock = RunLock(directory)
+            undo.callback(lock.release)
+            try:
+                check_regular(directory.events, directory.console_log, directory.config)
+                lock.acquire()
+                state = None
+                if request.resume is not None:
+                    state = load_state(directory)
+                    check_resume(directory.name, state, config, request.from_step)
+                    # Viewers that look before the engine starts must not see the old end.
+                    state.fold(time.time(), StageEvent("resume", "starting"))
+                watch = FindingWatch() if request.probes else None
+                scalars = None
+                if config.log.tensorboard and request.probes:
+                    scalars = Scalars(directory.path / FOLDER, lambda event: recorder.put(event))
+                recorder = Recorder(directory.events, state, both(listener, scalars), watch)
+                undo.callback(recorder.close)
+                recorder.start()
+            except OSError as error:
+                where = printable(str(error.filename or directory.path))
+                raise UsageError(f"cannot write to {where}: {error.strerror}") from None
+            except RuntimeError as error:
+                raise MachineError(f"{error}: too many processes and threads (ulimit -u)") from None
+            run = cls(request, directory, lock, recorder, scalars)
+            undo.callback(run._server.close)
+            try:
+                run._server.start()
+            except (OSError, RuntimeError) as error:
+                run._server.close()
+                text = f"cannot create control.sock ({getattr(error, 'strerror', None) or error})"
+                run.put(MarkEvent("warning", 0, f"{text}: attach can watch this run but not control it"))
+            undo.pop_all()
+            return run
 
     def execute(self) -> EndEvent:
         """Prepare and train on this thread; records and returns the end. Never raises an Exception."""
+        self.interruptible = True
         try:
-            try:
-                end = self._execute()
-            except (StopNow, NddError):
-                raise
-            except BaseException as error:  # noqa: BLE001  every kind of end is reported, even sys.exit in a dataset
-                end = self._failed(error)
-        except StopNow:
+            end = self._attempt()
+            self.interruptible = False
+        except StopNow:  # also while a failure was being explained
+            self.interruptible = False
             status = self.control.stop_status or "stopped"
             end = self._ended(status, f"{self.control.stop_reason}, immediately")
-        except NddError as error:
-            reason = str(error)
-            if error.__cause__ is not None:  # raised by the user's own code
-                append(self.directory.console_log, "".join(traceback.format_exception(error.__cause__)))
-                reason += _traced(None)
-            end = self._ended("failed", reason, error.exit_status)
+        if (gone := self.recorder.deleted()) is not None:
+            reason = f"{gone}: its record and its checkpoints are lost; {end.reason}"
+            end = replace(end, status="failed", reason=reason, exit_status=EXIT_FAILED)
         self.end = end
         self.recorder.put(end)
         self.recorder.flush()
@@ -134,9 +140,14 @@ class Run:
         return end
 
     def close(self) -> None:
-        """Write the record to its end, close the control socket and unlock the run; safe to call twice."""
+        """Write the record to its end, close the control socket and unlock the run; safe to call twice.
+
+        A new folder to which nothing could be written (a full disk) is removed, so that its name is not taken.
+        """
         self._server.close()
         self.recorder.close()
+        if self.request.resume is None and self.recorder.dropped and self.end is not None:
+            discard(self.directory)
         self._lock.release()
 
     def put(self, event: Event) -> None:
@@ -148,6 +159,25 @@ class Run:
         self.put(StageEvent(name, text))
         if self.control.stopping:
             raise StopNow
+
+    def _attempt(self) -> EndEvent:
+        """Prepare, train and explain a failure. Raises StopNow only."""
+        try:
+            return self._execute()
+        except StopNow:
+            raise
+        except NddError as error:
+            reason = str(error)
+            if error.__cause__ is not None:  # raised by the user's own code
+                append(self.directory.console_log, "".join(traceback.format_exception(error.__cause__)))
+                reason += _traced(None)
+            return self._ended("failed", reason, error.exit_status)
+        except BaseException as error:  # noqa: BLE001  every kind of end is reported, even sys.exit in a dataset
+            try:
+                return self._failed(error)
+            except Exception:  # noqa: BLE001  e.g. no file descriptor is left to import the explanation
+                first = printable((str(error).splitlines() or ["no message"])[0])
+                return self._ended("failed", f"{type(error).__name__}: {first}{_traced(None)}")
 
     def _execute(self) -> EndEvent:
         self.stage("importing torch", "resume" if self.request.resume is not None else "prepare")

@@ -1,4 +1,4 @@
-"""Pauses live runs while a trial measures, and always resumes them afterwards.
+"""Keeps the device free while a trial measures: one trial at a time, and live runs paused and always resumed.
 
 A pause carries the id of this process: the paused run watches it and resumes by itself if this process dies.
 """
@@ -6,6 +6,8 @@ A pause carries the id of this process: the paused run watches it and resumes by
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +19,7 @@ from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.record.channel import send
 from ndd_engine.record.reader import RunReader
-from ndd_engine.record.rundir import RunDir, all_runs
+from ndd_engine.record.rundir import RunDir, all_runs, flocked, open_regular
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, printable
 
@@ -81,6 +83,46 @@ def held(
         for run in asked:
             with suppress(UsageError):  # it has ended
                 send(run.control_socket, "resume", holder=os.getpid())
+
+
+@contextmanager
+def alone(
+    device: str, tell: Callable[[str], None], stop: threading.Event | None = None, folder: Path | None = None
+) -> Iterator[None]:
+    """Inside the context, no other trial of this user on this machine measures on the same device.
+
+    Waits for the others, until `stop` is set. device: as in the configuration; its UUID names a GPU. tell: receives
+    whom it waits for. folder: of the lock (default: the system's temporary folder). The kernel releases the lock of a
+    process that is killed. Without a folder for the lock, does nothing.
+    """
+    machine = detect(device, use_torch=False)
+    gpu = machine.chosen
+    name = gpu.uuid if gpu is not None and gpu.uuid is not None else machine.device
+    name = re.sub(r"[^A-Za-z0-9-]+", "-", name)
+    path = (folder or Path(tempfile.gettempdir())) / f"ndd-console-{os.getuid()}-{name}.lock"
+    try:
+        handle = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        while os.fstat(handle).st_uid == os.getuid() and (holder := _locked(handle)) is not None:
+            tell(f"waiting for process {holder}, which is measuring on {machine.device}")
+            if (stop or threading.Event()).wait(_POLL_S):
+                break
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> str | None:
+    """Take the lock. Returns the id of the process that holds it; None if it was taken, or files cannot be locked."""
+    with suppress(OSError):
+        if not flocked(handle):
+            return printable(os.pread(handle, 20, 0).decode("ascii", "replace")) or "?"
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+    return None
 
 
 def _snapshot(run: RunDir) -> Snapshot:

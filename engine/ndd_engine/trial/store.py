@@ -10,7 +10,8 @@ from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.channel import RECORD, send
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.reader import truncate_torn_line
-from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.record.recorder import write_whole
+from ndd_engine.record.rundir import RunDir, RunLock, check_regular
 from ndd_engine.text import printable
 
 
@@ -27,6 +28,7 @@ def record_trial(run: RunDir, event: TrialEvent) -> None:
     lock = RunLock(run)
     try:
         lock.acquire()
+        check_regular(run.events)
         truncate_torn_line(run.events)
         _append(run, line.encode() + b"\n")
     except RunLockedError:
@@ -43,10 +45,7 @@ def _append(run: RunDir, data: bytes) -> None:
     """Append a whole line or nothing. Raises OSError."""
     handle = os.open(run.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        end = os.lseek(handle, 0, os.SEEK_END)
-        if os.write(handle, data) != len(data):
-            os.ftruncate(handle, end)
-            raise OSError(28, "No space left on device")
+        write_whole(handle, data)
         os.fsync(handle)
     finally:
         os.close(handle)

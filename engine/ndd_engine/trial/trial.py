@@ -37,6 +37,7 @@ from .blocks import (
 from .drafts import drafts
 from .outcome import differences, result
 from .paired import FEWEST_ABBA, FLOOR, abba_log_ratio, early, estimate, last
+from .pausing import alone
 from .process import SideProcess
 from .request import Progress, TrialRequest
 from .side import LOSSES, SideFacts
@@ -70,11 +71,16 @@ class _NotMeasurableError(Exception):
 def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = None) -> TrialEvent:
     """Measure candidate vs. baseline. Failures of either are results; mistakes in the request raise UsageError.
 
-    tell: called on this thread, a few times per second. stop: set it to end early with what is known. Does not pause or
-    record anything, see `pausing` and `store`. Leaves no process and no file behind.
+    tell: called on this thread, a few times per second. stop: set it to end early with what is known. Waits while
+    another trial measures on the same device; this does not count towards the budget. Does not pause or record
+    anything, see `pausing` and `store`. Leaves no process and no file behind.
     """
     base, change = drafts(request)
-    with _Trial(request, base, change, tell, stop) as trial:
+
+    def waiting(text: str) -> None:
+        tell(Progress(text, 0.0, request.budget_s))
+
+    with alone(base.resolve().run.device, waiting, stop), _Trial(request, base, change, tell, stop) as trial:
         return trial.run()
 
 

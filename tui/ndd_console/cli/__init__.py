@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import keyword
+import signal
 from pathlib import Path
 
 import click
@@ -99,6 +100,8 @@ def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
     Without a command, the home screen shows the GPU, recent runs and the workloads to start.
     """
     ctx.obj = {"runs": runs_folder, "ascii": ascii_only}
+    if ctx.invoked_subcommand != "train":  # which handles it itself, once it has something to clean up
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if ctx.invoked_subcommand is None:
         from ndd_console.jobs.training import home
 

@@ -62,7 +62,8 @@ def train(
     """Train the model that CONFIG (a TOML file) describes, or the default workload.
 
     Shows the live screen in a terminal and runs headless otherwise. Ctrl-C and SIGTERM save a checkpoint and stop; a
-    second Ctrl-C stops at once. The run continues if the terminal is closed.
+    second Ctrl-C stops at once. The run continues if the terminal is closed. The exit status is that of the run, even
+    if its output cannot be written.
     """
     root = runs_root(ctx.obj["runs"])
     overrides = {

@@ -5,27 +5,35 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
 from types import FrameType
+from typing import Any
 
 from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
 from ndd_engine.train.control import StopNow
-from ndd_engine.train.run import Run, RunRequest
+from ndd_engine.train.run import RunRequest
+
+# Seconds within which several SIGTERMs count as one.
+SAME_TERM_S = 1.0
 
 
 def run_headless(request: RunRequest, as_json: bool) -> int:
-    """Train on this thread and return the exit status. Raises UsageError before anything is written."""
-    words, data = Output(sys.stderr), Output(sys.stdout)
+    """Train on this thread and return the exit status. Raises UsageError before anything is written.
+
+    The status is that of the run, whether its output can be written or not.
+    """
+    signals = Signals()
+    words, data = Output(sys.stderr, "error"), Output(sys.stdout, "output")
 
     def as_line(t: float, event: Event) -> None:
         data.data(event.to_json(t))
 
     run_log = RunLog(request, words, as_line if as_json else None)
     run = run_log.run
-    handle_signals(run, run_log.say, request.draft.resolve().console.on_hangup == "continue")
+    signals.obey(run_log, request.draft.resolve().console.on_hangup == "continue")
     before = sys.stdout, sys.stderr
     # Warnings and prints of the user's workload belong into the record, and not between the events.
     sys.stdout = sys.stderr = words
@@ -36,8 +44,10 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
         run.close()
         run_log.finish()
     if not as_json:
-        for line in summary(run.recorder.snapshot(), end, str(run.directory.path)):
-            data.data(line)
+        data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))
+    if lost := data.finish():
+        words.say(f"warning: {lost}")
+    words.finish()
     return end.exit_status
 
 
@@ -48,29 +58,60 @@ def reason_of(number: int) -> tuple[str, str]:
     return "interrupted (Ctrl-C)", "interrupted"
 
 
-def handle_signals(run: Run, say: Callable[[str], None], survive_hangup: bool) -> None:
-    """SIGINT and SIGTERM stop after a checkpoint; a second one immediately; a third one ends the process."""
-    requests = 0
+class Signals:
+    """SIGINT and SIGTERM stop after a checkpoint; a second one immediately; a third one ends the process.
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        nonlocal requests
-        requests += 1
-        if requests == 1:
-            run.control.request("stop", *reason_of(number))
-            say("stopping after a checkpoint; press Ctrl-C again to stop immediately")
-        elif requests == 2:
-            run.control.request("kill", *reason_of(number))
-            if run.end is None:
-                raise StopNow
-        else:
-            os._exit(EXIT_INTERRUPTED)
+    Before there is a run, the first one is kept for it, and a second one ends the process. SIGTERMs in quick succession
+    are one: a service manager sends it to all processes of a service, and some of them pass it on.
+    """
 
-    def hangup(_number: int, _frame: FrameType | None) -> None:
-        if survive_hangup:
-            say("lost the terminal (SIGHUP); the run continues")
-        else:
-            stop(signal.SIGTERM, None)
+    def __init__(self) -> None:
+        self._log: RunLog | None = None
+        self._survive_hangup = True
+        self._requests: list[int] = []
+        self._last_term_s = -SAME_TERM_S
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGHUP, self._hangup)
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGHUP, hangup)
+    def obey(self, log: RunLog, survive_hangup: bool) -> None:
+        """Stop this run from now on."""
+        self._log, self._survive_hangup = log, survive_hangup
+        report = sys.unraisablehook
+
+        def unraisable(found: Any) -> None:
+            # An immediate stop interrupts destructors and half-started workers, too.
+            if not log.run.control.kill:
+                report(found)
+
+        sys.unraisablehook = unraisable
+        if self._requests:
+            self._request(self._requests[0])
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            before, self._last_term_s = self._last_term_s, time.monotonic()
+            if self._last_term_s - before < SAME_TERM_S:
+                return
+        self._requests.append(number)
+        if len(self._requests) > (2 if self._log is not None else 1):
+            os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
+        if self._log is not None:
+            self._request(number)
+
+    def _request(self, number: int) -> None:
+        assert self._log is not None
+        control = self._log.run.control
+        if len(self._requests) == 1:
+            control.request("stop", *reason_of(number))
+            self._log.say("stopping after a checkpoint; press Ctrl-C again to stop immediately")
+            return
+        control.request("kill", *reason_of(number))
+        if self._log.run.interruptible:
+            raise StopNow
+
+    def _hangup(self, _number: int, frame: FrameType | None) -> None:
+        if not self._survive_hangup:
+            self._stop(signal.SIGTERM, frame)
+        elif self._log is not None:
+            self._log.say("lost the terminal (SIGHUP); the run continues")

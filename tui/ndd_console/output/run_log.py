@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import queue
 import threading
 import time
@@ -11,13 +12,108 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from ndd_engine.record.events import Event
+from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.record.rundir import open_regular
 from ndd_engine.train.run import Run, RunRequest
 
 from .progress import RunProgress
 
-# Queued events while the reader is blocked (a pager, Ctrl-S): about half an hour of a run.
-PATIENT_EVENTS = 5000
+# Queued lines while the reader is blocked (a pager, Ctrl-S): about half an hour of a run.
+PATIENT_LINES = 5000
+# Seconds to wait at the end for a reader that takes nothing.
+PATIENCE_S = 10.0
+
+
+class Stream:
+    """Writes text to a stream in a thread of its own, so that a blocked reader blocks nothing else.
+
+    Text that does not fit into the queue is dropped, except for the last one, which may be the end of a run; so is all
+    text once the stream is broken. dropped: number of dropped texts; error: why the stream is broken, "" if it is not;
+    left: whether its reader has left.
+    """
+
+    def __init__(self, stream: TextIO | None, name: str) -> None:
+        self.stream, self.name = stream, name
+        self.dropped, self.error, self.left = 0, "", False
+        self._queue: queue.Queue[str | None] = queue.Queue(PATIENT_LINES)
+        self._thread = threading.Thread(target=self._drain, name=f"ndd-{name}", daemon=True)
+        self._late: str | None = None
+        self._written = 0
+        if stream is not None:
+            with suppress(RuntimeError):  # without a thread it is written directly
+                self._thread.start()
+
+    def put(self, text: str) -> None:
+        """Write the text soon. Never blocks while the thread is running."""
+        if self.stream is None:
+            return
+        if not self._thread.is_alive():
+            self._write(text)
+            return
+        try:
+            self._queue.put_nowait(text)
+        except queue.Full:
+            self.dropped += self._late is not None
+            self._late = text
+
+    def close(self, patience_s: float = PATIENCE_S) -> bool:
+        """Write what is queued; gives up when the reader takes nothing for `patience_s` seconds.
+
+        Returns False in that case; the thread then remains blocked until the process exits.
+        """
+        rest = [None] if self._late is None else [self._late, None]
+        while self._thread.is_alive():
+            before = self._written
+            try:
+                while rest:
+                    self._queue.put(rest[0], timeout=patience_s)
+                    rest.pop(0)
+                self._thread.join(patience_s)
+            except queue.Full:
+                pass
+            if before == self._written and self._thread.is_alive():
+                self.dropped += self._queue.qsize() + len(rest)
+                self._abandon()
+                return False
+        return True
+
+    def _abandon(self) -> None:
+        """Discard what others still write to the blocked stream: the interpreter flushes at exit."""
+        with suppress(OSError, ValueError):
+            if self.stream is not None:
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, self.stream.fileno())
+                os.close(nothing)
+
+    def _drain(self) -> None:
+        while (text := self._queue.get()) is not None:
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        if self.error or self.stream is None:
+            self.dropped += 1
+            return
+        try:
+            self._send(self.stream, text)
+        except (OSError, ValueError, RuntimeError) as error:
+            self.error = getattr(error, "strerror", None) or str(error)
+            self.left = isinstance(error, BrokenPipeError)
+            self.dropped += 1
+
+    def _send(self, stream: TextIO, text: str) -> None:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        data = text.encode(encoding, "backslashreplace")
+        try:
+            handle = stream.fileno()
+        except (OSError, ValueError):  # not a file, as in a test
+            stream.write(data.decode(encoding))
+            stream.flush()
+            self._written += 1
+            return
+        # Not through the stream's buffer: a blocked write would hold its lock, and the interpreter could not exit.
+        while data:
+            data = data[os.write(handle, data) :]
+            self._written += 1
 
 
 class Output(io.TextIOBase):
@@ -25,68 +121,69 @@ class Output(io.TextIOBase):
 
     encoding = "utf-8"
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, name: str = "words") -> None:
         super().__init__()
-        self.stream = stream
+        self._stream = Stream(stream, name)
         self._log: TextIO | None = None
 
     def log_to(self, path: Path) -> None:
         """Write to this file as well."""
         try:
-            self._log = path.open("a", encoding="utf-8", buffering=1)
+            handle = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._log = os.fdopen(handle, "a", encoding="utf-8", errors="backslashreplace", buffering=1)
         except OSError:
             self._log = None
 
     def say(self, line: str) -> None:
         """Write a line with a time stamp."""
-        self._write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        self.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
     def data(self, line: str) -> None:
         """Write a line for programs, to the stream only."""
-        self.stream = _written(self.stream, line + "\n")
+        self._stream.put(line + "\n")
 
     def write(self, text: str) -> int:
-        """Python's warnings, when this replaces standard error."""
-        self._write(text)
+        """Also Python's warnings and prints, when this replaces standard error and standard output."""
+        self._stream.put(text)
+        if self._log is not None:
+            try:
+                self._log.write(text)
+            except (OSError, ValueError, RuntimeError):
+                self._log = None
         return len(text)
 
+    def finish(self) -> str:
+        """Write the rest. Returns what was lost and why; "" if nothing was, or nobody wants it any more."""
+        stream = self._stream
+        blocked = not stream.close()
+        if not stream.dropped or stream.left:
+            return ""
+        why = stream.error or ("its reader stopped reading" if blocked else "its reader was too slow")
+        many = "1 line was" if stream.dropped == 1 else f"{stream.dropped} lines were"
+        return f"{many} not written to standard {stream.name}: {why}"
+
     def flush(self) -> None:
-        """Every write is flushed already."""
+        """Every write is on its way already."""
 
     def isatty(self) -> bool:
-        return self.stream is not None and self.stream.isatty()
+        return self._stream.stream is not None and self._stream.stream.isatty()
 
     def fileno(self) -> int:
-        if self.stream is None:
+        if self._stream.stream is None:
             raise io.UnsupportedOperation("fileno")
-        return self.stream.fileno()
-
-    def _write(self, text: str) -> None:
-        self.stream, self._log = _written(self.stream, text), _written(self._log, text)
-
-
-def _written(stream: TextIO | None, text: str) -> TextIO | None:
-    """Write the text. Returns the stream, or None if it is broken."""
-    if stream is not None:
-        try:
-            stream.write(text)
-            stream.flush()
-        except (OSError, ValueError, RuntimeError):
-            return None
-    return stream
+        return self._stream.stream.fileno()
 
 
 class RunLog:
     """Opens a run and writes its progress to `words`, in a thread.
 
-    A blocked reader blocks only this thread; events that do not fit into the queue are not reported. tap: called
-    with every event. Raises UsageError before anything is written.
+    tap: called with every event, in that thread. Raises UsageError before anything is written.
     """
 
     def __init__(
         self, request: RunRequest, words: Output, tap: Callable[[float, Event], None] | None = None
     ) -> None:
-        self._queue: queue.Queue[tuple[float, Event] | str | None] = queue.Queue(PATIENT_EVENTS)
+        self._queue: queue.Queue[tuple[float, Event] | str | None] = queue.Queue(PATIENT_LINES)
         self._words = words
         self._tap = tap
         since = time.time()
@@ -95,19 +192,24 @@ class RunLog:
         every_s = request.draft.resolve().log.headless_s
         self._progress = RunProgress(words.say, every_s, self.run.recorder.snapshot().run, since)
         self._thread = threading.Thread(target=self._report, name="ndd-progress", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.run.put(MarkEvent("warning", 0, f"progress is not printed: {error}"))
 
     def say(self, line: str) -> None:
         """Write a line. Never blocks, so it is safe in a signal handler."""
         self._offer(line)
 
-    def finish(self, timeout_s: float = 10.0) -> None:
-        """Write the remaining events, for up to `timeout_s` if the reader is blocked."""
-        self._offer(None)
-        self._thread.join(timeout_s)
+    def finish(self, timeout_s: float = PATIENCE_S) -> None:
+        """Report the remaining events, for up to `timeout_s`."""
+        if self._thread.is_alive():
+            with suppress(queue.Full):
+                self._queue.put(None, timeout=timeout_s)
+                self._thread.join(timeout_s)
 
-    def _offer(self, item: tuple[float, Event] | str | None) -> None:
-        with suppress(queue.Full):
+    def _offer(self, item: tuple[float, Event] | str) -> None:
+        with suppress(queue.Full):  # console.log is on a disk that hangs
             self._queue.put_nowait(item)
 
     def _report(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -92,8 +94,7 @@ def worker_options(workers: int, prefetch: int | None, persistent: bool) -> dict
     # Other threads exist (recorder, sampler, console): a fork could copy locks that they hold.
     method = "forkserver" if sys.platform == "linux" else "spawn"
     if method == "forkserver":
-        # Imported once in the fork server instead of in every worker.
-        multiprocessing.set_forkserver_preload(["torch"])
+        start_server()
     return {
         "worker_init_fn": belong,
         "num_workers": workers,
@@ -101,6 +102,20 @@ def worker_options(workers: int, prefetch: int | None, persistent: bool) -> dict
         "prefetch_factor": prefetch,
         "multiprocessing_context": multiprocessing.get_context(method),
     }
+
+
+def start_server() -> None:
+    """Start the fork server, which imports torch once instead of in every worker; no effect if it is running."""
+    multiprocessing.set_forkserver_preload(["torch"])
+    # Workers put their sockets into this folder if it exists before they start; a folder of their own would stay.
+    multiprocessing.util.get_temp_dir()
+    resource_tracker.ensure_running()  # would unblock the signal again
+    # The server inherits the mask: Ctrl-C during its import would print a traceback.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def belong(_worker: int) -> None:

@@ -1,0 +1,104 @@
+"""Opening a run where that is not possible, and losing its folder: one message, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from train_help import EVERY_STEP, Trainer
+
+from ndd_engine.config import read
+from ndd_engine.errors import MachineError, UsageError
+from ndd_engine.record.events import EndEvent, Event, WindowEvent
+from ndd_engine.record.rundir import RunLock
+from ndd_engine.train.control import StopNow
+from ndd_engine.train.run import Run, RunRequest
+
+
+def test_a_run_that_cannot_be_opened_leaves_no_folder(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_threads(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def no_space(_lock: RunLock, **_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_threads)
+        with pytest.raises(MachineError, match="can't start new thread: too many processes"):
+            trainer.open(*trainer.ndd, "run.name=one")
+    with monkeypatch.context() as patched:
+        patched.setattr(RunLock, "acquire", no_space)
+        with pytest.raises(UsageError, match=r"cannot write to .*one: No space left on device"):
+            trainer.open(*trainer.ndd, "run.name=one")
+    assert list(trainer.root.iterdir()) == []
+
+
+def test_a_full_disk_at_the_start_leaves_no_folder_whose_name_is_taken(
+    trainer: Trainer, small_disk: Callable[[int], Path]
+) -> None:
+    trainer.root = small_disk(16)
+    (trainer.root / "filler").write_bytes(b"x" * 8192)
+    with contextlib.suppress(OSError):
+        (trainer.root / "more").write_bytes(b"x" * 65536)
+    with contextlib.suppress(UsageError):
+        trainer.train(*trainer.ndd, "run.name=one", "run.max_steps=1")
+    assert not (trainer.root / "one").exists()
+
+
+@pytest.mark.parametrize("name", ["lock", "events.jsonl", "console.log", "config.toml"])
+def test_a_fifo_among_the_files_of_a_run_is_one_error(trainer: Trainer, name: str) -> None:
+    result = trainer.train(*trainer.ndd, "run.max_steps=1")
+    path = result.directory.path / name
+    draft = read(result.directory.config)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match=f"{name}: is not a regular file"):
+        Run.open(RunRequest(draft, trainer.root, result.directory))
+
+
+def test_a_stop_at_once_while_a_failure_is_explained_is_still_the_end(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer.open(*trainer.ndd)
+
+    def explaining(_error: BaseException) -> EndEvent:
+        run.control.request("kill", "interrupted (Ctrl-C)", "interrupted")
+        raise StopNow
+
+    def fail() -> EndEvent:
+        raise ValueError("first")
+
+    monkeypatch.setattr(run, "_execute", fail)
+    monkeypatch.setattr(run, "_failed", explaining)
+    end = run.execute()
+    run.close()
+    assert (end.status, end.reason, run.interruptible) == (
+        "interrupted",
+        "interrupted (Ctrl-C), immediately",
+        False,
+    )
+
+
+def test_a_folder_deleted_during_training_is_a_failure_and_not_recreated(trainer: Trainer) -> None:
+    def delete(run: Run, event: Event) -> None:
+        if isinstance(event, WindowEvent) and event.step >= 5:
+            shutil.rmtree(run.directory.path, ignore_errors=True)
+
+    result = trainer.train(
+        *trainer.ndd, *EVERY_STEP, "run.max_steps=60", "checkpoint.at_end=false", steer=delete
+    )
+    assert result.end is not None
+    assert (result.end.status, result.end.exit_status) == ("failed", 1)
+    assert (
+        "was deleted or moved during training: its record and its checkpoints are lost" in result.end.reason
+    )
+    assert "finished all 60 steps" in result.end.reason
+    assert not result.directory.path.exists()
