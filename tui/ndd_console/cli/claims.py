@@ -84,10 +84,10 @@ def claims(
         results = run_claims(wanted, budget, ClaimsProgress(say).look, stop, machine=machine)
     body = {"budget_s": budget, "claims": [result.to_dict() for result in results]}
     text = json.dumps(body, indent=2, allow_nan=False) if as_json else "\n".join(describe(results))
-    if output is not None:
-        write(output, text + "\n")
     if text:
         click.echo(text)
+    if output is not None:
+        write(output, text + "\n")
     return stop.exit_status
 
 

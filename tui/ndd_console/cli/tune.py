@@ -96,13 +96,21 @@ def tune(
         with stoppable("tuning") as stop, held(paused, say, stop):
             state = run_tuning(base, budget, only, TuningProgress(say).look, stop)
         status, saved = stop.exit_status, ""
-        if output is not None:
-            write(output, state.toml)
-            saved = str(output)
+        try:
+            if output is not None:
+                write(output, state.toml)
+                saved = str(output)
+        except UsageError:
+            _print(state, as_json, saved)  # do not lose the measurements
+            raise
+    _print(state, as_json, saved)
+    return status or (EXIT_FAILED if state.stopped else 0)
+
+
+def _print(state: TuningState, as_json: bool, saved: str) -> None:
     show(state.to_dict() if as_json else describe(state))
     if not as_json and not saved:
         click.echo(f"\n{state.toml}", nl=False)
-    return status or (EXIT_FAILED if state.stopped else 0)
 
 
 def _base(

@@ -13,6 +13,7 @@ import click
 from ndd_console.process.terminal import interactive
 from ndd_console.view.tradeoffs import COLUMNS, remark
 from ndd_engine.errors import EXIT_MACHINE, NddError, UsageError
+from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
@@ -115,7 +116,7 @@ def wizard(
     if free_batch and given["effective_batch"] is not None:
         raise UsageError("--effective-batch and --free-batch cannot be combined")
     check_writable(output)
-    if output is not None and output.exists():
+    if output is not None and replaces(output):
         if not force:
             raise UsageError(
                 f"-o {printable(str(output))} exists; use --force to change it (comments are preserved)"
@@ -146,7 +147,6 @@ def _headless(
     from ndd_engine.wizard.planner import WizardStoppedError
     from ndd_engine.wizard.session import best_measured, propose, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
-    from ndd_engine.wizard.writing import save
 
     progress = WizardProgress(say, interval_s=5.0)
     for note in live_run_notes(root):
@@ -176,9 +176,9 @@ def _headless(
         say(f"stopped; {output} was not written")
     elif output is not None:
         try:
-            if output.exists():
+            if replaces(output):
                 text = written_into(answers, proposed.situation, best, output)
-            save(output, text)
+            write_text(output, text, "-o ")
         except NddError:
             if not as_json:
                 click.echo(f"\n{text}", nl=False)  # do not lose minutes of work

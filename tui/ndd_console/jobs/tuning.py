@@ -12,8 +12,8 @@ from ndd_console.process.hosting import hosted
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
 from ndd_engine.errors import UsageError
+from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.text import printable
 from ndd_engine.trial.request import Base
 
 from .saving import save_new
@@ -54,11 +54,7 @@ class TuningJob(ThreadJob):
     def _tune(self) -> None:
         state = self._sweep(self._report, self._stop)
         if self._output is not None:
-            try:
-                self._output.write_text(state.toml, encoding="utf-8")
-            except OSError as error:
-                text = f"-o {printable(str(self._output))}: cannot be written: {error.strerror}"
-                raise UsageError(text) from None
+            write_text(self._output, state.toml, "-o ")
             self.saved = str(self._output)
         self.state = state
 

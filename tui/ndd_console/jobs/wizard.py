@@ -15,6 +15,7 @@ from ndd_console.process.thread import ThreadJob
 from ndd_console.view.wizard import Preview, WizardView
 from ndd_engine.config.loading import text_of
 from ndd_engine.errors import UsageError
+from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Proposal
@@ -85,17 +86,15 @@ class WizardJob(ThreadJob, Questions):
 
         text, path = self._text(chosen), self._path
         lines = tuple(text.splitlines())
-        if path is not None and path.exists():
+        if path is not None and replaces(path):
             return Preview(lines, str(path), True, tuple(difference(text_of(path), text, str(path))))
         return Preview(lines, str(path or new_path(_STEM)))
 
     def save(self, chosen: Proposal) -> str:
-        from ndd_engine.wizard.writing import save
-
         text, path = self._text(chosen), self._path
         if path is None:
             return str(save_new(_STEM, text))
-        save(path, text)
+        write_text(path, text)
         return str(path)
 
     def _text(self, chosen: Proposal) -> str:
@@ -103,7 +102,7 @@ class WizardJob(ThreadJob, Questions):
 
         assert self._proposed is not None
         path, situation = self._path, self._proposed.situation
-        if path is not None and path.exists():
+        if path is not None and replaces(path):
             return written_into(self.answers, situation, chosen, path)
         return written(self.answers, situation, chosen)
 
