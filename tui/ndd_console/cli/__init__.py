@@ -96,10 +96,19 @@ Exit status: 0 done, 1 failed, 2 usage or configuration error (also a GPU that d
 def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
     """Train PyTorch models in the terminal and see where every millisecond goes.
 
-    Without a command, the home screen shows the GPU, recent runs and the workloads to start.
+    Without a command, the home screen shows the GPU, recent runs and the workloads to start; without a terminal,
+    the runs and this help are printed.
     """
     ctx.obj = {"runs": runs_folder, "ascii": ascii_only}
     if ctx.invoked_subcommand is None:
+        from ndd_console.process.terminal import interactive
+
+        if not interactive():
+            from .runs import runs
+
+            ctx.invoke(runs, as_json=False)
+            click.echo(f"\n{ctx.get_help()}")
+            return
         from ndd_console.jobs.training import home
 
         ctx.exit(home(runs_folder, ascii_only))

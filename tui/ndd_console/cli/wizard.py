@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
 from ndd_console.view.tradeoffs import COLUMNS, remark
 from ndd_engine.errors import EXIT_MACHINE, NddError, UsageError
@@ -131,13 +132,16 @@ def wizard(
         return _headless(answers, root, no_verify, budget, output, as_json)
     from ndd_console.jobs import wizard as screen
 
-    to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root)
-    if to_train:
-        # A new process, because a run must start before any thread exists.
-        options = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
-        options += ["--ascii"] if ctx.obj["ascii"] else []
-        os.execv(sys.executable, [sys.executable, "-m", "ndd_console", *options, "train", to_train])
-    return status
+    def shown(leash: Leash) -> int:
+        to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root, leash)
+        if to_train:
+            # A new process, because a run must start before any thread exists.
+            options = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
+            options += ["--ascii"] if ctx.obj["ascii"] else []
+            os.execv(sys.executable, [sys.executable, "-m", "ndd_console", *options, "train", to_train])
+        return status
+
+    return supervised(shown)
 
 
 def _headless(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ndd_console.app import TuningApp
 from ndd_console.process.hosting import hosted
+from ndd_console.process.launcher import Leash
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
 from ndd_engine.errors import UsageError
@@ -69,6 +70,7 @@ def show(
     output: Path | None,
     beside: Sequence[RunDir],
     ascii_only: bool,
+    leash: Leash,
 ) -> tuple[TuningState, int, str]:
     """Tune a checked configuration with a screen.
 
@@ -86,7 +88,7 @@ def show(
             return run_tuning(base, budget_s, only, tell, stop)
 
     job = TuningJob(base.name, sweep, output)
-    status = hosted(TuningApp(job, capabilities(ascii_only), job.start), job)
+    status = hosted(TuningApp(job, capabilities(ascii_only), job.start), job, leash)
     if job.error is not None:
         raise job.error
     assert job.state is not None

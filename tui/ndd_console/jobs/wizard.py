@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ndd_console.app import WizardApp
 from ndd_console.process.hosting import hosted
+from ndd_console.process.launcher import Leash
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
 from ndd_console.view.wizard import Preview, WizardView
@@ -158,7 +159,7 @@ def lengths_line(opened: Opened) -> tuple[str, ...]:
 
 
 def show(
-    answers: Answers, output: Path | None, budget_s: float, ascii_only: bool, root: Path
+    answers: Answers, output: Path | None, budget_s: float, ascii_only: bool, root: Path, leash: Leash
 ) -> tuple[str, int]:
     """Show the wizard until it is closed. Returns the file to train, or "", and the exit status.
 
@@ -166,5 +167,5 @@ def show(
     """
     job = WizardJob(answers, output or answers.config, budget_s, live_run_notes(root))
     app = WizardApp(job, capabilities(ascii_only), can_train=answers.gpu is None)
-    status = hosted(app, job)
+    status = hosted(app, job, leash)
     return app.to_train, status
