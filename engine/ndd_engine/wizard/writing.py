@@ -42,7 +42,7 @@ def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> st
         if before is not None and before == value:
             continue
         item = tomlkit.item(value)
-        reason = reasons.get(key, "")
+        reason = printable(reasons.get(key, ""))
         theirs = "" if before is None else str(before.trivia.comment or "").lstrip("# ")
         item.comment(" | ".join(part for part in (theirs, reason) if part)) if theirs or reason else None
         table[name] = item

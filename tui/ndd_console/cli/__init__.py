@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import keyword
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from ndd_engine.errors import NddError, UsageError
+from ndd_engine.text import printable
 from ndd_engine.version import __version__
 
 # Name of a command -> its line in --help. The module has the same name, with a _ appended to a keyword.
@@ -35,6 +39,23 @@ RENAMED = {"card": "gpu", "ladder": "tune"}
 class LazyGroup(click.Group):
     """Lists its commands without importing them, so that --help stays fast."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line. Control characters in the messages of errors are escaped here, for every command."""
+        try:
+            return super().main(*args, **extra)
+        except click.ClickException as error:
+            error.message = _escaped(error.message)  # type: ignore[misc]
+            raise
+        except NddError as error:
+            error.args = (_escaped(str(error)),)
+            raise
+        except OSError as error:
+            if isinstance(error.filename, (str, Path)):
+                error.filename = printable(str(error.filename))
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                raise UsageError(f"{error.filename}: {error.strerror}") from None
+            raise
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -60,6 +81,10 @@ class LazyGroup(click.Group):
             CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
         ]
         return names or click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _escaped(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 EPILOG = """\b

@@ -173,7 +173,7 @@ def _headless(
     else:
         # If the TOML goes to stdout, nothing else does.
         for line in describe(proposed, answers, best):
-            (say if output is None and best is not None else click.echo)(line)
+            say(line) if output is None and best is not None else show([line])
     if best is None:
         return stop.exit_status or EXIT_MACHINE
     if output is not None and stop.is_set():
