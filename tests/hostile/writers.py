@@ -71,7 +71,7 @@ class Place:
     def __init__(self, path: Path, refused: bool = False, reads: Path | None = None) -> None:
         self.path, self.refused = path, refused
         self.target = path if reads is None else reads
-        self.links = {one: os.readlink(one) for one in path.parent.rglob("*") if one.is_symlink()}
+        self.links = {one: one.readlink() for one in path.parent.rglob("*") if one.is_symlink()}
         self.kinds = {
             one: (
                 stat.S_IFMT(one.lstat().st_mode),
@@ -97,7 +97,7 @@ class Place:
     def kept(self) -> None:
         """Links, devices and FIFOs are the same as before."""
         for link, target in self.links.items():
-            assert link.is_symlink() and os.readlink(link) == target, f"{link.name} is no longer a link"
+            assert link.is_symlink() and link.readlink() == target, f"{link.name} is no longer a link"
         for one, (kind, number) in self.kinds.items():
             now = one.lstat()
             assert stat.S_IFMT(now.st_mode) == kind, f"{one.name} was replaced"
