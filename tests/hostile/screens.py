@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ndd_console.app import ConsoleApp
+from ndd_console.screens.base import CanvasScreen
 from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.frame import inner_width
@@ -29,16 +34,24 @@ from ndd_engine.trial.request import Progress
 from ndd_engine.wizard.proposals import Measured
 from tests.hostile import _strange as strange
 from tests.hostile.attempts import Attempt, Kind
+from tests.terminal.screen import START_S, Terminal
+from tests.trial.written_runs import steady, windows, write_run
 from tests.ui import fake_tuning, fake_wizard, fakes
+from tests.ui.fake_sources import FakeHome, FakeSource, FakeTrials
 
 Draw = Callable[[int, int], list[Row]]
 
 
 def attempts(rng: random.Random, folder: Path) -> Iterator[Attempt]:
     screens = (live, live, live, page, diagnosis, home, trial, tuning, wizard, wizard)
-    while True:
+    for number in count(1):
         make, seed = rng.choice(screens), rng.getrandbits(48)
-        yield Attempt(f"{make.__name__} with seed {seed}", partial(check, make, seed))
+        if number % 200 == 0:
+            yield Attempt(f"a terminal with seed {seed}", partial(in_terminal, seed, folder / f"{number}"))
+        elif number % 50 == 0:
+            yield Attempt(f"an app with seed {seed}", partial(in_app, seed))
+        else:
+            yield Attempt(f"{make.__name__} with seed {seed}", partial(check, make, seed))
 
 
 def check(make: Callable[[random.Random], Draw], seed: int) -> None:
@@ -70,6 +83,73 @@ def painted(before: list[Row], after: list[Row]) -> None:
     for y, (old, new) in enumerate(zip(before, after, strict=True)):
         sent = canvas.patch((y, start, end) for start, end in changes(old, new))
         assert all(char.isprintable() or char == "\x1b" for char in sent), repr(sent)
+
+
+# Real apps and terminals, with keys and resizes.
+
+KEYS = (
+    *"pcekdtwilsq?rmbvnyjkhgG0+- ", "up", "down", "left", "right", "home", "end", "pageup", "pagedown", "enter",
+    "escape", "tab", "backspace", "delete", "ctrl+t", "ctrl+u", "f1", "ctrl+z", "é", "漢", "👍",
+)  # fmt: skip
+RAW = (
+    "p", "d", "t", "i", "l", "?", "\x1b", "\r", "j", "k", "q", "w", "\x1b[A", "\x1b[B", "\x1b[5~", "\x1b[999;999H",
+    "\x1b[200~" + "pasted " * 3000 + "\x1b[201~", "\x1b]0;title\x07", "\x1b[<0;1;1M", "\x1b[?1;2c", "\x00", "\x7f",
+    "\x9b", "漢字", "\x1bP+r\x1b\\", "\x1b[48;9999;9999;1;1t", "\x1b[I\x1b[O", "x" * 5000,
+)  # fmt: skip
+
+
+def in_app(seed: int) -> None:
+    """Keys and resizes, through Textual."""
+    rng = random.Random(seed)
+    at_home = rng.random() < 0.3
+    app = ConsoleApp(
+        None if at_home else FakeSource(snapshot(rng), owned=False, tries=FakeTrials()), FakeHome()
+    )
+
+    async def scenario() -> None:
+        async with app.run_test(size=strange.size(rng)) as pilot:
+            for _ in range(40):
+                if app.closing:
+                    return
+                if rng.random() < 0.2:
+                    await pilot.resize_terminal(*strange.size(rng))
+                else:
+                    await pilot.press(rng.choice(KEYS))
+                if isinstance(app.screen, CanvasScreen) and not app.closing:
+                    canvas = app.screen.canvas
+                    if rows := list(canvas.rows):
+                        whole(rows, width_of(rows[0]), len(rows))
+
+    asyncio.run(scenario())
+    assert app.failures == [], app.failures[0][-1500:]
+
+
+def in_terminal(seed: int, folder: Path) -> None:
+    """Raw input and resizes, through a terminal; then SIGTERM."""
+    rng = random.Random(seed)
+    write_run(
+        folder / "foreign", windows(steady(20, 0.1)), model=strange.text(rng), item=strange.text(rng),
+        data=strange.text(rng), device_name=strange.text(rng), workload=strange.text(rng), token=strange.text(rng),
+    )  # fmt: skip
+    arguments = rng.choice(((), ("attach", "foreign"), ("wizard",)))
+    columns, rows = strange.size(rng)
+    with Terminal(*arguments, runs=folder, columns=max(columns, 2), rows=max(rows, 2)) as terminal:
+        terminal.until(lambda _: b"\x1b[?1049h" in terminal.raw, START_S)
+        for _ in range(30):
+            if not terminal.process.isalive():
+                break
+            if rng.random() < 0.3:
+                columns, rows = strange.size(rng)
+                terminal.resize(max(columns, 2), max(rows, 2))
+            else:
+                # On the home screen, the return key starts a run.
+                terminal.press(rng.choice(RAW if arguments else [keys for keys in RAW if keys != "\r"]))
+            terminal.pump(0.05)
+        if terminal.process.isalive():
+            terminal.process.kill(signal.SIGTERM)
+        assert terminal.wait() in (0, 143)
+        assert terminal.echoes(), "the terminal is raw"
+        assert b"Traceback" not in terminal.raw and b"screen failed" not in terminal.raw, terminal.raw[-1500:]
 
 
 # The screens. Each function draws its values from the generator and returns what draws them.

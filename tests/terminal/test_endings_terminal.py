@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -57,7 +58,7 @@ def child_of(pid: int) -> int:
 def exiting_workload(folder: Path, ending: str) -> None:
     """A workload that ends its process after some items."""
     text = files("ndd_console.cli").joinpath("example_workload.py").read_text("utf-8")
-    ends = f"        if index == 1234:\n            {ending}\n"
+    ends = f"        if index % 100 == 77:\n            {ending}\n"
     marker = "    def __getitem__(self, index: int) -> tuple[Tensor, int]:\n"
     (folder / "ending.py").write_text(
         "import os\n" + text.replace("from __future__", "# ").replace(marker, marker + ends)
@@ -83,7 +84,7 @@ def test_training_that_exits_its_process(tmp_path: Path, ending: str, status: in
         "--set",
         "run.epochs=100",
         "--set",
-        "loader.workers=0",
+        "run.threads=1",
     )
     with Terminal(*arguments, runs=tmp_path / "runs", columns=120, PYTHONPATH=path) as terminal:
         assert terminal.wait(START_S) == status
@@ -113,7 +114,7 @@ def test_a_stopped_screen_in_the_background_can_be_terminated(tmp_path: Path, st
     try:
         raw = b""
         deadline = time.monotonic() + START_S
-        while b"JOB" not in raw and time.monotonic() < deadline:
+        while not re.search(rb"JOB \w+\r", raw) and time.monotonic() < deadline:
             try:
                 raw += process.read(65536)
             except EOFError:

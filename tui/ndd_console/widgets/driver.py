@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import termios
@@ -41,7 +42,7 @@ class BackgroundDriver(LinuxDriver):
     """
 
     _mode: list[Any] | None = None
-    _started = False
+    _started = _continued = False
 
     def start_application_mode(self) -> None:
         # In the background this stops the process until `fg`.
@@ -66,13 +67,33 @@ class BackgroundDriver(LinuxDriver):
     def _stopped(self) -> bool:
         return self._writer_thread is None or not self._writer_thread.is_alive()
 
+    def _sigtstp_application(self, *_: object) -> None:
+        self._continued = False
+        if self._auto_restart:
+            self.suspend_application_mode()
+            self._must_signal_resume = True
+        if self._continued:  # it came while the screen was being closed
+            self._sigcont_application()
+        elif not self._closing():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     def _sigcont_application(self, *_: object) -> None:
-        if getattr(self._app, "closing", False):
+        self._continued = True
+        if not self._stopped():
             return
-        if self._auto_restart and self._stopped() and in_background(self.fileno):
-            os.kill(os.getpid(), signal.SIGSTOP)  # `bg`: a screen needs the foreground
-        elif self._stopped():
+        if self._auto_restart and in_background(self.fileno):
+            # `bg`: a screen needs the foreground. SIGTERM, which `kill` sends with SIGCONT, is handled first.
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(loop.call_later, _WAIT_S, self._stop_again)
+        elif not self._closing():
             super()._sigcont_application()
+
+    def _stop_again(self) -> None:
+        if self._stopped() and not self._closing() and in_background(self.fileno):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _closing(self) -> bool:
+        return bool(getattr(self._app, "closing", False))
 
     def run_input_thread(self) -> None:
         while True:
