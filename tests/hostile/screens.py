@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -135,6 +137,7 @@ def in_terminal(seed: int, folder: Path) -> None:
     columns, rows = strange.size(rng)
     with Terminal(*arguments, runs=folder, columns=max(columns, 2), rows=max(rows, 2)) as terminal:
         terminal.until(lambda _: b"\x1b[?1049h" in terminal.raw, START_S)
+        os.set_blocking(terminal.process.fd, False)
         for _ in range(30):
             if not terminal.process.isalive():
                 break
@@ -143,7 +146,8 @@ def in_terminal(seed: int, folder: Path) -> None:
                 terminal.resize(max(columns, 2), max(rows, 2))
             else:
                 # On the home screen, the return key starts a run.
-                terminal.press(rng.choice(RAW if arguments else [keys for keys in RAW if keys != "\r"]))
+                with contextlib.suppress(OSError):  # what does not fit into the terminal's buffer is dropped
+                    terminal.press(rng.choice(RAW if arguments else [keys for keys in RAW if keys != "\r"]))
             terminal.pump(0.05)
         if terminal.process.isalive():
             terminal.process.kill(signal.SIGTERM)
