@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 MISSING = "n/a"
+# Makes the character before it wider on some terminals only.
+_WIDE = "\ufe0f"
 
 
 def printable(text: str) -> str:
     """The text with all non-printable characters escaped, so that it cannot control the terminal."""
-    if text.isprintable():
+    if text.isprintable() and _WIDE not in text:
         return text
     return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+        char if char.isprintable() and char != _WIDE else char.encode("unicode_escape").decode("ascii")
+        for char in text
     )
+
+
+def finite(value: object) -> float | None:
+    """A finite number as a float, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    with contextlib.suppress(OverflowError):
+        return float(value) if math.isfinite(value) else None
+    return None
 
 
 def size(count: float | None) -> str:
     """Bytes in binary units: 1.5 GB, 512 MB, 17 B."""
-    if count is None:
+    value = finite(count)
+    if value is None:
         return MISSING
-    value = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if abs(value) < 1024:
             digits = 0 if unit in ("B", "KB") or abs(value) >= 100 else 1
@@ -31,7 +44,8 @@ def size(count: float | None) -> str:
 
 def duration(seconds: float | None) -> str:
     """A duration in at most two units: 850 ms, 12.3 s, 4 min 10 s, 1 h 12 m, 3 d 4 h."""
-    if seconds is None or not math.isfinite(seconds):
+    seconds = finite(seconds)
+    if seconds is None:
         return MISSING
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
@@ -48,8 +62,9 @@ def duration(seconds: float | None) -> str:
 
 def number(value: float | None, digits: int = 3) -> str:
     """A number with thousands separators, or with `digits` significant digits below 1000."""
-    if value is None or not math.isfinite(value):
-        return MISSING if value is None else str(value)
+    if finite(value) is None:
+        return str(value) if isinstance(value, float) else MISSING
+    assert value is not None
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     if value == int(value) and abs(value) < 1000:
@@ -65,7 +80,7 @@ def rate(value: float | None, unit: str) -> str:
 
 def percent(share: float) -> str:
     """ "57 %", or "0.4 %" below 2 %."""
-    value = 100 * share
+    value = 100 * (finite(share) or 0.0)
     return f"{value:.0f} %" if value >= 2 or not value else f"{value:.1f} %"
 
 

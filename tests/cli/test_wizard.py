@@ -69,7 +69,7 @@ def test_for_a_gpu_that_is_not_in_this_machine(tmp_path: Path) -> None:
         (["--size", "huge"], "unknown size"),
         (["--min-sequence", "9999"], "allowed: 2 to"),
         (["-o", "nowhere/a.toml"], "does not exist"),
-        (["-o", "/dev/full", "--force"], "not a regular file"),
+        (["-o", ".", "--force"], "is a folder"),
         (["-o", "/proc/a.toml"], "cannot be written"),
         (["/dev/zero"], "is a device"),
         (["--budget", "nan"], "finite number"),

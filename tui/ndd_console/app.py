@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from textual.filter import NoColor
 from textual.screen import Screen
 from textual.timer import Timer, TimerCallback
 
-from ndd_console.screens.base import call_from_thread
+from ndd_console.screens.base import CanvasScreen, call_from_thread
 from ndd_console.screens.diagnosis import Diagnosis, Rules
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.interfaces import HomeSource, RunSource, TuningSource
@@ -22,6 +23,7 @@ from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen, WizardSource
 from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.style import PLAIN, Look
+from ndd_console.widgets.driver import BackgroundDriver
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import error_text
 
@@ -38,7 +40,8 @@ class CanvasApp(App[str], inherit_bindings=False):
     CSS = "Screen { background: ansi_default; color: ansi_default; }"
 
     def __init__(self, look: Look) -> None:
-        super().__init__(ansi_color=True)
+        super().__init__(driver_class=BackgroundDriver, ansi_color=True)
+        self.failures: list[str] = []  # tracebacks of errors of the screens
         self.animation_level = "none"
         self._look = replace(look, monochrome=look.monochrome or self.no_color)
         if look.monochrome and not self.no_color:
@@ -47,6 +50,21 @@ class CanvasApp(App[str], inherit_bindings=False):
         self._gone = False
         self._console_loop: asyncio.AbstractEventLoop | None = None
         self._leaving = ""
+
+    @property
+    def closing(self) -> bool:
+        """Whether the app ends soon."""
+        return self._gone or bool(self._leaving)
+
+    def on_canvas_screen_failed(self, message: CanvasScreen.Failed) -> None:
+        self._note(message.error)
+
+    def _handle_exception(self, error: Exception) -> None:
+        self._note(error)
+        super()._handle_exception(error)
+
+    def _note(self, error: Exception) -> None:
+        self.failures.append("".join(traceback.format_exception(error)))
 
     def on_mount(self) -> None:
         self._console_loop = asyncio.get_running_loop()
@@ -173,6 +191,10 @@ class ConsoleApp(CanvasApp):
         assert self.home is not None
         wizard = None if self._new_wizard is None else lambda: self._open_wizard(None)
         return HomeScreen(self.home, self._look, self._choose, self._quit, self._on_first_paint, wizard)
+
+    @property
+    def closing(self) -> bool:
+        return super().closing or self._ending
 
     def on_mount(self) -> None:
         # Textual calls the handler of the base class as well.

@@ -8,6 +8,8 @@ import tomlkit
 from pydantic import BaseModel
 from tomlkit.items import Table
 
+from ndd_engine.text import printable
+
 from .schema import Config
 
 
@@ -19,7 +21,7 @@ def to_toml(config: Config, heading: str = "", reasons: Mapping[str, str] | None
     """
     document = tomlkit.document()
     for line in heading.splitlines():
-        document.add(tomlkit.comment(line) if line else tomlkit.nl())
+        document.add(tomlkit.comment(printable(line)) if line else tomlkit.nl())
     for section in type(config).model_fields:
         model: BaseModel = getattr(config, section)
         document.add(tomlkit.nl())
@@ -31,7 +33,7 @@ def _table(section: str, model: BaseModel, reasons: Mapping[str, str]) -> Table:
     table = tomlkit.table()
     for key, info in type(model).model_fields.items():
         value = getattr(model, key)
-        comment = reasons.get(f"{section}.{key}", info.description or "")
+        comment = printable(reasons.get(f"{section}.{key}", info.description or ""))
         if section == "batch" and key == "accumulation" and getattr(model, "effective", None) is not None:
             table.add(tomlkit.comment(f"{key} follows from effective and micro: {value}"))
             continue

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ndd_engine.files import PATIENCE_S, folder_for_parts, replacing
 from ndd_engine.record.events import KernelsEvent
 
 from . import clock as phase
@@ -99,17 +100,17 @@ class ProfilerCapture:
 
     def export(self, path: Path) -> None:
         """Write the capture as a Chrome trace, gzipped if the name ends in .gz. Raises OSError."""
-        with tempfile.TemporaryDirectory(prefix=".trace-", dir=path.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=".trace-", dir=folder_for_parts(path)) as folder:
             made = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(made))
             if not made.exists() or not made.stat().st_size:
                 raise OSError("the profiler wrote nothing")
-            if path.suffix == ".gz":
-                packed = Path(folder) / "trace.json.gz"
-                with made.open("rb") as plain, gzip.open(packed, "wb", compresslevel=5) as file:
+            with made.open("rb") as plain, replacing(path, PATIENCE_S) as file:
+                if path.suffix != ".gz":
                     shutil.copyfileobj(plain, file)
-                made = packed
-            made.replace(path)
+                    return
+                with gzip.open(file, "wb", compresslevel=5) as packed:
+                    shutil.copyfileobj(plain, packed)
 
     def _mark(self, now: int, index: int) -> None:
         """Called by the clock when phase `index` begins."""

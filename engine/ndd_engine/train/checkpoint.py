@@ -10,11 +10,9 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import pickle
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +21,7 @@ import torch
 from torch import nn
 
 from ndd_engine.errors import CheckpointError
+from ndd_engine.files import PATIENCE_S, replacing
 from ndd_engine.text import printable, size
 
 FORMAT = 1
@@ -74,7 +73,7 @@ class CheckpointStore:
         path = description.with_suffix(".pt")
         if path == earlier:
             path = description.with_suffix(".again.pt")
-        with replacing(path) as file:
+        with replacing(path, PATIENCE_S) as file:
             digest = _Digest(file)
             try:
                 torch.save(state, digest)  # type: ignore[arg-type]
@@ -87,7 +86,7 @@ class CheckpointStore:
         body = {"format": FORMAT, "file": path.name, **asdict(saved)}
         del body["path"], body["description"]
         try:
-            with replacing(description) as file:
+            with replacing(description, PATIENCE_S) as file:
                 file.write(json.dumps(body).encode())
         except BaseException:
             path.unlink(missing_ok=True)  # without its JSON file it only takes up space
@@ -197,27 +196,6 @@ class _Digest:
 
     def flush(self) -> None:
         self._file.flush()
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that replaces `path` completely or not at all. Raises OSError."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def _interruption(error: BaseException) -> BaseException | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
+from ndd_engine.files import write_problem
 from ndd_engine.hardware.detect import detect
 from ndd_engine.record.events import Json, RunEvent
 from ndd_engine.record.state import RunState
-from ndd_engine.text import printable
 from ndd_engine.workloads.facts import problems
 
 from . import scalars
@@ -35,7 +34,7 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         wrong = {problem.key for problem in found}  # they were replaced by their defaults for this check
         more = [problem for problem in problems(config, "") if problem.key not in wrong]
         found += [replace(problem, where=draft.where(problem.key.split("."))) for problem in more]
-        if config.log.trace is not None and (why := trace_problem(config.log.trace)) is not None:
+        if config.log.trace is not None and (why := write_problem(Path(config.log.trace).expanduser())):
             found.append(draft.problem(("log", "trace"), why, config.log.trace))
         if config.log.tensorboard and not scalars.available():
             found.append(draft.problem(("log", "tensorboard"), scalars.MISSING, True))
@@ -48,20 +47,6 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         raise ConfigError(found)
     assert config is not None
     return config
-
-
-def trace_problem(path: str) -> str | None:
-    """Why a trace cannot be written to this path, or None. Leaves nothing behind."""
-    target = Path(path).expanduser()
-    if target.is_dir():
-        return "is a folder; give the name of a file in it"
-    if not target.parent.is_dir():
-        return f"cannot be written: the folder {printable(str(target.parent))} does not exist"
-    try:
-        with tempfile.TemporaryFile(dir=target.parent):
-            return None
-    except OSError as error:
-        return f"cannot be written: {error.strerror or error}"
 
 
 def check_resume(name: str, state: RunState, config: Config, from_step: int | None) -> None:

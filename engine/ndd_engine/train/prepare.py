@@ -16,6 +16,7 @@ import torch
 
 from ndd_engine.config import Config, anywhere, to_toml
 from ndd_engine.errors import NddError, OutOfMemoryError, UsageError
+from ndd_engine.files import PATIENCE_S, replacing, unwritable
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
@@ -35,7 +36,7 @@ from ndd_engine.version import __version__
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.registry import prepare
 
-from .checkpoint import Saved, newest_good, replacing
+from .checkpoint import Saved, newest_good
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import restore_random_state
@@ -94,10 +95,10 @@ def prepare_run(run: OpenRun) -> Prepared:
     rehearsal = _rehearse(stepper, batches, cores)
     heading = f"Run {run.directory.name}, as resolved for {machine.device}."
     try:
-        with replacing(run.directory.config) as file:
+        with replacing(run.directory.config, PATIENCE_S) as file:
             file.write(to_toml(config, heading).encode())
     except OSError as error:
-        raise NddError(f"cannot write {printable(str(run.directory.config))}: {error.strerror}") from None
+        raise NddError(unwritable(run.directory.config, error)) from None
     run.put(_run_event(run, machine, loop))
     if choice is not None:
         run.put(MarkEvent("choice", loop.step, choice.reason))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
-import tempfile
 from collections.abc import Mapping, MutableMapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from ndd_engine.config import Config, anywhere, to_toml
-from ndd_engine.errors import NddError, UsageError
+from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
 
@@ -45,7 +42,7 @@ def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> st
         if before is not None and before == value:
             continue
         item = tomlkit.item(value)
-        reason = reasons.get(key, "")
+        reason = printable(reasons.get(key, ""))
         theirs = "" if before is None else str(before.trivia.comment or "").lstrip("# ")
         item.comment(" | ".join(part for part in (theirs, reason) if part)) if theirs or reason else None
         table[name] = item
@@ -74,28 +71,3 @@ def difference(before: str, after: str, name: str) -> list[str]:
         before.splitlines(), after.splitlines(), f"{name} (current)", f"{name} (new)", lineterm="", n=2
     )
     return [printable(line) for line in lines]
-
-
-def save(path: Path, text: str) -> None:
-    """Write the file atomically. Raises NddError."""
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise NddError(f"{printable(str(path))} cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise NddError(f"{printable(str(path))} cannot be written: {error.strerror}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

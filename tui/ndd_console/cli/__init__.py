@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import keyword
 import signal
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from ndd_engine.errors import NddError, UsageError
+from ndd_engine.text import printable
 from ndd_engine.version import __version__
 
 # Name of a command -> its line in --help. The module has the same name, with a _ appended to a keyword.
@@ -36,6 +40,23 @@ RENAMED = {"card": "gpu", "ladder": "tune"}
 class LazyGroup(click.Group):
     """Lists its commands without importing them, so that --help stays fast."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line. Control characters in the messages of errors are escaped here, for every command."""
+        try:
+            return super().main(*args, **extra)
+        except click.ClickException as error:
+            error.message = _escaped(error.message)  # type: ignore[misc]
+            raise
+        except NddError as error:
+            error.args = (_escaped(str(error)),)
+            raise
+        except OSError as error:
+            if isinstance(error.filename, (str, Path)):
+                error.filename = printable(str(error.filename))
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                raise UsageError(f"{error.filename}: {error.strerror}") from None
+            raise
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -61,6 +82,10 @@ class LazyGroup(click.Group):
             CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
         ]
         return names or click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _escaped(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 EPILOG = """\b
@@ -97,12 +122,21 @@ Exit status: 0 done, 1 failed, 2 usage or configuration error (also a GPU that d
 def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
     """Train PyTorch models in the terminal and see where every millisecond goes.
 
-    Without a command, the home screen shows the GPU, recent runs and the workloads to start.
+    Without a command, the home screen shows the GPU, recent runs and the workloads to start; without a terminal,
+    the runs and this help are printed.
     """
     ctx.obj = {"runs": runs_folder, "ascii": ascii_only}
     if ctx.invoked_subcommand != "train":  # which handles it itself, once it has something to clean up
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if ctx.invoked_subcommand is None:
+        from ndd_console.process.terminal import interactive
+
+        if not interactive():
+            from .runs import runs
+
+            ctx.invoke(runs, as_json=False)
+            click.echo(f"\n{ctx.get_help()}")
+            return
         from ndd_console.jobs.training import home
 
         ctx.exit(home(runs_folder, ascii_only))

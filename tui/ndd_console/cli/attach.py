@@ -39,7 +39,7 @@ def attach(ctx: click.Context, run: str | None, headless: bool) -> int:
     if not headless and interactive():
         from ndd_console.jobs.training import watch
 
-        return watch(AttachedSource(directory), ctx.obj["ascii"])
+        return watch(directory, ctx.obj["ascii"])
     received: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
     source = AttachedSource(directory, listener=lambda t, event: received.put((t, event)))
     progress = RunProgress(say)

@@ -83,11 +83,11 @@ def claims(
     with stoppable("the claims") as stop, held(paused, say, stop):
         results = run_claims(wanted, budget, ClaimsProgress(say).look, stop, machine=machine)
     body = {"budget_s": budget, "claims": [result.to_dict() for result in results]}
-    text = json.dumps(body, indent=2, allow_nan=False) if as_json else "\n".join(describe(results))
+    lines = list(describe(results))
+    show(body if as_json else lines)
     if output is not None:
+        text = json.dumps(body, indent=2, allow_nan=False) if as_json else "\n".join(map(printable, lines))
         write(output, text + "\n")
-    if text:
-        click.echo(text)
     return stop.exit_status
 
 

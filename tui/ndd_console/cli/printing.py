@@ -21,17 +21,20 @@ def say(line: str) -> None:
 
 
 def show(result: dict[str, Any] | Iterable[str]) -> None:
-    """A result on standard output: a dict as one JSON document, anything else as lines.
+    """A result on standard output: a dict as one JSON document, anything else as lines, control characters escaped.
 
     Raises ValueError for NaN and infinities in a dict.
     """
-    lines = [json.dumps(result, indent=2, allow_nan=False)] if isinstance(result, dict) else result
-    for line in lines:
-        click.echo(line)
+    if isinstance(result, dict):
+        click.echo(json.dumps(result, indent=2, allow_nan=False))
+        return
+    for line in result:
+        click.echo(printable(line))
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterator[str]:
     """Rows of equal length as lines with aligned columns, two spaces apart. right: indices of right-aligned columns."""
+    rows = [[printable(text) for text in row] for row in rows]
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         padded = []

@@ -11,13 +11,14 @@ from ndd_console.report import html, text
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_engine.errors import UsageError
+from ndd_engine.files import write_text
 from ndd_engine.record.events import finite
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import find_run, runs_root
 from ndd_engine.text import printable, size
 
 from .completion import run_names
-from .measuring import check_writable, save
+from .measuring import check_writable
 from .options import command, flag, output_option
 from .printing import say
 
@@ -59,5 +60,8 @@ def report(ctx: click.Context, run: str | None, output: Path | None, as_text: bo
         click.echo(written, nl=False)
         return
     path = output or directory.path / "report.html"
-    save(path, written)
+    try:
+        write_text(path, written, "-o " if output else "")
+    except UsageError as error:
+        raise UsageError(f"{error}; choose another file with -o") from None
     click.echo(printable(str(path)))

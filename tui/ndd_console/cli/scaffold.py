@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from ndd_engine.errors import UsageError
+from ndd_engine.files import create_text, write_text
 from ndd_engine.text import printable
 
 from .options import command, flag
@@ -35,13 +36,10 @@ def scaffold(path: Path, force: bool) -> None:
     text = files("ndd_console.cli").joinpath("example_workload.py").read_text("utf-8")
     text = text.replace(DEFAULT.removesuffix(".py"), module)
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
+        (write_text if force else create_text)(path, text)
     except FileExistsError:
         why = "already exists; choose another name, or overwrite it with --force"
         raise UsageError(f"{_shown(path)} {why}") from None
-    except OSError as error:
-        raise UsageError(f"{_shown(path)} cannot be written: {error.strerror}") from None
     click.echo(f"wrote {_shown(path)}; train it for 20 steps with:", err=True)
     command = f"ndd-console train --workload {module}:factory --max-steps 20"
     click.echo(command if folder is None else f"cd {shlex.quote(str(folder))} && {command}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
 from ndd_console.view.interval import interval_text
 from ndd_console.view.rows import foreign
@@ -87,22 +88,32 @@ def tune(
     if not as_json and interactive():
         from ndd_console.jobs import tuning
 
-        state, status, saved = tuning.show(base, budget, only, output, paused, ctx.obj["ascii"])
-        if saved:
-            say(f"wrote {saved}")
-    else:
-        from ndd_engine.trial.tuning import run_tuning
+        def shown(leash: Leash) -> int:
+            state, status, saved = tuning.show(base, budget, only, output, paused, ctx.obj["ascii"], leash)
+            if saved:
+                say(f"wrote {saved}")
+            _print(state, as_json, saved)
+            return status or (EXIT_FAILED if state.stopped else 0)
 
-        with stoppable("tuning") as stop, held(paused, say, stop):
-            state = run_tuning(base, budget, only, TuningProgress(say).look, stop)
-        status, saved = stop.exit_status, ""
+        return supervised(shown)
+    from ndd_engine.trial.tuning import run_tuning
+
+    with stoppable("tuning") as stop, held(paused, say, stop):
+        state = run_tuning(base, budget, only, TuningProgress(say).look, stop)
+    saved = ""
+    try:
         if output is not None:
             write(output, state.toml)
             saved = str(output)
+    finally:
+        _print(state, as_json, saved)  # also if it cannot be written: do not lose the measurements
+    return stop.exit_status or (EXIT_FAILED if state.stopped else 0)
+
+
+def _print(state: TuningState, as_json: bool, saved: str) -> None:
     show(state.to_dict() if as_json else describe(state))
     if not as_json and not saved:
         click.echo(f"\n{state.toml}", nl=False)
-    return status or (EXIT_FAILED if state.stopped else 0)
 
 
 def _base(

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
 from ndd_console.view.tradeoffs import COLUMNS, remark
 from ndd_engine.errors import EXIT_MACHINE, NddError, UsageError
+from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable, size
 from ndd_engine.wizard.answers import BUDGET_S, GOALS
@@ -115,7 +117,7 @@ def wizard(
     if free_batch and given["effective_batch"] is not None:
         raise UsageError("--effective-batch and --free-batch cannot be combined")
     check_writable(output)
-    if output is not None and output.exists():
+    if output is not None and replaces(output):
         if not force:
             raise UsageError(
                 f"-o {printable(str(output))} exists; use --force to change it (comments are preserved)"
@@ -130,13 +132,16 @@ def wizard(
         return _headless(answers, root, no_verify, budget, output, as_json)
     from ndd_console.jobs import wizard as screen
 
-    to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root)
-    if to_train:
-        # A new process, because a run must start before any thread exists.
-        options = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
-        options += ["--ascii"] if ctx.obj["ascii"] else []
-        os.execv(sys.executable, [sys.executable, "-m", "ndd_console", *options, "train", to_train])
-    return status
+    def shown(leash: Leash) -> int:
+        to_train, status = screen.show(answers, output, budget, ctx.obj["ascii"], root, leash)
+        if to_train:
+            # A new process, because a run must start before any thread exists.
+            options = ["--runs", str(ctx.obj["runs"])] if ctx.obj["runs"] else []
+            options += ["--ascii"] if ctx.obj["ascii"] else []
+            os.execv(sys.executable, [sys.executable, "-m", "ndd_console", *options, "train", to_train])
+        return status
+
+    return supervised(shown)
 
 
 def _headless(
@@ -146,7 +151,6 @@ def _headless(
     from ndd_engine.wizard.planner import WizardStoppedError
     from ndd_engine.wizard.session import best_measured, propose, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
-    from ndd_engine.wizard.writing import save
 
     progress = WizardProgress(say, interval_s=5.0)
     for note in live_run_notes(root):
@@ -169,16 +173,16 @@ def _headless(
     else:
         # If the TOML goes to stdout, nothing else does.
         for line in describe(proposed, answers, best):
-            (say if output is None and best is not None else click.echo)(line)
+            say(line) if output is None and best is not None else show([line])
     if best is None:
         return stop.exit_status or EXIT_MACHINE
     if output is not None and stop.is_set():
         say(f"stopped; {output} was not written")
     elif output is not None:
         try:
-            if output.exists():
+            if replaces(output):
                 text = written_into(answers, proposed.situation, best, output)
-            save(output, text)
+            write_text(output, text, "-o ")
         except NddError:
             if not as_json:
                 click.echo(f"\n{text}", nl=False)  # do not lose minutes of work

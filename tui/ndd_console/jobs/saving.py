@@ -6,8 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
-from ndd_engine.errors import UsageError
-from ndd_engine.text import printable
+from ndd_engine.files import create_text
 
 
 def new_path(stem: str, folder: Path | None = None) -> Path:
@@ -22,10 +21,7 @@ def save_new(stem: str, text: str, folder: Path | None = None) -> Path:
     while True:
         path = new_path(stem, folder)
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+            create_text(path, text)
         except FileExistsError:
             continue
-        except OSError as error:
-            raise UsageError(f"{printable(str(path))} cannot be written: {error.strerror}") from None
         return path

@@ -16,14 +16,14 @@ import click
 from ndd_console.app import ConsoleApp
 from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
-from ndd_console.process.hosting import captured_for
+from ndd_console.process.hosting import captured_for, report_failure
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import Captured, capabilities, follow_terminal, redirect, silence
 from ndd_console.screens.interfaces import HomeSource, RunSource
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
 from ndd_engine.record.events import EndEvent
-from ndd_engine.record.rundir import find_run, runs_root
+from ndd_engine.record.rundir import RunDir, find_run, runs_root
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 
@@ -33,6 +33,7 @@ from .wizard import WizardJob, live_run_notes
 
 # Time limit of an immediate stop, after which the process is terminated.
 KILL_PATIENCE_S = 5.0
+_TWICE_S = 0.5
 
 
 def run_console(request: RunRequest, ascii_only: bool) -> int:
@@ -46,9 +47,10 @@ def home(runs_folder: Path | None, ascii_only: bool) -> int:
     return supervised(lambda leash: Console(leash, root, ascii_only).show(None, HomeFolder(root)))
 
 
-def watch(source: AttachedSource, ascii_only: bool) -> int:
+def watch(directory: RunDir, ascii_only: bool) -> int:
     """Show the live screen of a run of another process. Closing it does not affect the run."""
-    return Console(Leash(None), source.directory.path.parent, ascii_only).show(source)
+    root = directory.path.parent
+    return supervised(lambda leash: Console(leash, root, ascii_only).show(AttachedSource(directory)))
 
 
 class Console:
@@ -67,6 +69,7 @@ class Console:
         self._captured: Captured | None = None
         self._run_log: RunLog | None = None
         self._terms = 0
+        self._last_term = -_TWICE_S
         self._deadline: float | None = None
 
     def train(self, request: RunRequest) -> int:
@@ -126,7 +129,7 @@ class Console:
             on_first_paint=self._first_paint,
         )
         log = self.run.directory.console_log if self.run is not None else Path(os.devnull)
-        with captured_for(app, log) as captured:
+        with captured_for(app, log, self.leash) as captured:
             self._captured = captured
             self._handle_signals(app)
             # Without mouse capture the terminal can still select text.
@@ -136,10 +139,16 @@ class Console:
             if app.wizard is not None:
                 app.wizard.stop()
         self._captured = None
-        return self._leave("hangup" if captured.terminal.lost else result)
+        # An error of the screen does not stop training.
+        failed = report_failure(app, self.run.directory.console_log if self.run is not None else None)
+        return self._leave("hangup" if captured.terminal.lost else result) or failed
 
     def _handle_signals(self, app: ConsoleApp) -> None:
         def stop(number: int, _frame: FrameType | None) -> None:
+            # A signal to the process group arrives twice: also from the parent, which forwards it.
+            last, self._last_term = self._last_term, time.monotonic()
+            if number == signal.SIGTERM and self._last_term - last < _TWICE_S:
+                return
             self._terms += 1
             if self._terms > 1:
                 # Without the screen, nothing else could end a call that does not return.
@@ -176,11 +185,7 @@ class Console:
             where = f"run {name} continues in the background (process {os.getpid()})"
             self._continue_detached(run, f"{where}; attach with: ndd-console attach {name}")
         elif result is None:
-            # An error of the screen does not stop training.
-            log = run.directory.console_log
-            click.echo(
-                f"the screen failed (see {log}); run {name} continues, press Ctrl-C to stop it", err=True
-            )
+            click.echo(f"run {name} continues without the screen; press Ctrl-C to stop it", err=True)
         return self._finish(run)
 
     def _continue_detached(self, run: Run, farewell: str) -> None:

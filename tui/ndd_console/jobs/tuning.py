@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from ndd_console.app import TuningApp
 from ndd_console.process.hosting import hosted
+from ndd_console.process.launcher import Leash
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
 from ndd_engine.errors import UsageError
+from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.text import printable
 from ndd_engine.trial.request import Base
 
 from .saving import save_new
@@ -54,11 +55,7 @@ class TuningJob(ThreadJob):
     def _tune(self) -> None:
         state = self._sweep(self._report, self._stop)
         if self._output is not None:
-            try:
-                self._output.write_text(state.toml, encoding="utf-8")
-            except OSError as error:
-                text = f"-o {printable(str(self._output))}: cannot be written: {error.strerror}"
-                raise UsageError(text) from None
+            write_text(self._output, state.toml, "-o ")
             self.saved = str(self._output)
         self.state = state
 
@@ -73,6 +70,7 @@ def show(
     output: Path | None,
     beside: Sequence[RunDir],
     ascii_only: bool,
+    leash: Leash,
 ) -> tuple[TuningState, int, str]:
     """Tune a checked configuration with a screen.
 
@@ -90,7 +88,7 @@ def show(
             return run_tuning(base, budget_s, only, tell, stop)
 
     job = TuningJob(base.name, sweep, output)
-    status = hosted(TuningApp(job, capabilities(ascii_only), job.start), job)
+    status = hosted(TuningApp(job, capabilities(ascii_only), job.start), job, leash)
     if job.error is not None:
         raise job.error
     assert job.state is not None

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from ndd_console.app import WizardApp
 from ndd_console.process.hosting import hosted
+from ndd_console.process.launcher import Leash
 from ndd_console.process.terminal import capabilities
 from ndd_console.process.thread import ThreadJob
 from ndd_console.view.wizard import Preview, WizardView
 from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import UsageError
+from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Proposal
@@ -85,17 +87,15 @@ class WizardJob(ThreadJob, Questions):
 
         text, path = self._text(chosen), self._path
         lines = tuple(text.splitlines())
-        if path is not None and path.exists():
+        if path is not None and replaces(path):
             return Preview(lines, str(path), True, tuple(difference(text_of(path), text, str(path))))
         return Preview(lines, str(path or new_path(_STEM)))
 
     def save(self, chosen: Proposal) -> str:
-        from ndd_engine.wizard.writing import save
-
         text, path = self._text(chosen), self._path
         if path is None:
             return str(save_new(_STEM, text))
-        save(path, text)
+        write_text(path, text)
         return str(path)
 
     def _text(self, chosen: Proposal) -> str:
@@ -103,7 +103,7 @@ class WizardJob(ThreadJob, Questions):
 
         assert self._proposed is not None
         path, situation = self._path, self._proposed.situation
-        if path is not None and path.exists():
+        if path is not None and replaces(path):
             return written_into(self.answers, situation, chosen, path)
         return written(self.answers, situation, chosen)
 
@@ -159,7 +159,7 @@ def lengths_line(opened: Opened) -> tuple[str, ...]:
 
 
 def show(
-    answers: Answers, output: Path | None, budget_s: float, ascii_only: bool, root: Path
+    answers: Answers, output: Path | None, budget_s: float, ascii_only: bool, root: Path, leash: Leash
 ) -> tuple[str, int]:
     """Show the wizard until it is closed. Returns the file to train, or "", and the exit status.
 
@@ -167,5 +167,5 @@ def show(
     """
     job = WizardJob(answers, output or answers.config, budget_s, live_run_notes(root))
     app = WizardApp(job, capabilities(ascii_only), can_train=answers.gpu is None)
-    status = hosted(app, job)
+    status = hosted(app, job, leash)
     return app.to_train, status

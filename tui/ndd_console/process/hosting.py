@@ -9,23 +9,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from ndd_console.app import CanvasApp
-from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED
+import click
 
+from ndd_console.app import CanvasApp
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
+from ndd_engine.text import printable
+
+from .launcher import Leash
 from .terminal import Captured, follow_terminal, hangup_watch
 from .thread import ThreadJob
 
 
 @contextmanager
-def captured_for(app: CanvasApp, log: Path) -> Iterator[Captured]:
+def captured_for(app: CanvasApp, log: Path, leash: Leash) -> Iterator[Captured]:
     """Redirect all output to the log. Textual discards prints while it runs; they belong into the log as well."""
     with Captured(log) as captured:
         app._capture_stdout = app._capture_stderr = captured.stream  # type: ignore[assignment]
+        leash.screen(True)
         with hangup_watch(0, app.hang_up):
             yield captured
+        leash.screen(False)
+        for text in app.failures:
+            captured.stream.write(text)
 
 
-def hosted(app: CanvasApp, work: ThreadJob) -> int:
+def report_failure(app: CanvasApp, log: Path | None = None) -> int:
+    """Print why a screen failed. Returns the exit status: 0 if none did. log: file with the traceback."""
+    if not app.failures:
+        return EXIT_DONE
+    *lines, last = app.failures[0].rstrip().splitlines()
+    for line in () if log else lines:
+        click.echo(printable(line), err=True)
+    where = f" (traceback in {log})" if log else ""
+    click.echo(printable(f"ndd-console: the screen failed: {last}{where}"), err=True)
+    return EXIT_FAILED
+
+
+def hosted(app: CanvasApp, work: ThreadJob, leash: Leash) -> int:
     """Run the app until it is closed, then end the work. Returns the exit status so far: 0, 130 or 143 after a signal,
     1 after an error.
     """
@@ -41,8 +61,8 @@ def hosted(app: CanvasApp, work: ThreadJob) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, handle)
     # Output of child processes would damage the screen, and there is no log for it.
-    with captured_for(app, Path(os.devnull)):
+    with captured_for(app, Path(os.devnull), leash):
         app.run(mouse=False)
     work.stop()
     work.join()
-    return status or app.return_code or EXIT_DONE
+    return status or report_failure(app) or app.return_code or EXIT_DONE

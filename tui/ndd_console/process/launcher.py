@@ -1,7 +1,8 @@
 """A run that can detach from its terminal: the shell waits for a small parent process, the run is its child.
 
 To detach, the child starts its own session, so that no hang-up reaches it, and the parent exits, so that the shell's
-prompt returns. If the child is killed, the parent restores the terminal. Killing the parent kills the child.
+prompt returns. However the child ends, the parent restores the terminal and says what happened. Killing the parent
+kills the child.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
+from ndd_console.widgets.driver import allow_background, terminal_mode
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
+
 from .terminal import LostTerminal
 
 _PR_SET_PDEATHSIG = 1
+_POLL_S = 0.2
 # Leave the alternate screen, show the cursor, end mouse and paste modes, wrap lines, reset colours.
 _MODES_OFF = (1000, 1003, 1006, 1015, 2004, 1004)
 _RESTORE = (
@@ -35,6 +40,10 @@ class Leash:
     def tell(self, name: str) -> None:
         """Send the name of the run for the parent's messages."""
         self._write(f"run {name}\n")
+
+    def screen(self, shown: bool) -> None:
+        """A screen opens or has closed: the parent restores the terminal if this process ends before it closes."""
+        self._write(f"screen {'open' if shown else 'closed'}\n")
 
     def detach(self, farewell: str = "") -> None:
         """Detach from the terminal; the parent prints `farewell` and exits."""
@@ -53,7 +62,7 @@ def supervised(work: Callable[[Leash], int]) -> int:
     """Run `work` in a child process and return its exit status. Call before any thread is started."""
     if not hasattr(os, "fork"):
         return work(Leash(None))
-    before = _terminal_state()
+    before = terminal_mode(0)
     read, write = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -73,49 +82,74 @@ def _wait(child: int, pipe: int, before: list[Any] | None) -> int:
     def forward(number: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
+            os.kill(child, signal.SIGCONT)  # job control may have stopped it
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child as well
     for forwarded in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(forwarded, forward)
-    run, buffer = "", b""
-    while True:
-        select.select([pipe], [], [])
-        data = os.read(pipe, 4096)
-        if not data:
-            break
-        *lines, buffer = (buffer + data).split(b"\n")
-        for line in lines:
-            word, _, rest = line.decode(errors="replace").partition(" ")
-            if word == "run":
-                run = rest
-            elif word == "detached":
-                if rest:
-                    LostTerminal(2).write(rest + "\n")
-                return 0
-    _, status = os.waitpid(child, 0)
+    messages = _Messages(pipe)
+    status = None
+    while status is None:
+        messages.read(_POLL_S)
+        if messages.detached is not None:
+            if messages.detached:
+                LostTerminal(2).write(messages.detached + "\n")
+            return EXIT_DONE
+        # Other processes, such as loader workers, may keep the pipe open.
+        ended, found = os.waitpid(child, os.WNOHANG if messages.open else 0)
+        status = found if ended else None
+    messages.read(0)
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        _restore(-code, run, before)
+        names = {number.value: number.name for number in signal.Signals}
+        _restore(f"the process was killed by {names.get(-code, -code)}", messages.run, before)
         return 128 - code
+    if messages.screen:
+        _restore(f"the process ended without closing the screen (exit status {code})", messages.run, before)
+        return code or EXIT_FAILED
     return code
 
 
-def _restore(number: int, run: str, before: list[Any] | None) -> None:
-    """After a kill: restore the terminal and print how to resume the run."""
+class _Messages:
+    """What the child has sent. run: its name; screen: whether a screen is open; detached: its farewell."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._buffer, self.open = pipe, b"", True
+        self.run, self.screen = "", False
+        self.detached: str | None = None
+
+    def read(self, timeout_s: float) -> None:
+        """Read what is there, or wait for it."""
+        if not self.open:
+            return
+        while select.select([self._pipe], [], [], timeout_s)[0]:
+            data = os.read(self._pipe, 4096)
+            if not data:
+                self.open = False
+                return
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                word, _, rest = line.decode(errors="replace").partition(" ")
+                if word == "run":
+                    self.run = rest
+                elif word == "screen":
+                    self.screen = rest == "open"
+                elif word == "detached":
+                    self.detached = rest
+                    return
+            timeout_s = 0
+
+
+def _restore(what: str, run: str, before: list[Any] | None) -> None:
+    """Restore the terminal; print what happened and how to resume the run."""
     terminal = LostTerminal(2)
     if before is not None:
+        allow_background()
         terminal.write(_RESTORE)
         with contextlib.suppress(termios.error):
             termios.tcsetattr(0, termios.TCSANOW, before)
-    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-    terminal.write(f"ndd-console: the process was killed by {name}")
+    terminal.write(f"ndd-console: {what}")
     terminal.write(f"; resume with: ndd-console train --resume {run}\n" if run else "\n")
-
-
-def _terminal_state() -> list[Any] | None:
-    with contextlib.suppress(termios.error, OSError):
-        return termios.tcgetattr(0)
-    return None
 
 
 def _die_with_parent(wanted: bool) -> None:

@@ -27,7 +27,11 @@ def capabilities(ascii_only: bool) -> Look:
 
 def interactive() -> bool:
     """Whether a screen can be shown: standard input and output are a terminal that is not dumb."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    streams = (sys.stdin, sys.stdout)  # None if closed
+    return (
+        all(stream is not None and stream.isatty() for stream in streams)
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )
 
 
 def follow_terminal() -> None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ndd_engine.text import finite
+
 from .style import Row
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -17,9 +19,14 @@ _BRAILLE = 0x2800
 Points = Sequence[tuple[int, float]]
 
 
+def within(share: object) -> float:
+    """A share limited to 0..1; 0 if it is no number."""
+    return min(max(finite(share) or 0.0, 0.0), 1.0)
+
+
 def bar(share: float, width: int) -> str:
     """A bar of `share` (0..1), padded to `width` cells; resolution: an eighth of a cell."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    eighths = round(within(share) * width * 8)
     if eighths == 0 and share > 0 and width > 0:
         eighths = 1  # a small share is still visible
     full, part = divmod(eighths, 8)
@@ -29,7 +36,7 @@ def bar(share: float, width: int) -> str:
 
 def progress_bar(share: float, width: int) -> Row:
     """A thick line for the completed share, a thin one for the rest."""
-    halves = round(min(max(share, 0.0), 1.0) * width * 2)
+    halves = round(within(share) * width * 2)
     full, half = divmod(halves, 2)
     done = "━" * full + ("╸" if half else "")
     return ((done, "accent"), ("─" * (width - len(done)), "dim"))
@@ -41,14 +48,14 @@ def stacked_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Row:
     edge = 0.0
     used = 0
     for share, char, style in parts:
-        edge += max(share, 0.0)
+        edge += within(share)
         count = min(max(round(edge * width), used + (1 if share > 0 else 0)), width) - used
         out.append((char * count, style))
         used += count
     return (*out, (" " * (width - used), "text"))
 
 
-def finite(points: Points) -> list[float]:
+def finite_values(points: Points) -> list[float]:
     """The finite values of the points."""
     return [value for _, value in points if math.isfinite(value)]
 
@@ -56,6 +63,8 @@ def finite(points: Points) -> list[float]:
 def bucket(values: Sequence[float], count: int) -> list[float]:
     """Downsample to at most `count` values, each the mean of its neighbours."""
     size = len(values)
+    if count < 1:
+        return []
     if size <= count:
         return list(values)
     edges = [index * size // count for index in range(count + 1)]
@@ -76,7 +85,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def levels(shares: Sequence[float], width: int) -> str:
     """One block for each share (0..1), such as the load of each core."""
     top = len(_LEVELS) - 1
-    return "".join(_LEVELS[round(min(max(share, 0.0), 1.0) * top)] for share in shares[:width])
+    return "".join(_LEVELS[round(within(share) * top)] for share in shares[: max(width, 0)])
 
 
 def graph(values: Sequence[float], width: int, height: int) -> list[str]:

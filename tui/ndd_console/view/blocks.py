@@ -7,7 +7,7 @@ from typing import Any
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.text import MISSING, duration, finite, number, size
 
 from .bars import bar, progress_bar, stacked_bar
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
@@ -28,6 +28,7 @@ def on_gpu(run: RunEvent | None) -> bool:
 
 def percent(share: float | None) -> str:
     """A share as a percentage: "57 %"; small shares: "<1 %"."""
+    share = finite(share)
     if share is None:
         return MISSING
     return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"

@@ -9,7 +9,7 @@ from functools import partial
 from ndd_engine.diagnose import CAUSES, Change, Finding
 from ndd_engine.record.events import BaselineEvent, KernelsEvent, LoaderEvent, StacksEvent
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.text import MISSING, duration, finite, number, size
 
 from .blocks import percent
 from .findings import DiagnosisResult, title_room, title_row
@@ -101,7 +101,7 @@ def _stacks(stacks: StacksEvent | None, width: int) -> list[Row]:
         if len(frame) < 5:
             continue
         phase, file, line, function, samples = frame[:5]
-        share = percent(samples / stacks.looks if isinstance(samples, (int, float)) else None)
+        share = percent((finite(samples) or 0.0) / stacks.looks)
         place = f"{foreign(file)}:{foreign(line)} in {foreign(function)}"
         lead = f"{share:>5}  {shorten(foreign(phase), 10):<10}  "
         room = max(width - cells(lead), 1)
@@ -134,7 +134,7 @@ def _kernels(kernels: KernelsEvent | None, width: int) -> list[Row]:
     for index, item in enumerate(kernels.top[:_TOP]):
         if len(item) < 3:
             continue
-        name, total, count = item[:3]
+        name, total, count = item[0], finite(item[1]) or 0.0, finite(item[2]) or 0.0
         mean, times = duration(total / steps * 1e-9), number(count / steps)
         figures = f"{percent(total / wall):>5}  {mean:>8}  {times:>6}x  "
         lead = ("" if index else "longest").ljust(_LABEL)
@@ -147,8 +147,9 @@ def _kernels(kernels: KernelsEvent | None, width: int) -> list[Row]:
     return rows
 
 
-def _ns(value: float | None) -> str:
-    return MISSING if value is None else duration(value * 1e-9)
+def _ns(value: object) -> str:
+    known = finite(value)
+    return MISSING if known is None else duration(known * 1e-9)
 
 
 def _items(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, number, size
+from ndd_engine.text import MISSING, finite, number, size
 
 from .bars import levels
 from .blocks import on_gpu, setting
@@ -19,8 +19,7 @@ _HOT_C = 85
 
 def _figure(body: dict[str, Any], name: str) -> float | None:
     """A numeric field; None if it is missing."""
-    value = body.get(name)
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return finite(body.get(name))
 
 
 def _whole(value: float | None, unit: str) -> str:
@@ -59,7 +58,7 @@ def core_row(snapshot: Snapshot, width: int) -> Row | None:
         return None
     hidden = len(cores) - (width - _LABEL)
     note = f" +{hidden + 10} more" if hidden > 0 else ""
-    shares = [float(core or 0) / 100 for core in cores]
+    shares = [(finite(core) or 0.0) / 100 for core in cores]
     return _labelled("cores", ((levels(shares, width - _LABEL - len(note)), "trend"), (note, "dim")))
 
 
@@ -93,7 +92,7 @@ def throttle(card: dict[str, Any]) -> Span:
 def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
     workers = _figure(host, "workers")
     if workers is None and snapshot.run is not None:
-        workers = setting(snapshot.run, "loader", "workers")
+        workers = finite(setting(snapshot.run, "loader", "workers"))
     names = _whole(workers, "")
     return [
         (f"cpu {_whole(_figure(host, 'cpu_percent'), ' %')}", "text"),
@@ -121,7 +120,7 @@ def facts(snapshot: Snapshot, width: int) -> list[Row]:
     parts = f" = micro {number(micro)} x accumulation {number(accumulation)}" if both else ""
     tokens = ""
     if run.token and run.tokens_per_item:
-        each = "each" if run.tokens_per_item == int(run.tokens_per_item) else "each on average"
+        each = "each" if float(run.tokens_per_item).is_integer() else "each on average"
         tokens = f", {number(run.tokens_per_item)} {plural(foreign(run.token))} {each}"
     epoch = f"; {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {item_name(snapshot)} per epoch"
     batch_text = f"{number(run.items_per_step)} {item_name(snapshot)} per step{parts}{tokens}"

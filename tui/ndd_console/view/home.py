@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -135,4 +136,6 @@ def _run_row(row: RunRow, names: int, kinds: int, chosen: bool, width: int) -> R
 
 def when(t: float | None) -> str:
     """Local date and time: "03-14 15:09"."""
-    return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # not a time
+        return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
+    return MISSING

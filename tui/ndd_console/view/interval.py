@@ -54,9 +54,9 @@ def interval_style(low: float, high: float) -> str:
 
 def interval_rows(ratio: float | None, low: float | None, high: float | None, width: int) -> list[Row]:
     """Two rows: the scale, and the interval as ├──●──┤ with ┼ at 1. Empty without an interval or enough room."""
-    if ratio is None or low is None or high is None or width < 20 or min(ratio, low) <= 0:
+    if ratio is None or low is None or high is None or width < 20:
         return []
-    if not math.isfinite(ratio + low + high):
+    if not 0 < low <= high < math.inf or not 0 < ratio < math.inf:
         return []
     left, right = min(_LOW, low / 1.05), max(_HIGH, high * 1.05)
     span = math.log(right / left)

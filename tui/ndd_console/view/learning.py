@@ -5,7 +5,7 @@ from __future__ import annotations
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
 from ndd_engine.text import MISSING, duration, number
 
-from .bars import Points, bucket, finite, graph, sparkline
+from .bars import Points, bucket, finite_values, graph, sparkline
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, side_by_side
 from .style import STATUS, Row
 from .throughput import items_rate, work_short
@@ -71,15 +71,15 @@ def trend_row(snapshot: Snapshot, width: int) -> Row:
 
 
 def _trend(title: str, points: Points, width: int) -> Row:
-    line = sparkline(finite(points), width - cells(title) - 1)
+    line = sparkline(finite_values(points), width - cells(title) - 1)
     return ((title + " ", "text"), (line, "trend"))
 
 
 def trend_graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
     """Loss and rate as graphs side by side, `height` rows with their headings."""
     half = (width - _GAP) // 2
-    left = _graph(loss_text(snapshot), finite(snapshot.loss_trend), half, height)
-    right = _graph(items_rate(snapshot), finite(snapshot.rate_trend), width - _GAP - half, height)
+    left = _graph(loss_text(snapshot), finite_values(snapshot.loss_trend), half, height)
+    right = _graph(items_rate(snapshot), finite_values(snapshot.rate_trend), width - _GAP - half, height)
     return side_by_side(left, right, half, _GAP, width - _GAP - half)
 
 

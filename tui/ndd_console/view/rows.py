@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
 from ndd_engine.text import printable
 
@@ -33,7 +33,7 @@ def cut(row: Row, start: int, end: int) -> Row:
         stop = x + width
         if stop > start and x < end:
             if x < start or stop > end:
-                text = _slice(text, width, max(start - x, 0), min(end, stop) - x)
+                text = _slice(text, max(start - x, 0), min(end, stop) - x)
             out.append((text, style))
         x = stop
         if x >= end:
@@ -41,25 +41,36 @@ def cut(row: Row, start: int, end: int) -> Row:
     return tuple(out)
 
 
-def _slice(text: str, width: int, start: int, end: int) -> str:
-    if len(text) == width:  # one cell per character
+def _slice(text: str, start: int, end: int) -> str:
+    if text.isascii():
         return text[start:end]
-    if start:
-        head = set_cell_size(text, start)
-        # set_cell_size pads half of a wide character with a blank: keep the other half blank too.
-        kept = text[: len(head)] == head
-        rest = text[len(head) :] if kept else " " + text[len(head.rstrip()) + 1 :]
-        return set_cell_size(rest, end - start)
-    return set_cell_size(text, end)
+    out, x = "", 0
+    for char in text:
+        before, x = x, x + cells(char)
+        if before >= start and x <= end:
+            out += char
+        else:  # half of a wide character stays blank
+            out += " " * (min(x, end) - max(before, start))
+        if x > end:
+            break
+    return out
 
 
 def fit(row: Row, width: int) -> Row:
-    """The row, cut or padded to exactly `width` cells."""
+    """The row, cut or padded to exactly `width` cells, with control characters escaped."""
+    row = _escaped(row)
     have = width_of(row)
     if have > width:
         row = cut(row, 0, width)
         have = width_of(row)
     return row if have == width else (*row, (" " * (width - have), "text"))
+
+
+def _escaped(row: Row) -> Row:
+    for text, _ in row:
+        if printable(text) is not text:
+            return tuple((printable(text), style) for text, style in row)
+    return row
 
 
 def ends(left: Row, right: Row, width: int) -> Row:

@@ -1,0 +1,77 @@
+"""An error in a screen is shown in its place, reported once, and decides the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ndd_console.app import ConsoleApp
+from ndd_console.process.hosting import report_failure
+from ndd_console.screens import live
+from ndd_console.screens.base import CanvasScreen
+from ndd_console.view.rows import width_of
+
+from . import fakes
+from .fake_sources import FakeSource
+
+
+def shown(app: ConsoleApp) -> list[str]:
+    """The rows on the screen, checked: 24 of 80 cells."""
+    assert isinstance(app.screen, CanvasScreen)
+    rows = app.screen.canvas.rows
+    assert [width_of(row) for row in rows] == [80] * 24
+    return ["".join(text for text, _ in row) for row in rows]
+
+
+def test_an_error_while_drawing_is_shown_and_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("a width of \x1b[31mzero")
+
+    monkeypatch.setattr(live, "live_rows", broken)
+    app = ConsoleApp(FakeSource(owned=False), None)
+
+    async def scenario() -> None:
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause()
+            text = "\n".join(shown(app))
+            assert "this screen cannot be drawn" in text
+            assert r"ZeroDivisionError: a width of \x1b[31mzero" in text
+            await pilot.press("p")
+            await pilot.pause()
+            assert len(app.failures) == 1
+            await pilot.press("q")
+
+    asyncio.run(scenario())
+    assert app.return_value == "quit"
+    assert report_failure(app) == 1
+    told = capsys.readouterr().err
+    assert "Traceback" in told and "the screen failed: ZeroDivisionError" in told and "\x1b" not in told
+
+
+def test_without_an_error_nothing_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    app = ConsoleApp(FakeSource(owned=False), None)
+
+    async def scenario() -> None:
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.press("q")
+
+    asyncio.run(scenario())
+    assert report_failure(app) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("item", ["x" * 28, "x" * 300, "漢" * 30, "e" + "\u0301" * 50, "\x1b[2J"])
+def test_a_long_name_of_an_item_at_80x24(item: str) -> None:
+    app = ConsoleApp(FakeSource(fakes.snapshot(run=fakes.run_event(item=item, token=item))), None)
+
+    async def scenario() -> None:
+        async with app.run_test(size=(80, 24)) as pilot:
+            await pilot.pause()
+            assert not any("cannot be drawn" in line for line in shown(app))
+
+    asyncio.run(scenario())
+    assert app.failures == []
