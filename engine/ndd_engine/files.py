@@ -1,4 +1,7 @@
-"""Writes files that users name: completely or not at all, through links, and into devices and pipes."""
+"""Writes files that users name: completely or not at all, through links, and into devices and pipes.
+
+The files of a run are regular ones; `open_regular` opens nothing else.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,27 @@ _RETRY_S = 0.05
 PATIENCE_S = 10.0
 # Errors of a folder whose files can be written but not replaced: no permission, or the file is a mount point.
 _IN_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV})
+NOT_REGULAR = "is not a regular file; move it away"
 # What cannot be written, by the type of the file; the text follows the path.
 _REFUSED = {
     stat.S_IFDIR: "is a folder; name a file in it",
     stat.S_IFBLK: "is a block device",
     stat.S_IFSOCK: "is a socket",
 }
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """Open a regular file without blocking on anything else. Raises OSError, also for a FIFO, a device or a folder."""
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a symbolic link; move it away", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
+    return handle
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from record_help import mark, window
 
 from ndd_engine.record import log
 from ndd_engine.record.events import Event
-from ndd_engine.record.log import EventLog, damage_text, open_regular
+from ndd_engine.record.log import EventLog, damage_text, open_log
 
 
 def line(event: Event) -> bytes:
@@ -69,7 +69,7 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
     else:
         path.symlink_to("/dev/zero")
     with pytest.raises(OSError):
-        open_regular(path)
+        open_log(path)
     with pytest.raises(OSError):
         list(EventLog(path).new())
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from ndd_engine.files import open_regular
 
 from .events import Event, decode
 
@@ -16,13 +16,9 @@ FOLD_MARK = b'"type":"fold"'
 MAX_LINE = 8 * 1024 * 1024
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open for reading. Raises OSError for anything but a regular file, without waiting for a FIFO or a device."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+def open_log(path: Path) -> BinaryIO:
+    """Open for reading. Raises OSError, also for anything but a regular file."""
+    return os.fdopen(open_regular(path), "rb")
 
 
 class EventLog:
@@ -41,7 +37,7 @@ class EventLog:
 
         A line that is incomplete is read next time. Raises OSError if the file cannot be read.
         """
-        with open_regular(self.path) as file:
+        with open_log(self.path) as file:
             file.seek(self.offset)
             while line := file.readline(MAX_LINE):
                 whole = line.endswith(b"\n")

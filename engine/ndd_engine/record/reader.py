@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .events import Event, FoldEvent, parse
 from .fold import from_event
-from .log import FOLD_MARK, EventLog, open_regular
+from .log import FOLD_MARK, EventLog, open_log
 from .rundir import RunDir
 from .snapshot import FINAL, Snapshot
 from .state import RunState
@@ -83,7 +83,7 @@ class RunReader:
 
     def _open(self) -> None:
         """Start after the newest fold event, or from the beginning if there is none."""
-        with contextlib.suppress(OSError), open_regular(self.run.events) as file:
+        with contextlib.suppress(OSError), open_log(self.run.events) as file:
             self._log.offset, self.state = _newest_fold(file.fileno()) or (0, self.state)
 
 

@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import RunLockedError, UsageError
+from ndd_engine.files import NOT_REGULAR, open_regular
 from ndd_engine.text import printable
 
-from . import log
-
 ENV_RUNS = "NDD_RUNS"
-NOT_REGULAR = "is not a regular file; move it away"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -161,7 +159,7 @@ def find_run(root: Path, name: str | None) -> RunDir:
 
 def _readable(run: RunDir) -> RunDir:
     try:
-        log.open_regular(run.events).close()
+        os.close(open_regular(run.events))
     except FileNotFoundError:
         pass  # the run ended before it recorded anything
     except OSError as error:
@@ -237,20 +235,6 @@ def flocked(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def open_regular(path: Path, flags: int, mode: int = 0o644) -> int:
-    """Open a regular file without blocking on anything else. Raises OSError, also for a FIFO, a device or a folder."""
-    try:
-        handle = os.open(path, flags | os.O_NONBLOCK, mode)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a symbolic link; move it away", str(path)) from None
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, NOT_REGULAR, str(path))
-    return handle
 
 
 def check_regular(*paths: Path) -> None:

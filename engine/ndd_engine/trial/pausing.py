@@ -16,10 +16,11 @@ from pathlib import Path
 
 from ndd_engine.config import read
 from ndd_engine.errors import UsageError
+from ndd_engine.files import open_regular
 from ndd_engine.hardware.detect import detect
 from ndd_engine.record.channel import send
 from ndd_engine.record.reader import RunReader
-from ndd_engine.record.rundir import RunDir, all_runs, flocked, open_regular
+from ndd_engine.record.rundir import RunDir, all_runs, flocked
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, printable
 

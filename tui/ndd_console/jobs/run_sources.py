@@ -17,7 +17,7 @@ from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
 from ndd_engine.errors import UsageError, error_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
-from ndd_engine.record.log import damage_text, open_regular
+from ndd_engine.record.log import damage_text, open_log
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
@@ -228,7 +228,7 @@ def run_row(directory: RunDir) -> tuple[RunRow, int]:
 def tail(path: Path, count: int) -> list[str]:
     """The last lines of a text file with control characters escaped; [] if there is no file."""
     try:
-        with open_regular(path) as file:
+        with open_log(path) as file:
             end = file.seek(0, 2)
             file.seek(max(end - 400 * count, 0))
             text = file.read().decode("utf-8", "replace")

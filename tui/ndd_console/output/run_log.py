@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from ndd_engine.files import open_regular
 from ndd_engine.record.events import Event, MarkEvent
-from ndd_engine.record.rundir import open_regular
 from ndd_engine.train.run import Run, RunRequest
 
 from .progress import RunProgress
