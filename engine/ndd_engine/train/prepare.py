@@ -178,7 +178,9 @@ def _determinism(config: Config) -> None:
     torch.backends.cudnn.deterministic = speed.deterministic
     if speed.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(speed.deterministic)
+    # The call imports torch.compile (over a second), even to turn off what is off.
+    if torch.are_deterministic_algorithms_enabled() != speed.deterministic:
+        torch.use_deterministic_algorithms(speed.deterministic)
 
 
 def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
