@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from train_help import equal
 
 from ndd_engine.errors import CheckpointError
@@ -23,7 +22,6 @@ from ndd_engine.train import checkpoint
 from ndd_engine.train.checkpoint import (
     CheckpointStore,
     Saved,
-    finite,
     free_space,
     newest_good,
 )
@@ -357,16 +355,6 @@ def test_the_random_state_goes_on_where_it_was() -> None:
     buffer.seek(0)
     restore_random_state(torch.load(buffer, weights_only=True), CPU)
     assert equal((torch.rand(4), random.gauss(0, 1), random.random()), expected)
-
-
-def test_a_model_that_is_not_finite_names_what_is_not() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert finite(model) is None
-    model[1].get_buffer("running_var")[1] = math.inf
-    assert finite(model) == "1.running_var"
-    with torch.no_grad():
-        model[0].get_parameter("weight")[0, 0] = math.nan
-    assert finite(model) == "0.weight"
 
 
 def test_free_space_is_none_where_it_cannot_be_asked(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ndd_engine.config.schema import CheckpointSection, EvaluateSection
-from ndd_engine.errors import TrainingError
+from ndd_engine.errors import TrainingError, said
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
@@ -21,8 +21,10 @@ from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.step.stepper import Stepper
 
-from .checkpoint import CheckpointStore, Saved, finite, free_space
+from .checkpoint import CheckpointStore, Saved, free_space
+from .contents import finite_buffers, not_finite, unloadable
 from .evaluate import Result, evaluate
+from .failures import limit_of
 from .random_state import random_state
 from .request import OpenRun
 from .settings import VerifiedSettings
@@ -44,6 +46,8 @@ class Loop:
         self.store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
         self.settings = VerifiedSettings(stepper, batches, evaluation)
         self.step = 0
+        # A resumed run creates the same model first, so that these do not depend on a checkpoint.
+        self._finite_buffers = finite_buffers(stepper.model)
         self.total_steps = stepper.total_steps
         self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
         self.losses = LossReader(stepper.device, config.log.every_steps)
@@ -242,18 +246,22 @@ class Loop:
         self._status("checkpointing")
         self.clock.enter(phase.CHECKPOINT)
         self._flush_losses()
-        if (bad := finite(self.stepper.model)) is not None:
+        if (bad := not_finite(self.stepper.model, self._finite_buffers)) is not None:
             raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
+        state = self.state()
+        if (why := unloadable(state)) is not None:
+            raise TrainingError(f"{why}; this is new at step {step}")
         self._last_save = time.monotonic()
         try:
-            saved = self.store.save(step, self.state(), metric, self.stepper.workload.better == "lower")
+            saved = self.store.save(step, state, metric, self.stepper.workload.better == "lower")
         except OSError as error:
             earlier = "there is no earlier checkpoint"
             if self.saved:
                 earlier = f"the last good checkpoint is step {self.saved.step}"
             self.save_error = (
                 f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
-                f"{error.strerror or error} ({size(free_space(self.store.folder))} free); {earlier}"
+                f"{limit_of(error) or error.strerror or said(error)} "
+                f"({size(free_space(self.store.folder))} free); {earlier}"
             )
             self.put(MarkEvent("warning", step, self.save_error))
         else:

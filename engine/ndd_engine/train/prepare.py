@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ndd_engine.config import Config, anywhere, to_toml
-from ndd_engine.errors import NddError, OutOfMemoryError, UsageError
+from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
@@ -33,9 +33,11 @@ from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.version import __version__
 from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .checkpoint import Saved, newest_good, replacing
+from .contents import unloadable
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import restore_random_state
@@ -83,6 +85,8 @@ def prepare_run(run: OpenRun) -> Prepared:
         clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
     loop = Loop(run, stepper, batches, evaluation, clock)
 
+    if (why := unloadable(loop.state())) is not None:
+        raise UsageError(why)
     if run.request.resume is not None:
         run.stage("loading the checkpoint")
         _resume(run, loop, device)
@@ -92,6 +96,8 @@ def prepare_run(run: OpenRun) -> Prepared:
     run.stage("running a test step")
     cores = usable_threads(machine.host) if run.request.probes else None
     rehearsal = _rehearse(stepper, batches, cores)
+    if run.request.resume is not None and rehearsal.changed_parameters:
+        _resume(run, loop, device)
     heading = f"Run {run.directory.name}, as resolved for {machine.device}."
     try:
         with replacing(run.directory.config) as file:
@@ -185,18 +191,24 @@ def _determinism(config: Config) -> None:
 
 def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
     saved, state = newest_good(loop.store, run.request.from_step)
+    for name in loop.store.damaged():
+        run.put(
+            MarkEvent("warning", saved.step, f"ignored a damaged file of a checkpoint: {printable(name)}")
+        )
     _check_data(run.directory.name, saved, state, loop)
+    shown = printable(str(saved.path))
     try:
         loop.stepper.load(state)
-    except (RuntimeError, ValueError, KeyError) as error:
-        shown, first = printable(str(saved.path)), printable(str(error).splitlines()[0])
-        raise UsageError(f"{shown} belongs to another model or optimizer: {first}") from None
-    restore_random_state(state["random"], device)
-    loop.step = int(state["step"])
+        restore_random_state(state["random"], device)
+        loop.step, saved_threads = int(state["step"]), state["threads"]
+    except Exception as error:  # noqa: BLE001
+        where = place(error)  # the user's own set_extra_state or load_state_dict
+        text = f"{shown} belongs to another model or optimizer: {message_of(error)}"
+        raise UsageError(text + (f" ({where})" if where else "")) from (error if where else None)
     loop.saved = saved
     threads = torch.get_num_threads()
-    if device.type == "cpu" and state["threads"] != threads:
-        text = f"the checkpoint was saved with {state['threads']} threads, this run uses {threads}"
+    if device.type == "cpu" and saved_threads != threads:
+        text = f"the checkpoint was saved with {saved_threads} threads, this run uses {threads}"
         run.put(MarkEvent("warning", loop.step, f"{text}: losses may differ in the last digits"))
 
 

@@ -21,6 +21,7 @@ from ndd_engine.errors import (
     NddError,
     TrainingError,
     UsageError,
+    message_of,
 )
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
@@ -177,17 +178,14 @@ class Run:
         """Explain an error in one message, after saving a checkpoint if the state is complete."""
         append(self.directory.console_log, "".join(traceback.format_exception(error)))
         prepared = self._prepared
-        from ndd_engine.measure.memory import is_out_of_memory
         from ndd_engine.workloads.own_module import place
 
-        from .failures import explain
+        from .failures import explain, unprepared
 
         if prepared is None:
-            what = "out of memory" if is_out_of_memory(error) else type(error).__name__
-            first = printable((str(error).splitlines() or ["no message"])[0])
             self.recorder.flush()  # the snapshot has to contain the stage that failed
             stage = self.recorder.snapshot().stage or "preparing"
-            return self._ended("failed", f"{what} while {stage}: {first}{_traced(place(error))}")
+            return self._ended("failed", unprepared(error, stage) + _traced(place(error)))
 
         loop = prepared.loop
         phase = prepared.clock.current
@@ -199,7 +197,7 @@ class Run:
             try:
                 loop.save()
             except Exception as second:  # noqa: BLE001  the first failure is the one to report
-                text += f"; cannot save a checkpoint of this step: {printable(str(second))}"
+                text += f"; cannot save a checkpoint of this step: {message_of(second)}"
         stopped, saved = self.control.stop_status, loop.saved
         if stopped is not None and failure.kind in ("worker", "killed") and saved and saved.step == loop.step:
             # A signal to the process group also kills the workers: this is the requested stop, not a failure.
@@ -227,7 +225,7 @@ class Run:
 
 def append(path: Path, text: str) -> None:
     """Append to a log. Errors are ignored: a full disk must not hide the failure being reported."""
-    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
 
 

@@ -12,9 +12,10 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from ndd_engine.batches import leaves, tensors
 from ndd_engine.config.schema import Config
+from ndd_engine.errors import said
 
 from .base import Batch, Collate, GatherItems
-from .own_module import calling, said
+from .own_module import calling
 from .own_result import FactoryResult
 from .problems import Problems
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.config.workload_sections import OwnSection
-from ndd_engine.errors import ConfigError, NddError, Problem
+from ndd_engine.errors import ConfigError, NddError, Problem, said, shortened, text_of
 from ndd_engine.text import printable
 
 from .problems import Problems
@@ -112,19 +112,12 @@ def calling(what: str, advice: str | None = None, where: str = "workload") -> It
         ) from error
 
 
-def said(error: BaseException) -> str:
-    """An exception in one line: its type and the first line of its message."""
-    lines = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().splitlines()
-    text = printable(lines[0]) if lines else "no message"
-    return f"{type(error).__name__}: {text if len(text) <= 240 else text[:239] + '…'}"
-
-
 def place(error: BaseException) -> str | None:
     """The innermost file and line of an error in the user's own files: "my_workload.py:12"; None if there is none."""
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     # Frames before the first of the engine belong to its caller, not to the user's workload.
     first = next((index for index, (file, _) in enumerate(frames) if _is_engines(file)), 0)
-    found = [(file, int(line)) for file, line in _WORKER_FRAME.findall(str(error))] or frames[first:]
+    found = [(file, int(line)) for file, line in _WORKER_FRAME.findall(text_of(error))] or frames[first:]
     if isinstance(error, SyntaxError) and error.filename:
         found.append((error.filename, error.lineno or 0))
     return next((f"{shown(file)}:{line}" for file, line in reversed(found) if _is_users(file)), None)
@@ -138,7 +131,7 @@ def shown(file: str | Path) -> str:
 
 def kind(value: object) -> str:
     """The type of a value with its article: "an int"."""
-    name = printable(type(value).__name__)
+    name = shortened(type(value).__name__, 80)
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 

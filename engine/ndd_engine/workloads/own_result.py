@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from ndd_engine.config.schema import Config
+from ndd_engine.errors import LONGEST, shortened
 from ndd_engine.text import printable
 
 from .base import Collate, Parted
@@ -29,6 +30,8 @@ from .own_module import calling, kind
 from .problems import Problems
 
 MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
+NAME_LENGTH = 40  # characters of the name of an item, a token or a part
+MOST_NOTES = 100
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 
 
@@ -84,8 +87,8 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
         "better": better,
         "forward": reader.function("forward", ("model", "batch")),
         "metric": reader.function("metric", ()),
-        "item": reader.text("item") or "item",
-        "token": reader.text("token"),
+        "item": reader.text("item", longest=NAME_LENGTH) or "item",
+        "token": reader.text("token", longest=NAME_LENGTH),
         "tokens_per_item": reader.tokens_per_item(),
         "collate": reader.collate(train, evaluation),
         "parts": reader.parts(model),
@@ -167,6 +170,16 @@ class _Reader:
         elif not any(parameter.requires_grad for parameter in found.parameters()):
             advice = "set requires_grad to True for the parameters to train"
             self.add("model", f"{type(found).__name__} has no trainable parameter", suggestion=advice)
+        for name, module in found.named_modules():
+            mine, plain = type(module), nn.Module
+            if (
+                mine.get_extra_state is not plain.get_extra_state
+                and mine.set_extra_state is plain.set_extra_state
+            ):
+                message = f"{name or 'the model'} ({mine.__name__}) defines get_extra_state, but not set_extra_state"
+                self.add(
+                    "model", message, suggestion="define both: a run could not resume from its checkpoints"
+                )
         return found
 
     def data(self, name: str, config: Config, needed: bool = False) -> _Data:
@@ -232,7 +245,10 @@ class _Reader:
             modules = list(part) if isinstance(part, (Sequence, nn.ModuleList)) else [part]
             if not isinstance(name, str) or not all(isinstance(module, nn.Module) for module in modules):
                 allowed = "a module of the model, or a list of them"
-                self.add(f"parts[{printable(str(name))}]", "is not a module", allowed=allowed)
+                self.add(f"parts[{shortened(str(name), 80)}]", "is not a module", allowed=allowed)
+            elif not 0 < len(name) <= NAME_LENGTH or not name.isprintable():
+                allowed = f"1 to {NAME_LENGTH} printable characters"
+                self.add(f"parts[{shortened(name, 80)}]", "this is no name for a phase", allowed=allowed)
             elif inside is not None and not inside.issuperset(modules):
                 advice = "use submodules of model, as in model.encoder"
                 self.add(f"parts[{printable(name)}]", "is not a part of the model", suggestion=advice)
@@ -252,11 +268,15 @@ class _Reader:
             return 1.0
         return float(found)
 
-    def text(self, name: str, called: bool = False) -> str | None:
+    def text(self, name: str, called: bool = False, longest: int = LONGEST) -> str | None:
         """A string, on one line; if `called`, a function without arguments may return it."""
         allowed = f"a string{', or a function without arguments that returns one' * called}"
         found = self.typed(name, str, allowed, called=called)
-        return None if found is None else printable(" ".join(found.split()))
+        if found is None:
+            return None
+        if len(found) > longest and not called:
+            self.add(name, f"has {len(found):,} characters", f"at most {longest}")
+        return shortened(found, longest)
 
     def lines(self, name: str) -> list[str]:
         """A string or strings, or a function without arguments that returns them."""
@@ -266,7 +286,7 @@ class _Reader:
         if not all(isinstance(text, str) for text in texts):
             self.add(name, "has other items than strings", allowed)
             return []
-        return [printable(" ".join(text.split())) for text in texts]
+        return [shortened(text, 1000) for text in texts[:MOST_NOTES]]
 
     def _names(self) -> list[str]:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]
