@@ -111,7 +111,11 @@ def message_of(error: BaseException) -> str:
     text = text_of(error)
     if _IN_WORKER.match(text):
         text = _raised_in_worker(text, type(error).__name__)
-    return shortened(text.splitlines()[0]) if text else "no message"
+    first, _, rest = text.partition("\n")
+    # torch's errors about a state start with "Error(s) in loading state_dict for Net:".
+    return shortened(
+        f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first or "no message"
+    )
 
 
 def said(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ndd_engine.train.contents import finite_buffers, not_finite, unloadable
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024
+Point = namedtuple("Point", "x y")
 
 
 class Masked(nn.Module):
@@ -54,7 +54,9 @@ def test_every_kind_of_tensor_can_be_checked(value: Tensor) -> None:
     assert finite_buffers(model) == {"value"}
 
 
-@pytest.mark.parametrize("value", [torch.tensor([1.0, math.inf]).to_sparse(), torch.tensor(complex(0, math.nan))])
+@pytest.mark.parametrize(
+    "value", [torch.tensor([1.0, math.inf]).to_sparse(), torch.tensor(complex(0, math.nan))]
+)
 def test_infinity_is_found_in_other_layouts(value: Tensor) -> None:
     model = nn.Module()
     model.register_buffer("value", value)
@@ -89,7 +91,9 @@ def test_it_is_known_what_torch_loads(value: Any) -> None:
 def test_what_cannot_be_loaded_is_named() -> None:
     found = unloadable({"step": 1, "model": OrderedDict({"encoder._extra_state": {"at": Point(1, 2)}})})
     assert found is not None
-    assert found.startswith("encoder._extra_state.at contains a value of the type Point, which a checkpoint cannot")
+    assert found.startswith(
+        "encoder._extra_state.at contains a value of the type Point, which a checkpoint cannot"
+    )
     deep: Any = None
     for _ in range(500):
         deep = [deep]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -137,6 +138,11 @@ def test_the_smaller_batch_is_smaller_and_the_step_the_same(micro: int, accumula
         assert int(found[1]) * int(found[2]) == micro * accumulation
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise KeyError
+
+
 def config_of() -> Any:
     return read(None, ["workload.size=tiny", "loader.workers=4", "loader.timeout_s=90"]).resolve()
 
@@ -172,6 +178,34 @@ def config_of() -> Any:
             ["loader worker 4711, 4712 died without a message"],
         ),
         (
+            RuntimeError("DataLoader worker (pid(s) 4711) exited unexpectedly with status 3"),
+            ["loader worker 4711 exited with status 3 (os._exit", "--set loader.workers=0"],
+        ),
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            ["too many open files (the limit of this process is ", "ulimit -n", "at step 7 in forward"],
+        ),
+        (RuntimeError("received 0 items of ancdata"), ["too many open files", "ulimit -n"]),
+        (RuntimeError("can't start new thread"), ["cannot start another thread or process", "ulimit -u"]),
+        (
+            BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+            ["cannot start another thread or process"],
+        ),
+        (OSError(errno.EFBIG, "File too large"), ["file too large", "ulimit -f"]),
+        (ValueError("x" * 1_000_000), ["ValueError at step 7 in forward: xxx", "xxx…"]),
+        (
+            UnspeakableError(),
+            ["UnspeakableError at step 7 in forward: its message cannot be shown: __str__ raises KeyError"],
+        ),
+        (
+            ValueError(
+                "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+                '  File "/x/data.py", line 3, in __getitem__\n    raise ValueError("row 3: no label")\n'
+                "ValueError: row 3: no label\n"
+            ),
+            ["ValueError at step 7 in forward: row 3: no label"],
+        ),
+        (
             RuntimeError("DataLoader timed out after 2 seconds"),
             ["no batch within 1 min", "raise loader.timeout_s"],
         ),
@@ -188,6 +222,7 @@ def test_each_failure_is_named_in_the_users_words(error: Exception, parts: list[
     for part in parts:
         assert part in text
     assert all(char.isprintable() for char in text)
+    assert len(text) < 600
 
 
 def test_not_every_error_about_memory_is_one() -> None:

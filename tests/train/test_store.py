@@ -357,6 +357,52 @@ def test_the_random_state_goes_on_where_it_was() -> None:
     assert equal((torch.rand(4), random.gauss(0, 1), random.random()), expected)
 
 
+DAMAGED = {
+    "not a dict": b"[1]", "not UTF-8": b"\xff\xfe{", "cut off": b'{"step": 3', "nested": b"[" * 200_000,
+    "NaN": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":NaN}',
+    "far future": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":1e300}',
+    "huge integer": b'{"file":"step-00000003.pt","step":' + b"9" * 5000 + b',"bytes":1,"sha256":"0","t":1}',
+    "another step": b'{"file":"step-00000003.pt","step":4,"bytes":1,"sha256":"0","t":9e9}',
+    "another file": b'{"file":"../../secret.pt","step":3,"bytes":1,"sha256":"0","t":9e9}',
+    "metric of a wrong type": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":9e9,"metric":"low"}',
+    "empty": b"", "long": b" " * 10_000_000 + b"{}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content", [*DAMAGED.values(), "folder", "FIFO", "link"], ids=[*DAMAGED, "folder", "FIFO", "link"]
+)
+def test_a_damaged_description_hides_no_earlier_checkpoint(
+    store: CheckpointStore, content: bytes | str
+) -> None:
+    save(store, 1, 2, 3)
+    path = store.folder / "step-00000003.json"
+    path.unlink()
+    if content == "folder":
+        path.mkdir()
+    elif content == "FIFO":
+        os.mkfifo(path)
+    elif content == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        assert isinstance(content, bytes)
+        path.write_bytes(content)
+    saved, loaded = newest_good(store)
+    assert (saved.step, loaded["step"]) == (2, 2)
+    assert store.damaged() == ["step-00000003.json"]
+    with pytest.raises(CheckpointError, match=r"available: 1, 2 \(step-00000003\.json is damaged\)"):
+        newest_good(store, 3)
+    save(store, 4, 5)  # neither ordered nor deleted by what it says
+    assert steps(store)[-2:] == [4, 5]
+
+
+def test_a_folder_with_only_damaged_descriptions_says_so(store: CheckpointStore) -> None:
+    store.folder.mkdir()
+    (store.folder / "step-00000003.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"contains no checkpoint \(step-00000003\.json is damaged\)"):
+        newest_good(store)
+
+
 def test_free_space_is_none_where_it_cannot_be_asked(tmp_path: Path) -> None:
     assert (free_space(tmp_path) or 0) > 0
     assert free_space(tmp_path / "none") is None

@@ -183,7 +183,7 @@ def _described(description: Path) -> Saved | None:
     """The checkpoint that a JSON file describes; None if the file is damaged."""
     try:
         # Not blocking: the file could be a FIFO.
-        with open(os.open(description, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with os.fdopen(os.open(description, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
             body = json.loads(file.read(_MOST_JSON + 1)[:_MOST_JSON])

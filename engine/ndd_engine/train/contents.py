@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +45,32 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(value).all())
 
 
+def layout(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    """The shape of every value of a model's state, by its name; None for what is no tensor."""
+    return {name: tuple(value.shape) if isinstance(value, Tensor) else None for name, value in state.items()}
+
+
+def changed(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    """How the layout of a model's state differs from the one that a resumed run would create; None if it does not."""
+    for name in [*before, *now]:
+        if before.get(name, "") != now.get(name, ""):
+            how = "is new" if name not in before else "is gone" if name not in now else "has another shape"
+            advice = "create it in __init__, with its final shape"
+            return f"{shortened(name, 100)} {how} since training began, so a run could not resume: {advice}"
+    return None
+
+
+def expanded(model: nn.Module) -> str | None:
+    """The name of the first value of the model's state whose elements share memory, or None."""
+    for name, value in model.state_dict().items():
+        strided = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+        if strided and any(
+            not step and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)
+        ):
+            return shortened(name, 100)
+    return None
+
+
 def unloadable(state: dict[str, Any]) -> str | None:
     """Why a checkpoint of this state could not be loaded again, with the name of the value; None if it could."""
     for path, what in _unloadable(state, "", 0):
@@ -61,6 +87,8 @@ def _unloadable(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
     if depth > _DEEPEST:
         yield path, f"is nested more than {_DEEPEST} levels deep"
     elif kind in (dict, OrderedDict):
+        if vars_of := getattr(value, "__dict__", None):  # torch's version numbers of the modules
+            yield from _unloadable(vars_of, path, depth + 1)
         for key, item in value.items():
             if isinstance(key, Tensor) or not _loads(key):
                 yield path, f"has a key of the type {shortened(type(key).__name__, 80)}"

@@ -11,6 +11,7 @@ import torch
 
 from ndd_engine.config.schema import CheckpointSection, EvaluateSection
 from ndd_engine.errors import TrainingError, said
+from ndd_engine.limits import limit_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
@@ -22,9 +23,8 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.step.stepper import Stepper
 
 from .checkpoint import CheckpointStore, Saved, free_space
-from .contents import finite_buffers, not_finite, unloadable
+from .contents import changed, finite_buffers, layout, not_finite, unloadable
 from .evaluate import Result, evaluate
-from .failures import limit_of
 from .random_state import random_state
 from .request import OpenRun
 from .settings import VerifiedSettings
@@ -46,6 +46,7 @@ class Loop:
         self.store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
         self.settings = VerifiedSettings(stepper, batches, evaluation)
         self.step = 0
+        self.layout = layout(stepper.model.state_dict())
         # A resumed run creates the same model first, so that these do not depend on a checkpoint.
         self._finite_buffers = finite_buffers(stepper.model)
         self.total_steps = stepper.total_steps
@@ -249,8 +250,8 @@ class Loop:
         if (bad := not_finite(self.stepper.model, self._finite_buffers)) is not None:
             raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
         state = self.state()
-        if (why := unloadable(state)) is not None:
-            raise TrainingError(f"{why}; this is new at step {step}")
+        if why := unloadable(state) or changed(self.layout, layout(state["model"])):
+            raise TrainingError(f"no checkpoint at step {step}: {why}")
         self._last_save = time.monotonic()
         try:
             saved = self.store.save(step, state, metric, self.stepper.workload.better == "lower")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ndd_engine.config import Config, anywhere, to_toml
-from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of
+from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of, said
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
@@ -37,7 +37,7 @@ from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .checkpoint import Saved, newest_good, replacing
-from .contents import unloadable
+from .contents import expanded, unloadable
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import restore_random_state
@@ -85,8 +85,7 @@ def prepare_run(run: OpenRun) -> Prepared:
         clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
     loop = Loop(run, stepper, batches, evaluation, clock)
 
-    if (why := unloadable(loop.state())) is not None:
-        raise UsageError(why)
+    _check_resumable(loop)
     if run.request.resume is not None:
         run.stage("loading the checkpoint")
         _resume(run, loop, device)
@@ -187,6 +186,23 @@ def _determinism(config: Config) -> None:
     # The call imports torch.compile (over a second), even to turn off what is off.
     if torch.are_deterministic_algorithms_enabled() != speed.deterministic:
         torch.use_deterministic_algorithms(speed.deterministic)
+
+
+def _check_resumable(loop: Loop) -> None:
+    """Raise UsageError if the model's state cannot be saved, or cannot be loaded into the same model."""
+    if (why := unloadable(loop.state())) is not None:
+        raise UsageError(why)
+    model = loop.stepper.model
+    if (name := expanded(model)) is not None:
+        raise UsageError(
+            f"{name} is an expanded tensor, which no checkpoint can be loaded into: add .clone()"
+        )
+    try:
+        model.load_state_dict(model.state_dict())
+    except Exception as error:
+        where = place(error)
+        text = f"the model cannot load its own state, so a run could not resume: {said(error)}"
+        raise UsageError(text + (f" ({where})" if where else "")) from error
 
 
 def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:

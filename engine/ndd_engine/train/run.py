@@ -123,7 +123,7 @@ class Run:
             status = self.control.stop_status or "stopped"
             end = self._ended(status, f"{self.control.stop_reason}, immediately")
         except NddError as error:
-            reason = str(error)
+            reason = "; ".join(str(error).splitlines())
             if error.__cause__ is not None:  # raised by the user's own code
                 append(self.directory.console_log, "".join(traceback.format_exception(error.__cause__)))
                 reason += _traced(None)

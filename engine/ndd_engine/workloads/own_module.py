@@ -19,6 +19,7 @@ from typing import Any
 
 from ndd_engine.config.workload_sections import OwnSection
 from ndd_engine.errors import ConfigError, NddError, Problem, said, shortened, text_of
+from ndd_engine.limits import limit_of
 from ndd_engine.text import printable
 
 from .problems import Problems
@@ -108,7 +109,16 @@ def calling(what: str, advice: str | None = None, where: str = "workload") -> It
         raise ConfigError([Problem(place(error) or where, "", message, suggestion=advice)]) from error
     except Exception as error:
         raise ConfigError(
-            [Problem(place(error) or where, "", f"{what} failed: {said(error)}", None, None, advice)]
+            [
+                Problem(
+                    place(error) or where,
+                    "",
+                    f"{what} failed: {limit_of(error) or said(error)}",
+                    None,
+                    None,
+                    advice,
+                )
+            ]
         ) from error
 
 
@@ -205,6 +215,8 @@ def _check_source(file: Path, factory: str, problems: Problems) -> None:
         problems.stop(f"{shown(file)}:{error.lineno or 1} is not valid Python: {error.msg}")
     except ValueError as error:
         problems.stop(f"{shown(file)} is not valid Python: {error}")
+    except (RecursionError, MemoryError):
+        problems.stop(f"{shown(file)} is not valid Python: it is nested too deeply")
     bound = set(_bound(tree.body))
     if factory in bound or "*" in bound or "__getattr__" in bound:
         return

@@ -23,7 +23,8 @@ from torch.utils.data import (
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import LONGEST, shortened
-from ndd_engine.text import printable
+from ndd_engine.hardware.host import free_memory
+from ndd_engine.text import printable, size
 
 from .base import Collate, Parted
 from .own_module import calling, kind
@@ -32,6 +33,7 @@ from .problems import Problems
 MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
 NAME_LENGTH = 40  # characters of the name of an item, a token or a part
 MOST_NOTES = 100
+ORDER_BYTES = 8  # of an item's index
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 
 
@@ -116,7 +118,7 @@ class _Reader:
 
     def __init__(self, value: object, problems: Problems) -> None:
         self.value = SimpleNamespace(**value) if isinstance(value, Mapping) else value
-        self.problems, self._type = problems, type(value).__name__
+        self.problems, self._type = problems, shortened(type(value).__name__, 80)
 
     def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
         self.problems.add(name, message, None, allowed, suggestion)
@@ -163,6 +165,9 @@ class _Reader:
         found: nn.Module | None = self.typed("model", nn.Module, "a torch.nn.Module", needed=True)
         if found is None:
             return None
+        if "_parameters" not in vars(found):
+            self.add("model", f"{type(found).__name__} does not call super().__init__()")
+            return None
         lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
         if lazy:
             advice = "run one batch through the model in the factory"
@@ -203,6 +208,9 @@ class _Reader:
                 count = len(data)
             if not count:
                 self.add(name, "is empty", allowed="at least one item")
+            elif (order := count * ORDER_BYTES) > free_memory():
+                message = f"len() is {count:,}; the order of these items needs {size(order)} of memory"
+                self.add(name, message, suggestion="return the real number of items")
         return read
 
     def collate(self, train: _Data, evaluation: _Data) -> Collate | None:

@@ -19,7 +19,7 @@ from ndd_engine.config.schema import LoaderSection
 from ndd_engine.errors import DoesNotFitError, UsageError, said, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
-from ndd_engine.workloads.base import Batch, Collate, GatherDataset
+from ndd_engine.workloads.base import Batch, Collate, GatherDataset, items_at
 
 # Share of the free memory that cached items may use; training needs the rest.
 SHARE = 0.8
@@ -78,7 +78,9 @@ class Collated(Dataset[Any]):
     def __getitems__(self, indices: list[int]) -> Batch:
         """Raises what the data raises, but no StopIteration, which would end the epoch unnoticed."""
         try:
-            batch = self.join(self._items(indices))
+            batch = self.join(items_at(self.data, indices))
+            if batch is None:
+                raise TypeError("the collate function returned None, not a batch")
             if get_worker_info() is not None:
                 _check_sendable(batch)
             return batch
@@ -89,18 +91,6 @@ class Collated(Dataset[Any]):
             if get_worker_info() is not None and not _sendable(error):
                 raise RuntimeError(said(error)).with_traceback(error.__traceback__) from None
             raise
-
-    def _items(self, indices: list[int]) -> list[Any]:
-        fetch = getattr(self.data, "__getitems__", None)
-        if not callable(fetch):
-            return [self.data[index] for index in indices]
-        items = list(fetch(indices))
-        if len(items) != len(indices):
-            kind = type(self.data).__name__
-            raise ValueError(
-                f"{kind}.__getitems__ returned {len(items):,} items for {len(indices):,} indices"
-            )
-        return items
 
 
 def _check_sendable(batch: Batch) -> None:

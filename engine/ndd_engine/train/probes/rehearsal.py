@@ -88,7 +88,13 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
 def _kept_buffers(model: nn.Module) -> Iterator[None]:
     """Restore buffers, also those that the model replaces by other tensors, and extra states on exit."""
     before = [
-        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        (
+            module,
+            name,
+            buffer,
+            None if buffer is None else buffer.detach().clone(),
+            getattr(buffer, "_version", 0),
+        )
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
@@ -101,8 +107,8 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, value in before:
-                if buffer is not None and value is not None:
+            for module, name, buffer, value, version in before:
+                if buffer is not None and value is not None and buffer._version != version:
                     buffer.copy_(value)
                 module._buffers[name] = buffer
         for module, state in extra:
