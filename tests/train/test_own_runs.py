@@ -136,6 +136,15 @@ class Net(Net):
     assert end.checkpoint is None
 
 
+def test_an_evaluation_leaves_no_trace_in_pythons_random_numbers(trainer: Trainer, own: Sets) -> None:
+    source = "import random\nclass Net(Net):\n    def forward(self, x):\n"
+    source += "        return super().forward(x) * random.uniform(0.5, 1.5)\n"
+    sets = own(source)
+    without = trainer.train(*sets, "run.max_steps=3", "evaluate.at_end=false")
+    each = trainer.train(*sets, "run.max_steps=3", "evaluate.every_steps=1")
+    assert equal(training_state(without.state(3)), training_state(each.state(3)))
+
+
 LATE = """
 import sys
 

@@ -60,17 +60,6 @@ def changed(before: Mapping[str, object], now: Mapping[str, object]) -> str | No
     return None
 
 
-def expanded(model: nn.Module) -> str | None:
-    """The name of the first value of the model's state whose elements share memory, or None."""
-    for name, value in model.state_dict().items():
-        strided = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
-        if strided and any(
-            not step and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)
-        ):
-            return shortened(name, 100)
-    return None
-
-
 def unloadable(state: dict[str, Any]) -> str | None:
     """Why a checkpoint of this state could not be loaded again, with the name of the value; None if it could."""
     for path, what in _unloadable(state, "", 0):

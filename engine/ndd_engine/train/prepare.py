@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from ndd_engine.batches import expanded
 from ndd_engine.config import Config, anywhere, to_toml
-from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of, said
+from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of, said, shortened
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
@@ -37,7 +38,7 @@ from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .checkpoint import Saved, newest_good, replacing
-from .contents import expanded, unloadable
+from .contents import unloadable
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import restore_random_state
@@ -193,10 +194,10 @@ def _check_resumable(loop: Loop) -> None:
     if (why := unloadable(loop.state())) is not None:
         raise UsageError(why)
     model = loop.stepper.model
-    if (name := expanded(model)) is not None:
-        raise UsageError(
-            f"{name} is an expanded tensor, which no checkpoint can be loaded into: add .clone()"
-        )
+    for name, value in model.state_dict().items():
+        if isinstance(value, torch.Tensor) and expanded(value):
+            text = "is an expanded tensor, which no checkpoint can be loaded into: add .clone()"
+            raise UsageError(f"{shortened(name, 100)} {text}")
     try:
         model.load_state_dict(model.state_dict())
     except Exception as error:

@@ -22,6 +22,7 @@ from ndd_engine.errors import (
     TrainingError,
     UsageError,
     message_of,
+    said,
 )
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
@@ -125,7 +126,7 @@ class Run:
         except NddError as error:
             reason = "; ".join(str(error).splitlines())
             if error.__cause__ is not None:  # raised by the user's own code
-                append(self.directory.console_log, "".join(traceback.format_exception(error.__cause__)))
+                append(self.directory.console_log, _traceback(error.__cause__))
                 reason += _traced(None)
             end = self._ended("failed", reason, error.exit_status)
         self.end = end
@@ -176,7 +177,7 @@ class Run:
 
     def _failed(self, error: BaseException) -> EndEvent:
         """Explain an error in one message, after saving a checkpoint if the state is complete."""
-        append(self.directory.console_log, "".join(traceback.format_exception(error)))
+        append(self.directory.console_log, _traceback(error))
         prepared = self._prepared
         from ndd_engine.workloads.own_module import place
 
@@ -227,6 +228,13 @@ def append(path: Path, text: str) -> None:
     """Append to a log. Errors are ignored: a full disk must not hide the failure being reported."""
     with contextlib.suppress(OSError), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001  a user's exception may be broken in any way
+        return f"{said(error)}\n"
 
 
 def _traced(where: str | None) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ndd_engine.batches import expanded
 from ndd_engine.errors import said
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
@@ -60,7 +61,7 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
     baseline: also measure it, as configured.
     """
     found = Rehearsal()
-    versions = [parameter._version for parameter in stepper.parameters]
+    versions = [_version(parameter) for parameter in stepper.parameters]
     extras = dict(stepper.extras)
     batch = stepper.moved(batch)
     with kept_random(stepper.device), _kept_buffers(stepper.model):
@@ -80,21 +81,20 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
         finally:
             stepper.optimizer.zero_grad(set_to_none=True)
             stepper.extras = extras
-    found.changed_parameters = versions != [parameter._version for parameter in stepper.parameters]
+    found.changed_parameters = versions != [_version(parameter) for parameter in stepper.parameters]
     return found
+
+
+def _version(tensor: Tensor) -> int:
+    """Changes with every operation in place."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager
 def _kept_buffers(model: nn.Module) -> Iterator[None]:
     """Restore buffers, also those that the model replaces by other tensors, and extra states on exit."""
     before = [
-        (
-            module,
-            name,
-            buffer,
-            None if buffer is None else buffer.detach().clone(),
-            getattr(buffer, "_version", 0),
-        )
+        (module, name, buffer, None if buffer is None or expanded(buffer) else buffer.detach().clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
     ]
@@ -107,8 +107,8 @@ def _kept_buffers(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for module, name, buffer, value, version in before:
-                if buffer is not None and value is not None and buffer._version != version:
+            for module, name, buffer, value in before:
+                if buffer is not None and value is not None:
                     buffer.copy_(value)
                 module._buffers[name] = buffer
         for module, state in extra:
