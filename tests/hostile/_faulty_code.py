@@ -368,7 +368,7 @@ DATA = [
     _data("StopIteration at once", "def item(self, index):\n    raise StopIteration", "StopIteration"),
     _data("changes at every look", "def item(self, index):\n    COUNT['look'] += 1\n    x, y = super().item(index)\n    return x + COUNT['look'], y",
           repeats=False),
-    _data("random items", "def item(self, index):\n    x, y = super().item(index)\n    return x + torch.rand(4), y"),
+    _data("random items", "def item(self, index):\n    x, y = super().item(index)\n    return x + torch.rand(4), y", repeats=False),
     _data("__getattr__ that knows everything", "def __getattr__(self, name):\n    if name.startswith('__'):\n"
           "        raise AttributeError(name)\n    return None", "TypeError|NoneType"),
     _code("data: a list", "EXTRA = {'train_data': [Data()[i] for i in range(20)]}"),

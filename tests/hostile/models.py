@@ -68,7 +68,8 @@ def _surroundings(rng: random.Random, fault: Fault) -> list[str]:
         "optimizer.name": rng.choice(("sgd", "adam", "adamw")), "clip.max_norm": rng.choice((0, 1)),
         "optimizer.implementation": rng.choice(("auto", "foreach", "loop")),
         "optimizer.set_to_none": rng.choice(("true", "false")),
-        "evaluate.every_steps": rng.choice((0, 2)) if not re.search("eval|metric", fault.name) else 2, "loader.fetch": rng.choice(("auto", "item")),
+        "evaluate.every_steps": 2 if re.search("eval|metric", fault.name) else rng.choice((0, 2)),
+        "loader.fetch": rng.choice(("auto", "item")),
         "evaluate.inference_mode": rng.choice(("true", "false")), "log.every_steps": rng.choice((1, 4)),
     }  # fmt: skip
     return [f"{key}={value}" for key, value in {**settings, **dict(fault.settings)}.items()]
@@ -281,6 +282,6 @@ KIND = Kind(
     name="awkward models, data and losses",
     holds="it trains and resumes bit for bit, or one message names what is wrong; nothing is lost or left behind",
     full=297,
-    short=14,
+    short=10,
     attempts=make,
 )
