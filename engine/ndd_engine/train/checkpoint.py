@@ -182,11 +182,13 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
 def _described(description: Path) -> Saved | None:
     """The checkpoint that a JSON file describes; None if the file is damaged."""
     try:
-        # Not blocking: the file could be a FIFO.
-        with os.fdopen(os.open(description, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file = os.open(description, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would block
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
                 return None
-            body = json.loads(file.read(_MOST_JSON + 1)[:_MOST_JSON])
+            body = json.loads(os.read(file, _MOST_JSON))
+        finally:
+            os.close(file)
         step, count, t, metric = body["step"], body["bytes"], body["t"], body.get("metric")
         name, sha256 = body["file"], body["sha256"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

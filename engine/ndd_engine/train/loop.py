@@ -251,18 +251,15 @@ class Loop:
             raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
         state = self.state()
         if why := unloadable(state) or changed(self.layout, layout(state["model"])):
-            raise TrainingError(f"no checkpoint at step {step}: {why}")
+            raise TrainingError(f"no checkpoint at step {step}: {why}; {self._last_good()}")
         self._last_save = time.monotonic()
         try:
             saved = self.store.save(step, state, metric, self.stepper.workload.better == "lower")
         except OSError as error:
-            earlier = "there is no earlier checkpoint"
-            if self.saved:
-                earlier = f"the last good checkpoint is step {self.saved.step}"
             self.save_error = (
                 f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
                 f"{limit_of(error) or error.strerror or said(error)} "
-                f"({size(free_space(self.store.folder))} free); {earlier}"
+                f"({size(free_space(self.store.folder))} free); {self._last_good()}"
             )
             self.put(MarkEvent("warning", step, self.save_error))
         else:
@@ -335,13 +332,15 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        good = "there is no checkpoint"
-        if self.saved:
-            good = f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
         advice = "try a lower optimizer.lr, or clip.max_norm = 1.0"
         if self.stepper.precision.scaler is not None:
             advice += ' or precision.amp = "bf16"'
-        return f"{what} at step {step}, so training stopped; {good}; {advice}"
+        return f"{what} at step {step}, so training stopped; {self._last_good()}; {advice}"
+
+    def _last_good(self) -> str:
+        if self.saved is None:
+            return "there is no checkpoint"
+        return f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
 
     def _window(self) -> None:
         self.reporter.window(self.step)
