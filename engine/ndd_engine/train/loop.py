@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ndd_engine.config.schema import CheckpointSection, EvaluateSection
-from ndd_engine.errors import TrainingError, said
+from ndd_engine.errors import TrainingError, said, shortened
 from ndd_engine.limits import limit_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
@@ -228,7 +228,7 @@ class Loop:
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
             self.put(event)
-        text = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        text = shortened(", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items()))
         data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
                 "better": self.stepper.workload.better}  # fmt: skip
         self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step:,}: {text}", data))
