@@ -561,6 +561,7 @@ IN_PROCESSES = [
     _worker("a thread", "threading.Thread(target=time.sleep, args=(0.01,)).start()\nreturn super().item(index)", None),
     _data("workers", "pass", settings=WORKERS),
     _code("limits: open files", "", "too many open files", settings=WORKERS, limits=((resource.RLIMIT_NOFILE, 20),)),
+    _code("limits: fewer open files", "", "too many open files", settings=WORKERS, limits=((resource.RLIMIT_NOFILE, 16),)),
     _code("limits: file size", "class Net(Base):\n    def init(self):\n        self.big = nn.Linear(300, 300)", "file too large.*of this process is 64 KB.*ulimit -f",
           settings=PLAIN, limits=((resource.RLIMIT_FSIZE, 65536),)),
     _code("stopped at once while workers start", "", "immediately|interrupted", settings=WORKERS, stop_when="running a test step"),

@@ -281,7 +281,7 @@ def _bits(tensor: torch.Tensor) -> list[int]:
 KIND = Kind(
     name="awkward models, data and losses",
     holds="it trains and resumes bit for bit, or one message names what is wrong; nothing is lost or left behind",
-    full=297,
+    full=298,
     short=10,
     attempts=make,
 )

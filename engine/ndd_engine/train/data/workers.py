@@ -15,9 +15,12 @@ from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 # How often the workers are checked while waiting for a batch.
 CHECK_S = 2.0
+# An iterator whose start failed lacks this attribute, and its finaliser would print a traceback.
+_MultiProcessingDataLoaderIter._shutdown = True
 
 
 class WatchedLoader(DataLoader[Any]):
