@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -35,3 +36,10 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         values = [map_tensors(value, change) for value in tree]
         return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
     return tree
+
+
+def expanded(tensor: Tensor) -> bool:
+    """Whether elements of a tensor share memory, as those of `expand` do, so that it cannot be written to."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    return any(not step and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from ndd_engine.text import printable
+
+# Characters of somebody else's text in a message.
+LONGEST = 300
+# A loader worker sends its exception as text: "Caught KeyError in DataLoader worker process 0." and the traceback.
+_IN_WORKER = re.compile(r"Caught .{1,200} in DataLoader worker process \d+\.")
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -84,6 +92,45 @@ class ConfigError(UsageError):
         super().__init__("\n".join(str(problem) for problem in problems))
 
 
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """The text on one line, printable, with at most `longest` characters."""
+    line = printable(" ".join(text[: 4 * longest].split()))
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def text_of(error: BaseException) -> str:
+    """str(error), or why an exception's own __str__ has none."""
+    try:
+        return (error.msg or "") if isinstance(error, SyntaxError) else str.strip(str(error))
+    except Exception as broken:  # noqa: BLE001  the code of a user's exception
+        return f"its message cannot be shown: __str__ raises {type(broken).__name__}"
+
+
+def message_of(error: BaseException) -> str:
+    """The first line of an exception's message, shortened; "no message" without one."""
+    text = text_of(error)
+    if _IN_WORKER.match(text):
+        text = _raised_in_worker(text, type(error).__name__)
+    first, _, rest = text.partition("\n")
+    # torch's errors about a state start with "Error(s) in loading state_dict for Net:".
+    return shortened(
+        f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first or "no message"
+    )
+
+
+def said(error: BaseException) -> str:
+    """An exception in one line: its type and the first line of its message."""
+    return f"{shortened(type(error).__name__, 80)}: {message_of(error)}"
+
+
 def error_text(error: BaseException) -> str:
     """The message of an expected error; other errors with their type."""
-    return str(error) if isinstance(error, (NddError, OSError)) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, (NddError, OSError)) else said(error)
+
+
+def _raised_in_worker(text: str, name: str) -> str:
+    """The message of the exception in a worker's traceback, which starts after the last frame. name: its type."""
+    lines = text[text.rfind('\n  File "') + 1 :].splitlines()
+    message = next((line for line in lines if line[:1].strip()), "")
+    kind, _, rest = message.partition(":")
+    return rest.strip() if kind.rpartition(".")[2] == name else message

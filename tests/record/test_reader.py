@@ -106,7 +106,7 @@ def test_a_log_that_cannot_be_read_is_reported(run: RunDir) -> None:
     os.mkfifo(run.events)
     reader = RunReader(run)
     reader.poll()
-    assert reader.trouble == "not a regular file"
+    assert reader.trouble == "is not a regular file; move it away"
     run.events.unlink()
     append(run, run_event(), window(1))
     reader.poll()

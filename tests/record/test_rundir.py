@@ -230,7 +230,7 @@ def test_a_folder_that_may_not_be_searched_hides_no_other_run(
 
 def test_a_record_that_cannot_be_read_is_refused_by_name(run: RunDir) -> None:
     os.mkfifo(run.events)
-    with pytest.raises(UsageError, match=r"events\.jsonl cannot be read: not a regular file"):
+    with pytest.raises(UsageError, match=r"events\.jsonl cannot be read: is not a regular file"):
         find_run(run.path.parent, run.name)
 
 

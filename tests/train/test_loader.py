@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from ndd_engine.config import Config, read
+from ndd_engine.train.data import workers
 from ndd_engine.train.data.loader import Batches, EpochBatches, EvalBatches, to_device
 
 
@@ -129,3 +131,24 @@ def test_batches_of_any_shape_go_to_the_device() -> None:
     assert moved["a"].device == meta
     assert moved["b"][0].device == moved["b"][1][0].device == meta
     assert (type(moved["b"]), moved["b"][1][1]) == (tuple, "text")
+
+
+def test_a_stop_at_once_waits_until_the_workers_are_started() -> None:
+    """Otherwise half-started workers print tracebacks."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(_number: int, _frame: object) -> None:
+        raise StopError
+
+    done = []
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(StopError), workers._stops_later():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("the rest of the start")
+        assert signal.getsignal(signal.SIGTERM) is stop
+        assert done
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from train_help import equal
 
 from ndd_engine.errors import CheckpointError
@@ -23,7 +22,6 @@ from ndd_engine.train import checkpoint
 from ndd_engine.train.checkpoint import (
     CheckpointStore,
     Saved,
-    finite,
     free_space,
     newest_good,
 )
@@ -359,14 +357,50 @@ def test_the_random_state_goes_on_where_it_was() -> None:
     assert equal((torch.rand(4), random.gauss(0, 1), random.random()), expected)
 
 
-def test_a_model_that_is_not_finite_names_what_is_not() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert finite(model) is None
-    model[1].get_buffer("running_var")[1] = math.inf
-    assert finite(model) == "1.running_var"
-    with torch.no_grad():
-        model[0].get_parameter("weight")[0, 0] = math.nan
-    assert finite(model) == "0.weight"
+DAMAGED = {
+    "not a dict": b"[1]", "not UTF-8": b"\xff\xfe{", "cut off": b'{"step": 3', "nested": b"[" * 200_000,
+    "NaN": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":NaN}',
+    "far future": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":1e300}',
+    "huge integer": b'{"file":"step-00000003.pt","step":' + b"9" * 5000 + b',"bytes":1,"sha256":"0","t":1}',
+    "another step": b'{"file":"step-00000003.pt","step":4,"bytes":1,"sha256":"0","t":9e9}',
+    "another file": b'{"file":"../../secret.pt","step":3,"bytes":1,"sha256":"0","t":9e9}',
+    "metric of a wrong type": b'{"file":"step-00000003.pt","step":3,"bytes":1,"sha256":"0","t":9e9,"metric":"low"}',
+    "empty": b"", "long": b" " * 10_000_000 + b"{}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content", [*DAMAGED.values(), "folder", "FIFO", "link"], ids=[*DAMAGED, "folder", "FIFO", "link"]
+)
+def test_a_damaged_description_hides_no_earlier_checkpoint(
+    store: CheckpointStore, content: bytes | str
+) -> None:
+    save(store, 1, 2, 3)
+    path = store.folder / "step-00000003.json"
+    path.unlink()
+    if content == "folder":
+        path.mkdir()
+    elif content == "FIFO":
+        os.mkfifo(path)
+    elif content == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        assert isinstance(content, bytes)
+        path.write_bytes(content)
+    saved, loaded = newest_good(store)
+    assert (saved.step, loaded["step"]) == (2, 2)
+    assert store.damaged() == ["step-00000003.json"]
+    with pytest.raises(CheckpointError, match=r"available: 1, 2 \(step-00000003\.json is damaged\)"):
+        newest_good(store, 3)
+    save(store, 4, 5)  # neither ordered nor deleted by what it says
+    assert steps(store)[-2:] == [4, 5]
+
+
+def test_a_folder_with_only_damaged_descriptions_says_so(store: CheckpointStore) -> None:
+    store.folder.mkdir()
+    (store.folder / "step-00000003.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"contains no checkpoint \(step-00000003\.json is damaged\)"):
+        newest_good(store)
 
 
 def test_free_space_is_none_where_it_cannot_be_asked(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def restored() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
+            torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
         gc.unfreeze()
         gc.collect()

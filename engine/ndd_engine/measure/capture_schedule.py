@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ndd_engine.errors import message_of, text_of
 from ndd_engine.record.derive import capture_text
 from ndd_engine.record.events import KernelsEvent, MarkEvent
 from ndd_engine.text import printable
@@ -151,4 +152,4 @@ def _first_line(error: Exception) -> str:
     """The first line of an error message, printable."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return printable((str(error).splitlines() or [""])[0]) or type(error).__name__
+    return message_of(error) if text_of(error) else type(error).__name__

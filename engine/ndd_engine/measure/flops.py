@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -195,6 +196,10 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         moves = not view and name not in _NO_TRAFFIC
         heavy = formula is None and (space not in _OWN_NAMES or name.startswith(_HEAVY))
         return _Op(name, formula, moves, bool(returns) or schema is None, heavy)
+
+
+# torch wraps the method so that torch.compile skips it, and imports torch.compile (over a second) at the first call.
+WorkCounter.__torch_dispatch__ = inspect.unwrap(WorkCounter.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 def _add_once(names: list[str], name: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 import torch
 
+from ndd_engine.errors import text_of
 from ndd_engine.record.events import MemoryEvent
 
 _CPU_OOM = re.compile(
@@ -36,4 +38,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether the error means that an allocation failed, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(str(error)))
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(text_of(error)))

@@ -9,7 +9,7 @@ import torch
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.config.workload_sections import OwnSection
-from ndd_engine.errors import MachineError, NddError, TrainingError
+from ndd_engine.errors import MachineError, NddError, TrainingError, said
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.measure.memory import is_out_of_memory
@@ -17,7 +17,7 @@ from ndd_engine.train.failures import smaller_batch
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import SizeChoice, decide
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.own_module import place, said
+from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .outlook import Outlook, outlook

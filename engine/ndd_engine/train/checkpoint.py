@@ -10,21 +10,24 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import pickle
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import nn
 
-from ndd_engine.errors import CheckpointError
-from ndd_engine.files import PATIENCE_S, replacing
+from ndd_engine.errors import CheckpointError, said, shortened
+from ndd_engine.files import PATIENCE_S, open_regular, replacing
 from ndd_engine.text import printable, size
 
 FORMAT = 1
+_MOST_JSON = 65536  # bytes
+_LATEST = 1e11  # seconds: the year 5138
 
 
 @dataclass(frozen=True)
@@ -48,18 +51,19 @@ class CheckpointStore:
         self.keep = keep
 
     def all(self) -> list[Saved]:
-        """All complete checkpoints, oldest first. Files without a readable JSON file are ignored.
+        """All complete checkpoints, oldest first. Files without a valid JSON file are ignored, see `damaged`.
 
         The order is that of writing, not of steps: a run that returned to an earlier step continues from there.
         """
-        found = []
-        for description in self.folder.glob("step-*.json"):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                body = json.loads(description.read_text(encoding="utf-8"))
-                path, sha256 = self.folder / Path(str(body["file"])).name, str(body["sha256"])
-                step, count, t = int(body["step"]), int(body["bytes"]), float(body["t"])
-                found.append(Saved(path, step, count, sha256, t, body.get("metric"), description))
+        found = [saved for saved in map(_described, self._descriptions()) if saved is not None]
         return sorted(found, key=lambda saved: (saved.t, saved.step))
+
+    def damaged(self) -> list[str]:
+        """Names of the JSON files that do not describe a checkpoint."""
+        return [path.name for path in sorted(self._descriptions()) if _described(path) is None]
+
+    def _descriptions(self) -> Iterator[Path]:
+        return self.folder.glob("step-*.json")
 
     def save(self, step: int, state: dict[str, Any], metric: float | None, best_is_lower: bool) -> Saved:
         """Write a checkpoint and delete those no longer kept. Raises OSError and then leaves the disk unchanged."""
@@ -100,7 +104,10 @@ class CheckpointStore:
         """Load a checkpoint. Raises CheckpointError with the file and what is wrong with it."""
         shown = printable(str(saved.path))
         try:
-            actual = saved.path.stat().st_size
+            status = saved.path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{shown} is damaged: it is not a regular file")
+            actual = status.st_size
             if actual != saved.bytes:
                 sizes = f"{size(actual)} instead of {size(saved.bytes)}"
                 raise CheckpointError(f"{shown} is damaged: its size is {sizes}")
@@ -109,6 +116,8 @@ class CheckpointStore:
             if digest != saved.sha256:
                 raise CheckpointError(f"{shown} is damaged: its contents do not match the checksum")
             state = torch.load(saved.path, map_location="cpu", weights_only=True)
+        except CheckpointError:
+            raise
         except FileNotFoundError:
             raise CheckpointError(f"{shown} is missing") from None
         except OSError as error:
@@ -117,8 +126,8 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{shown} contains more than tensors and plain values, so it is not loaded"
             ) from None
-        except (RuntimeError, EOFError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{shown} is damaged: {printable(str(error).splitlines()[0])}") from None
+        except Exception as error:  # noqa: BLE001  torch's reader does not limit what it raises
+            raise CheckpointError(f"{shown} is damaged: {said(error)}") from None
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise CheckpointError(f"{shown} is not a checkpoint of this program (format {FORMAT})")
         return state
@@ -130,10 +139,12 @@ class CheckpointStore:
         for saved in every[: -self.keep]:
             if saved != best:
                 # The JSON file first: a crash in between must not leave one that refers to a missing file.
-                saved.description.unlink(missing_ok=True)
-                saved.path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    saved.description.unlink(missing_ok=True)
+                    saved.path.unlink(missing_ok=True)
         for stale in self.folder.glob("*.tmp"):
-            stale.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                stale.unlink(missing_ok=True)
 
 
 def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved, dict[str, Any]]:
@@ -142,15 +153,17 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
     Raises CheckpointError if there is none or if it is damaged; the message then names the previous good one.
     """
     every = store.all()
+    damaged = ", ".join(shortened(name, 40) for name in store.damaged()[:5])
     if step is not None:
         chosen = [saved for saved in every if saved.step == step]
         if not chosen:
             there = ", ".join(str(saved.step) for saved in every) or "none"
-            raise CheckpointError(f"there is no checkpoint of step {step}; available: {there}")
+            bad = f" ({damaged} is damaged)" if damaged else ""
+            raise CheckpointError(f"there is no checkpoint of step {step}; available: {there}{bad}")
         return chosen[0], store.load(chosen[0])
     if not every:
         orphans = ", ".join(sorted(path.name for path in store.folder.glob("step-*.pt")))
-        extra = f" ({orphans} is incomplete)" if orphans else ""
+        extra = f" ({orphans} is incomplete)" if orphans else f" ({damaged} is damaged)" if damaged else ""
         folder = printable(str(store.folder))
         raise CheckpointError(f"{folder} contains no checkpoint{extra}; start a new run")
     try:
@@ -166,12 +179,29 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
         raise CheckpointError(f"{error}; there is no other good checkpoint") from None
 
 
-def finite(model: nn.Module) -> str | None:
-    """The name of the first parameter or buffer that contains NaN or infinity, or None."""
-    for name, value in model.state_dict().items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            return str(name)
-    return None
+def _described(description: Path) -> Saved | None:
+    """The checkpoint that a JSON file describes; None if the file is damaged."""
+    try:
+        file = open_regular(description)
+        try:
+            body = json.loads(os.read(file, _MOST_JSON))
+        finally:
+            os.close(file)
+        step, count, t, metric = body["step"], body["bytes"], body["t"], body.get("metric")
+        name, sha256 = body["file"], body["sha256"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    stem = f"step-{step:08d}" if type(step) is int and 0 <= step < 2**63 else None
+    valid = (
+        description.name == f"{stem}.json"
+        and name in (f"{stem}.pt", f"{stem}.again.pt")
+        and type(count) is int
+        and isinstance(sha256, str)
+        and isinstance(t, (int, float))
+        and 0 <= t < _LATEST
+        and (metric is None or (isinstance(metric, (int, float)) and abs(metric) < math.inf))
+    )
+    return Saved(description.with_name(name), step, count, sha256, t, metric, description) if valid else None
 
 
 class _Digest:

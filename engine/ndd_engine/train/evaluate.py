@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,6 +12,8 @@ import torch
 
 from ndd_engine.train.data.loader import EvalBatches, to_device
 from ndd_engine.train.step.stepper import Stepper
+
+from .random_state import kept_random
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,11 @@ def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None])
     count = 0
     model.eval()
     try:
-        # A loss may draw noise: use the same noise at each evaluation, without advancing the training's generator.
+        # A loss may draw noise: use the same noise at each evaluation, without advancing the training's generators.
         quiet = torch.inference_mode() if config.evaluate.inference_mode else torch.no_grad()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), quiet:
+        with kept_random(device), quiet:
             torch.manual_seed(config.run.seed)
+            random.seed(config.run.seed)
             inference = torch.is_inference_mode_enabled()
             for count, batch in enumerate(loader, 1):
                 batch = to_device(batch, device)

@@ -9,15 +9,25 @@ from dataclasses import dataclass
 import torch
 
 from ndd_engine.config.schema import Config
-from ndd_engine.errors import DoesNotFitError, NddError, OutOfMemoryError
+from ndd_engine.errors import (
+    DoesNotFitError,
+    NddError,
+    OutOfMemoryError,
+    message_of,
+    said,
+    shortened,
+    text_of,
+)
+from ndd_engine.limits import limit_of
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.text import duration, printable, size
+from ndd_engine.text import duration, size
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads import own_module
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]i?B|bytes))")
 _WORKER = re.compile(
-    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)(?: is killed by signal: (\w+)| exited unexpectedly)?"
+    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)"
+    r"(?: is killed by signal: (\w+)| exited unexpectedly(?: with status (\d+))?)?"
 )
 
 
@@ -47,33 +57,39 @@ def explain(
     place = f"at step {step - 1 if between else step} in {phase}"
     if is_out_of_memory(error):
         return Failure("oom", out_of_memory(error, place, config, device, stepper))
-    text = str(error)
-    if found := _WORKER.search(text):
-        kind, worker = _worker(found)
-        fewer = f"--set loader.workers={max(config.loader.workers // 2, 0)}"
-        return Failure(kind, f"{worker} {place}; fewer workers need less memory: {fewer}")
+    text = text_of(error)
+    if isinstance(error, RuntimeError) and (found := _WORKER.match(text)):
+        return _worker(found, place, config.loader.workers)
     if "DataLoader timed out" in text:
         late = f"the loader workers returned no batch within {duration(config.loader.timeout_s)} {place}"
         return Failure("worker", f"{late}; look for a blocked read, or raise loader.timeout_s")
-    first = printable(text.strip().splitlines()[0]) if text.strip() else "no message"
+    if (limit := limit_of(error)) is not None:
+        return Failure("error", f"{limit}, {place}", own_module.place(error))
+    kind, message = said(error).split(": ", 1)
     if isinstance(error, OSError) and error.filename:
-        first = f"{printable(str(error.filename))}: {error.strerror}"
-    return Failure("error", f"{type(error).__name__} {place}: {first}", own_module.place(error))
+        message = f"{shortened(str(error.filename))}: {error.strerror}"
+    return Failure("error", f"{kind} {place}: {message}", own_module.place(error))
 
 
 def told(error: BaseException) -> tuple[str, str]:
     """(kind, text) of the error that ended a helper process. kind: "oom" or "failed"."""
-    text = (str(error).splitlines() or ["no message"])[0]
     if isinstance(error, NddError):
         # The cause is an error in the user's own code.
         of_memory = isinstance(error, (OutOfMemoryError, DoesNotFitError)) or is_out_of_memory(
             error.__cause__
         )
-    else:
-        of_memory = is_out_of_memory(error)
-        where = own_module.place(error)
-        text = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
-    return ("oom" if of_memory else "failed"), printable(text)
+        return ("oom" if of_memory else "failed"), message_of(error)
+    where = own_module.place(error)
+    text = limit_of(error) or said(error)
+    return ("oom" if is_out_of_memory(error) else "failed"), text + (f" ({where})" if where else "")
+
+
+def unprepared(error: BaseException, stage: str) -> str:
+    """The message for an error before the first step; stage: what was being done."""
+    if (limit := limit_of(error)) is not None:
+        return f"{limit}, while {stage}"
+    kind, message = said(error).split(": ", 1)
+    return f"{'out of memory' if is_out_of_memory(error) else kind} while {stage}: {message}"
 
 
 def out_of_memory(
@@ -127,13 +143,19 @@ def _filled(config: Config, device: torch.device, stepper: Stepper | None) -> li
     return filled
 
 
-def _worker(found: re.Match[str]) -> tuple[str, str]:
-    """(kind of failure, message)."""
-    pids = found[1].strip()
-    cause = "by the kernel because memory ran out)"
-    if not (name := found[2]):
-        return "worker", f"loader worker {pids} died without a message (often killed {cause}"
+def _worker(found: re.Match[str], place: str, workers: int) -> Failure:
+    pids, name, status = found[1].strip(), found[2], found[3]
+    who = f"loader worker {pids}"
+    memory = "(often {} by the kernel because memory ran out)"
+    fewer = f"fewer workers need less memory: --set loader.workers={max(workers // 2, 0)}"
+    alone = "its error shows without workers: --set loader.workers=0"
+    if status:
+        how = f"exited with status {status} (os._exit, sys.exit or a crash in native code)"
+        return Failure("worker", f"{who} {how} {place}; {alone}")
+    if not name:
+        return Failure("worker", f"{who} died without a message {memory.format('killed')} {place}; {fewer}")
     if name in ("Killed", "SIGKILL"):
-        return "killed", f"loader worker {pids} was killed by SIGKILL (often sent {cause}"
+        return Failure("killed", f"{who} was killed by SIGKILL {memory.format('sent')} {place}; {fewer}")
     name = next((known.name for known in signal.Signals if signal.strsignal(known) == name), name)
-    return "worker", f"loader worker {pids} was killed by {name}"
+    advice = f"/dev/shm may be full; {fewer}" if name == "SIGBUS" else alone
+    return Failure("worker", f"{who} was killed by {name} {place}; {advice}")

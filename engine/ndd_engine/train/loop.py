@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ndd_engine.config.schema import CheckpointSection, EvaluateSection
-from ndd_engine.errors import TrainingError
+from ndd_engine.errors import TrainingError, said, shortened
+from ndd_engine.limits import limit_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
@@ -21,7 +22,8 @@ from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.step.stepper import Stepper
 
-from .checkpoint import CheckpointStore, Saved, finite, free_space
+from .checkpoint import CheckpointStore, Saved, free_space
+from .contents import changed, finite_buffers, layout, not_finite, unloadable
 from .evaluate import Result, evaluate
 from .random_state import random_state
 from .request import OpenRun
@@ -44,6 +46,9 @@ class Loop:
         self.store = CheckpointStore(run.directory.checkpoints, config.checkpoint.keep)
         self.settings = VerifiedSettings(stepper, batches, evaluation)
         self.step = 0
+        self.layout = layout(stepper.model.state_dict())
+        # A resumed run creates the same model first, so that these do not depend on a checkpoint.
+        self._finite_buffers = finite_buffers(stepper.model)
         self.total_steps = stepper.total_steps
         self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
         self.losses = LossReader(stepper.device, config.log.every_steps)
@@ -223,7 +228,7 @@ class Loop:
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
             self.put(event)
-        text = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+        text = shortened(", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items()))
         data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
                 "better": self.stepper.workload.better}  # fmt: skip
         self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step:,}: {text}", data))
@@ -242,18 +247,19 @@ class Loop:
         self._status("checkpointing")
         self.clock.enter(phase.CHECKPOINT)
         self._flush_losses()
-        if (bad := finite(self.stepper.model)) is not None:
+        if (bad := not_finite(self.stepper.model, self._finite_buffers)) is not None:
             raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
+        state = self.state()
+        if why := unloadable(state) or changed(self.layout, layout(state["model"])):
+            raise TrainingError(f"no checkpoint at step {step}: {why}; {self._last_good()}")
         self._last_save = time.monotonic()
         try:
-            saved = self.store.save(step, self.state(), metric, self.stepper.workload.better == "lower")
+            saved = self.store.save(step, state, metric, self.stepper.workload.better == "lower")
         except OSError as error:
-            earlier = "there is no earlier checkpoint"
-            if self.saved:
-                earlier = f"the last good checkpoint is step {self.saved.step}"
             self.save_error = (
                 f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
-                f"{error.strerror or error} ({size(free_space(self.store.folder))} free); {earlier}"
+                f"{limit_of(error) or error.strerror or said(error)} "
+                f"({size(free_space(self.store.folder))} free); {self._last_good()}"
             )
             self.put(MarkEvent("warning", step, self.save_error))
         else:
@@ -326,13 +332,15 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        good = "there is no checkpoint"
-        if self.saved:
-            good = f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
         advice = "try a lower optimizer.lr, or clip.max_norm = 1.0"
         if self.stepper.precision.scaler is not None:
             advice += ' or precision.amp = "bf16"'
-        return f"{what} at step {step}, so training stopped; {good}; {advice}"
+        return f"{what} at step {step}, so training stopped; {self._last_good()}; {advice}"
+
+    def _last_good(self) -> str:
+        if self.saved is None:
+            return "there is no checkpoint"
+        return f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
 
     def _window(self) -> None:
         self.reporter.window(self.step)

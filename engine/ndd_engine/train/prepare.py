@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from ndd_engine.batches import expanded
 from ndd_engine.config import Config, anywhere, to_toml
-from ndd_engine.errors import NddError, OutOfMemoryError, UsageError
+from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of, said, shortened
 from ndd_engine.files import PATIENCE_S, replacing, unwritable
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
@@ -34,9 +35,11 @@ from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.version import __version__
 from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
 from .checkpoint import Saved, newest_good
+from .contents import unloadable
 from .failures import out_of_memory
 from .loop import Loop
 from .random_state import restore_random_state
@@ -84,6 +87,7 @@ def prepare_run(run: OpenRun) -> Prepared:
         clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
     loop = Loop(run, stepper, batches, evaluation, clock)
 
+    _check_resumable(loop)
     if run.request.resume is not None:
         run.stage("loading the checkpoint")
         _resume(run, loop, device)
@@ -93,6 +97,8 @@ def prepare_run(run: OpenRun) -> Prepared:
     run.stage("running a test step")
     cores = usable_threads(machine.host) if run.request.probes else None
     rehearsal = _rehearse(stepper, batches, cores)
+    if run.request.resume is not None and rehearsal.changed_parameters:
+        _resume(run, loop, device)
     heading = f"Run {run.directory.name}, as resolved for {machine.device}."
     try:
         with replacing(run.directory.config, PATIENCE_S) as file:
@@ -179,23 +185,48 @@ def _determinism(config: Config) -> None:
     torch.backends.cudnn.deterministic = speed.deterministic
     if speed.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(speed.deterministic)
+    # The call imports torch.compile (over a second), even to turn off what is off.
+    if torch.are_deterministic_algorithms_enabled() != speed.deterministic:
+        torch.use_deterministic_algorithms(speed.deterministic)
+
+
+def _check_resumable(loop: Loop) -> None:
+    """Raise UsageError if the model's state cannot be saved, or cannot be loaded into the same model."""
+    if (why := unloadable(loop.state())) is not None:
+        raise UsageError(why)
+    model = loop.stepper.model
+    for name, value in model.state_dict().items():
+        if isinstance(value, torch.Tensor) and expanded(value):
+            text = "is an expanded tensor, which no checkpoint can be loaded into: add .clone()"
+            raise UsageError(f"{shortened(name, 100)} {text}")
+    try:
+        model.load_state_dict(model.state_dict())
+    except Exception as error:
+        where = place(error)
+        text = f"the model cannot load its own state, so a run could not resume: {said(error)}"
+        raise UsageError(text + (f" ({where})" if where else "")) from error
 
 
 def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
     saved, state = newest_good(loop.store, run.request.from_step)
+    for name in loop.store.damaged():
+        run.put(
+            MarkEvent("warning", saved.step, f"ignored a damaged file of a checkpoint: {printable(name)}")
+        )
     _check_data(run.directory.name, saved, state, loop)
+    shown = printable(str(saved.path))
     try:
         loop.stepper.load(state)
-    except (RuntimeError, ValueError, KeyError) as error:
-        shown, first = printable(str(saved.path)), printable(str(error).splitlines()[0])
-        raise UsageError(f"{shown} belongs to another model or optimizer: {first}") from None
-    restore_random_state(state["random"], device)
-    loop.step = int(state["step"])
+        restore_random_state(state["random"], device)
+        loop.step, saved_threads = int(state["step"]), state["threads"]
+    except Exception as error:  # noqa: BLE001
+        where = place(error)  # the user's own set_extra_state or load_state_dict
+        text = f"{shown} belongs to another model or optimizer: {message_of(error)}"
+        raise UsageError(text + (f" ({where})" if where else "")) from (error if where else None)
     loop.saved = saved
     threads = torch.get_num_threads()
-    if device.type == "cpu" and state["threads"] != threads:
-        text = f"the checkpoint was saved with {state['threads']} threads, this run uses {threads}"
+    if device.type == "cpu" and saved_threads != threads:
+        text = f"the checkpoint was saved with {saved_threads} threads, this run uses {threads}"
         run.put(MarkEvent("warning", loop.step, f"{text}: losses may differ in the last digits"))
 
 

@@ -23,6 +23,8 @@ from ndd_engine.errors import (
     NddError,
     TrainingError,
     UsageError,
+    message_of,
+    said,
 )
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
@@ -167,17 +169,16 @@ class Run:
         except StopNow:
             raise
         except NddError as error:
-            reason = str(error)
+            reason = "; ".join(str(error).splitlines())
             if error.__cause__ is not None:  # raised by the user's own code
-                append(self.directory.console_log, "".join(traceback.format_exception(error.__cause__)))
+                append(self.directory.console_log, _traceback(error.__cause__))
                 reason += _traced(None)
             return self._ended("failed", reason, error.exit_status)
         except BaseException as error:  # noqa: BLE001  every kind of end is reported, even sys.exit in a dataset
             try:
                 return self._failed(error)
             except Exception:  # noqa: BLE001  e.g. no file descriptor is left to import the explanation
-                first = printable((str(error).splitlines() or ["no message"])[0])
-                return self._ended("failed", f"{type(error).__name__}: {first}{_traced(None)}")
+                return self._ended("failed", f"{type(error).__name__}: {message_of(error)}{_traced(None)}")
 
     def _execute(self) -> EndEvent:
         self.stage("importing torch", "resume" if self.request.resume is not None else "prepare")
@@ -205,19 +206,16 @@ class Run:
 
     def _failed(self, error: BaseException) -> EndEvent:
         """Explain an error in one message, after saving a checkpoint if the state is complete."""
-        append(self.directory.console_log, "".join(traceback.format_exception(error)))
+        append(self.directory.console_log, _traceback(error))
         prepared = self._prepared
-        from ndd_engine.measure.memory import is_out_of_memory
         from ndd_engine.workloads.own_module import place
 
-        from .failures import explain
+        from .failures import explain, unprepared
 
         if prepared is None:
-            what = "out of memory" if is_out_of_memory(error) else type(error).__name__
-            first = printable((str(error).splitlines() or ["no message"])[0])
             self.recorder.flush()  # the snapshot has to contain the stage that failed
             stage = self.recorder.snapshot().stage or "preparing"
-            return self._ended("failed", f"{what} while {stage}: {first}{_traced(place(error))}")
+            return self._ended("failed", unprepared(error, stage) + _traced(place(error)))
 
         loop = prepared.loop
         phase = prepared.clock.current
@@ -229,7 +227,7 @@ class Run:
             try:
                 loop.save()
             except Exception as second:  # noqa: BLE001  the first failure is the one to report
-                text += f"; cannot save a checkpoint of this step: {printable(str(second))}"
+                text += f"; cannot save a checkpoint of this step: {message_of(second)}"
         stopped, saved = self.control.stop_status, loop.saved
         if stopped is not None and failure.kind in ("worker", "killed") and saved and saved.step == loop.step:
             # A signal to the process group also kills the workers: this is the requested stop, not a failure.
@@ -257,8 +255,15 @@ class Run:
 
 def append(path: Path, text: str) -> None:
     """Append to a log. Errors are ignored: a full disk must not hide the failure being reported."""
-    with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001  a user's exception may be broken in any way
+        return f"{said(error)}\n"
 
 
 def _traced(where: str | None) -> str:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from ndd_engine.batches import map_tensors, tensors
-from ndd_engine.errors import DoesNotFitError
+from ndd_engine.errors import DoesNotFitError, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 
@@ -192,6 +192,18 @@ def build_checked(build: Callable[[], Model]) -> Model:
             f"the parameters of this model take {size(needed)}, but only {size(free)} of memory are free"
         )
     return build()
+
+
+def items_at(data: Any, indices: Sequence[int]) -> list[Any]:
+    """The items of a dataset at these indices, fetched together if it can. Raises ValueError for another number."""
+    fetch = getattr(data, "__getitems__", None)
+    if not callable(fetch):
+        return [data[index] for index in indices]
+    items = list(fetch(list(indices)))
+    if len(items) != len(indices):
+        kind = shortened(type(data).__name__, 80)
+        raise ValueError(f"{kind}.__getitems__ returned {len(items):,} items for {len(indices):,} indices")
+    return items
 
 
 def batch_size(batch: Batch) -> int:

@@ -40,7 +40,7 @@ from torch.utils.data import Dataset
 
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import OwnSection
-from ndd_engine.errors import TrainingError
+from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.text import printable
 
 from . import own_items, own_module
@@ -164,7 +164,7 @@ class OwnMetric:
         """The user's values, with the mean loss unless they have a "loss". Raises TrainingError if one is no number."""
         found = self._metric.result()
         try:
-            values = {printable(str(name)): float(value) for name, value in found.items()}
+            values = {shortened(str(name), 80): float(value) for name, value in found.items()}
         except (AttributeError, TypeError, ValueError, RuntimeError):
             message = (
                 f"metric().result() returned {kind(found)}, not numbers by name such as {{'accuracy': 0.9}}"

@@ -12,9 +12,10 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from ndd_engine.batches import leaves, tensors
 from ndd_engine.config.schema import Config
+from ndd_engine.errors import said
 
-from .base import Batch, Collate, GatherItems
-from .own_module import calling, said
+from .base import Batch, Collate, GatherItems, items_at
+from .own_module import calling
 from .own_result import FactoryResult
 from .problems import Problems
 
@@ -52,9 +53,7 @@ class DatasetSlice(Dataset[Any]):
         return self.data[self._index(index)]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        wanted = [self._index(index) for index in indices]
-        fetch = getattr(self.data, "__getitems__", None)
-        return list(fetch(wanted)) if callable(fetch) else [self.data[index] for index in wanted]
+        return items_at(self.data, [self._index(index) for index in indices])
 
     def _index(self, index: int) -> int:
         epoch, item = divmod(index, self.count)

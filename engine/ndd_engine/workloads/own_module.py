@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.config.workload_sections import OwnSection
-from ndd_engine.errors import ConfigError, NddError, Problem
+from ndd_engine.errors import ConfigError, NddError, Problem, said, shortened, text_of
+from ndd_engine.limits import limit_of
 from ndd_engine.text import printable
 
 from .problems import Problems
@@ -108,15 +109,17 @@ def calling(what: str, advice: str | None = None, where: str = "workload") -> It
         raise ConfigError([Problem(place(error) or where, "", message, suggestion=advice)]) from error
     except Exception as error:
         raise ConfigError(
-            [Problem(place(error) or where, "", f"{what} failed: {said(error)}", None, None, advice)]
+            [
+                Problem(
+                    place(error) or where,
+                    "",
+                    f"{what} failed: {limit_of(error) or said(error)}",
+                    None,
+                    None,
+                    advice,
+                )
+            ]
         ) from error
-
-
-def said(error: BaseException) -> str:
-    """An exception in one line: its type and the first line of its message."""
-    lines = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().splitlines()
-    text = printable(lines[0]) if lines else "no message"
-    return f"{type(error).__name__}: {text if len(text) <= 240 else text[:239] + '…'}"
 
 
 def place(error: BaseException) -> str | None:
@@ -124,7 +127,7 @@ def place(error: BaseException) -> str | None:
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     # Frames before the first of the engine belong to its caller, not to the user's workload.
     first = next((index for index, (file, _) in enumerate(frames) if _is_engines(file)), 0)
-    found = [(file, int(line)) for file, line in _WORKER_FRAME.findall(str(error))] or frames[first:]
+    found = [(file, int(line)) for file, line in _WORKER_FRAME.findall(text_of(error))] or frames[first:]
     if isinstance(error, SyntaxError) and error.filename:
         found.append((error.filename, error.lineno or 0))
     return next((f"{shown(file)}:{line}" for file, line in reversed(found) if _is_users(file)), None)
@@ -138,7 +141,7 @@ def shown(file: str | Path) -> str:
 
 def kind(value: object) -> str:
     """The type of a value with its article: "an int"."""
-    name = printable(type(value).__name__)
+    name = shortened(type(value).__name__, 80)
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
@@ -212,6 +215,8 @@ def _check_source(file: Path, factory: str, problems: Problems) -> None:
         problems.stop(f"{shown(file)}:{error.lineno or 1} is not valid Python: {error.msg}")
     except ValueError as error:
         problems.stop(f"{shown(file)} is not valid Python: {error}")
+    except (RecursionError, MemoryError):
+        problems.stop(f"{shown(file)} is not valid Python: it is nested too deeply")
     bound = set(_bound(tree.body))
     if factory in bound or "*" in bound or "__getattr__" in bound:
         return

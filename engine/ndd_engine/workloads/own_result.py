@@ -22,13 +22,18 @@ from torch.utils.data import (
 )
 
 from ndd_engine.config.schema import Config
-from ndd_engine.text import printable
+from ndd_engine.errors import LONGEST, shortened
+from ndd_engine.hardware.host import free_memory
+from ndd_engine.text import printable, size
 
 from .base import Collate, Parted
 from .own_module import calling, kind
 from .problems import Problems
 
 MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
+NAME_LENGTH = 40  # characters of the name of an item, a token or a part
+MOST_NOTES = 100
+ORDER_BYTES = 8  # of an item's index
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 
 
@@ -84,8 +89,8 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
         "better": better,
         "forward": reader.function("forward", ("model", "batch")),
         "metric": reader.function("metric", ()),
-        "item": reader.text("item") or "item",
-        "token": reader.text("token"),
+        "item": reader.text("item", longest=NAME_LENGTH) or "item",
+        "token": reader.text("token", longest=NAME_LENGTH),
         "tokens_per_item": reader.tokens_per_item(),
         "collate": reader.collate(train, evaluation),
         "parts": reader.parts(model),
@@ -113,7 +118,7 @@ class _Reader:
 
     def __init__(self, value: object, problems: Problems) -> None:
         self.value = SimpleNamespace(**value) if isinstance(value, Mapping) else value
-        self.problems, self._type = problems, type(value).__name__
+        self.problems, self._type = problems, shortened(type(value).__name__, 80)
 
     def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
         self.problems.add(name, message, None, allowed, suggestion)
@@ -160,6 +165,9 @@ class _Reader:
         found: nn.Module | None = self.typed("model", nn.Module, "a torch.nn.Module", needed=True)
         if found is None:
             return None
+        if "_parameters" not in vars(found):
+            self.add("model", f"{type(found).__name__} does not call super().__init__()")
+            return None
         lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
         if lazy:
             advice = "run one batch through the model in the factory"
@@ -167,6 +175,16 @@ class _Reader:
         elif not any(parameter.requires_grad for parameter in found.parameters()):
             advice = "set requires_grad to True for the parameters to train"
             self.add("model", f"{type(found).__name__} has no trainable parameter", suggestion=advice)
+        for name, module in found.named_modules():
+            mine, plain = type(module), nn.Module
+            if (
+                mine.get_extra_state is not plain.get_extra_state
+                and mine.set_extra_state is plain.set_extra_state
+            ):
+                message = f"{name or 'the model'} ({mine.__name__}) defines get_extra_state, but not set_extra_state"
+                self.add(
+                    "model", message, suggestion="define both: a run could not resume from its checkpoints"
+                )
         return found
 
     def data(self, name: str, config: Config, needed: bool = False) -> _Data:
@@ -190,6 +208,9 @@ class _Reader:
                 count = len(data)
             if not count:
                 self.add(name, "is empty", allowed="at least one item")
+            elif (order := count * ORDER_BYTES) > free_memory():
+                message = f"len() is {count:,}; the order of these items needs {size(order)} of memory"
+                self.add(name, message, suggestion="return the real number of items")
         return read
 
     def collate(self, train: _Data, evaluation: _Data) -> Collate | None:
@@ -232,7 +253,10 @@ class _Reader:
             modules = list(part) if isinstance(part, (Sequence, nn.ModuleList)) else [part]
             if not isinstance(name, str) or not all(isinstance(module, nn.Module) for module in modules):
                 allowed = "a module of the model, or a list of them"
-                self.add(f"parts[{printable(str(name))}]", "is not a module", allowed=allowed)
+                self.add(f"parts[{shortened(str(name), 80)}]", "is not a module", allowed=allowed)
+            elif not 0 < len(name) <= NAME_LENGTH or not name.isprintable():
+                allowed = f"1 to {NAME_LENGTH} printable characters"
+                self.add(f"parts[{shortened(name, 80)}]", "this is no name for a phase", allowed=allowed)
             elif inside is not None and not inside.issuperset(modules):
                 advice = "use submodules of model, as in model.encoder"
                 self.add(f"parts[{printable(name)}]", "is not a part of the model", suggestion=advice)
@@ -252,11 +276,15 @@ class _Reader:
             return 1.0
         return float(found)
 
-    def text(self, name: str, called: bool = False) -> str | None:
+    def text(self, name: str, called: bool = False, longest: int = LONGEST) -> str | None:
         """A string, on one line; if `called`, a function without arguments may return it."""
         allowed = f"a string{', or a function without arguments that returns one' * called}"
         found = self.typed(name, str, allowed, called=called)
-        return None if found is None else printable(" ".join(found.split()))
+        if found is None:
+            return None
+        if len(found) > longest and not called:
+            self.add(name, f"has {len(found):,} characters", f"at most {longest}")
+        return shortened(found, longest)
 
     def lines(self, name: str) -> list[str]:
         """A string or strings, or a function without arguments that returns them."""
@@ -266,7 +294,7 @@ class _Reader:
         if not all(isinstance(text, str) for text in texts):
             self.add(name, "has other items than strings", allowed)
             return []
-        return [printable(" ".join(text.split())) for text in texts]
+        return [shortened(text, 1000) for text in texts[:MOST_NOTES]]
 
     def _names(self) -> list[str]:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]

@@ -37,9 +37,15 @@ class Problems:
         suggestion: str | None = None,
     ) -> None:
         """Adds an error; arguments as in Problem. Control characters in text from files are escaped."""
-        shown = f'"{printable(found)}"' if isinstance(found, str) else None if found is None else str(found)
-        advice = None if suggestion is None else printable(suggestion)
-        self.found.append(Problem(self.where, key, printable(message), shown, allowed, advice))
+        shown = (
+            f'"{_cut(found, 120)}"'
+            if isinstance(found, str)
+            else None
+            if found is None
+            else _cut(str(found), 120)
+        )
+        advice = None if suggestion is None else _cut(suggestion)
+        self.found.append(Problem(self.where, _cut(key, 120), _cut(message), shown, allowed, advice))
 
     def add_data(self, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
         """Adds an error in the data."""
@@ -58,6 +64,12 @@ class Problems:
     def of(self, data: str) -> Problems:
         """The same list of errors, for another file."""
         return replace(self, data=data)
+
+
+def _cut(text: str, longest: int = 600) -> str:
+    """Printable, and not longer than a message may be: names and values may come from a user's code."""
+    shown = printable(text[:longest])
+    return shown if len(text) <= longest else f"{shown}…"
 
 
 @dataclass

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads.base import Batch, Collate
 
-from .source import Source, WholeBatches, make_source
+from .source import Collated, Source, WholeBatches, make_source
 from .workers import WatchedLoader, worker_options, worker_pids
 
 CPU = torch.device("cpu")
@@ -87,8 +87,8 @@ class _Loaded:
         if config.loader.placement != "device" and (gather is None or workers["num_workers"]):
             self.loader = WatchedLoader(
                 config.loader.timeout_s,
-                dataset=source.data if gather is None else WholeBatches(gather),
-                collate_fn=source.collate if gather is None else _as_it_is,
+                dataset=Collated(source) if gather is None else WholeBatches(gather),
+                collate_fn=_as_it_is,
                 # A separate generator: drawing the workers' seeds must not advance the model's.
                 generator=torch.Generator().manual_seed(config.run.seed),
                 pin_memory=pin,
@@ -186,12 +186,12 @@ def _as_it_is(batch: Batch) -> Batch:
 def gathered(source: Source, lists: Iterator[Tensor], pin: bool) -> Iterator[Batch]:
     """One batch per list of indices, created in this process on the device that holds the data."""
     pin = pin and source.on.type == "cpu" and torch.cuda.is_available()
-    join = source.collate or default_collate
+    items = Collated(source)
     for indices in lists:
         if source.gather is not None:
             batch = source.gather.batch(indices.to(source.on, non_blocking=True))
         else:
-            batch = join([source.data[index] for index in indices.tolist()])
+            batch = items.__getitems__(indices.tolist())
         yield map_tensors(batch, Tensor.pin_memory) if pin else batch
 
 

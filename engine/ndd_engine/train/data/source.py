@@ -5,20 +5,21 @@ All of them create the same batches; only the time differs.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from ndd_engine.batches import map_tensors, tensors
+from ndd_engine.batches import leaves, map_tensors, tensors
 from ndd_engine.config.schema import LoaderSection
-from ndd_engine.errors import DoesNotFitError, UsageError
+from ndd_engine.errors import DoesNotFitError, UsageError, said, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
-from ndd_engine.workloads.base import Batch, Collate, GatherDataset
+from ndd_engine.workloads.base import Batch, Collate, GatherDataset, items_at
 
 # Share of the free memory that cached items may use; training needs the rest.
 SHARE = 0.8
@@ -63,6 +64,53 @@ class WholeBatches(Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> Batch:
         return self.data.batch(torch.tensor(indices))
+
+
+class Collated(Dataset[Any]):
+    """Returns a collated batch of a source's items for a list of indices, in this process or in a loader worker."""
+
+    def __init__(self, source: Source) -> None:
+        self.data, self.join = source.data, source.collate or default_collate
+
+    def __len__(self) -> int:
+        return len(cast(Any, self.data))
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """Raises what the data raises, but no StopIteration, which would end the epoch unnoticed."""
+        try:
+            batch = self.join(items_at(self.data, indices))
+            if batch is None:
+                raise TypeError("the collate function returned None, not a batch")
+            if get_worker_info() is not None:
+                _check_sendable(batch)
+            return batch
+        except StopIteration as error:
+            text = "the data or its collate function raised StopIteration"
+            raise RuntimeError(text).with_traceback(error.__traceback__) from None
+        except Exception as error:
+            if get_worker_info() is not None and not _sendable(error):
+                raise RuntimeError(said(error)).with_traceback(error.__traceback__) from None
+            raise
+
+
+def _check_sendable(batch: Batch) -> None:
+    """Raise TypeError for a batch that a worker cannot send: its queue would wait for ever."""
+    for leaf in leaves(batch):
+        if not isinstance(leaf, (Tensor, str, bytes, int, float, complex, type(None))):
+            kind = shortened(type(leaf).__name__, 80)
+            raise TypeError(f"a batch contains a value of the type {kind}, which a loader worker cannot send")
+        if isinstance(leaf, Tensor) and leaf.requires_grad and not leaf.is_leaf:
+            raise TypeError(
+                "a batch contains a tensor with a gradient, which a loader worker cannot send: detach it"
+            )
+
+
+def _sendable(error: Exception) -> bool:
+    try:
+        pickle.dumps(type(error))
+    except Exception:  # noqa: BLE001  of a local class, or of a user's metaclass
+        return False
+    return True
 
 
 @dataclass(frozen=True)

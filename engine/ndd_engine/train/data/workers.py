@@ -9,15 +9,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 # How often the workers are checked while waiting for a batch.
 CHECK_S = 2.0
+# An iterator whose start failed lacks this attribute, and its finaliser would print a traceback.
+_MultiProcessingDataLoaderIter._shutdown = True
 
 
 class WatchedLoader(DataLoader[Any]):
@@ -40,7 +45,8 @@ class WatchedLoader(DataLoader[Any]):
             _raise_if_dead(kept)
             kept._timeout = self.patience_s  # the iterator cannot be used again
         try:
-            iterator: Any = super().__iter__()
+            with _stops_later():
+                iterator: Any = super().__iter__()
         except (OSError, EOFError, RuntimeError):
             _raise_if_dead(kept, 1.0)
             raise
@@ -84,7 +90,38 @@ def _raise_if_dead(iterator: Any, patience_s: float = 0.0) -> None:
                 raise RuntimeError(
                     f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.Signals(-code).name}"
                 )
-            raise RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly")
+            raise RuntimeError(
+                f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly with status {code}"
+            )
+
+
+@contextmanager
+def _stops_later() -> Iterator[None]:
+    """Raise what a signal handler raises (a stop at once) after the block: half-started workers print tracebacks."""
+    raised: list[BaseException] = []
+
+    def later(handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            try:
+                handler(number, frame)
+            except BaseException as stop:  # noqa: BLE001
+                raised.append(stop)
+
+        return handle
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if callable(handler := signal.getsignal(number)):
+                    before[number] = handler
+                    signal.signal(number, later(handler))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if raised:
+        raise raised[0]
 
 
 def worker_options(workers: int, prefetch: int | None, persistent: bool) -> dict[str, Any]:

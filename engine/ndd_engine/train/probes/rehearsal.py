@@ -1,10 +1,12 @@
 """Runs a test step of one micro-batch before training: compiles, counts FLOPs, and shows which settings take effect.
 
-It does not affect training: random states and buffers are restored, gradients dropped, and the optimizer does not step.
+It does not affect training: random states, buffers and extra states are restored, gradients dropped, and the optimizer
+does not step.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,12 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ndd_engine.batches import expanded
+from ndd_engine.errors import said
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.reporting import compiled
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
-from ndd_engine.text import printable
 from ndd_engine.train.random_state import kept_random
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch
@@ -35,6 +38,7 @@ class Rehearsal:
     format, None without 4-D convolutions. compile_s, graphs, breaks: of torch.compile; compile_error: why it is not
     used. part_calls: module calls per timed part. micro_ns: host time of an eager micro-batch. baseline: the
     micro-batch measured by itself, None if not requested or failed. loader: the cost of creating a micro-batch.
+    changed_parameters: whether the forward pass itself changed a parameter, which is not restored.
     """
 
     counter: WorkCounter | None = None
@@ -47,6 +51,7 @@ class Rehearsal:
     micro_ns: float = 0.0
     baseline: BaselineEvent | None = None
     loader: LoaderEvent | None = None
+    changed_parameters: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -56,10 +61,10 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
     baseline: also measure it, as configured.
     """
     found = Rehearsal()
-    buffers = [(buffer, buffer.detach().clone()) for buffer in stepper.model.buffers()]
+    versions = [_version(parameter) for parameter in stepper.parameters]
     extras = dict(stepper.extras)
     batch = stepper.moved(batch)
-    with kept_random(stepper.device):
+    with kept_random(stepper.device), _kept_buffers(stepper.model):
         stepper.compute = stepper.model
         try:
             calls = stepper.parts.calls.copy()
@@ -76,9 +81,38 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
         finally:
             stepper.optimizer.zero_grad(set_to_none=True)
             stepper.extras = extras
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    found.changed_parameters = versions != [_version(parameter) for parameter in stepper.parameters]
     return found
+
+
+def _version(tensor: Tensor) -> int:
+    """Changes with every operation in place."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore buffers, also those that the model replaces by other tensors, and extra states on exit."""
+    before = [
+        (module, name, buffer, None if buffer is None or expanded(buffer) else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    extra = [
+        (module, copy.deepcopy(module.get_extra_state()))
+        for module in model.modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in before:
+                if buffer is not None and value is not None:
+                    buffer.copy_(value)
+                module._buffers[name] = buffer
+        for module, state in extra:
+            module.set_extra_state(state)
 
 
 def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
@@ -91,7 +125,7 @@ def _count(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
             raise
         # Counting may be the cause: repeat without it, which raises the model's own error if there is one.
         stepper.forward_backward(batch, no_phase)
-        found.notes.append(f"cannot count the FLOPs of a step: {_first_line(error)}")
+        found.notes.append(f"cannot count the FLOPs of a step: {said(error)}")
         return
     found.counter = counter
 
@@ -108,7 +142,7 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
         stepper.compute = stepper.model
         if is_out_of_memory(error):
             raise
-        found.compile_error = _first_line(error)
+        found.compile_error = said(error)
         return
     found.compile_s = time.perf_counter() - begin
     found.graphs, found.breaks = (now - then for now, then in zip(compiled(), before, strict=True))
@@ -131,8 +165,3 @@ def _watch_format(model: nn.Module, found: Rehearsal) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
-    return printable(f"{type(error).__name__}: {lines[0]}")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
+from ndd_engine.errors import message_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.record.events import SettingEvent
-from ndd_engine.text import printable
 from ndd_engine.workloads.base import Batch
 
 from .precision import Precision
@@ -146,7 +146,7 @@ class StepGraph:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            self._give_up(f"capturing failed: {printable(str(error).splitlines()[0])}")
+            self._give_up(f"capturing failed: {message_of(error)}")
             return
         text = f"captured after {WARM_UP_STEPS} steps, then replayed"
         stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "the whole step", True, text))

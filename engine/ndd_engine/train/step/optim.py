@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from typing import Any
 
@@ -12,11 +14,16 @@ from ndd_engine.config.schema import OptimizerSection, ScheduleSection
 
 
 def make_optimizer(
-    config: OptimizerSection, model: nn.Module, device: torch.device, capturable: bool = False
+    config: OptimizerSection,
+    model: nn.Module,
+    device: torch.device,
+    capturable: bool = False,
+    compiles: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimizer over all trainable parameters, in the configured implementation.
 
-    capturable: the step will be captured in a CUDA graph, so the learning rate is a tensor on the device.
+    capturable: the step will be captured in a CUDA graph, so the learning rate is a tensor on the device. compiles:
+    torch.compile is in use.
     Raises RuntimeError from torch if the configured implementation is not available.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -30,11 +37,24 @@ def make_optimizer(
         "fused": kind == "fused",
         "foreach": kind == "foreach",
     }
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    make: Any = kinds[config.name] if compiles else _without_compiler(kinds[config.name])
     if config.name == "sgd":
-        return torch.optim.SGD(parameters, momentum=config.momentum, **common)
-    adam = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+        return make(parameters, momentum=config.momentum, **common)  # type: ignore[no-any-return]
     betas = (config.betas[0], config.betas[1])
-    return adam(parameters, betas=betas, eps=config.eps, capturable=capturable, **common)
+    return make(parameters, betas=betas, eps=config.eps, capturable=capturable, **common)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The optimizer with the same methods, but without the wrappers that import torch.compile (over a second).
+
+    The wrappers only tell the compiler what not to trace.
+    """
+    names = ("state_dict", "load_state_dict", "zero_grad", "add_param_group")
+    methods: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 
 def learning_rate(step: int, total_steps: int, lr: float, schedule: ScheduleSection) -> float:

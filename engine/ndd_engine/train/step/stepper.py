@@ -51,12 +51,13 @@ class Stepper:
         self.precision: Precision = make_precision(config, device)
         self.no_graph = why_not(config, device, self.precision)
         graphed = config.speed.cuda_graph and self.no_graph is None
-        self.optimizer = make_optimizer(config.optimizer, self.model, device, capturable=graphed)
+        compiles = config.speed.compile != "off"
+        self.optimizer = make_optimizer(config.optimizer, self.model, device, graphed, compiles)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.lr = config.optimizer.lr
         self.graph = StepGraph(self) if graphed else None
         # Compiled code and CUDA graphs call no modules that could be timed.
-        whole = graphed or config.speed.compile != "off"
+        whole = graphed or compiles
         self.parts = PartTimer({} if whole else workload.parts)
         # Scalars on the device that are read back together with the loss.
         self.extras: dict[str, Tensor] = {}

@@ -1,0 +1,202 @@
+"""Runs of a user's own workload: what its model keeps, and what its data does wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from train_help import Trainer, equal, training_state
+
+SOURCE = """
+import math
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.register_buffer("mask", torch.full((8, 8), -math.inf).triu(1))
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(()))
+        self.n = 0
+    def forward(self, x):
+        if self.training:
+            self.calls = self.calls + 1  # replaced, not changed in place
+            self.n += 1
+        return self.linear(x) * (1 + self.calls / 100 + self.n / 100)
+    def get_extra_state(self):
+        return {"n": self.n}
+    def set_extra_state(self, state):
+        self.n = state["n"]
+
+class Data(Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        x = torch.sin(torch.arange(4.0) * index)
+        return x, x.sum()
+
+def loss(output, batch):
+    return nn.functional.mse_loss(output.squeeze(-1), batch[1])
+"""
+FACTORY = "\ndef factory(settings):\n    return dict(model=Net(), train_data=Data(), loss=loss)\n"
+SETS = (
+    "batch.micro=4",
+    "batch.sequence=4",
+    "run.threads=1",
+    "evaluate.every_epochs=0",
+    "checkpoint.every_steps=1",
+)
+Sets = Callable[[str], tuple[str, ...]]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Sets:
+    """own(source) writes a module with this source below SOURCE, and returns the settings of a run with it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def sets(source: str = "") -> tuple[str, ...]:
+        name = f"own_run_{abs(hash(request.node.nodeid))}"
+        (tmp_path / f"{name}.py").write_text(SOURCE + source + FACTORY)
+        return (f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]', *SETS)
+
+    return sets
+
+
+def test_a_causal_mask_and_extra_states_are_saved_and_resume_bit_for_bit(trainer: Trainer, own: Sets) -> None:
+    sets = own("")
+    whole = trainer.train(*sets, "run.max_steps=6")
+    half = trainer.train(*sets, "run.max_steps=3")
+    rest = trainer.train("run.max_steps=6", resume=half)
+    assert [result.end.status for result in (whole, half, rest) if result.end] == ["done"] * 3
+    state = whole.state(6)["model"]
+    assert bool(torch.isinf(state["mask"]).any())
+    # The test step before the first one leaves no trace, in a new run or in a resumed one.
+    assert (float(state["calls"]), state["_extra_state"]) == (6.0, {"n": 6})
+    assert equal(training_state(whole.state(6)), training_state(rest.state(6)))
+
+
+def test_a_buffer_that_was_finite_has_to_stay_finite(trainer: Trainer, own: Sets) -> None:
+    source = "class Net(Net):\n    def forward(self, x):\n        self.seen.fill_(math.inf)\n"
+    source += "        return super().forward(x)\n"
+    end = trainer.train(*own(source), "run.max_steps=3").end
+    assert end is not None
+    assert end.reason.startswith("seen is not finite at step 1, so training stopped; there is no checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "class Net(Net):\n    def get_extra_state(self):\n        return object()\n",
+            "_extra_state contains a value of the type object, which a checkpoint cannot contain",
+        ),
+        (
+            "class Net(Net):\n    set_extra_state = nn.Module.set_extra_state\n",
+            "defines get_extra_state, but not",
+        ),
+        (
+            "class Net(Net):\n    def set_extra_state(self, state):\n        raise KeyError('unset')\n",
+            "the model cannot load its own state, so a run could not resume: KeyError: 'unset'",
+        ),
+        (
+            "class Net(Net):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.register_buffer('wide', torch.ones(1).expand(8))\n",
+            "wide is an expanded tensor",
+        ),
+    ],
+)
+def test_a_state_that_cannot_be_resumed_is_refused_before_training(
+    trainer: Trainer, own: Sets, source: str, words: str
+) -> None:
+    result = trainer.train(*own(source), "run.max_steps=3")
+    assert result.end is not None
+    assert words in result.end.reason
+    assert (result.end.step, result.end.exit_status) == (0, 2)
+
+
+def test_a_state_that_changes_its_layout_is_not_saved(trainer: Trainer, own: Sets) -> None:
+    source = """
+class Net(Net):
+    def forward(self, x):
+        self.late = nn.Parameter(torch.ones(1))
+        return super().forward(x)
+"""
+    end = trainer.train(*own(source), "run.max_steps=3").end
+    assert end is not None
+    assert end.reason.startswith("no checkpoint at step 1: late is new since training began"), end.reason
+    assert end.checkpoint is None
+
+
+def test_an_evaluation_leaves_no_trace_in_pythons_random_numbers(trainer: Trainer, own: Sets) -> None:
+    source = "import random\nclass Net(Net):\n    def forward(self, x):\n"
+    source += "        return super().forward(x) * random.uniform(0.5, 1.5)\n"
+    sets = own(source)
+    without = trainer.train(*sets, "run.max_steps=3", "evaluate.at_end=false")
+    each = trainer.train(*sets, "run.max_steps=3", "evaluate.every_steps=1")
+    assert equal(training_state(without.state(3)), training_state(each.state(3)))
+
+
+LATE = """
+import sys
+
+class Data(Data):
+    def __getitem__(self, index):
+        frame = sys._getframe()
+        while frame is not None and frame.f_code.co_name not in ("_train", "_worker_loop"):
+            frame = frame.f_back
+        if frame is not None:
+            next(iter(()))
+        return super().__getitem__(index)
+"""
+FEWER = """
+class Data(Data):
+    def __getitems__(self, indices):
+        return [self[0]]
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_iteration_in_an_item_does_not_end_the_epoch(
+    trainer: Trainer, own: Sets, workers: int
+) -> None:
+    end = trainer.train(*own(LATE), "run.max_steps=3", f"loader.workers={workers}").end
+    assert end is not None
+    words = r"RuntimeError at step 1 in data_wait: the data or its collate function raised StopIteration \(.+\.py:\d+;"
+    assert re.match(words, end.reason), end.reason
+
+
+def test_too_few_items_at_once_are_refused(trainer: Trainer, own: Sets) -> None:
+    end = trainer.train(*own(FEWER), "run.max_steps=3").end
+    assert end is not None
+    assert "Data.__getitems__ returned 1 items for 4 indices" in end.reason
+
+
+FIRST_STEP = """
+import sys
+from ndd_console.__main__ import status_of
+status = status_of(["--runs", sys.argv[1], "train", "--headless", "--max-steps", "2", "--set", "workload.size=tiny"])
+late = [name for name in ("torch._inductor", "torch._dynamo", "sympy") if name in sys.modules]
+print("found", status, late)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_run_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path, optimizer: str) -> None:
+    """Its import takes over a second, which optimizers, dispatch modes and determinism would add to every start."""
+    code = FIRST_STEP.replace(
+        '"workload.size=tiny"', f'"workload.size=tiny", "--set", "optimizer.name={optimizer}"'
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.stdout.strip().splitlines()[-1] == "found 0 []", done.stderr
