@@ -13,6 +13,7 @@ import math
 import os
 import pickle
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
