@@ -46,6 +46,12 @@ CARD = [
         "capture",
     ),
     Pair(
+        "collectives",
+        card(kernels=replace(capture("kernels"), collective_ns=30_000_000, exposed_ns=20_000_000)),
+        card(kernels=replace(capture("kernels"), collective_ns=30_000_000, exposed_ns=1_000_000)),
+        (),
+    ),
+    Pair(
         "sync",
         card(device={**CARD_STEP, "log": 3.0}, sets=("precision.amp=bf16", "log.every_steps=1")),
         # The host waits there while the GPU computes.

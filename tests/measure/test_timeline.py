@@ -24,14 +24,16 @@ def named(begin: int, end: int, name: str, on_gpu: bool = False) -> TraceEvent:
 
 NAMES = (
     "gemm", "Memcpy HtoD (Pinned -> Device)", "Memset (Device)", "aten::mm", "cudaStreamSynchronize", "aten::item",
-    "cudaLaunchKernel", "Stream Sync", "autograd::engine::evaluate_function: MmBackward0",
+    "cudaLaunchKernel", "cudaMemcpyAsync", "ncclDevKernel_AllReduce",
+    "Memcpy DtoH (Device -> Pageable)", "Stream Sync", "autograd::engine::evaluate_function: MmBackward0",
 )  # fmt: skip
 TIME = st.integers(-10, 120)
 SEEN = st.builds(
-    lambda name, begin, length, thread, on_gpu, annotation: TraceEvent(
-        name, begin, begin + length, thread, on_gpu, annotation
+    lambda name, begin, length, thread, on_gpu, annotation, correlation: TraceEvent(
+        f"range {name}" if annotation else name, begin, begin + length, thread, on_gpu, annotation, 0, correlation
     ),
     st.sampled_from(NAMES), TIME, st.integers(0, 60), st.integers(1, 2), st.booleans(), st.booleans(),
+    st.integers(0, 3),
 )  # fmt: skip
 MARKS = st.lists(st.tuples(TIME, st.sampled_from([*PHASES, "forward/encoder"])), min_size=1, max_size=12).map(
     sorted
@@ -52,6 +54,7 @@ def test_busy_and_the_causes_add_up_to_the_wall(
     assert found.busy_ns + sum(found.idle_ns.values()) == 100
     assert all(value > 0 for value in found.idle_ns.values())
     assert found.copy_ns <= found.busy_ns
+    assert 0 <= found.exposed_ns <= found.collective_ns <= found.busy_ns
     assert "synchronising" not in found.idle_ns or card
 
 
@@ -168,3 +171,79 @@ def test_names_are_made_printable_and_short() -> None:
     name = str(found.top[0][0])
     assert name.isprintable()
     assert len(name) < 200
+
+
+def call(begin: int, end: int, name: str, correlation: int) -> TraceEvent:
+    return TraceEvent(name, begin, end, 1, False, False, 0, correlation)
+
+
+def launched(begin: int, end: int, correlation: int, name: str = "gemm", device: int = 0) -> TraceEvent:
+    return TraceEvent(name, begin, end, 0, True, False, device, correlation)
+
+
+def test_a_gap_before_a_kernel_that_was_already_launched_is_not_the_hosts() -> None:
+    found = of_card(
+        call(0, 2, "cudaLaunchKernel", 1), launched(0, 40, 1),
+        call(2, 4, "cudaLaunchKernel", 2), launched(50, 80, 2),  # launched before the gap at 40 began
+        call(85, 88, "cudaLaunchKernel", 3), launched(90, 100, 3),  # launched within the gap at 80
+        marks=[(0, "forward")],
+    )  # fmt: skip
+    assert found.idle_ns == {"launch gaps": 10, "between queued kernels": 10}
+
+
+def test_a_copy_to_pageable_memory_is_a_wait_and_one_to_pinned_memory_is_not() -> None:
+    def idle(kind: str) -> dict[str, int]:
+        return of_card(
+            launched(0, 20, 1), call(10, 60, "cudaMemcpyAsync", 2),
+            launched(55, 60, 2, f"Memcpy DtoH (Device -> {kind})"), launched(80, 100, 3), marks=[(0, "forward")],
+        ).idle_ns  # fmt: skip
+
+    assert idle("Pageable") == {"synchronising": 55}
+    assert idle("Pinned") == {"launch gaps": 55}
+
+
+def test_another_gpu_of_the_process_does_not_count() -> None:
+    seen = [launched(0, 30, 1), launched(30, 90, 2, device=1)]
+    assert timeline(seen, [(0, "forward")], 0, 100, True, 0).busy_ns == 30
+    assert timeline(seen, [(0, "forward")], 0, 100, True, 1).busy_ns == 60
+
+
+def test_a_range_on_the_gpus_line_that_the_profiler_does_not_mark_is_no_work() -> None:
+    unmarked = TraceEvent("ndd: forward", 0, 100, 0, True, False)
+    found = of_card(unmarked, named(0, 100, "ndd: forward"), kernel(0, 10), marks=[(0, "forward")])
+    assert found.busy_ns == 10
+
+
+def test_copies_within_the_gpu_are_no_transfer() -> None:
+    found = of_card(
+        kernel(0, 10, "Memcpy DtoD (Device -> Device)"), kernel(20, 25, "Memcpy HtoD (Pinned -> Device)"),
+        kernel(30, 40), marks=[(0, "forward")],
+    )  # fmt: skip
+    assert (found.copy_ns, found.busy_ns) == (5, 25)
+
+
+def test_collectives_are_split_into_exposed_and_hidden() -> None:
+    found = of_card(
+        kernel(0, 40),
+        kernel(30, 70, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        kernel(70, 80),
+        marks=[(0, "backward")],
+    )
+    assert (found.collective_ns, found.exposed_ns, found.busy_ns) == (40, 30, 80)
+
+
+@pytest.mark.parametrize(
+    ("name", "convolves"),
+    [
+        ("void cudnn::detail::dgrad_engine<float, 512, 6>", True),
+        ("sm80_xmma_fprop_implicit_gemm_bf16bf16", True),
+        ("void implicit_convolve_sgemm<float>", True),
+        ("winograd_forward_main_kernel", True),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", False),
+        ("cutlass_80_tensorop_s1688gemm_128x128", False),
+        ("void cudnn::ops::nchwToNhwcKernel", False),
+        ("convertTensor_kernel", False),
+    ],
+)
+def test_convolutions_are_told_by_the_name_of_the_kernel(name: str, convolves: bool) -> None:
+    assert (of_card(kernel(0, 10, name), marks=[(0, "forward")]).convolution_ns == 10) is convolves

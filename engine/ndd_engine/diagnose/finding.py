@@ -30,6 +30,7 @@ CAUSES: dict[str, str] = {
     "transfer": "host-to-device copies",
     "launch-bound": "kernel launch overhead",
     "sync": "host-device synchronisation",
+    "collectives": "communication between GPUs",
     "neighbour-card": "another process on the GPU",
     "throttling": "GPU throttling",
     "thrash": "allocator retries",

@@ -104,6 +104,22 @@ def sync(view: View) -> Finding | None:
     return draft.done(bound=ceiling(min(1.2 * share, 0.95)))
 
 
+def collectives(view: View) -> Finding | None:
+    """Communication between GPUs that no computation hides."""
+    capture = view.kernels
+    if capture is None or capture.exposed_ns < FLOOR * capture.wall_ns:
+        return None
+    share, hidden = capture.exposed_ns / capture.wall_ns, capture.collective_ns - capture.exposed_ns
+    title = f"communication between GPUs is exposed {percent(share)} of the time"
+    draft = Draft("collectives", title, view.part(share))
+    draft.saw(f"collectives run alone for {percent(share)} of a profiler capture", CAPTURE)
+    draft.saw(f"another {percent(hidden / capture.wall_ns)} overlaps with computation", CAPTURE)
+    draft.change("with gradient accumulation, exchange gradients only in the last micro-batch (no_sync)")
+    draft.change("use larger micro-batches, so that backward hides more of the exchange")
+    draft.change("find a rank that arrives late: the others wait for it inside the collective")
+    return draft.done()
+
+
 def neighbour_gpu(view: View) -> Finding | None:
     """Another process computes on the GPU."""
     gpu, slowed = view.snapshot.card or {}, view.slowed
@@ -156,7 +172,7 @@ def thrash(view: View) -> Finding | None:
     return draft.done(bound=view.undisturbed())
 
 
-RULES = (transfer, launch_bound, sync, neighbour_gpu, throttling, thrash)
+RULES = (transfer, launch_bound, sync, collectives, neighbour_gpu, throttling, thrash)
 
 
 def larger_batches(micro: int, accumulation: int, factor: int) -> Change:

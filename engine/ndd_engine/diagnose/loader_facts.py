@@ -212,7 +212,10 @@ def cores_free(view: View) -> bool:
     return cores is None or cores.own + cores.others < 0.9 * cores.usable
 
 
-def workers_are(view: View) -> Evidence:
+def workers_are(view: View) -> Evidence | None:
+    """None if the configuration is unknown, as in a trace."""
+    if view.whole("loader.workers") is None:
+        return None
     return Evidence(f"loader.workers is {view.workers}", CONFIG)
 
 

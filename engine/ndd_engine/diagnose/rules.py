@@ -26,15 +26,17 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:
+def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, ...]:
     """All findings of a run, the most important first; never empty.
+
+    few_steps: judge any number of steps, such as those of a trace.
 
     Order: hazards, bottlenecks by ceiling (or by their share of the time if there is none), bottlenecks whose change
     was tried without a gain, findings that cost no time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
-    short = healthy.too_short(view)
+    short = None if few_steps else healthy.too_short(view)
     if short is not None:
         found.append(short)
     else:

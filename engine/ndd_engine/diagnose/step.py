@@ -167,4 +167,8 @@ def _shorter_evaluations(view: View) -> list[Change]:
 
 def _parameters(view: View) -> Evidence | None:
     run = view.snapshot.run
-    return Evidence(f"the model has {run.parameters:,} parameters", "model") if run is not None else None
+    return (
+        Evidence(f"the model has {run.parameters:,} parameters", "model")
+        if run is not None and run.parameters
+        else None
+    )

@@ -38,6 +38,7 @@ class ProfilerCapture:
         self, device: torch.device, clock: PhaseClock, ranges: bool = False, graphs: bool = False
     ) -> None:
         self.on_gpu = device.type == "cuda"
+        self._device = device.index or 0
         self.measured = 0
         self.begin_ns: int | None = None
         self._clock = clock
@@ -86,7 +87,7 @@ class ProfilerCapture:
         offset = self._offset(seen)
         names = self._clock.names
         marks = [(time + offset, names[index]) for time, index in self._marks]
-        found = timeline(seen, marks, self.begin_ns + offset, end_ns + offset, self.on_gpu)
+        found = timeline(seen, marks, self.begin_ns + offset, end_ns + offset, self.on_gpu, self._device)
         method = "kernels" if self.on_gpu else "operators"
         return KernelsEvent(method=method, step=step, steps=self.measured, **asdict(found))
 
@@ -148,6 +149,8 @@ class ProfilerCapture:
                 thread=event.start_thread_id(),
                 on_gpu=event.device_type() != torch.profiler.DeviceType.CPU,
                 annotation=event.is_user_annotation(),
+                device=event.device_index(),
+                correlation=event.correlation_id(),
             )
             for event in results.events()
         ]

@@ -1,12 +1,14 @@
 """Computes busy time and idle time by cause from the events of a profiler capture.
 
 A GPU is busy while a kernel, a copy or a memory fill runs on it. Without a GPU, compute is busy while an operator runs
-in a phase that computes; operators that make a batch count as waiting for data. All other time is idle, and its cause
-is what the host was doing then.
+in a phase that computes; operators that make a batch count as waiting for data. All other time is idle. If the next
+kernel had been launched before a gap began, the gap is between queued kernels; otherwise its cause is what the host was
+doing then.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +20,7 @@ from ndd_engine.record.derive import (
     IDLE_CAUSES,
     LAUNCH_GAPS,
     OTHER_CAUSE,
+    QUEUED,
     SYNCHRONISING,
     WAITING_FOR_DATA,
 )
@@ -42,6 +45,18 @@ _WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaFre
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 # Entries that newer profilers add to the GPU's line and that are not work.
 _NOT_WORK = frozenset({"Stream Sync", "Event Sync", "Context Sync", "Device Sync", "Stream Wait Event"})
+# Runtime calls, which share their correlation id with the kernel or copy that they launch.
+_RUNTIME = re.compile(r"(cu|cuda|hip)[A-Z]")
+# Copies that never leave the GPU.
+_WITHIN = ("Memcpy DtoD", "CopyDeviceToDevice")
+_COPIES = ("Memcpy", "CopyDeviceTo", "CopyHostTo")
+_FILLS = ("Memset", "FillBuffer")
+# A copy from or to pageable memory returns when it is done. ROCm names both kinds of host memory "Host".
+_BLOCKING_MEMORY = ("Pageable", "Host")
+_COLLECTIVE = re.compile(r"(void )?(nccl|rccl|msccl)", re.IGNORECASE)
+# Kernels of convolutions, including those that are matrix products.
+_CONVOLUTION = re.compile(r"conv|wgrad|dgrad|fprop|winograd|im2col|col2im|implicit_gemm", re.IGNORECASE)
+_NO_CONVOLUTION = re.compile(r"bn_|batch_?norm|convert", re.IGNORECASE)
 # Namespaces of ranges that are not operators.
 _ENGINE = frozenset({"autograd", "torch", "profiler"})
 # Compiled code runs as one call without operators inside.
@@ -52,7 +67,11 @@ _NAME = 160  # characters kept of a kernel's name: C++ templates make names kilo
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One event of the profiler. on_gpu: it ran on the GPU. annotation: a named range."""
+    """One event of the profiler, in nanoseconds.
+
+    on_gpu: it ran on the GPU with index `device`. annotation: a named range. correlation: id that a kernel or copy
+    shares with the runtime call that launched it, 0 if unknown.
+    """
 
     name: str
     begin: int
@@ -60,6 +79,8 @@ class TraceEvent:
     thread: int
     on_gpu: bool
     annotation: bool
+    device: int = 0
+    correlation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,39 +93,101 @@ class CaptureTimeline:
     idle_ns: dict[str, int]
     launches: int
     top: list[list[str | int]]
+    collective_ns: int = 0
+    exposed_ns: int = 0
+    convolution_ns: int = 0
 
 
 def timeline(
-    seen: Sequence[TraceEvent], marks: Sequence[tuple[int, str]], begin: int, end: int, gpu: bool
+    seen: Sequence[TraceEvent],
+    marks: Sequence[tuple[int, str]],
+    begin: int,
+    end: int,
+    gpu: bool,
+    device: int | None = None,
 ) -> CaptureTimeline:
     """Busy and idle time between `begin` and `end`.
 
-    marks: (time, phase that begins) in order on the profiler's clock, the first one at or before `begin`. Raises
-    ValueError if there is no kernel, copy or operator.
+    marks: (time, phase that begins) in order on the profiler's clock, the first one at or before `begin`. device: index
+    of the GPU, None for all GPUs together. Raises ValueError if there is no kernel, copy or operator.
     """
     phases = spans(marks, begin, end)
     computing = [(low, high) for low, high, name in phases if gpu or _base(name) not in _NOT_COMPUTING]
-    work = on_gpu(seen) if gpu else _starting_in(computing, operators(seen))
+    work = on_gpu(seen, device) if gpu else _starting_in(computing, operators(seen))
     work = [item for item in work if item.end > begin and item.begin < end]
     if not work:
         raise ValueError(f"the profiler recorded no {'GPU kernels' if gpu else 'operators'}")
     busy = common(union(((item.begin, item.end) for item in work), begin, end), computing)
     idle = gaps(busy, begin, end)
-    copies = [(item.begin, item.end) for item in work if gpu and item.name.startswith("Memcpy")]
-    launched = [item for item in work if not (gpu and item.name.startswith(("Memcpy", "Memset")))]
+    if not gpu:
+        causes = _causes(idle, phases, [])
+        return CaptureTimeline(end - begin, total(busy), 0, causes, len(work), _longest(work, begin, end))
+    copies = [item for item in work if item.name.startswith(_COPIES) and not item.name.startswith(_WITHIN)]
+    kernels = [item for item in work if not item.name.startswith((*_COPIES, *_FILLS))]
+    collectives = [item for item in kernels if _COLLECTIVE.match(item.name)]
+    computed = [item for item in kernels if not _COLLECTIVE.match(item.name)]
+    exchanging = _union_of(collectives, begin, end)
+    queued = _queued(idle, work, seen)
+    found = _causes([gap for gap in idle if gap not in queued], phases, _waits(seen, begin, end))
+    if queued:
+        found[QUEUED] = total(queued)
     return CaptureTimeline(
         wall_ns=end - begin,
         busy_ns=total(busy),
-        copy_ns=total(union(copies, begin, end)),
-        idle_ns=_causes(idle, phases, _waits(seen, begin, end) if gpu else []),
-        launches=len(launched),
+        copy_ns=total(_union_of(copies, begin, end)),
+        idle_ns={cause: found[cause] for cause in IDLE_CAUSES if found.get(cause)},
+        launches=len(kernels),
         top=_longest(work, begin, end),
+        collective_ns=total(exchanging),
+        exposed_ns=total(exchanging) - total(common(exchanging, _union_of(computed, begin, end))),
+        convolution_ns=sum(
+            min(item.end, end) - max(item.begin, begin) for item in computed if is_convolution(item.name)
+        ),
     )
 
 
-def on_gpu(seen: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """Kernels, copies and fills; named ranges on the GPU's line compute nothing and are left out."""
-    return [item for item in seen if item.on_gpu and not item.annotation and item.name not in _NOT_WORK]
+def is_convolution(kernel: str) -> bool:
+    """Whether a kernel of this name computes a convolution, forward or backward."""
+    return bool(_CONVOLUTION.search(kernel)) and not _NO_CONVOLUTION.search(kernel)
+
+
+def on_gpu(seen: Iterable[TraceEvent], device: int | None = None) -> list[TraceEvent]:
+    """Kernels, copies and fills on one GPU, or on all.
+
+    Named ranges on the GPU's line compute nothing and are left out. Some profilers do not mark them: a name that is
+    also a range of the host is a range.
+    """
+    seen = list(seen)
+    ranges = {item.name for item in seen if item.annotation}
+    return [
+        item
+        for item in seen
+        if item.on_gpu
+        and (device is None or item.device == device)
+        and not item.annotation
+        and item.name not in ranges
+        and item.name not in _NOT_WORK
+    ]
+
+
+def _union_of(items: Iterable[TraceEvent], begin: int, end: int) -> list[Interval]:
+    return union(((item.begin, item.end) for item in items), begin, end)
+
+
+def _queued(
+    idle: Sequence[Interval], work: Iterable[TraceEvent], seen: Iterable[TraceEvent]
+) -> set[Interval]:
+    """The gaps whose next kernel or copy had been launched before they began: the host is not their cause."""
+    launched = {
+        item.correlation: item.end
+        for item in seen
+        if not item.on_gpu and item.correlation and _RUNTIME.match(item.name)
+    }
+    first: dict[int, int] = {}
+    for item in work:
+        if (time := launched.get(item.correlation)) is not None:
+            first[item.begin] = min(time, first.get(item.begin, time))
+    return {(low, high) for low, high in idle if first.get(high, low + 1) <= low}
 
 
 def operators(seen: Iterable[TraceEvent]) -> list[TraceEvent]:
@@ -143,14 +226,24 @@ def _base(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _waits(seen: Iterable[TraceEvent], begin: int, end: int) -> list[Interval]:
-    """When the host waited for the GPU."""
-    found = (
-        (item.begin, item.end)
+def _waits(seen: Sequence[TraceEvent], begin: int, end: int) -> list[Interval]:
+    """When the host waited for the GPU: in a synchronising call, or in a copy that returns when it is done."""
+    blocking = {
+        item.correlation
         for item in seen
-        if not item.on_gpu and (item.name.endswith(_WAITS) or item.name in _READS)
+        if item.on_gpu and item.correlation and any(memory in item.name for memory in _BLOCKING_MEMORY)
+    }
+    found = (
+        item
+        for item in seen
+        if not item.on_gpu
+        and (
+            item.name.endswith(_WAITS)
+            or item.name in _READS
+            or (item.correlation in blocking and "emcpy" in item.name)
+        )
     )
-    return union(found, begin, end)
+    return _union_of(found, begin, end)
 
 
 def _causes(idle: Sequence[Interval], phases: Sequence[Span], waits: Sequence[Interval]) -> dict[str, int]:

@@ -25,7 +25,9 @@ IDLE_CAUSES = (
     WAITING_FOR_DATA := "waiting for data",
     COPYING := "copying",
     LAUNCH_GAPS := "launch gaps",
+    QUEUED := "between queued kernels",
     SYNCHRONISING := "synchronising",
+    COLLECTIVES := "collectives",
     EVALUATION_OR_CHECKPOINT := "evaluation or checkpoint",
     OTHER_CAUSE := "other",
 )
@@ -208,6 +210,9 @@ def _of_capture(kernels: KernelsEvent, aside: Mapping[str, float]) -> Idle:
     """Idle time by a profiler capture, for the time spent in steps; captures do not cover the rest."""
     stepping = max(1 - sum(aside.values()), 0.0)
     found = [(cause, ns / kernels.wall_ns * stepping) for cause, ns in kernels.idle_ns.items()]
+    if kernels.exposed_ns:
+        # The GPU runs a kernel, but it only exchanges data with other GPUs or waits for them.
+        found.append((COLLECTIVES, kernels.exposed_ns / kernels.wall_ns * stepping))
     if aside.get("checkpoint"):
         found.append((CHECKPOINT, aside["checkpoint"]))
     method = kernels.method if kernels.method in ("kernels", "operators") else "kernels"

@@ -61,9 +61,11 @@ class KernelsEvent(Event):
 
     method: "kernels" (kernels and copies on the GPU) or "operators" (operators on the CPU, without a GPU). step:
     optimizer steps done at its end. steps: optimizer steps captured. wall_ns: duration. busy_ns: time with at least
-    one kernel or copy running. copy_ns: time with a copy running. idle_ns: cause -> idle nanoseconds; busy_ns and all
-    causes add up to wall_ns. launches: number of kernels or top-level operators. top: the longest kernels or
-    operators, [name, total nanoseconds, count] each. trace: path of the exported Chrome trace, or null.
+    one kernel or copy running. copy_ns: time with a copy from or to another memory running. idle_ns: cause -> idle
+    nanoseconds; busy_ns and all causes add up to wall_ns. launches: number of kernels or top-level operators. top: the
+    longest kernels or operators, [name, total nanoseconds, count] each. trace: path of the exported Chrome trace, or
+    null. collective_ns: time with a collective (NCCL) running, part of busy_ns; exposed_ns: the part of it without any
+    other kernel running. convolution_ns: total duration of the convolution kernels; null in records before 0.6.
     """
 
     type: ClassVar[str] = "kernels"
@@ -77,6 +79,9 @@ class KernelsEvent(Event):
     launches: int
     top: list[Kernel] = field(default_factory=list)
     trace: str | None = None
+    collective_ns: int = 0
+    exposed_ns: int = 0
+    convolution_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ COLOURS = {
     "clip": "teal", "optimizer": "green", "zero_grad": "wine", "log": "rose", "evaluate": "purple",
     "checkpoint": "yellow", "other": "grey", "waiting for data": "orange", "copying": "vermillion",
     "launch gaps": "sky", "synchronising": "indigo", "reading losses": "rose", "evaluation": "purple",
+    "between queued kernels": "blue", "collectives": "teal",
 }  # fmt: skip
 SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
 _TOP = 12

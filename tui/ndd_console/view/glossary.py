@@ -66,6 +66,8 @@ _GROUPS = {
         "waiting for data": "the next batch is not ready",
         "copying": "a batch is copied while nothing is computed",
         "launch gaps": "the CPU launches kernels or operators too slowly",
+        "between queued kernels": "the next kernel was already launched; not the CPU's fault",
+        "collectives": "GPUs exchange data while nothing is computed",
         "synchronising": "the CPU waits for the GPU, then the GPU for the CPU",
         "evaluation or checkpoint": "idle time in or around one of them",
         "checkpoint": "saving a checkpoint",

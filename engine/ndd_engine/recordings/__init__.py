@@ -1,0 +1,1 @@
+"""Recordings that torch made elsewhere: profiler traces and memory snapshots. Reading them executes nothing."""

@@ -1,0 +1,191 @@
+"""Reads a trace that torch.profiler wrote: JSON, plain or gzipped, of 2021 and later, CUDA and ROCm.
+
+The format is Chrome's trace event format with the categories of Kineto. Older versions name them differently; all are
+mapped to today's.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ndd_engine.errors import UsageError
+from ndd_engine.measure.timeline import TraceEvent
+from ndd_engine.text import printable, size
+
+# Maximum size of the JSON text. Reading takes about ten times as much memory.
+MAX_BYTES = 1 << 30
+# A gzipped file is read in pieces of this size.
+_PIECE = 1 << 22
+
+_WORK = frozenset({"kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
+_ON_GPU = _WORK | {"gpu_user_annotation", "cuda_sync", "cuda_profiler_range"}
+_RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"})
+_OPERATORS = frozenset({"cpu_op", "operator"})
+_RANGES = frozenset({"user_annotation", "gpu_user_annotation"})
+# Ranges that versions before 1.12 recorded as operators.
+_RANGE_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.|## |nccl:|ndd: ")
+_STEP = "ProfilerStep#"
+
+Number = int | float
+
+
+@dataclass
+class TraceFile:
+    """The events of one process.
+
+    events: all that matter for the time of the GPU, with times in nanoseconds. main: thread that trains. steps: (begin,
+    end) of each range ProfilerStep#N. rank, world_size: of a distributed job, else None. devices: index of each GPU
+    with work, in order. names: index -> name of the GPU, where the trace has it. skipped: events that are damaged.
+    """
+
+    name: str
+    events: list[TraceEvent] = field(default_factory=list)
+    main: int = 0
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    rank: int | None = None
+    world_size: int | None = None
+    devices: tuple[int, ...] = ()
+    names: dict[int, str] = field(default_factory=dict)
+    skipped: int = 0
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """(begin, end) of the GPU's work, or of all events without any."""
+        timed = [item for item in self.events if item.on_gpu and not item.annotation] or self.events
+        return min(item.begin for item in timed), max(item.end for item in timed)
+
+
+def read_trace(path: Path) -> TraceFile:
+    """The trace in a file. Raises UsageError that names the file and what is wrong with it."""
+    with _no_collection():
+        return _read(path, printable(str(path)))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's garbage collector, which would walk millions of new objects again and again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read(path: Path, shown: str) -> TraceFile:
+    try:
+        body = json.loads(_text(path, shown))
+    except (ValueError, RecursionError) as error:
+        first = printable(str(error).splitlines()[0])[:200]
+        raise UsageError(f"{shown} is damaged or is no JSON: {first}") from None
+    entries = body.get("traceEvents") if isinstance(body, dict) else body
+    if not isinstance(entries, list):
+        raise UsageError(f"{shown} is not a trace of torch.profiler: it has no list of traceEvents")
+    found = TraceFile(path.name)
+    if isinstance(body, dict):
+        _identify(found, body)
+    _take_all(found, entries)
+    if not found.events:
+        raise UsageError(
+            f"{shown} contains no operators and no GPU kernels; is it a trace of torch.profiler?"
+        )
+    found.devices = tuple(
+        sorted({item.device for item in found.events if item.on_gpu and not item.annotation})
+    )
+    found.main = _main_thread(found.events)
+    found.steps = sorted(
+        (item.begin, item.end)
+        for item in found.events
+        if item.name.startswith(_STEP) and not item.on_gpu and item.end > item.begin
+    )
+    return found
+
+
+def _text(path: Path, shown: str) -> bytes:
+    """The JSON text, decompressed. Raises UsageError."""
+    try:
+        if not path.is_file():
+            problem = (
+                "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is no file"
+            )
+            raise UsageError(f"{shown} {problem}")
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            source: Any = gzip.GzipFile(fileobj=file) if packed else file
+            pieces, length = [], 0
+            while piece := source.read(_PIECE):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MAX_BYTES:
+                    raise UsageError(f"{shown} is longer than {size(MAX_BYTES)}; profile fewer steps")
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{shown} cannot be read: {printable(reason)}") from None
+    if not length:
+        raise UsageError(f"{shown} is empty")
+    return b"".join(pieces)
+
+
+def _identify(found: TraceFile, body: dict[str, Any]) -> None:
+    job = body.get("distributedInfo")
+    if isinstance(job, dict):
+        found.rank, found.world_size = _whole(job.get("rank")), _whole(job.get("world_size"))
+    gpus = body.get("deviceProperties")
+    for gpu in gpus if isinstance(gpus, list) else ():
+        if isinstance(gpu, dict) and (index := _whole(gpu.get("id"))) is not None:
+            found.names[index] = printable(str(gpu.get("name", "")))[:80]
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _take_all(found: TraceFile, entries: Iterable[Any]) -> None:
+    threads: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        try:
+            if entry["ph"] != "X":
+                continue
+            category = entry.get("cat", "").lower()
+            on_gpu = category in _ON_GPU
+            if not (on_gpu or category in _RUNTIME or category in _OPERATORS or category in _RANGES):
+                continue
+            name, arguments = entry["name"], entry.get("args", {})
+            begin = round(entry["ts"] * 1000)
+            end = begin + round(entry["dur"] * 1000)
+            if end < begin:
+                raise ValueError("negative duration")
+            thread = threads.setdefault((str(entry.get("pid")), str(entry.get("tid"))), len(threads) + 1)
+            device = correlation = 0
+            if on_gpu:
+                device = int(arguments.get("device", 0))
+            if on_gpu or category in _RUNTIME:
+                correlation = int(arguments.get("correlation", 0))
+            ranged = category in _RANGES or (not on_gpu and _RANGE_NAMES.match(name) is not None)
+            found.events.append(TraceEvent(name, begin, end, thread, on_gpu, ranged, device, correlation))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            found.skipped += 1
+
+
+def _main_thread(events: Iterable[TraceEvent]) -> int:
+    """The thread that runs the training loop: the one with the step ranges, else the one with most operators."""
+    weights: dict[int, int] = {}
+    for item in events:
+        if item.on_gpu:
+            continue
+        if item.annotation and item.name.startswith((_STEP, "enumerate(DataLoader)", "Optimizer.", "ndd: ")):
+            weights[item.thread] = weights.get(item.thread, 0) + 1000
+        elif not item.name.startswith("autograd::"):
+            weights[item.thread] = weights.get(item.thread, 0) + 1
+    return max(weights, key=weights.__getitem__, default=0)

@@ -1,0 +1,213 @@
+"""Traces of torch.profiler: recordings from real GPUs, one made here, and damaged files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ndd_console.__main__ import status_of
+from ndd_engine.errors import UsageError
+from ndd_engine.recordings.trace import TraceUse, examine, findings, trace_files
+
+# Idle share of the whole trace in percent (computed independently), and some of its causes in percent.
+REFERENCE = {
+    "v100-resnet50-workers0": (39.43, {"waiting for data": 28.47, "between queued kernels": 0.99}),
+    "a100-cuda-graphs-6-streams": (
+        64.40,
+        {"between queued kernels": 55.80, "launch gaps": 1.08, "synchronising": 7.20},
+    ),
+    "a100-ddp-nccl": (76.16, {"launch gaps": 75.85, "between queued kernels": 0.18}),
+    "two-ranks-rank0": (55.21, {"launch gaps": 27.72, "between queued kernels": 25.53}),
+    "two-ranks-rank1": (52.89, {"launch gaps": 25.29, "between queued kernels": 25.18}),
+}
+COLLECTIVES = {
+    "a100-cuda-graphs-6-streams": (15.26, 15.05),
+    "a100-ddp-nccl": (7.10, 5.99),
+    "v100-resnet50-workers0": (0, 0),
+}
+
+
+def shares(use: TraceUse) -> dict[str, float]:
+    """Idle causes in percent of the time."""
+    found = use.devices[0].time
+    assert found.busy_ns + sum(found.idle_ns.values()) == found.wall_ns
+    return {cause: 100 * ns / found.wall_ns for cause, ns in found.idle_ns.items()}
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_idle_time_and_causes_of_real_traces(gpu_data: Path, name: str) -> None:
+    use = examine(gpu_data / "traces" / f"{name}.json.gz", whole=True)
+    idle, causes = REFERENCE[name]
+    assert 100 * use.devices[0].idle == pytest.approx(idle, abs=0.006)
+    found = shares(use)
+    assert {cause: found.get(cause, 0) for cause in causes} == pytest.approx(causes, abs=0.02)
+    if name in COLLECTIVES:
+        time = use.devices[0].time
+        measured = 100 * time.collective_ns / time.wall_ns, 100 * time.exposed_ns / time.wall_ns
+        assert measured == pytest.approx(COLLECTIVES[name], abs=0.02)
+    assert use.skipped == 0
+
+
+def test_the_findings_name_what_holds_each_real_run_back(gpu_data: Path) -> None:
+    def causes(name: str) -> list[str]:
+        use = examine(gpu_data / "traces" / f"{name}.json.gz")
+        return [finding.cause for finding in findings(use, use.devices[0])]
+
+    assert causes("v100-resnet50-workers0") == ["data-wait"]
+    # A step of CUDA graphs is not launch-bound, however many gaps its kernels have.
+    assert causes("a100-cuda-graphs-6-streams") == ["collectives"]
+    assert causes("a100-ddp-nccl")[0] == "launch-bound"
+
+
+def test_ranks_of_a_folder_are_shown_side_by_side(gpu_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = gpu_data / "traces"
+    status = status_of(
+        ["trace", str(folder / "two-ranks-rank1.json.gz"), str(folder / "two-ranks-rank0.json.gz")]
+    )
+    out = capsys.readouterr().out
+    assert status == 0
+    first, second = out.splitlines()[1:3]
+    assert first.split()[:2] == ["0", "two-ranks-rank0.json.gz"]
+    assert second.split()[:2] == ["1", "two-ranks-rank1.json.gz"]
+    assert "waits least for other ranks: two-ranks-rank1.json.gz" in out
+    assert len(trace_files((folder,))) == 5
+
+
+def test_json_and_report_of_a_real_trace(
+    gpu_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(gpu_data / "traces" / "a100-ddp-nccl.json.gz")
+    assert status_of(["trace", trace, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)["traces"][0]
+    device = body["devices"][0]
+    assert (body["rank"], body["world_size"], device["name"]) == (0, 2, "NVIDIA A100-PG509-200")
+    assert (
+        device["busy_ns"] + sum(device["idle_ns"].values())
+        == body["wall_ns"]
+        == sum(body["phases_ns"].values())
+    )
+    assert device["findings"][0]["cause"] == "launch-bound"
+    assert body["phases_inferred_from"]["optimizer"] == "range Optimizer.step"
+    page = tmp_path / "trace.html"
+    assert status_of(["trace", trace, "-o", str(page)]) == 0
+    assert "launch-bound" in page.read_text()
+
+
+def made_here(path: Path, steps: int = 3) -> None:
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=steps, repeat=1),
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+    ) as profiler:
+        for _ in range(steps + 1):
+            loss = model(torch.randn(64, 256)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+
+
+def test_a_trace_without_a_gpu_is_judged_by_its_operators(tmp_path: Path) -> None:
+    path = tmp_path / "here.json"
+    made_here(path)
+    use = examine(path)
+    assert len(use.steps) == 2  # the first of three is left out
+    assert use.devices[0].index is None
+    assert use.devices[0].time.launches > 0
+    assert {"forward", "backward", "optimizer"} <= use.phase_ns(use.begin, use.end).keys()
+    packed = tmp_path / "here.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert examine(packed).wall_ns == use.wall_ns
+
+
+def event(name: str, cat: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    on_gpu = cat in ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": cat,
+        "ts": ts,
+        "dur": dur,
+        "pid": 0 if on_gpu else 1,
+        "tid": 1,
+        "args": args,
+    }
+
+
+def written(path: Path, *events: dict[str, Any]) -> TraceUse:
+    path.write_text(json.dumps({"traceEvents": [*events]}))
+    return examine(path)
+
+
+def test_a_rocm_copy_to_pageable_memory_blocks(tmp_path: Path) -> None:
+    use = written(
+        tmp_path / "rocm.json",
+        event("aten::mm", "cpu_op", 0, 90),
+        event("hipLaunchKernel", "cuda_runtime", 0, 1, correlation=1),
+        event("Cijk_gemm", "kernel", 2, 8, device=0, correlation=1),
+        event("hipMemcpyWithStream", "cuda_runtime", 3, 37, correlation=2),
+        event("CopyDeviceToHost", "gpu_memcpy", 30, 10, device=0, correlation=2),
+    )
+    assert shares(use)["synchronising"] == pytest.approx(100 * 20 / 38)
+    assert use.devices[0].time.copy_ns == 10_000
+
+
+def test_each_gpu_of_a_process_has_its_own_time(tmp_path: Path) -> None:
+    use = written(
+        tmp_path / "two.json",
+        event("gemm", "kernel", 0, 10, device=0),
+        event("gemm", "kernel", 50, 50, device=1),
+        event("## forward ##", "gpu_user_annotation", 0, 100, device=0),
+    )
+    assert [(device.index, device.time.busy_ns) for device in use.devices] == [(0, 10_000), (1, 50_000)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"{", "is damaged or is no JSON"),
+        (b"[" * 100_000, "is damaged or is no JSON"),
+        (b'{"a": 1}', "no list of traceEvents"),
+        (b"[]", "contains no operators"),
+        (
+            b'[1, null, {"ph": "X"}, {"ph": "X", "cat": "kernel", "name": 3, "ts": "x", "dur": 1}]',
+            "contains no operators",
+        ),
+        (b"\x1f\x8b\x08\x00broken", "cannot be read"),
+        (gzip.compress(b'{"traceEvents": []}')[:-9], "cannot be read"),
+        (b'{"traceEvents": [' + b"9" * 5000 + b"]}", "is damaged or is no JSON"),
+    ],
+)
+def test_a_damaged_trace_is_one_error_that_names_it(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "bad\x1b.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        examine(path)
+    assert said in str(caught.value)
+    assert "bad\\x1b.json" in str(caught.value)
+
+
+def test_damaged_events_are_counted_and_skipped(tmp_path: Path) -> None:
+    use = written(
+        tmp_path / "some.json",
+        event("gemm", "kernel", 0, 10),
+        event("gemm", "kernel", 1e400, 10),
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 3, "dur": -5, "args": {}},
+        {"ph": "X", "cat": ["kernel"]},
+    )
+    assert use.skipped == 3
+    assert use.wall_ns == 10_000
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, said in ((tmp_path, "no trace in this folder"), (tmp_path / "none.json", "does not exist")):
+        assert status_of(["trace", str(given)]) == 2
+        assert said in capsys.readouterr().err
