@@ -22,7 +22,7 @@ from ndd_engine.recordings import trace as traces
 from ndd_engine.recordings.trace import DeviceUse, TraceUse
 from ndd_engine.text import duration, percent, printable, times
 
-from .measuring import check_writable, save
+from .measuring import check_writable
 from .options import command, flag, json_option, output_option
 from .printing import say, show, table
 
@@ -163,7 +163,7 @@ def _write_report(use: TraceUse, output: Path) -> None:
         report = Report(
             directory, traces.snapshot(use, device), tuple(findings), "", collect(directory), time.time()
         )
-        save(output, html.render(page(report)))
+        write_text(output, html.render(page(report)))
     click.echo(printable(str(output)))
 
 
