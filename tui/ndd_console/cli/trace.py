@@ -15,6 +15,7 @@ from ndd_console.report.model import Report
 from ndd_console.report.sections import page
 from ndd_engine.diagnose import CAUSES, Finding
 from ndd_engine.errors import UsageError
+from ndd_engine.files import write_text
 from ndd_engine.record.derive import COLLECTIVES, IDLE_CAUSES
 from ndd_engine.record.events import FindingEvent
 from ndd_engine.record.rundir import RunDir
