@@ -11,10 +11,10 @@ from snapshots import MIB, History, frame, written
 
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
+from ndd_engine.measure.memory_owners import BACKWARD, NO_STACK, place
 from ndd_engine.predict.allocator import Rules
 from ndd_engine.recordings.snapshot import SETTINGS, examine
 from ndd_engine.recordings.snapshot_file import read_snapshot
-from ndd_engine.recordings.snapshot_owners import BACKWARD, NO_STACK, place
 from ndd_engine.recordings.snapshot_replay import replay, start_of
 
 # Recording -> (segments from the driver, allocations, peak of reserved bytes).

@@ -135,7 +135,8 @@ def test_damaged_entries_are_skipped_and_said(tmp_path: Path, capsys: pytest.Cap
     found = body()
     found["device_traces"][0] += [
         5, {}, {"action": "alloc", "addr": -1, "size": 2}, {"action": ["alloc"], "addr": 1},
-        {"action": "oom", "size": 5}, {"action": "alloc", "addr": True, "size": 4}, {"action": "something new", "addr": 1, "size": 2},
+        {"action": "oom", "size": 5}, {"action": "alloc", "addr": True, "size": 4},
+        {"action": "something new", "addr": 1, "size": 2},
     ]  # fmt: skip
     path = written(tmp_path, found)
     (device,) = examine(path).devices

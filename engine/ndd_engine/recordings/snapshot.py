@@ -8,12 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
+from ndd_engine.measure.memory_owners import Owner, owners
 from ndd_engine.predict.rules import UNLIMITED, Rules
 from ndd_engine.text import printable, size
 
 from .snapshot_file import DeviceHistory, Entry, read_snapshot
-from .snapshot_owners import Owner, owners
-from .snapshot_replay import ALLOC, GROWS, SHRINKS, Replayed, Start, live_at, replay, start_of, states
+from .snapshot_replay import (
+    ALLOC,
+    GROWS,
+    SHRINKS,
+    Replayed,
+    Request,
+    Start,
+    live_at,
+    replay,
+    start_of,
+    states,
+)
 
 # Allocator settings that are tried on every recording.
 SETTINGS = (
@@ -182,7 +193,7 @@ def _device(
         active = None
         if exact is not None and not exact.wrong and place:
             active = exact.active[place - 1]
-        return Moment(place, *_pair(every[place], active), owners(live_at(start, entries, place)))
+        return Moment(place, *_pair(every[place], active), _owners(live_at(start, entries, place)))
 
     found = DeviceMemory(
         device.index, len(device.entries), sum(entry.action == ALLOC for entry in device.entries),
@@ -199,6 +210,10 @@ def _device(
         found.wrong_decisions = exact.wrong
         _try_settings(found, start, entries, rules, settings, limit_bytes)
     return found
+
+
+def _owners(requests: list[Request]) -> tuple[Owner, ...]:
+    return owners((request.frames, request.requested) for request in requests)
 
 
 def _pair(level: tuple[int, int], active: int | None) -> tuple[int, int | None, int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
+from ndd_engine.measure.memory_owners import Frames
 from ndd_engine.text import printable
 
 from .files import contents, no_collection
@@ -46,8 +47,6 @@ _DAMAGED = (
     MemoryError, RecursionError, ImportError,
 )  # fmt: skip
 _LARGEST = 1 << 60
-
-Frames = object  # as in the pickle: a list of dicts if it is not damaged
 
 
 @dataclass(frozen=True, slots=True)

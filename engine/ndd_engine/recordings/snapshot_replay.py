@@ -6,9 +6,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ndd_engine.measure.memory_owners import Frames
 from ndd_engine.predict.allocator import Allocator, Rules, SimulatedOutOfMemoryError
 
-from .snapshot_file import DeviceHistory, Entry, Frames
+from .snapshot_file import DeviceHistory, Entry
 
 ALLOC, FREED = "alloc", "free_completed"
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")

@@ -10,6 +10,7 @@ import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import DoesNotFitError, NddError, OutOfMemoryError
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.text import duration, printable, size
 from ndd_engine.train.step.stepper import Stepper
@@ -88,6 +89,8 @@ def out_of_memory(
     filled = _filled(config, device, stepper)
     if filled:
         parts.append("filled by " + ", ".join(filled))
+    if snapshot := memory_history.out_of_memory(error):
+        parts.append(snapshot)
     return "; ".join((*parts, smaller_batch(config)))
 
 

@@ -12,6 +12,7 @@ import torch
 from ndd_engine.config.schema import CheckpointSection, EvaluateSection
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import clock as phase
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.losses import LossReader, first_bad
@@ -336,6 +337,7 @@ class Loop:
 
     def _window(self) -> None:
         self.reporter.window(self.step)
+        memory_history.settle(self.step)
 
 
 def _pause_mark(step: int, holders: list[int]) -> MarkEvent:

@@ -22,6 +22,7 @@ from ndd_engine.errors import (
     TrainingError,
     UsageError,
 )
+from ndd_engine.measure import memory_history
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
@@ -135,6 +136,7 @@ class Run:
 
     def close(self) -> None:
         """Write the record to its end, close the control socket and unlock the run; safe to call twice."""
+        memory_history.stop()
         self._server.close()
         self.recorder.close()
         self._lock.release()

@@ -1,4 +1,4 @@
-"""Which lines of a program own the memory of a snapshot."""
+"""Which lines of a program allocated GPU memory, from the stacks that torch's memory history records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from ndd_engine.text import printable
 
-from .snapshot_file import Frames
-from .snapshot_replay import Request
+Frames = object  # as in a snapshot: a list of dicts, innermost frame first, if it is not damaged
 
 # Python, installed packages and a torch built from source, on any machine.
 _FOREIGN = re.compile(
@@ -37,16 +36,16 @@ class Owner:
     count: int
 
 
-def owners(requests: Iterable[Request]) -> tuple[Owner, ...]:
-    """The owners of all requests, largest first."""
+def owners(live: Iterable[tuple[Frames, int]]) -> tuple[Owner, ...]:
+    """The owners of memory in use, as (stack, requested bytes), largest first."""
     known: dict[int, str] = {}
     found: dict[str, list[int]] = {}
-    for request in requests:
-        identity = id(request.frames)  # equal stacks are often one object
+    for frames, requested in live:
+        identity = id(frames)  # equal stacks are often one object
         if identity not in known:
-            known[identity] = place(request.frames)
+            known[identity] = place(frames)
         total = found.setdefault(known[identity], [0, 0])
-        total[0] += request.requested
+        total[0] += requested
         total[1] += 1
     named = (Owner(name, size, count) for name, (size, count) in found.items())
     return tuple(sorted(named, key=lambda owner: (-owner.requested_bytes, owner.place)))
