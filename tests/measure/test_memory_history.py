@@ -36,7 +36,7 @@ class Memory:
             raise RuntimeError("CUDA error: unspecified launch failure")
         blocks = [
             {"address": line * 100 * MIB, "size": 10 * line * MIB, "requested_size": 10 * line * MIB,
-             "state": "active_allocated", "frames": [{"filename": "/home/me/model.py", "line": line, "name": "forward"}]}
+             "state": "active_allocated", "frames": [{"filename": "/me/model.py", "line": line, "name": "forward"}]}
             for line in range(1, 5)
         ]  # fmt: skip
         blocks.append({"address": 900 * MIB, "size": 9 * MIB, "state": "inactive", "frames": []})
