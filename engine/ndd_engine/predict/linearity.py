@@ -23,12 +23,14 @@ UNCHECKED = "no recording at a third micro-batch confirms that memory grows line
 def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
     """Fit the first two neighbouring sizes whose traces match, or the last two. A single size is used for all sizes.
 
-    Libraries may select other kernels for very small batches. A recording at the next size must confirm the line; if it
-    does not, the next two are fitted. Raises what the first two recordings raise.
+    Libraries may select other kernels for very small batches. A recording at a third size must confirm the line: an
+    earlier one, or the next; otherwise the next two are fitted. Raises what the first two recordings raise.
     """
-    small, found, below = trace(at[0]), None, at[0]
     if len(at) == 1:
-        return fit(small, small, (at[0], at[0] + 1))
+        only = trace(at[0])
+        return fit(only, only, (at[0], at[0] + 1))
+    recorded = [(at[0], trace(at[0]))]
+    found = None
     for above in at[1:]:
         begin = time.perf_counter()
         try:
@@ -37,16 +39,19 @@ def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
             if found is None or not is_out_of_memory(error):
                 raise
             break
+        why = UNCHECKED
         if found is not None and found.aligned:
             why = departs(found, large, above)
             if not why:
                 return replace(found, nonlinear="")
-            found = replace(fit(small, large, (below, above)), nonlinear=why)
-        else:
-            found = replace(fit(small, large, (below, above)), nonlinear=UNCHECKED)
+        below, small = recorded[-1]
+        found = fit(small, large, (below, above))
+        if found.aligned and any(not departs(found, other, micro) for micro, other in recorded[:-1]):
+            return found
+        found = replace(found, nonlinear=why)
         if time.perf_counter() - begin > RECORD_S:
             break
-        small, below = large, above
+        recorded.append((above, large))
     assert found is not None  # `at` has at least two sizes
     # With fewer than three sizes there is nothing left to predict.
     return found if len(at) > 2 else replace(found, nonlinear="")
