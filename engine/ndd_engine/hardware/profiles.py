@@ -39,9 +39,9 @@ class GpuProfile:
         """Dense peak TFLOP/s of "bf16", "fp16", "tf32" or "fp32"; None if the GPU does not support it."""
         return self.dense_tflops.get(kind)
 
-    def is_named(self, name: str) -> bool:
+    def is_named(self, name: str, flags: re.RegexFlag = re.NOFLAG) -> bool:
         """Whether an NVML name is that of this GPU. Others may have the same, with a different amount of memory."""
-        return any(re.fullmatch(pattern, name) for pattern in self.match)
+        return any(re.fullmatch(pattern, name, flags) for pattern in self.match)
 
     def to_dict(self) -> dict[str, Any]:
         """The specifications as JSON."""

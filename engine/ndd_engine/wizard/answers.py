@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -108,7 +109,7 @@ def gpu_named(name: str) -> GpuProfile:
     """
     wanted = _plain(name)
     known = [(gpu, (_plain(gpu.name), _plain(gpu.slug))) for gpu in load()]
-    exact = [gpu for gpu, names in known if wanted in names or gpu.is_named(name)]
+    exact = [gpu for gpu, names in known if wanted in names or gpu.is_named(name, re.IGNORECASE)]
     found = exact or [gpu for gpu, names in known if wanted and any(wanted in own for own in names)]
     if len(found) == 1:
         return found[0]
