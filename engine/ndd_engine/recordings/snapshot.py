@@ -180,14 +180,14 @@ def _device(
     start_level = start.reserved, sum(request.requested for request in start.live.values())
     every = [start_level, *levels]
     at = max(range(len(every)), key=lambda place: (every[place], -place))
-    exact: Replayed | None = None
+    both: list[Replayed] = []
     found_releases = releases(entries, every, bool(rules.gc_threshold))
     places = frozenset(release.entry for release in found_releases)
     if not refused:
         # Which order the driver returned addresses in is not recorded for warm histories; take the one that fits.
         whole = bool(start.segments)
         both = [replay(start, entries, rules, order, None, whole, places) for order in (False, True)]
-        exact = min(both, key=lambda one: one.wrong)
+    exact = min(both, key=lambda one: one.wrong, default=None)
 
     def moment(place: int) -> Moment:
         active = None
@@ -208,6 +208,10 @@ def _device(
         found.notes.append(f"{len(failed):,} out-of-memory errors; only the first {FAILURES} are shown")
     if exact is not None:
         found.wrong_decisions = exact.wrong
+        if start.warm:  # other settings begin without the segments of the recording, so this has to, too
+            both = [replay(start, entries, rules, order, releases=places) for order in (False, True)]
+        recorded = found.peak.reserved_bytes
+        found.peak_error = max(one.peak for one in both) / recorded - 1 if recorded else 0.0
         _try_settings(found, start, entries, rules, settings, limit_bytes)
     return found
 
@@ -295,13 +299,9 @@ def _try_settings(
     found: DeviceMemory, start: Start, entries: list[Entry], rules: Rules, settings: Sequence[str],
     limit_bytes: int | None,
 ) -> None:  # fmt: skip
-    """Add the replays with other settings, and the error of the same replay with the recorded ones."""
-    recorded = found.peak.reserved_bytes
-    found.limit_bytes = limit_bytes or recorded
+    """Add the replays with other settings."""
+    found.limit_bytes = limit_bytes or found.peak.reserved_bytes
     emptied = frozenset(release.entry for release in found.releases if release.kind == "empty_cache")
-    places = frozenset(release.entry for release in found.releases)
-    plain = [replay(start, entries, rules, order, releases=places).peak for order in (False, True)]
-    found.peak_error = max(plain) / recorded - 1 if recorded else 0.0
     for setting in settings:
         tried = _with(rules, setting)
         if tried == rules:
