@@ -41,9 +41,7 @@ def start(device: torch.device, mode: str, folder: Path) -> None:
         return
     _folder, _lasting = folder, mode == "always"
     with suppress(Exception):
-        _memory()._record_memory_history(
-            "all", context="alloc", stacks="python", max_entries=ENTRIES, clear_history=True
-        )
+        _memory()._record_memory_history("all", context="alloc", stacks="python", max_entries=ENTRIES)
         _recording = True
 
 
