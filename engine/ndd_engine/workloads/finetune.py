@@ -97,7 +97,8 @@ class Perplexity:
 
 def scored_tokens(batch: Batch) -> Tensor:
     """The number of tokens that the loss of a batch is a mean over, a scalar."""
-    return (batch[1] != UNSCORED).sum()
+    count: Tensor = (batch[1] != UNSCORED).sum()
+    return count
 
 
 def _total(values: Sequence[Tensor]) -> float:

@@ -155,7 +155,7 @@ class Stepper:
         pooled = self._pools and self.compute is not self.model
         if pooled:
             # The outputs of the last micro-batch, which its CUDA graphs overwrite now, are not needed any more.
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         enter(phase.FORWARD)
         with self.precision.autocast or nullcontext(), self.attention():
             output = self.workload.forward(self.compute, batch)
