@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -63,7 +63,12 @@ def own_sets(folder: Path, weight: str = "(words != 0).sum()") -> tuple[str, ...
     """A workload of lines of 0 to 13 words, padded to the longest."""
     name = f"ragged_{next(NUMBERS)}"
     (folder / f"{name}.py").write_text(OWN.replace("WEIGHT", weight))
-    return (f"workload.name={name}:factory", f'workload.path=["{folder}"]', "run.epochs=1", "batch.sequence=13")
+    return (
+        f"workload.name={name}:factory",
+        f'workload.path=["{folder}"]',
+        "run.epochs=1",
+        "batch.sequence=13",
+    )
 
 
 def builtin_sets(kind: str, folder: Path) -> tuple[str, ...]:
@@ -80,7 +85,15 @@ def builtin_sets(kind: str, folder: Path) -> tuple[str, ...]:
     else:
         lines = [json.dumps({"text": sentence(60)}) for _ in range(80)]
         file = folder / "texts.jsonl"
-        more = ("layers=2", "heads=2", "width=16", "dropout=0.0", "vocabulary=280", "pad=longest", "examples=40")
+        more = (
+            "layers=2",
+            "heads=2",
+            "width=16",
+            "dropout=0.0",
+            "vocabulary=280",
+            "pad=longest",
+            "examples=40",
+        )
     file.write_text("\n".join(lines) + "\n")
     sets = (f"workload.{item}" for item in (f"name={kind}", f"data={file}", *more))
     return (*sets, "run.epochs=1", "batch.sequence=300")
@@ -122,7 +135,10 @@ def gradients(sets: tuple[str, ...], micro: int, accumulation: int) -> tuple[Ten
 def test_padded_data_has_the_same_gradient_in_every_division(kind: str, tmp_path: Path) -> None:
     sets = own_sets(tmp_path) if kind == "own" else builtin_sets(kind, tmp_path)
     stepper, _ = made(sets, 1, 8)
-    assert len({len(batch[0]) if kind == "own" else batch[0].shape[1] for batch in micro_batches(stepper, 1)}) > 3
+    assert (
+        len({len(batch[0]) if kind == "own" else batch[0].shape[1] for batch in micro_batches(stepper, 1)})
+        > 3
+    )
     loss, whole = gradients(sets, *DIVISIONS[0])
     assert max(float(gradient.abs().max()) for gradient in whole.values()) > 1e-3
     for micro, accumulation in DIVISIONS[1:]:
@@ -203,7 +219,13 @@ def test_a_weight_that_is_none_is_reported(tmp_path: Path, weight: str, message:
 
 
 def test_a_run_with_a_weight_trains_and_reports_the_mean_over_its_words(tmp_path: Path) -> None:
-    common = (*own_sets(tmp_path), *EVERY_STEP, "run.threads=1", "optimizer.name=sgd", "evaluate.at_end=false")
+    common = (
+        *own_sets(tmp_path),
+        *EVERY_STEP,
+        "run.threads=1",
+        "optimizer.name=sgd",
+        "evaluate.at_end=false",
+    )
     trainer = Trainer(tmp_path / "runs", tmp_path)
     results = [
         trainer.train(*common, f"batch.micro={micro}", f"batch.accumulation={accumulation}")
@@ -219,7 +241,7 @@ def test_a_run_with_a_weight_trains_and_reports_the_mean_over_its_words(tmp_path
 class _Pool(torch.autograd.Function):
     """A linear layer as compiled CUDA graphs run it: each backward pass writes its results to the same memory."""
 
-    memory: dict[int, Tensor] = {}
+    memory: ClassVar[dict[int, Tensor]] = {}
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -290,7 +312,9 @@ def test_gradients_are_kept_from_compiled_cuda_graphs(
             assert loss is not None
             losses.append(loss)
             clock.end_step()
-        return [float(loss) for loss in losses], [parameter.detach().clone() for parameter in stepper.parameters]
+        return [float(loss) for loss in losses], [
+            parameter.detach().clone() for parameter in stepper.parameters
+        ]
 
     losses, parameters = train(pooled=False)
     assert not marks

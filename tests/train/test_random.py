@@ -117,7 +117,9 @@ def test_a_resumed_run_imports_numpy_if_the_first_one_had_it(
     assert "numpy" in sys.modules and numpy.rand() == expected
 
 
-def test_a_run_whose_data_and_model_draw_pythons_numbers_resumes_exactly(trainer: Trainer, tmp_path: Path) -> None:
+def test_a_run_whose_data_and_model_draw_pythons_numbers_resumes_exactly(
+    trainer: Trainer, tmp_path: Path
+) -> None:
     (tmp_path / "drawing.py").write_text(SOURCE)
     common = ("workload.name=drawing:factory", f'workload.path=["{tmp_path}"]', *EVERY_STEP, "run.threads=1",
               "batch.micro=4", "evaluate.at_end=false", "evaluate.every_epochs=0")  # fmt: skip

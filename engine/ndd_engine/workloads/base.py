@@ -97,8 +97,8 @@ class Workload(Protocol):
     collate: Collate | None
     # Sub-phases of forward, by the modules that make them up.
     parts: Mapping[str, Parted]
-    # What the loss of a batch is a mean over, if not its items. A step with several micro-batches uses it on the host or
-    # on the device, so that it has the gradient of one batch of all items, however they are divided.
+    # What the loss of a batch is a mean over, if not its items. Batches may be on the host or on the device. Steps with
+    # several micro-batches use it, so that their gradient is that of one batch with all of the items.
     weight: Weight | None
     # Items change every epoch: item i of epoch e has the index e * len(train_data) + i, and cannot be cached.
     epochs_differ: bool

@@ -206,7 +206,9 @@ def gathered(source: Source, lists: Iterator[Tensor], pin: bool) -> Iterator[Bat
         yield map_tensors(batch, Tensor.pin_memory) if pin else batch
 
 
-def checksum(data: Dataset[Any], items: int, looked_at: int = 16, limit: int = WHOLE_BYTES) -> tuple[int, bool]:
+def checksum(
+    data: Dataset[Any], items: int, looked_at: int = 16, limit: int = WHOLE_BYTES
+) -> tuple[int, bool]:
     """CRC-32 of evenly spread items, to detect that a resumed run has other data, and whether it covers them wholly.
 
     Of a tensor above `limit` bytes it covers evenly spread blocks and the size.
