@@ -22,9 +22,9 @@ class Precision:
 def set_tf32(on: bool, compiles: bool) -> None:
     """Turn TF32 on or off in cuBLAS and cuDNN, through one of torch's two APIs.
 
-    `fp32_precision` where torch has it (2.9), otherwise the older switches. torch raises an error when the older ones are
-    read after only the newer ones were set, and torch.compile reads them (pytorch issue 166387). Runs that compile
-    therefore set the older switches, which set the newer ones as well.
+    `fp32_precision` where torch has it (2.9), otherwise the older switches. torch raises an error when the older
+    ones are read after only the newer ones were set, and torch.compile reads them (pytorch issue 166387). Runs that
+    compile therefore set the older switches, which set the newer ones as well.
     """
     backends: Any = torch.backends
     if compiles or not hasattr(backends.cuda.matmul, "fp32_precision"):
