@@ -29,6 +29,8 @@ from ndd_engine.train.data import workers as workers_module
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.failures import explain, smaller_batch
 from ndd_engine.train.run import Run
+from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
 LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0")
@@ -423,3 +425,20 @@ def test_a_folder_that_vanishes_is_told_and_training_goes_on(trainer: Trainer, t
         assert run.finished.wait(60)
     assert run.end is not None
     assert run.end.status == "stopped"
+
+
+def test_memory_that_runs_out_is_explained_though_the_gpu_answers_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", broken)
+    config = read(None, ["workload.size=tiny", "batch.micro=8"]).resolve()
+    stepper = Stepper(prepare(config), config, CPU, total_steps=1)
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    failure = explain(error, 3, "forward", config, torch.device("cuda:0"), stepper)
+    assert failure.kind == "oom"
+    assert failure.text.startswith(
+        "out of memory on cuda:0 at step 3 in forward; the next smaller micro-batch"
+    )

@@ -182,6 +182,23 @@ def test_replays_weigh_each_steps_own_micro_batches() -> None:
     assert found != pytest.approx(losses(equal, equal_batches.epoch(0), 9), rel=1e-3)
 
 
+def test_a_step_with_a_micro_batch_without_weight_runs_eagerly() -> None:
+    stepper, batches, _ = made()
+    plain, plain_batches, _ = made(graphed=False)
+
+    def weigh(batch: Any) -> float:
+        return 0.0 if torch.equal(batch[1], empty_batch[1]) else 1.0
+
+    empty_batch = list(batches.epoch(0))[11]  # of the sixth step
+    for one in (stepper, plain):
+        one.workload.weight = weigh
+    found = losses(stepper, batches.epoch(0), 9)
+    assert found == pytest.approx(losses(plain, plain_batches.epoch(0), 9), rel=1e-5)
+    assert stepper.graph is not None and stepper.graph.failed is None
+    recorder: Any = stepper.graph._recorder
+    assert recorder.replays == 9 - WARM_UP_STEPS - 1
+
+
 def test_memory_that_runs_out_while_capturing_is_no_reason_to_run_eagerly() -> None:
     stepper, batches, _ = made(error="CUDA error: out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):

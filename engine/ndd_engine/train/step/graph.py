@@ -103,13 +103,18 @@ class StepGraph:
             self._record(micro)
         if self._replay is None or not self._fits(micro):
             return self._eager(micro, clock, step)
+        shares: list[Tensor | float] = []
+        if self._shares is not None:
+            clock.enter(phase.LOSS)
+            shares = stepper.shares(micro)
+            if any(isinstance(share, float) and not share for share in shares):
+                return self._eager(micro, clock, step)  # which skips them; the mean over nothing is NaN
         clock.enter(phase.TO_DEVICE)
         for static, batch in zip(self._static, micro, strict=True):
             for place, tensor in zip(tensors(static), tensors(batch), strict=True):
                 place.copy_(tensor, non_blocking=stepper.config.loader.non_blocking)
         if self._shares is not None:
-            clock.enter(phase.LOSS)
-            self._shares.copy_(_stacked(stepper.shares(micro)), non_blocking=True)
+            self._shares.copy_(_stacked(shares), non_blocking=True)
         clock.enter(phase.OPTIMIZER)
         stepper.set_rate(step)
         clock.enter(phase.FORWARD)
