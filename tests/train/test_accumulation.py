@@ -297,6 +297,8 @@ def test_gradients_are_kept_from_compiled_cuda_graphs(
         f"batch.accumulation={accumulation}", f"optimizer.set_to_none={set_to_none}", f"speed.compile={mode}",
     ]).resolve()  # fmt: skip
 
+    _Pool.memory.clear()  # its keys are ids, which are used again after a test
+
     def train(pooled: bool) -> tuple[list[float], list[Tensor]]:
         workload = prepare(config)
         stepper = Stepper(workload, config, CPU, total_steps=10)
