@@ -200,3 +200,26 @@ def test_the_share_of_the_peak_is_a_share(tmp_path: Path) -> None:
     if work["peak_tflops"] is None:
         pytest.skip(f"no published peak: {work['reason']}")
     assert 0 < work["flops_per_step"] / fastest / (work["peak_tflops"] * 1e12) < 1
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("set_to_none", ["true", "false"])
+def test_accumulated_gradients_survive_compiled_cuda_graphs(
+    tmp_path: Path, mode: str, set_to_none: str
+) -> None:
+    """The losses of steps of four micro-batches: compiled with CUDA graphs against eager."""
+    common = (
+        "workload.size=tiny", "workload.dropout=0.0", "batch.micro=8", "batch.accumulation=4", "precision.amp=off",
+        "precision.tf32=false", "log.every_steps=1", "log.window_s=0", f"optimizer.set_to_none={set_to_none}",
+    )  # fmt: skip
+    losses = []
+    for name, compiled in (("eager", "off"), ("compiled", mode)):
+        end, events = train(tmp_path / name, *common, f"speed.compile={compiled}", steps=12)
+        assert end.status == "done", end.reason
+        setting = [item for item in events if item["type"] == "setting" and item["name"] == "speed.compile"]
+        assert compiled == "off" or setting[-1]["in_effect"]
+        losses.append(
+            [event["last_loss"][1] for event in events if event["type"] == "window" and event["last_loss"]]
+        )
+    assert len(losses[0]) == 12
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

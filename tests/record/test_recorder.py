@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from record_help import end, mark, run_event, window
 
-import ndd_engine.record.recorder as recorder_module
+import ndd_engine.record.writer as writer_module
 from ndd_engine.record.events import Event, FoldEvent, MarkEvent, WindowEvent, parse
 from ndd_engine.record.fold import from_event
 from ndd_engine.record.reader import RunReader
@@ -267,7 +267,7 @@ def test_a_file_size_limit_is_reported_as_one(tmp_path: Path) -> None:
 def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(writer_module, "LOOK_EVERY_S", 0.0)
     folder, elsewhere = tmp_path / "one", tmp_path / "two"
     folder.mkdir()
     with recording(folder / "events.jsonl") as recorder:
@@ -289,6 +289,76 @@ def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_retur
         assert recorder.deleted() is None and recorder.trouble is None
     lines = [parse(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
     assert [item[1] for item in lines if item] == [window(step) for step in range(1, 5)]
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Writing hangs, as on a network file system whose server is gone, until the event is set."""
+    back = threading.Event()
+    write = writer_module.write_whole
+
+    def hang(handle: int, data: bytes) -> None:
+        assert back.wait(60)
+        write(handle, data)
+
+    monkeypatch.setattr(writer_module, "write_whole", hang)
+    monkeypatch.setattr(writer_module, "STUCK_S", 0.02)
+    yield back
+    back.set()
+
+
+def test_a_file_system_that_hangs_delays_neither_the_state_nor_the_listener(
+    tmp_path: Path, hung: threading.Event
+) -> None:
+    path, heard = tmp_path / "events.jsonl", []
+    with recording(path, lambda _, event: heard.append(event)) as recorder:
+        recorder.put(run_event())
+        for step in range(1, 51):
+            recorder.put(window(step))
+        assert recorder.settle()
+        assert recorder.snapshot().step == 50 and len(heard) == 51
+        assert not recorder.flush(0.1)
+        assert recorder.trouble == "the record cannot be written: the file system does not answer"
+        assert recorder.deleted() is None
+        recorder.put(window(51))
+        assert recorder.settle() and recorder.snapshot().step == 51
+        assert path.read_bytes() == b""
+        hung.set()
+        while recorder.trouble:
+            time.sleep(0.01)
+        assert recorder.flush(60) and recorder.trouble is None and recorder.dropped == 0
+    lines = [parse(line) for line in path.read_bytes().splitlines()]
+    assert [item[1] for item in lines if item] == heard
+
+
+def test_what_waits_for_a_file_system_is_limited_and_the_rest_is_counted(
+    tmp_path: Path, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "MOST_WAITING_BYTES", 5000)
+    path = tmp_path / "events.jsonl"
+    with recording(path) as recorder:
+        for step in range(1, 101):
+            recorder.put(window(step))
+        assert recorder.settle()
+        dropped = recorder.dropped
+        assert 80 < dropped < 100 and recorder.snapshot().dropped_events == dropped
+        hung.set()
+        while recorder.trouble:
+            time.sleep(0.01)
+        assert recorder.flush(60)
+        recorder.put(window(101))
+    events = [item[1] for item in map(parse, path.read_bytes().splitlines()) if item]
+    assert len(events) == 100 - dropped + 2
+    notes = [event.text for event in events if isinstance(event, MarkEvent)]
+    assert notes == [f"{dropped} events were not written: the file system does not answer"]
+
+
+def test_closing_gives_up_on_a_file_system_that_hangs(tmp_path: Path, hung: threading.Event) -> None:
+    recorder = Recorder(tmp_path / "events.jsonl")
+    recorder.start()
+    recorder.put(window(1))
+    recorder.close(0.1)
+    assert recorder.snapshot().step == 1
 
 
 def test_a_folder_that_another_took_the_name_of_is_gone(tmp_path: Path) -> None:

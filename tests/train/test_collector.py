@@ -13,6 +13,8 @@ from train_help import EVERY_STEP, Trainer, in_step
 from ndd_engine.measure.clock import OTHER, PhaseClock
 from ndd_engine.measure.collector import Collector
 from ndd_engine.record.events import SettingEvent
+from ndd_engine.train.control import StopNow
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.ndd import Ndd
 
 LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")
@@ -112,3 +114,24 @@ def test_a_run_that_fails_gives_collecting_back_too(
     failed = trainer.train(*trainer.ndd, *LONG, "run.max_steps=60", "run.gc_every_steps=20")
     assert failed.end is not None and failed.end.status == "failed"
     assert "at step 1 in loss" in failed.end.reason
+
+
+@pytest.mark.parametrize("ending", ["done", "failed", "killed"])
+def test_what_a_run_froze_is_collected_again_after_its_end(
+    trainer: Trainer, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.unfreeze()
+    frozen = []
+    plain = Stepper.step
+
+    def step(self: Stepper, *arguments: Any) -> Any:
+        frozen.append(gc.get_freeze_count())
+        if len(frozen) == 5 and ending != "done":
+            raise StopNow if ending == "killed" else RuntimeError("broken")
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Stepper, "step", step)
+    result = trainer.train(*trainer.ndd, "run.max_steps=10")
+    assert result.end is not None and result.end.status == {"killed": "stopped"}.get(ending, ending)
+    assert frozen[4] > 10_000
+    assert gc.get_freeze_count() == 0

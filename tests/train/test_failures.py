@@ -29,6 +29,8 @@ from ndd_engine.train.data import workers as workers_module
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.failures import explain, smaller_batch
 from ndd_engine.train.run import Run
+from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
 LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0")
@@ -225,7 +227,46 @@ def test_each_failure_is_named_in_the_users_words(error: Exception, parts: list[
     assert len(text) < 600
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB",
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+        "CUDA driver error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+        "cuFFT error: CUFFT_ALLOC_FAILED",
+        "HIP out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 63.98 GiB",
+        "HIP error: out of memory",
+        "HIP error: hipErrorOutOfMemory",
+        "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+        "HIPBLAS_STATUS_ALLOC_FAILED",
+        "rocBLAS error: rocblas_status_memory_error",
+        "miopenStatusAllocFailed",
+        "NCCL error in: ProcessGroupNCCL.cpp, unhandled cuda error, Cuda failure 'out of memory'",
+        "backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    ],
+)
+def test_memory_that_runs_out_is_known_in_the_words_of_every_library(text: str) -> None:
+    error = RuntimeError(text)
+    assert is_out_of_memory(error)
+    failure = explain(error, 3, "backward", config_of(), CPU, None)
+    assert failure.kind == "oom" and failure.text.startswith("out of memory on cpu at step 3 in backward")
+
+
 def test_not_every_error_about_memory_is_one() -> None:
+    for text in (
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: misaligned address",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "HIP error: invalid device function",
+        "out of resource: shared memory, Required: 147456, Hardware limit: 101376",
+        "the table out_of_memory does not exist",
+    ):
+        assert not is_out_of_memory(RuntimeError(text))
     assert not is_out_of_memory(ValueError("can't allocate memory"))
     assert not is_out_of_memory(RuntimeError("memory format channels_last"))
 
@@ -384,3 +425,20 @@ def test_a_folder_that_vanishes_is_told_and_training_goes_on(trainer: Trainer, t
         assert run.finished.wait(60)
     assert run.end is not None
     assert run.end.status == "stopped"
+
+
+def test_memory_that_runs_out_is_explained_though_the_gpu_answers_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", broken)
+    config = read(None, ["workload.size=tiny", "batch.micro=8"]).resolve()
+    stepper = Stepper(prepare(config), config, CPU, total_steps=1)
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    failure = explain(error, 3, "forward", config, torch.device("cuda:0"), stepper)
+    assert failure.kind == "oom"
+    assert failure.text.startswith(
+        "out of memory on cuda:0 at step 3 in forward; the next smaller micro-batch"
+    )

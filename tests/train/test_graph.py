@@ -57,6 +57,22 @@ class StandIn(CudaRecorder):
         return loss, replay
 
 
+class Static(StandIn):
+    """Keeps the gradient norm in one place, as a captured graph does."""
+
+    def record(self, work: Work) -> tuple[Tensor, Replay]:
+        loss, replay = super().record(work)
+        norm = self.stepper.extras["grad_norm"] = torch.zeros(())
+
+        def replay_norm() -> None:
+            shown, self.stepper.extras = self.stepper.extras, {}
+            replay()
+            norm.copy_(self.stepper.extras["grad_norm"])
+            self.stepper.extras = shown
+
+        return loss, replay_norm
+
+
 def made(*sets: str, error: str | None = None, graphed: bool = True) -> tuple[Stepper, Batches, Config]:
     config = read(None, [*SETS, *sets], "ndd").resolve()
     torch.manual_seed(3)
@@ -133,6 +149,60 @@ def test_batches_of_another_shape_run_by_themselves_and_too_many_end_it() -> Non
     assert isinstance(report, SettingEvent)
     assert report.in_effect is False
     assert "pad all batches to one shape" in report.verified
+
+
+def test_after_an_eager_step_the_gradient_norm_is_that_of_the_replays_again() -> None:
+    stepper, batches, _ = made()
+    plain, plain_batches, _ = made(graphed=False)
+    assert stepper.graph is not None
+    stepper.graph._recorder = Static(stepper)
+
+    def mixed(source: Any) -> Iterator[Any]:
+        for index, batch in enumerate(source):
+            yield tuple(tensor[:10] for tensor in batch) if index in (10, 11) else batch
+
+    iterators = mixed(batches.epoch(0)), mixed(plain_batches.epoch(0))
+    norms = []
+    for step in range(9):
+        for one, iterator in zip((stepper, plain), iterators, strict=True):
+            assert one.step(iterator, PhaseClock(), step) is not None
+        norms.append(float(plain.extras["grad_norm"]))
+        assert float(stepper.extras["grad_norm"]) == pytest.approx(norms[-1], rel=1e-4), step
+    assert len(set(norms)) == 9
+
+
+def test_replays_weigh_each_steps_own_micro_batches() -> None:
+    stepper, batches, _ = made()
+    plain, plain_batches, _ = made(graphed=False)
+    for one in (stepper, plain):
+        one.workload.weight = lambda batch: batch[1].abs().sum()
+    found = losses(stepper, batches.epoch(0), 9)
+    assert found == pytest.approx(losses(plain, plain_batches.epoch(0), 9), rel=1e-5)
+    equal, equal_batches, _ = made()
+    assert found != pytest.approx(losses(equal, equal_batches.epoch(0), 9), rel=1e-3)
+
+
+def test_a_step_with_a_micro_batch_without_weight_runs_eagerly() -> None:
+    stepper, batches, _ = made()
+    plain, plain_batches, _ = made(graphed=False)
+
+    def weigh(batch: Any) -> float:
+        return 0.0 if torch.equal(batch[1], empty_batch[1]) else 1.0
+
+    empty_batch = list(batches.epoch(0))[11]  # of the sixth step
+    for one in (stepper, plain):
+        one.workload.weight = weigh
+    found = losses(stepper, batches.epoch(0), 9)
+    assert found == pytest.approx(losses(plain, plain_batches.epoch(0), 9), rel=1e-5)
+    assert stepper.graph is not None and stepper.graph.failed is None
+    recorder: Any = stepper.graph._recorder
+    assert recorder.replays == 9 - WARM_UP_STEPS - 1
+
+
+def test_memory_that_runs_out_while_capturing_is_no_reason_to_run_eagerly() -> None:
+    stepper, batches, _ = made(error="CUDA error: out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        losses(stepper, batches.epoch(0), 8)
 
 
 def test_a_step_that_cannot_be_recorded_trains_all_the_same() -> None:

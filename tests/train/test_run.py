@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from train_help import EVERY_STEP, Result, Trainer, equal, in_step
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, RunLockedError, UsageError
+from ndd_engine.record import writer
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.run import Run, RunRequest
@@ -328,3 +330,24 @@ def test_the_record_begins_with_who_runs_what(trainer: Trainer) -> None:
     assert first is not None
     assert before - 1 < first[0] < time.time() + 1
     assert RunRequest(read(), trainer.root).resume is None
+
+
+def test_a_run_whose_record_cannot_be_written_for_ever_trains_to_its_end(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back = threading.Event()
+    monkeypatch.setattr(writer, "write_whole", lambda *_: back.wait(120))
+    monkeypatch.setattr(writer, "STUCK_S", 0.0)
+    heard: list[Event] = []
+    run = trainer.open(
+        *trainer.ndd, *EVERY_STEP, "run.max_steps=30", listener=lambda _, event: heard.append(event)
+    )
+    try:
+        end = run.execute()
+        assert (end.status, end.step) == ("done", 30)
+        assert run.recorder.settle() and heard[-1] == end
+        assert run.recorder.snapshot().step == 30
+        assert run.recorder.trouble == "the record cannot be written: the file system does not answer"
+    finally:
+        back.set()
+        run.close()

@@ -141,6 +141,13 @@ def test_what_the_configuration_refuses_is_skipped_in_its_words() -> None:
     assert "does not support workers" in row(state, "workers-2").reason
 
 
+def test_a_second_kind_of_cuda_graphs_is_not_tried() -> None:
+    bench = Bench({"speed.compile=reduce-overhead": trial()})
+    state = tune(bench, machine=machine(cores=4, gpu=True))
+    assert row(state, "reduce-overhead").state == "kept"
+    assert "compile reduce-overhead uses its own CUDA graphs" in row(state, "cuda-graph").reason
+
+
 def test_what_is_set_already_is_not_tried() -> None:
     bench = Bench({})
     state = tune(bench, *NDD, "loader.workers=1", "speed.compile=default")

@@ -10,8 +10,15 @@ import torch
 from ndd_engine.errors import text_of
 from ndd_engine.record.events import MemoryEvent
 
-_CPU_OOM = re.compile(
-    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE
+# Of the host: torch's allocator and the system. Of a GPU: where torch does not raise its own OutOfMemoryError, because
+# a library, the driver or the compiler allocates.
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory"
+    r"|\b(?:CUDA|HIP|cuDNN|MIOpen|NCCL|RCCL)\b[^\n]{0,40}\bout of memory|\bfailed to allocate (?:GPU|device) memory"
+    r"|\b(?:CU|HIP)[A-Z]+_(?:STATUS_)?ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC(?:ATION)?_FAILED"
+    r"|rocblas_status_memory_error|rocsparse_status_memory_error|miopenStatusAllocFailed"
+    r"|\b(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)\b|\b(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY\b",
+    re.IGNORECASE,
 )
 
 
@@ -40,4 +47,4 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and bool(_CPU_OOM.search(text_of(error)))
+    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(text_of(error)))

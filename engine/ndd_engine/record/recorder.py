@@ -1,32 +1,27 @@
 """Writes events to events.jsonl and keeps the state of the run; never blocks training and never raises into it.
 
-`put` appends to a queue. The recorder's thread updates the state and writes the lines. A slow or full disk delays or
-loses lines, never a training step.
+`put` appends to a queue. The recorder's thread updates the state, calls the listener and makes the lines, which another
+thread writes. A slow or full disk, or a network file system that hangs, delays or loses lines, never a training step or
+what a screen shows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ndd_engine.text import printable
-
 from .events import EndEvent, Event, MarkEvent
 from .fold import to_event
-from .reader import truncate_torn_line
 from .snapshot import Snapshot
 from .state import RunState
+from .writer import LogWriter
 
 # Bytes of log between two fold events: opening a log reads about this much.
 FOLD_EVERY_BYTES = 512 * 1024
-
-# Minimum seconds between two looks at whether the file is still in its folder.
-LOOK_EVERY_S = 1.0
 
 # Minimum seconds between calls of `derive`.
 DERIVE_EVERY_S = 2.0
@@ -52,20 +47,15 @@ class Recorder:
         derive: Derive | None = None,
         derive_every_s: float = DERIVE_EVERY_S,
     ) -> None:
-        self._path = path
         self._state = state or RunState()
         self._listener = listener
         self._derive = derive
         self._derive_every_s = derive_every_s
         self._next_derive = time.monotonic() + derive_every_s
-        self._queue: queue.SimpleQueue[tuple[float, Event] | threading.Event | None] = queue.SimpleQueue()
-        self._handle: int | None = None
+        self._queue: queue.SimpleQueue[tuple[float, Event] | str | Callable[[], None] | None]
+        self._queue = queue.SimpleQueue()
+        self._writer = None if path is None else LogWriter(path, self._queue.put, lambda: self._state.step)
         self._since_fold = 0
-        self._write_error: str | None = None
-        self._next_retry = 0.0
-        self._next_look = 0.0
-        self._missing = False
-        self.dropped = 0
         self.errors: list[str] = []
         self._snapshot = self._state.snapshot()
         self._dirty = False
@@ -73,11 +63,10 @@ class Recorder:
         self._thread = threading.Thread(target=self._work, name="ndd-recorder", daemon=True)
 
     def start(self) -> None:
-        """Open the file and start the thread. Raises OSError if the file cannot be opened, RuntimeError if the thread
+        """Open the file and start the threads. Raises OSError if the file cannot be opened, RuntimeError if a thread
         cannot be started."""
-        if self._path is not None:
-            truncate_torn_line(self._path)
-            self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if self._writer is not None:
+            self._writer.start()
         try:
             self._thread.start()
         except RuntimeError:
@@ -90,7 +79,7 @@ class Recorder:
 
     def snapshot(self) -> Snapshot:
         """The current state; the same object until it changes."""
-        if self._dirty:
+        if self._dirty or self._snapshot.dropped_events != self.dropped:
             # Built on demand by the caller, to keep the recorder's thread fast.
             with self._lock:
                 self._dirty = False
@@ -98,48 +87,57 @@ class Recorder:
         return self._snapshot
 
     @property
+    def dropped(self) -> int:
+        """Events that were not written."""
+        return 0 if self._writer is None else self._writer.dropped
+
+    @property
     def trouble(self) -> str | None:
         """Why events cannot be written at the moment, or None."""
-        if self._missing and self._path is not None:
-            return deleted(self._path)
-        return f"the record cannot be written: {self._write_error}" if self._write_error else None
+        return None if self._writer is None else self._writer.trouble
 
     def deleted(self) -> str | None:
         """That the file is no longer in its folder, because either was deleted, moved or replaced; otherwise None."""
-        if self._path is None or self._handle is None:
-            return None
-        try:
-            found = os.path.samestat(self._path.stat(), os.fstat(self._handle))
-        except (FileNotFoundError, NotADirectoryError):
-            found = False
-        except OSError:
-            return None  # a network disk that does not answer is not a deleted folder
-        return None if found else deleted(self._path)
+        return None if self._writer is None else self._writer.deleted()
 
-    def flush(self, timeout_s: float = 5.0) -> bool:
-        """Wait until all queued events are written; False after the timeout."""
+    def settle(self, timeout_s: float = 5.0) -> bool:
+        """Wait until the state contains all queued events; False after the timeout. Does not wait for the disk."""
         done = threading.Event()
-        self._queue.put(done)
+        self._queue.put(done.set)
         return done.wait(timeout_s) if self._thread.is_alive() else True
 
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until all queued events are written; False after the timeout, or if the file system hangs."""
+        if (writer := self._writer) is None:
+            return self.settle(timeout_s)
+        if not self._thread.is_alive():
+            return True
+        if writer.stuck:
+            return False
+        done = threading.Event()
+        # Through both threads and back, so that the state contains what went wrong.
+        self._queue.put(lambda: writer.call(lambda: self._queue.put(done.set)))
+        return done.wait(timeout_s)
+
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write the queued events and end the thread; gives up after the timeout if the disk hangs."""
+        """Write the queued events and end the threads; gives up after the timeout if the disk hangs."""
+        deadline = time.monotonic() + timeout_s
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join(timeout_s)
-        if self._handle is not None and not self._thread.is_alive():
-            try:
-                os.fsync(self._handle)
-            except OSError as error:
-                self.errors.append(str(error))
-            with contextlib.suppress(OSError):
-                os.close(self._handle)
-            self._handle = None
+        if self._writer is not None:
+            self._writer.close(max(deadline - time.monotonic(), 0.0))
+            while not self._thread.is_alive() and not self._queue.empty():
+                if isinstance(item := self._queue.get(), str):
+                    self._note(item)  # found while the last lines were written
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
+            if isinstance(item, str):
+                self._note(item)
+                continue
+            if callable(item):
+                item()
                 continue
             # The end event must be the last one: derive before it.
             last = isinstance(item[1], EndEvent)
@@ -176,22 +174,17 @@ class Recorder:
                 self._note(text)
 
     def _append(self, t: float, event: Event) -> None:
-        self._look()
-        self._write(event.to_json(t))
-        if self._since_fold >= FOLD_EVERY_BYTES and self._write_error is None:
-            self._write(to_event(self._state).to_json(t))
+        if (writer := self._writer) is None:
+            return
+        self._line(writer, event.to_json(t))
+        if self._since_fold >= FOLD_EVERY_BYTES and writer.error is None:
+            self._line(writer, to_event(self._state).to_json(t), event=False)
             self._since_fold = 0
 
-    def _look(self) -> None:
-        """Report once that the file was deleted. It is still written: a folder that was only moved may return."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + LOOK_EVERY_S
-        gone = self.deleted()
-        if gone and not self._missing:
-            self._note(f"{gone}; its record and its checkpoints are lost unless the folder returns")
-        self._missing = gone is not None
+    def _line(self, writer: LogWriter, text: str, event: bool = True) -> None:
+        data = (text + "\n").encode()
+        self._since_fold += len(data)
+        writer.put(data, event)
 
     def _fold(self, t: float, event: Event) -> None:
         with self._lock:
@@ -202,29 +195,6 @@ class Recorder:
         if self._listener is not None:
             self._listener(t, event)
 
-    def _write(self, line: str) -> None:
-        if self._handle is None:
-            return
-        if self._write_error is not None:
-            # Retry every second; write nothing in between, so that no line is incomplete.
-            if time.monotonic() < self._next_retry:
-                self.dropped += 1
-                return
-            text = f"{self.dropped} events were not written: {self._write_error}"
-            line = MarkEvent("warning", self._state.step, text).to_json(time.time()) + "\n" + line
-        data = (line + "\n").encode()
-        try:
-            write_whole(self._handle, data)
-        except OSError as error:
-            self.dropped += 1
-            self._next_retry = time.monotonic() + 1.0
-            if self._write_error is None:
-                self._write_error = error.strerror or str(error)
-                self._note(f"the record cannot be written: {self._write_error}; training continues")
-        else:
-            self._since_fold += len(data)
-            self._write_error = None
-
     def _note(self, text: str) -> None:
         if len(self.errors) >= 20:
             return
@@ -234,25 +204,6 @@ class Recorder:
         # Failures of the listener are noted for the event itself.
         with contextlib.suppress(Exception):
             self._tell(t, mark)
-
-
-def write_whole(handle: int, data: bytes) -> None:
-    """Append all of the data to a regular file, or nothing. Raises OSError."""
-    end = os.lseek(handle, 0, os.SEEK_END)
-    rest = data
-    try:
-        while rest:
-            # After a part was written, the next call raises what is wrong: no space, a quota or a file-size limit.
-            rest = rest[os.write(handle, rest) :]
-    except OSError:
-        if len(rest) < len(data):
-            os.ftruncate(handle, end)
-        raise
-
-
-def deleted(path: Path) -> str:
-    """The message about a record that is not in its folder any more."""
-    return f"the run folder {printable(str(path.parent))} was deleted or moved during training"
 
 
 def _now() -> float:

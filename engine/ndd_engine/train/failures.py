@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from dataclasses import dataclass
@@ -102,7 +103,9 @@ def out_of_memory(
     if asked and asked.endswith(" B"):
         asked = size(float(asked.removesuffix(" B")))
     parts = [f"out of memory on {device} {place}" + (f": tried to allocate {asked}" if asked else "")]
-    filled = _filled(config, device, stepper)
+    filled: list[str] = []
+    with contextlib.suppress(RuntimeError):  # an error of the driver can make every later call fail
+        filled = _filled(config, device, stepper)
     if filled:
         parts.append("filled by " + ", ".join(filled))
     if snapshot := memory_history.out_of_memory(error):

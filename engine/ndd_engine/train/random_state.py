@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -24,14 +25,25 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put back what `random_state` returned."""
+    """Put back what `random_state` returned.
+
+    NumPy is imported if the state has one of it: data that imports it later would draw other numbers. If the state has
+    none although NumPy is imported now, its generator is seeded like torch's.
+    """
     torch.set_rng_state(state["torch"].cpu())
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
-    if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.set_state(tuple(state["numpy"]))
+    numpy: Any = sys.modules.get("numpy")
+    if "numpy" in state:
+        if numpy is None:
+            with suppress(ImportError):
+                numpy = importlib.import_module("numpy")
+        if numpy is not None:
+            numpy.random.set_state(tuple(state["numpy"]))
+    elif numpy is not None:
+        numpy.random.seed(torch.initial_seed() % 2**32)
 
 
 @contextmanager

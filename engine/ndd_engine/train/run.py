@@ -7,6 +7,7 @@ records one `end` event however the run ends. The console calls it in a thread, 
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 import traceback
@@ -39,7 +40,7 @@ from .control import Control, StopNow
 from .findings import FindingWatch
 from .preflight import check_resume, preflight
 from .request import RunRequest
-from .scalars import FOLDER, Scalars, both
+from .scalars import FOLDER, Aside, Scalars, both
 
 if TYPE_CHECKING:
     from .prepare import Prepared
@@ -64,6 +65,7 @@ class Run:
         lock: RunLock,
         recorder: Recorder,
         scalars: Scalars | None,
+        aside: Aside | None,
     ) -> None:
         self.request, self.directory, self.recorder = request, directory, recorder
         self.control = Control()
@@ -74,7 +76,7 @@ class Run:
         self._lock = lock
         self._server = ControlServer(directory.control_socket, self._asked, self.put)
         self._prepared: Prepared | None = None
-        self._scalars = scalars
+        self._scalars, self._aside = scalars, aside
 
     @classmethod
     def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
@@ -101,10 +103,12 @@ class Run:
                     # Viewers that look before the engine starts must not see the old end.
                     state.fold(time.time(), StageEvent("resume", "starting"))
                 watch = FindingWatch() if request.probes else None
-                scalars = None
+                scalars = aside = None
                 if config.log.tensorboard and request.probes:
                     scalars = Scalars(directory.path / FOLDER, lambda event: recorder.put(event))
-                recorder = Recorder(directory.events, state, both(listener, scalars), watch)
+                    aside = Aside(scalars)
+                    undo.callback(aside.close)
+                recorder = Recorder(directory.events, state, both(listener, aside), watch)
                 undo.callback(recorder.close)
                 recorder.start()
             except OSError as error:
@@ -112,7 +116,7 @@ class Run:
                 raise UsageError(f"cannot write to {where}: {error.strerror}") from None
             except RuntimeError as error:
                 raise MachineError(f"{error}: too many processes and threads (ulimit -u)") from None
-            run = cls(request, directory, lock, recorder, scalars)
+            run = cls(request, directory, lock, recorder, scalars, aside)
             undo.callback(run._server.close)
             try:
                 run._server.start()
@@ -149,6 +153,9 @@ class Run:
         """
         memory_history.stop()
         self._server.close()
+        if self._aside is not None:
+            self.recorder.settle()
+            self._aside.close()  # it may still report a problem
         self.recorder.close()
         if self.request.resume is None and self.recorder.dropped and self.end is not None:
             discard(self.directory)
@@ -201,6 +208,7 @@ class Run:
             return self._failed(error)
         finally:
             prepared.sampler.stop()
+            gc.unfreeze()  # frozen by `prepare_run`: what the run leaves behind can be collected again
         loop = prepared.loop
         if status is None:
             return self._ended("done", f"finished all {loop.step} steps")
@@ -215,7 +223,7 @@ class Run:
         from .failures import explain, unprepared
 
         if prepared is None:
-            self.recorder.flush()  # the snapshot has to contain the stage that failed
+            self.recorder.settle()  # the snapshot has to contain the stage that failed
             stage = self.recorder.snapshot().stage or "preparing"
             return self._ended("failed", unprepared(error, stage) + _traced(place(error)))
 
@@ -242,7 +250,7 @@ class Run:
     def _ended(self, status: str, reason: str, exit_status: int | None = None) -> EndEvent:
         loop = self._prepared.loop if self._prepared else None
         saved = loop.saved if loop else None
-        self.recorder.flush()  # the figures include everything that was measured
+        self.recorder.settle()  # the figures include everything that was measured
         found = figures(self.recorder.snapshot())
         data = {"run": self.directory.name, "dropped_events": self.recorder.dropped, "figures": found}
         if exit_status is None:

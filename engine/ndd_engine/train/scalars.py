@@ -1,4 +1,4 @@
-"""Writes scalars for TensorBoard from the recorder's thread, so that training never waits for it."""
+"""Writes scalars for TensorBoard on a thread of its own, so that neither training nor the screen waits for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import importlib.util
 import math
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ FOLDER = "tensorboard"
 MISSING = "needs the package tensorboard: pip install 'ndd-console[tensorboard]', or set it to false"
 # Seconds until a scalar is flushed to the file.
 FLUSH_S = 15
+# Events that may wait for the file system; later ones are dropped.
+MOST_WAITING = 10_000
 _ALLOCATOR = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes")
 
 
@@ -46,7 +50,7 @@ def summary_writer(folder: Path, purge_step: int | None) -> Any:
 
 
 class Scalars:
-    """A listener of the recorder. The first failure is reported through `put` and ends writing.
+    """A listener. The first failure is reported through `put` and ends writing.
 
     Call `prepare` before training: importing the packages takes seconds. Nothing is written before it.
     """
@@ -72,7 +76,7 @@ class Scalars:
             self._fail(error)
 
     def __call__(self, t: float, event: Event) -> None:
-        """Handle one recorded event, in the recorder's thread."""
+        """Handle one recorded event."""
         if not self._ready or self._failed:
             return
         try:
@@ -123,6 +127,30 @@ class Scalars:
         first = printable((str(error).splitlines() or [""])[0])
         text = f"writing TensorBoard scalars failed and stops: {type(error).__name__}: {first}; training continues"
         self._put(MarkEvent("warning", self._step, text))
+
+
+class Aside:
+    """Calls a listener on a thread of its own: TensorBoard's queue is short, and its file system may hang."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._queue: queue.SimpleQueue[tuple[float, Event] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="ndd-scalars", daemon=True)
+        self._thread.start()
+
+    def __call__(self, t: float, event: Event) -> None:
+        # If the thread hangs, nothing but the run's end limits the queue: drop what a viewer would miss least.
+        if self._queue.qsize() < MOST_WAITING or isinstance(event, EndEvent):
+            self._queue.put((t, event))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Handle the events that wait and end the thread; gives up after the timeout. Safe to call twice."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._listener(*item)
 
 
 def _window(

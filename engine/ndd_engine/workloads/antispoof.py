@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,6 +134,19 @@ class EqualErrorRate(MeanLoss):
         return loss if rate is None else {"eer_percent": rate, **loss}
 
 
+def clip_weights(of_class: Sequence[float], batch: Batch) -> Tensor:
+    """The weight (B,) of each clip in the loss. of_class: the weights of spoof and real."""
+    spoof, real = of_class
+    # Computed from the labels: a tensor of weights would have to be copied to the device.
+    weights: Tensor = spoof + (real - spoof) * batch[1].float()
+    return weights
+
+
+def total_weight(of_class: Sequence[float], batch: Batch) -> Tensor:
+    """The sum of `clip_weights`, a scalar."""
+    return clip_weights(of_class, batch).sum()
+
+
 class Antispoof(BuiltinWorkload):
     """A prepared classifier; implements Workload. Its output is logits (B, 2) of spoof and real."""
 
@@ -150,6 +164,7 @@ class Antispoof(BuiltinWorkload):
         self.tokens_per_item = data.frames
         self.epochs_differ = section.augment
         self._section = section
+        self.weight = partial(total_weight, section.class_weights)
         self.train_data = AugmentedClips(train, config.run.seed) if section.augment else train
         self.eval_data = evaluation
         self._build(
@@ -158,16 +173,13 @@ class Antispoof(BuiltinWorkload):
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Cross-entropy, a mean over clips weighted by class."""
-        labels = batch[1]
-        spoof, real = self._section.class_weights
-        # Computed from the labels: a tensor of weights would have to be copied to the device.
-        weights = spoof + (real - spoof) * labels.float()
-        losses = F.cross_entropy(output.float(), labels, reduction="none")
+        weights = clip_weights(self._section.class_weights, batch)
+        losses = F.cross_entropy(output.float(), batch[1], reduction="none")
         mean: Tensor = (weights * losses).sum() / weights.sum()
         return mean
 
     def metric(self) -> EqualErrorRate:
-        return EqualErrorRate()
+        return EqualErrorRate(weight=self.weight)
 
     def describe_model(self) -> str:
         section = self._section

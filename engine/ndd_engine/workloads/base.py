@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -24,6 +24,8 @@ Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload
 
 
 Collate = Callable[[list[Any]], Batch]  # a list of items to a batch
+# What a batch counts in the mean over several: its valid tokens or items, at least 0; a number or a scalar tensor.
+Weight = Callable[[Batch], "Tensor | float"]
 Parted = nn.Module | Sequence[nn.Module]  # the modules of a sub-phase
 
 
@@ -95,6 +97,9 @@ class Workload(Protocol):
     collate: Collate | None
     # Sub-phases of forward, by the modules that make them up.
     parts: Mapping[str, Parted]
+    # What the loss of a batch is a mean over, if not its items. Batches may be on the host or on the device. Steps with
+    # several micro-batches use it, so that their gradient is that of one batch with all of the items.
+    weight: Weight | None
     # Items change every epoch: item i of epoch e has the index e * len(train_data) + i, and cannot be cached.
     epochs_differ: bool
 
@@ -128,6 +133,7 @@ class BuiltinWorkload:
     parts: Mapping[str, Parted]
     better: str = "lower"
     collate: Collate | None = None
+    weight: Weight | None = None
     epochs_differ: bool = False
 
     def __init__(self, data: str, notes: Sequence[str]) -> None:
@@ -154,19 +160,22 @@ class BuiltinWorkload:
 
 @dataclass
 class MeanLoss:
-    """The default metric: mean loss over batches, weighted by batch size, on the device until `result`."""
+    """The default metric: mean loss over batches, weighted by `weight` or batch size, on the device until `result`."""
 
     total: Tensor | None = None
-    count: int = 0
+    count: Tensor | float = 0
+    weight: Weight | None = field(default=None, kw_only=True)
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
-        weight = batch_size(batch)
+        weight = batch_size(batch) if self.weight is None else on_host(self.weight(batch))
+        if not isinstance(weight, Tensor) and not weight:
+            return  # the mean over nothing is NaN
         value = loss.detach().to(torch.float64 if loss.device.type == "cpu" else torch.float32) * weight
         self.total = value if self.total is None else self.total + value
-        self.count += weight
+        self.count = self.count + weight
 
     def result(self) -> dict[str, float]:
-        return {"loss": float(self.total) / self.count if self.total is not None else float("nan")}
+        return {"loss": float(self.total) / float(self.count) if self.total is not None else float("nan")}
 
 
 class _SkipInitialisation(TorchFunctionMode):
@@ -209,6 +218,17 @@ def items_at(data: Any, indices: Sequence[int]) -> list[Any]:
 def batch_size(batch: Batch) -> int:
     """Items in a batch: the first dimension of the first tensor that has one."""
     return next(int(tensor.shape[0]) for tensor in tensors(batch) if tensor.ndim)
+
+
+def on_host(weight: Tensor | float) -> Tensor | float:
+    """A weight as a number, unless that would wait for a device (or the tensor has no value, as a fake one)."""
+    plain = type(weight) is Tensor and weight.device.type == "cpu"
+    return float(weight) if plain or not isinstance(weight, Tensor) else weight
+
+
+def full_precision(output: Tensor) -> Tensor:
+    """The output in fp32, or in fp64 if it is already."""
+    return output if output.dtype == torch.float64 else output.float()
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import FinetuneSection
 
-from .base import Batch, BuiltinWorkload
+from .base import Batch, BuiltinWorkload, full_precision
 from .byte_pairs import BytePairs, learn, words
 from .chartext_model import NextCharacterModel, Size
 from .finetune_data import DocumentData
@@ -80,8 +80,7 @@ class Perplexity:
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
         labels: Tensor = batch[1]
         self.piece_bytes = self.piece_bytes.to(labels.device)
-        scored = labels != UNSCORED
-        count = scored.sum()
+        scored, count = labels != UNSCORED, scored_tokens(batch)
         self.nats.append(loss.detach().float() * count)
         self.tokens.append(count)
         self.bytes_.append((self.piece_bytes[labels.clamp(min=0)] * scored).sum())
@@ -94,6 +93,12 @@ class Perplexity:
             "loss": loss,
             "bits_per_byte": nats / math.log(2) / text_bytes if text_bytes else math.nan,
         }
+
+
+def scored_tokens(batch: Batch) -> Tensor:
+    """The number of tokens that the loss of a batch is a mean over, a scalar."""
+    count: Tensor = (batch[1] != UNSCORED).sum()
+    return count
 
 
 def _total(values: Sequence[Tensor]) -> float:
@@ -122,11 +127,13 @@ class Finetune(BuiltinWorkload):
         self.train_data = Examples(data.train, encoder, data.sequence)
         self.eval_data = Examples(data.evaluation, encoder, data.sequence)
         self.collate = Pad(data.sequence if section.pad == "full" else None)
+        self.weight = scored_tokens
         self._build(lambda: build_model(section, len(encoder), data.sequence), progress)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Cross-entropy in nats, a mean over the tokens of the micro-batch that are not padding."""
-        return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten(), ignore_index=UNSCORED)
+        logits = full_precision(output.flatten(0, 1))
+        return F.cross_entropy(logits, batch[1].flatten(), ignore_index=UNSCORED)
 
     def metric(self) -> Perplexity:
         return Perplexity(self._piece_bytes)

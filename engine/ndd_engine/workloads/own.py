@@ -16,6 +16,8 @@ Optional:
                      first value is the headline metric; default: the mean loss
     better           "lower" or "higher": which way the headline metric improves; default: "lower"
     collate          a function from a list of items to a batch; default: that of the DataLoader, or default_collate
+    weight           a function (batch) -> what the loss of a batch is a mean over, such as its number of tokens without
+                     padding; default: its items. Steps with several micro-batches and the mean loss use it
     item, token      names of an item and of its tokens ("sentence", "word")
     tokens_per_item  mean number of tokens per item; required with token
     parts            {"encoder": model.encoder}: modules that are timed separately within forward
@@ -27,6 +29,7 @@ Optional:
 from __future__ import annotations
 
 import difflib
+import math
 import random
 import sys
 from collections import Counter
@@ -44,7 +47,7 @@ from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.text import printable
 
 from . import own_items, own_module
-from .base import Batch, Collate, MeanLoss, Metric, Parted
+from .base import Batch, Collate, MeanLoss, Metric, Parted, Weight, on_host
 from .own_module import calling, kind
 from .own_result import FactoryResult, read_result
 from .problems import Problems, Progress, check_step
@@ -153,8 +156,8 @@ class Settings:
 class OwnMetric:
     """A user's metric and the mean loss; implements Metric."""
 
-    def __init__(self, metric: Metric, error: Callable[[str], TrainingError]) -> None:
-        self._metric, self._loss, self._error = metric, MeanLoss(), error
+    def __init__(self, metric: Metric, loss: MeanLoss, error: Callable[[str], TrainingError]) -> None:
+        self._metric, self._loss, self._error = metric, loss, error
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
         self._loss.update(output, batch, loss)
@@ -173,6 +176,27 @@ class OwnMetric:
         return values if "loss" in values else {**values, **self._loss.result()}
 
 
+class OwnWeight:
+    """A user's weight(batch), checked."""
+
+    def __init__(self, weight: Weight, where: str) -> None:
+        self._weight, self._where = weight, where
+
+    def __call__(self, batch: Batch) -> Tensor | float:
+        """Raises TrainingError if it is not one number of at least 0; does not wait for a device to see its value."""
+        with torch.no_grad():
+            found = self._weight(batch)
+        number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        scalar = isinstance(found, Tensor) and found.numel() == 1 and not found.is_complex()
+        if not number and not scalar:
+            shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
+            raise TrainingError(f"{self._where}: weight returned {kind(found)}{shape}, not one number")
+        value = on_host(found.detach().reshape(()) if isinstance(found, Tensor) else found)
+        if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+            raise TrainingError(f"{self._where}: weight returned {value:g}, not a number of at least 0")
+        return value
+
+
 class Own:
     """A user's workload; implements Workload."""
 
@@ -184,6 +208,7 @@ class Own:
         self.collate: Collate | None = result.collate
         self.parts: Mapping[str, Parted] = result.parts
         self.epochs_differ = result.epochs_differ
+        self.weight: Weight | None = None if result.weight is None else OwnWeight(result.weight, where)
         self._result, self._settings, self._where = result, settings, where
         train, evaluation, notes = own_items.train_and_eval(result, where)
         self.train_data: Dataset[Any] = train
@@ -213,14 +238,15 @@ class Own:
 
     def metric(self) -> Metric:
         """The factory's metric with the mean loss, or only the mean loss."""
+        loss = MeanLoss(weight=self.weight)
         if self._result.metric is None:
-            return MeanLoss()
+            return loss
         found = self._result.metric()
         lacks = [name for name in ("update", "result") if not callable(getattr(found, name, None))]
         if lacks:
             message = f"metric() returned {kind(found)}, which has no {' and no '.join(lacks)}"
             raise self._wrong(f"{message}; return an object with update(output, batch, loss) and result()")
-        return OwnMetric(found, self._wrong)
+        return OwnMetric(found, loss, self._wrong)
 
     def describe_model(self) -> str:
         """One line: that of the factory, or the class and its layers."""

@@ -26,7 +26,7 @@ from ndd_engine.errors import LONGEST, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import printable, size
 
-from .base import Collate, Parted
+from .base import Collate, Parted, Weight
 from .own_module import calling, kind
 from .problems import Problems
 
@@ -47,6 +47,7 @@ class FactoryResult:
     eval_data: Any = None
     forward: Callable[..., Any] | None = None
     metric: Callable[..., Any] | None = None
+    weight: Weight | None = None
     better: str = "lower"
     item: str = "item"
     token: str | None = None
@@ -89,6 +90,7 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
         "better": better,
         "forward": reader.function("forward", ("model", "batch")),
         "metric": reader.function("metric", ()),
+        "weight": reader.function("weight", ("batch",)),
         "item": reader.text("item", longest=NAME_LENGTH) or "item",
         "token": reader.text("token", longest=NAME_LENGTH),
         "tokens_per_item": reader.tokens_per_item(),

@@ -7,7 +7,7 @@ state; capturing itself computes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ndd_engine.config.schema import Config
 from ndd_engine.errors import message_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock, no_phase
+from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.workloads.base import Batch
 
@@ -81,6 +82,8 @@ class StepGraph:
         self._other_shapes = 0
         self._static: list[Batch] = []
         self._loss: Tensor | None = None
+        self._extras: dict[str, Tensor] = {}
+        self._shares: Tensor | None = None  # of the micro-batches, see Stepper.shares; None for equal ones
         self._replay: Replay | None = None
 
     @property
@@ -100,10 +103,18 @@ class StepGraph:
             self._record(micro)
         if self._replay is None or not self._fits(micro):
             return self._eager(micro, clock, step)
+        shares: list[Tensor | float] = []
+        if self._shares is not None:
+            clock.enter(phase.LOSS)
+            shares = stepper.shares(micro)
+            if any(isinstance(share, float) and not share for share in shares):
+                return self._eager(micro, clock, step)  # which skips them; the mean over nothing is NaN
         clock.enter(phase.TO_DEVICE)
         for static, batch in zip(self._static, micro, strict=True):
             for place, tensor in zip(tensors(static), tensors(batch), strict=True):
                 place.copy_(tensor, non_blocking=stepper.config.loader.non_blocking)
+        if self._shares is not None:
+            self._shares.copy_(_stacked(shares), non_blocking=True)
         clock.enter(phase.OPTIMIZER)
         stepper.set_rate(step)
         clock.enter(phase.FORWARD)
@@ -112,6 +123,8 @@ class StepGraph:
         assert self._loss is not None
         # The next replay overwrites the result, and the loss is read back later.
         loss = self._loss.clone()
+        # An eager step in between has put its own scalars there.
+        stepper.extras.update(self._extras)
         clock.enter(phase.LOG)
         return loss
 
@@ -130,12 +143,16 @@ class StepGraph:
     def _record(self, micro: list[Batch]) -> None:
         stepper = self._stepper
         self._static = [map_tensors(stepper.moved(batch), Tensor.clone) for batch in micro]
+        if stepper.workload.weight is not None and len(micro) > 1:
+            # Computed outside of the graph: a number would be captured as it is now.
+            self._shares = _stacked(stepper.shares(micro)).to(stepper.device)
         stepper.optimizer.zero_grad(set_to_none=True)
 
         def work() -> Tensor:
             total: Tensor | None = None
-            for batch in self._static:
-                part = stepper.forward_backward(batch, no_phase)
+            for index, batch in enumerate(self._static):
+                share = None if self._shares is None else self._shares[index]
+                part = stepper.forward_backward(batch, no_phase, share)
                 total = part if total is None else total + part
             stepper.update(no_phase)
             assert total is not None
@@ -144,10 +161,11 @@ class StepGraph:
         try:
             self._loss, self._replay = self._recorder.record(work)
         except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             self._give_up(f"capturing failed: {message_of(error)}")
             return
+        self._extras = dict(stepper.extras)  # each replay overwrites these tensors
         text = f"captured after {WARM_UP_STEPS} steps, then replayed"
         stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "the whole step", True, text))
 
@@ -168,3 +186,10 @@ class StepGraph:
             if self._other_shapes == MANY_OTHER_SHAPES:
                 self._give_up("batch shapes change: pad all batches to one shape")
         return same
+
+
+def _stacked(shares: Sequence[Tensor | float]) -> Tensor:
+    """The shares of the micro-batches (k,) float64, on the device of the batches."""
+    first = shares[0]
+    device = first.device if isinstance(first, Tensor) else None
+    return torch.stack([torch.as_tensor(share, dtype=torch.float64, device=device) for share in shares])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event
 from ndd_engine.train.data.loader import to_device
-from ndd_engine.workloads.base import Batch, Workload
+from ndd_engine.workloads.base import Batch, Workload, on_host
 
 from .graph import StepGraph, why_not
 from .optim import learning_rate, make_optimizer
@@ -29,6 +30,8 @@ ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
+# Modes of torch.compile that run compiled code as CUDA graphs.
+POOLING = ("reduce-overhead", "max-autotune")
 
 
 class Stepper:
@@ -68,6 +71,10 @@ class Stepper:
             nullcontext if chosen is None else lambda: sdpa_kernel(chosen)
         )
         self._moves = device.type != "cpu"
+        # Whether compiled code runs as CUDA graphs, whose outputs share memory that each run overwrites.
+        self._pools = device.type == "cuda" and config.speed.compile in POOLING
+        # Gradients in memory of their own.
+        self._kept: dict[nn.Parameter, Tensor] = {}
 
     def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
         """One optimizer step from the next `batch.accumulation` micro-batches.
@@ -82,17 +89,31 @@ class Stepper:
         """The step without a CUDA graph."""
         enter = clock.enter
         total: Tensor | None = None
+        accumulation = self.config.batch.accumulation
+        shares: Sequence[Tensor | float | None] = [None] * accumulation
+        if accumulation > 1 and self.workload.weight is not None:
+            # A micro-batch's share needs the weights of all of them, so all have to be loaded before the first one.
+            enter(phase.DATA_WAIT)
+            micro = list(islice(batches, accumulation))
+            if len(micro) < accumulation:
+                return None
+            enter(phase.LOSS)
+            shares = self.shares(micro)
+            micro.reverse()
+            batches = (micro.pop() for _ in range(accumulation))  # frees each batch after its use
         self.parts.clock = clock
         try:
-            for _ in range(self.config.batch.accumulation):
+            for share in shares:
                 enter(phase.DATA_WAIT)
                 batch = next(batches, None)
                 if batch is None:
                     return None
+                if isinstance(share, float) and not share:
+                    continue  # the mean over nothing is NaN
                 if self._moves:
                     enter(phase.TO_DEVICE)
                     batch = self.moved(batch)
-                part = self.forward_backward(batch, enter)
+                part = self.forward_backward(batch, enter, share)
                 total = part if total is None else total + part
         finally:
             self.parts.clock = None
@@ -100,6 +121,8 @@ class Stepper:
         self.update(enter)
         enter(phase.ZERO_GRAD)
         self.optimizer.zero_grad(set_to_none=self.config.optimizer.set_to_none)
+        if self.config.optimizer.set_to_none:
+            self._kept.clear()
         enter(phase.LOG)
         return total
 
@@ -107,20 +130,58 @@ class Stepper:
         """The batch on the device; tensors already there are not copied."""
         return to_device(batch, self.device, self.config.loader.non_blocking)
 
-    def forward_backward(self, batch: Batch, enter: Callable[[int], object]) -> Tensor:
-        """Forward and backward of one micro-batch on the device; returns its share of the step's loss, detached."""
+    def shares(self, micro: Sequence[Batch]) -> list[Tensor | float]:
+        """What each micro-batch of a step counts in the step's loss and gradient; they add up to 1.
+
+        Numbers for batches on the host, scalar tensors for batches on the device. All equal if the weights add up to 0.
+        """
+        assert self.workload.weight is not None
+        weights = [on_host(self.workload.weight(batch)) for batch in micro]
+        weights = [weight.double() if isinstance(weight, Tensor) else weight for weight in weights]
+        total = sum(weights)
+        if not isinstance(total, Tensor) and not total:
+            return [1 / len(micro)] * len(micro)
+        return [weight / total for weight in weights]
+
+    def forward_backward(
+        self, batch: Batch, enter: Callable[[int], object], share: Tensor | float | None = None
+    ) -> Tensor:
+        """Forward and backward of one micro-batch on the device; returns its share of the step's loss, detached.
+
+        share: see `shares`; None for equal ones.
+        """
         accumulation = self.config.batch.accumulation
         scaler = self.precision.scaler
+        pooled = self._pools and self.compute is not self.model
+        if pooled:
+            # The outputs of the last micro-batch, which its CUDA graphs overwrite now, are not needed any more.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         enter(phase.FORWARD)
         with self.precision.autocast or nullcontext(), self.attention():
             output = self.workload.forward(self.compute, batch)
             enter(phase.LOSS)
             loss = self.workload.loss(output, batch)
-        if accumulation > 1:
+        if share is not None:
+            loss = loss * share
+        elif accumulation > 1:
             loss = loss / accumulation
         enter(phase.BACKWARD)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        if pooled:
+            self._keep_gradients()
+            return loss.detach().clone()
         return loss.detach()
+
+    def _keep_gradients(self) -> None:
+        """Copy gradients out of the memory of compiled CUDA graphs, which the next backward pass overwrites.
+
+        The first backward pass makes its own output the gradient; later ones add to the copy.
+        """
+        if self.config.batch.accumulation == 1 and self.config.optimizer.set_to_none:
+            return  # the gradients are used and dropped before the next backward pass
+        for parameter in self.parameters:
+            if (grad := parameter.grad) is not None and self._kept.get(parameter) is not grad:
+                parameter.grad = self._kept[parameter] = grad.clone()
 
     def update(self, enter: Callable[[int], object]) -> None:
         """Clip gradients and step the optimizer."""
