@@ -83,7 +83,7 @@ def main() -> int:
 def settings(given: Task, free: int) -> Iterator[tuple[str, list[int]]]:
     """(model size, limits in bytes): the emulated GPUs with a large model, random limits with a smaller one."""
     if given.effort == "smoke":
-        yield "tiny", [GIB // 16]
+        yield "tiny", [GIB // 64]
         return
     if given.effort == "full":
         yield "guide", [gigabytes * GIB for gigabytes in EMULATED]

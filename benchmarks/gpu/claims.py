@@ -14,8 +14,8 @@ from ndd_engine.trial.claims_table import Claim, claims
 
 from .figures import SKIPPED, Task, one_line, task
 
-# Seconds of one measurement: no less, or the interval says nothing; and what it takes to start its processes.
-LEAST_S, MOST_S, START_S = 6.0, 60.0, 12.0
+# Seconds of one measurement, which include its set-up, and of what is around it.
+LEAST_S, MOST_S, START_S = 20.0, 60.0, 3.0
 
 
 def main() -> int:

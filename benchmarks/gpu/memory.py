@@ -61,7 +61,7 @@ def main() -> int:
                 given.skip(f"{_name(sets)} {amp}", one_line(error))
                 if not isinstance(error, NddError) and not is_out_of_memory(error):
                     raise
-    summary(given, workload, cases)
+    summary(given, cases)
     return 0
 
 
@@ -98,26 +98,24 @@ def reserved_by(trace: Trace, on_gpu: bool) -> int:
     return trace.until(MANY).on_gpu(Rules.of_environment()).peak_reserved
 
 
-def summary(given: Task, workload: str, cases: list[Case]) -> None:
+def summary(given: Task, cases: list[Case]) -> None:
     """The figures with targets."""
     same = [abs(case.error) for case in cases if case.times == 1]
     larger = sorted(abs(case.error) for case in cases if case.times > 1)
     if not given.on_gpu:
-        given.skip(f"{workload}: replay vs. max_memory_reserved", NO_GPU)
+        given.skip("replay vs. max_memory_reserved", NO_GPU)
     elif same:
-        name = f"{workload}: replay of the recorded steps, worst"
+        name = "replay of the recorded steps, worst"
         given.check(name, percent(max(same)), f"≤ {percent(SAME)}", max(same) <= SAME)
     if not larger:
-        given.skip(f"{workload}: larger batches", "none was measured")
+        given.skip("larger batches", "none was measured")
         return
     for what, share, limit in (("median", 0.5, MEDIAN), ("p95", 0.95, P95)):
         value = quantile(larger, share)
-        name = f"{workload}: error of {len(larger)} larger batches, {what}"
+        name = f"error of {len(larger)} larger batches, {what}"
         given.check(name, percent(value), f"≤ {percent(limit)}", value <= limit)
     silent = sum(case.error < -BELOW and case.reliable for case in cases)
-    given.check(
-        f"{workload}: more than {percent(BELOW)} too low without a warning", str(silent), "0", not silent
-    )
+    given.check(f"more than {percent(BELOW)} too low without a warning", str(silent), "0", not silent)
 
 
 def percent(share: float) -> str:

@@ -82,7 +82,7 @@ class Page:
     def lines(self) -> Iterator[str]:
         """The file, line by line."""
         name = next((fact.value for fact in self.facts if fact.name == "GPU"), "")
-        yield f"# ndd-console on {name or 'a GPU'}"
+        yield f"# ndd-console on {'the CPU' if self.effort == 'smoke' else name or 'a GPU'}"
         yield ""
         how = " --quick" if self.effort == "quick" else ""
         yield f"`make gpu{f' ARGS={how.strip()}' if how else ''}`, {self.summary()}."

@@ -17,7 +17,9 @@ from ndd_engine.hardware.sampler import GPU_KEYS, Sampler
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA card here"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
+    ),
 ]
 
 
@@ -35,7 +37,7 @@ def smi(fields: str, uuid: str) -> list[str]:
     return [word.strip() for word in done.stdout.strip().split(",")]
 
 
-def test_chosen_card_is_torchs_first(machine: Machine) -> None:
+def test_the_chosen_gpu_is_the_first_that_torch_sees(machine: Machine) -> None:
     card = machine.chosen
     assert card is not None and machine.device == "cuda:0" and card.index == 0
     properties = torch.cuda.get_device_properties(0)
@@ -47,7 +49,7 @@ def test_chosen_card_is_torchs_first(machine: Machine) -> None:
         assert card.name == properties.name
 
 
-def test_name_memory_and_driver_are_nvidia_smis(machine: Machine) -> None:
+def test_name_memory_and_driver_equal_those_of_nvidia_smi(machine: Machine) -> None:
     card = machine.chosen
     assert card is not None and card.uuid is not None
     if card.mig:
@@ -78,7 +80,8 @@ def test_samples_follow_what_is_allocated(machine: Machine) -> None:
         used, temperature = smi("memory.used,temperature.gpu", card.uuid)
         assert after["memory_used_bytes"] / (1 << 20) == pytest.approx(float(used), abs=64)
         assert abs(after["temperature_c"] - float(temperature)) <= 5
-        assert 0 < after["power_w"] <= after["power_limit_w"] * 1.2
+        if after["power_w"] is not None and after["power_limit_w"] is not None:  # some laptops report neither
+            assert 0 < after["power_w"] <= after["power_limit_w"] * 1.2
     if after["memory_others_bytes"] is not None:
         assert after["memory_others_bytes"] < after["memory_used_bytes"] - held.numel() * 0.9
     sampler.stop()
@@ -92,6 +95,6 @@ def test_sampling_costs_little(machine: Machine) -> None:
     for _ in range(20):
         sampler._read(fresh=False)
     cpu, wall = time.thread_time() - start, time.perf_counter() - wall
-    print(f"sample: {cpu / 20 * 1e3:.2f} ms processor time, {wall / 20 * 1e3:.2f} ms wall, {sampler.reasons}")
+    print(f"sample: {cpu / 20 * 1e3:.2f} ms CPU time, {wall / 20 * 1e3:.2f} ms wall, {sampler.reasons}")
     sampler.stop()
     assert sampler.errors == 0, sampler.last_error
