@@ -11,9 +11,12 @@ from dataclasses import replace
 from .cases import OWN, Case, three
 from .faulty import OWN_BATCH, TINY_TEXT
 
+# Idle time on a GPU is attributed to causes by profiler captures.
+ON_GPU = ("run.device=cuda", "log.kernels_every=40")
+
 
 def _on_gpu(cases: Sequence[Case]) -> list[Case]:
-    return [replace(case, sets=(*case.sets, "run.device=cuda")) for case in cases]
+    return [replace(case, sets=(*case.sets, *ON_GPU)) for case in cases]
 
 
 GPU_CASES: list[Case] = _on_gpu(

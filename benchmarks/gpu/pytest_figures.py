@@ -36,7 +36,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_collectreport(report: Any) -> None:
     """A file that cannot be imported runs no test, which must not look like success."""
     if report.failed:
-        _put(Figure(report.nodeid, "", "can be imported", FAIL, one_line(report.longrepr)))
+        last = str(report.longrepr).strip().splitlines()[-1].removeprefix("E ")
+        _put(Figure(report.nodeid, "", "can be imported", FAIL, one_line(last)))
 
 
 def _put(figure: Figure) -> None:

@@ -99,14 +99,16 @@ def last_lines(log: Path, count: int = _LOG_LINES) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> str:
-    """Ask the process to end, then kill it. Returns a note if that was not possible."""
+    """Ask the process to end, then kill it and its descendants. Returns a note if that was not possible."""
+    left = _descendants(process.pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
-    if _waited(process, GRACE_S):
-        return ""
-    with contextlib.suppress(ProcessLookupError):
+    ended = _waited(process, GRACE_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    return "" if _waited(process, REAP_S) else "; the process cannot be killed (it hangs in the driver)"
+    _kill(left)
+    ended = ended or _waited(process, REAP_S)
+    return "" if ended else "; the process cannot be killed (it hangs in the driver)"
 
 
 def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -121,11 +123,18 @@ def _clean_up(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> 
     if process.poll() is None:
         _end(process)
     left = _descendants() - before
-    for child in left:
-        with contextlib.suppress(psutil.Error):
-            child.kill()
+    _kill(left)
     psutil.wait_procs(left, timeout=REAP_S)
 
 
-def _descendants() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
+def _kill(processes: set[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _descendants(pid: int | None = None) -> set[psutil.Process]:
+    """Of a process, or of this one."""
+    with contextlib.suppress(psutil.Error):
+        return set(psutil.Process(pid).children(recursive=True))
+    return set()

@@ -38,36 +38,36 @@ def smi(fields: str, uuid: str) -> list[str]:
 
 
 def test_the_chosen_gpu_is_the_first_that_torch_sees(machine: Machine) -> None:
-    card = machine.chosen
-    assert card is not None and machine.device == "cuda:0" and card.index == 0
+    gpu = machine.chosen
+    assert gpu is not None and machine.device == "cuda:0" and gpu.index == 0
     properties = torch.cuda.get_device_properties(0)
-    assert card.uuid is not None and str(properties.uuid) in (card.uuid[4:], (card.mig_parent or "")[4:])
-    assert card.compute_capability == (properties.major, properties.minor)
-    assert card.cuda_torch == torch.version.cuda
-    if not card.mig:
-        assert card.reasons["index"] == "matched by UUID"
-        assert card.name == properties.name
+    assert gpu.uuid is not None and str(properties.uuid) in (gpu.uuid[4:], (gpu.mig_parent or "")[4:])
+    assert gpu.compute_capability == (properties.major, properties.minor)
+    assert gpu.cuda_torch == torch.version.cuda
+    if not gpu.mig:
+        assert gpu.reasons["index"] == "matched by UUID"
+        assert gpu.name == properties.name
 
 
 def test_name_memory_and_driver_equal_those_of_nvidia_smi(machine: Machine) -> None:
-    card = machine.chosen
-    assert card is not None and card.uuid is not None
-    if card.mig:
+    gpu = machine.chosen
+    assert gpu is not None and gpu.uuid is not None
+    if gpu.mig:
         pytest.skip("nvidia-smi does not query MIG instances")
-    name, total, driver = smi("name,memory.total,driver_version", card.uuid)
-    assert (card.name, card.driver) == (name, driver)
-    assert card.memory_total_bytes is not None
-    assert abs(card.memory_total_bytes / (1 << 20) - float(total)) <= 1
-    assert card.profile == match(name, card.memory_total_bytes)
-    if card.profile is not None:
-        assert card.profile.compute_capability == card.compute_capability
+    name, total, driver = smi("name,memory.total,driver_version", gpu.uuid)
+    assert (gpu.name, gpu.driver) == (name, driver)
+    assert gpu.memory_total_bytes is not None
+    assert abs(gpu.memory_total_bytes / (1 << 20) - float(total)) <= 1
+    assert gpu.profile == match(name, gpu.memory_total_bytes)
+    if gpu.profile is not None:
+        assert gpu.profile.compute_capability == gpu.compute_capability
 
 
 def test_samples_follow_what_is_allocated(machine: Machine) -> None:
-    card = machine.chosen
-    assert card is not None and card.uuid is not None
+    gpu = machine.chosen
+    assert gpu is not None and gpu.uuid is not None
     held: Any = torch.zeros(1, device="cuda")
-    sampler = Sampler(card, lambda event: None)
+    sampler = Sampler(gpu, lambda event: None)
     before = sampler.read_once().card
     held = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
@@ -75,9 +75,9 @@ def test_samples_follow_what_is_allocated(machine: Machine) -> None:
     assert before is not None and after is not None and tuple(after) == GPU_KEYS
     grown = after["memory_used_bytes"] - before["memory_used_bytes"]
     assert grown == pytest.approx(held.numel(), rel=0.1)
-    assert after["memory_total_bytes"] == card.memory_total_bytes
-    if not card.mig:
-        used, temperature = smi("memory.used,temperature.gpu", card.uuid)
+    assert after["memory_total_bytes"] == gpu.memory_total_bytes
+    if not gpu.mig:
+        used, temperature = smi("memory.used,temperature.gpu", gpu.uuid)
         assert after["memory_used_bytes"] / (1 << 20) == pytest.approx(float(used), abs=64)
         assert abs(after["temperature_c"] - float(temperature)) <= 5
         if after["power_w"] is not None and after["power_limit_w"] is not None:  # some laptops report neither
