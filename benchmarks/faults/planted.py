@@ -271,8 +271,12 @@ def model_of(model: nn.Module, batch: Tensor) -> Any:
 
 
 def reading(settings: Any) -> dict[str, Any]:
-    """Options: reads: how often the step reads a value from the GPU; empty: also empties the allocator's cache."""
-    rounds, reads, empty = 24, settings.option("reads", 0), settings.option("empty", 0)
+    """Options: rounds through the net; reads: after how many of them a value is read from the GPU; empty: whether to
+    empty the allocator's cache.
+    """
+    rounds, reads, empty = (
+        settings.option(name, value) for name, value in (("rounds", 24), ("reads", 0), ("empty", 0))
+    )
 
     def forward(model: nn.Module, batch: Any) -> Any:
         total = torch.zeros(len(batch[0]), 1, device=batch[0].device)

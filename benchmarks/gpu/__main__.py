@@ -19,11 +19,10 @@ from .page import Entry, Page
 from .parts import FULL_S, MACHINE, QUICK_S, ROOT, Part, parts
 from .pytest_figures import VARIABLE
 from .running import adopt, carry_out, last_lines
-from .setup import BEGAN, EXIT_NO_GPU, HOW, options, unusable
+from .setup import BEGAN, EXIT_INTERRUPTED, EXIT_NO_GPU, HOW, options, unusable
 
 # What is left of the whole time for a part to start at all.
 LEAST_S = 10.0
-EXIT_INTERRUPTED = 130
 
 
 class Session:
@@ -129,7 +128,7 @@ def main() -> int:
     if len(wanted) <= 1 and given.only:
         say(f"unknown part {', '.join(given.only)}; allowed: {', '.join(part.name for part in parts())}")
         return 2
-    limit_s = given.minutes * 60 if given.minutes else (FULL_S if effort == "full" else QUICK_S)
+    limit_s = given.minutes * 60 if given.minutes else (QUICK_S if effort == "quick" else FULL_S)
     # Installing counts in a full run, which has to end within the hour.
     waited = time.time() - float(os.environ.get(BEGAN, "inf")) if effort == "full" else 0.0
     end = time.monotonic() + limit_s - max(waited, 0.0)

@@ -29,7 +29,7 @@ class Part:
 
     def limit_s(self, effort: str) -> float:
         """The time limit; 0 leaves the part out."""
-        return self.full_s if effort == "full" else self.quick_s
+        return self.quick_s if effort == "quick" else self.full_s
 
     def command(self, python: str, out: Path, device: str, effort: str, limit_s: float) -> list[str]:
         """The command line of its process."""

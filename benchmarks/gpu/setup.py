@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXIT_NO_GPU = 3
+EXIT_NO_GPU, EXIT_INTERRUPTED = 3, 130
 LEAST_TORCH = (2, 6)
 # Environment variables for the command: when it began (Unix time), and how torch was set up.
 BEGAN, HOW = "NDD_GPU_BEGAN", "NDD_GPU_SETUP"
@@ -99,6 +99,9 @@ def main(argv: Sequence[str]) -> int:
     except subprocess.CalledProcessError as error:
         say(f"installing failed with status {error.returncode}: {' '.join(map(str, error.cmd))}")
         return 1
+    except KeyboardInterrupt:
+        say("interrupted; run it again to continue installing")
+        return EXIT_INTERRUPTED
     os.environ.update({BEGAN: str(began), HOW: how})
     python = str(python_of(venv))
     command = [python, "-m", "benchmarks.gpu", *argv[1:]]

@@ -445,7 +445,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     text = (tmp_path / "result.md").read_text("utf-8")
     for heading in {part.section for part in parts()}:
         assert f"## {heading}" in text
-    assert "complete: 10 of 15 parts" in text
+    assert "complete: 15 of 15 parts" in text
 
 
 def test_each_test_becomes_a_figure(tmp_path: Path) -> None:
@@ -573,7 +573,7 @@ def test_the_faults_that_need_a_gpu_can_be_configured(tmp_path: Path) -> None:
 
 def test_the_planted_workloads_train(tmp_path: Path) -> None:
     write_module(tmp_path)
-    reading = ("workload.options.reads=3", "workload.options.empty=1")
+    reading = ("workload.options.reads=3", "workload.options.empty=1", "workload.options.rounds=4")
     for factory, options in (("reading", reading), ("heavy", ("workload.options.megabytes=2",))):
         sets = (f'workload.path=["{tmp_path}"]', *options, *ONLY_STEPS, "run.device=cpu", "batch.micro=4")
         with engine(f"planted:{factory}", sets) as subject:
