@@ -122,11 +122,10 @@ def main() -> int:
     if not given.cpu and (why := unusable(sys.executable)):
         say(f"make gpu needs an NVIDIA GPU: {why}")
         return EXIT_NO_GPU
-    wanted = tuple(
-        part for part in parts() if not given.only or {part.section, part.name} & {*given.only, MACHINE}
-    )
-    if len(wanted) <= 1 and given.only:
-        say(f"unknown part {', '.join(given.only)}; allowed: {', '.join(part.name for part in parts())}")
+    wanted = tuple(part for part in parts() if not given.only or part.words & {*given.only, MACHINE})
+    known = set().union(*(part.words for part in parts()))
+    if unknown := [name for name in given.only if name not in known]:
+        say(f"unknown part {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
         return 2
     limit_s = given.minutes * 60 if given.minutes else (QUICK_S if effort == "quick" else FULL_S)
     # Installing counts in a full run, which has to end within the hour.

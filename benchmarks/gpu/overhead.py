@@ -13,7 +13,7 @@ from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine, n
 from benchmarks.loop import BareLoop, keep_memory, steps_of
 from ndd_engine.measure.clock import DevicePhaseClock
 
-from .figures import FAIL, NO_GPU, PASS, UNCLEAR, Task, task
+from .figures import FAIL, NO_GPU, PASS, UNCLEAR, Task, one_line, task
 
 TARGET = 0.99
 # (name, workload, settings); --quick runs the first two.
@@ -35,8 +35,11 @@ def main() -> int:
         if given.left_s < 15:
             given.skip(name, "no time left")
             continue
-        with engine(workload, settings) as subject:
-            measure(given, name, subject)
+        try:
+            with engine(workload, settings) as subject:
+                measure(given, name, subject)
+        except Exception as error:  # noqa: BLE001  continue with the other cases
+            given.put(name, "not measured", f"≥ {TARGET}", FAIL, one_line(f"{type(error).__name__}: {error}"))
     return 0
 
 

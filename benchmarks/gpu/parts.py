@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Time limits of the whole command, in seconds.
 FULL_S, QUICK_S = 60 * 60.0, 8 * 60.0
 MODULE = "benchmarks.gpu"
+# Words in the names of tests that --quick leaves out: others cover most of them.
+SLOW_TESTS = ("compile", "schedule", "foreach", "loop", "efficient", "fp16")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class Part:
     quick_s: float
     about: str = ""
 
+    @property
+    def words(self) -> set[str]:
+        """What --only may call it: its name, its section, its module ("tests" for a test file)."""
+        module = "tests" if self.module == "pytest" else self.module.rpartition(".")[2]
+        return {self.name, self.section, module}
+
     def limit_s(self, effort: str) -> float:
         """The time limit; 0 leaves the part out."""
         return self.quick_s if effort == "quick" else self.full_s
@@ -37,6 +45,7 @@ class Part:
             return [
                 python, "-m", "pytest", "-p", f"{MODULE}.pytest_figures", "-p", "no:cacheprovider", "-p", "no:xdist",
                 "--timeout", str(max(round(limit_s * 0.8), 10)), "--rootdir", str(ROOT), *self.args,
+                *(("-k", f"not ({' or '.join(SLOW_TESTS)})") if effort == "quick" else ()),
             ]  # fmt: skip
         return [
             python, "-m", self.module, *self.args, "--out", str(out), "--device", device, "--effort", effort,
@@ -67,11 +76,12 @@ def parts() -> tuple[Part, ...]:
     """All parts, in the order in which they run: the most important ones first."""
     rows: Sequence[tuple[str, str, str, tuple[str, ...], float, float]] = (
         (MACHINE, "machine", f"{MODULE}.machine", (), 60, 30),
-        (TESTS, "hardware", "pytest", ("tests/gpu/test_hardware_gpu.py",), 60, 20),
+        (TESTS, "hardware", "pytest", ("tests/gpu/test_hardware_gpu.py",), 60, 30),
         (TESTS, "training", "pytest", ("tests/gpu/test_train_gpu.py",), 360, 80),
         (TESTS, "captures", "pytest", ("tests/gpu/test_capture_gpu.py",), 150, 40),
         (TESTS, "memory", "pytest", ("tests/gpu/test_memory_gpu.py",), 180, 40),
         (OVERHEAD, "overhead", f"{MODULE}.overhead", (), 270, 45),
+        (OVERHEAD, "screen", f"{MODULE}.screen", (), 120, 0),
         (MEMORY, "chartext", f"{MODULE}.memory", ("chartext",), 90, 40),
         (MEMORY, "antispoof", f"{MODULE}.memory", ("antispoof",), 90, 0),
         (MEMORY, "finetune", f"{MODULE}.memory", ("finetune",), 90, 0),
@@ -79,7 +89,7 @@ def parts() -> tuple[Part, ...]:
         (MEMORY, "summarise", f"{MODULE}.memory", ("summarise",), 90, 0),
         (CAPPED, "bf16", f"{MODULE}.capped", ("bf16",), 240, 40),
         (CAPPED, "fp32", f"{MODULE}.capped", ("off",), 180, 0),
-        (FAULTS, "faults", f"{MODULE}.faults", (), 600, 60),
-        (CLAIMS, "claims", f"{MODULE}.claims", (), 960, 60),
+        (FAULTS, "faults", f"{MODULE}.faults", (), 540, 60),
+        (CLAIMS, "claims", f"{MODULE}.claims", (), 900, 60),
     )
     return tuple(Part(*row, about=_ABOUT[row[0]]) for row in rows)
