@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from benchmarks.common import STATISTICS, Table, Target, as_ratio, statistics_cells
 from benchmarks.engine import ONLY_STEPS, engine
+from benchmarks.faults import __main__ as faults_command
 from benchmarks.faults.cases import Case
 from benchmarks.faults.catalogue import all_cases
 from benchmarks.faults.on_gpu import GPU_CASES
@@ -188,6 +190,19 @@ def test_the_faults_that_need_a_gpu_can_be_configured(tmp_path: Path) -> None:
         config = read_config(sets=sets, workload=case.workload_name).resolve()
         assert config.run.device == "cuda"
         assert config != read_config(sets=[*sets, *case.cure], workload=case.workload_name).resolve()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_make_faults_includes_them_on_a_machine_with_a_gpu(
+    device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = replace(detect("cpu"), device=device)
+    monkeypatch.setattr(faults_command, "detect", lambda **_: machine)
+    monkeypatch.setattr(sys, "argv", ["faults", "--list"])
+    assert faults_command.main() == 0
+    printed = capsys.readouterr()
+    assert ("fault-launch-bound-high-chartext" in printed.out) == (device == "cuda:0")
+    assert ("12 cases that need one are left out" in printed.err) == (device == "cpu")
 
 
 def test_the_planted_workloads_train(tmp_path: Path) -> None:
