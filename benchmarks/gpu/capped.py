@@ -69,7 +69,7 @@ def main() -> int:
             verdict = PASS if found.runs and found.larger is not None else FAIL
             why = "" if found.runs else "out of memory"
             if found.runs and found.larger is None:
-                why = f"{round(micro * BEYOND)} runs, too"
+                why = f"{max(round(micro * BEYOND), micro + STEP)} runs, too"
             given.put(name, f"micro-batch {micro}", "runs, and is ≥ 90 % of the largest", verdict, why)
     short, low = (
         sum(not found.runs for found in done),
@@ -103,7 +103,7 @@ def proposal(memory: Memory, cap: int, items: int) -> int | None:
     low, high = 1, 2
     while peak(high * STEP) <= cap:
         low, high = high, high * 2
-        if high * STEP * BEYOND > items:
+        if (high + 1) * STEP * BEYOND > items:
             return None
     while high - low > 1:
         middle = (low + high) // 2
@@ -114,7 +114,7 @@ def proposal(memory: Memory, cap: int, items: int) -> int | None:
 def tried(prober: Prober, micro: int, cap: int, on_gpu: bool) -> Result:
     """Train the proposal, and a larger batch, under the limit."""
     runs = fits(prober, micro, cap, on_gpu)
-    larger = max(round(micro * BEYOND), micro + 1)
+    larger = max(round(micro * BEYOND), micro + STEP)
     return Result(micro, runs, None if runs and fits(prober, larger, cap, on_gpu) else larger)
 
 

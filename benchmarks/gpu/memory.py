@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -22,6 +23,7 @@ from ndd_engine.predict.memory import MANY, Memory
 from ndd_engine.predict.probing import Prober
 from ndd_engine.predict.trace import Trace
 from ndd_engine.train.prepare import seed
+from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.registry import prepare
 
 from .figures import NO_GPU, Task, one_line, task
@@ -85,10 +87,18 @@ def extrapolated(given: Task, workload: str, sets: tuple[str, ...], amp: str) ->
 def probed(workload: str, sets: tuple[str, ...], device: str) -> tuple[Prober, Memory]:
     """The prober of a configuration, and its prediction of GPU memory without the context."""
     config = read(sets=[*sets, f"run.device={device}"], workload=workload).resolve()
-    seed(config.run.seed)
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
-    prober = Prober(config, prepare(config, lambda _: None), where, lambda _: None)
+    same = tuple(item for item in sets if not item.startswith("precision."))
+    prober = Prober(config, prepared(workload, same), where, lambda _: None)
     return prober, replace(prober.memory(0), on="gpu")
+
+
+@lru_cache(maxsize=1)
+def prepared(workload: str, sets: tuple[str, ...]) -> Workload:
+    """Model and data, which are the same in every precision; making the data may take a minute."""
+    config = read(sets=[*sets, "run.device=cpu"], workload=workload).resolve()
+    seed(config.run.seed)
+    return prepare(config, lambda _: None)
 
 
 def reserved_by(trace: Trace, on_gpu: bool) -> int:

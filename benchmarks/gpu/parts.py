@@ -83,13 +83,13 @@ def parts() -> tuple[Part, ...]:
         (OVERHEAD, "overhead", f"{MODULE}.overhead", (), 270, 45),
         (OVERHEAD, "screen", f"{MODULE}.screen", (), 120, 0),
         (MEMORY, "chartext", f"{MODULE}.memory", ("chartext",), 90, 40),
-        (MEMORY, "antispoof", f"{MODULE}.memory", ("antispoof",), 90, 0),
+        (MEMORY, "antispoof", f"{MODULE}.memory", ("antispoof",), 150, 0),
         (MEMORY, "finetune", f"{MODULE}.memory", ("finetune",), 90, 0),
         (MEMORY, "ndd", f"{MODULE}.memory", ("ndd",), 60, 0),
         (MEMORY, "summarise", f"{MODULE}.memory", ("summarise",), 90, 0),
         (CAPPED, "bf16", f"{MODULE}.capped", ("bf16",), 240, 40),
         (CAPPED, "fp32", f"{MODULE}.capped", ("off",), 180, 0),
-        (FAULTS, "faults", f"{MODULE}.faults", (), 540, 60),
+        (FAULTS, "faults", f"{MODULE}.faults", (), 480, 60),
         (CLAIMS, "claims", f"{MODULE}.claims", (), 900, 60),
     )
     return tuple(Part(*row, about=_ABOUT[row[0]]) for row in rows)
