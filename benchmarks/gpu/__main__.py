@@ -7,6 +7,7 @@ a hang or missing memory costs only that part. The file is rewritten whenever th
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from .setup import BEGAN, EXIT_INTERRUPTED, EXIT_NO_GPU, HOW, options, unusable
 
 # What is left of the whole time for a part to start at all.
 LEAST_S = 10.0
+EXIT_USAGE = 2
 
 
 class Session:
@@ -43,7 +45,11 @@ class Session:
         adopt()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._stop)
-        self._write()
+        try:
+            self.page.write(self.path)  # not only after an hour
+        except OSError as error:
+            say(f"cannot write {self.path}: {error.strerror}")
+            return EXIT_USAGE
         count = len(self.page.entries)
         for index, entry in enumerate(self.page.entries, start=1):
             if not self._allowed(entry):
@@ -58,7 +64,9 @@ class Session:
         self._write()
         say(self.page.summary())
         if self.page.failed:
-            say(f"output of the parts that failed: {self.folder}")
+            say(f"output of all parts: {self.folder}")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
         say(f"wrote {self.path}")
         if self.stopped:
             return EXIT_INTERRUPTED
@@ -112,11 +120,14 @@ class Session:
 
     def _stop(self, number: int, _frame: object) -> None:
         self.stopped = signal.Signals(number).name
-        say("stopping; what was measured is kept")
+        os.write(2, b"stopping; what was measured is kept\n")  # print may be what was interrupted
 
 
 def main() -> int:
-    """Returns 0 if every part ran to its end, whatever its figures; 1 if not; 3 without a GPU; 130 if interrupted."""
+    """Returns 0 if every part ran to its end, whatever its figures; 1 if not; 3 without a GPU; 130 if interrupted.
+
+    2 for a wrong option, or a file that cannot be written.
+    """
     given = options(__doc__)
     effort = "smoke" if given.cpu else "quick" if given.quick else "full"
     if not given.cpu and (why := unusable(sys.executable)):
@@ -126,7 +137,7 @@ def main() -> int:
     known = set().union(*(part.words for part in parts()))
     if unknown := [name for name in given.only if name not in known]:
         say(f"unknown part {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
-        return 2
+        return EXIT_USAGE
     limit_s = given.minutes * 60 if given.minutes else (QUICK_S if effort == "quick" else FULL_S)
     # Installing counts in a full run, which has to end within the hour.
     waited = time.time() - float(os.environ.get(BEGAN, "inf")) if effort == "full" else 0.0

@@ -170,22 +170,36 @@ def test_parts_that_the_time_does_not_allow_are_listed(
     assert "| Section: a | not run | no time left |" in (tmp_path / "r.md").read_text()
 
 
-def test_a_file_that_cannot_be_written_does_not_end_the_session(
+def test_a_file_that_cannot_be_written_is_reported_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "file").touch()
-    session = Session(
-        (script("a", "given.put('x', '1')"),),
-        "cpu",
-        "full",
-        time.monotonic() + 60,
-        60,
-        tmp_path / "file" / "r.md",
-    )
+    path = tmp_path / "file" / "r.md"
+    session = Session((script("a", "given.put('x', '1')"),), "cpu", "full", time.monotonic() + 60, 60, path)
+    assert session.run() == 2
+    assert capsys.readouterr().err.startswith(f"cannot write {path}: ")
+    assert session.page.entries[0].figures == []
+
+
+def test_a_disk_that_fills_up_does_not_end_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    write, calls = Page.write, []
+
+    def failing(page: Page, path: Path) -> None:
+        calls.append(path)
+        if 1 < len(calls) < 4:
+            raise OSError(28, "No space left on device")
+        write(page, path)
+
+    monkeypatch.setattr(Page, "write", failing)
+    wanted = (script("a", "given.put('x', '1')"), script("b", "given.put('y', '2')"))
+    session = Session(wanted, "cpu", "full", time.monotonic() + 60, 60, tmp_path / "r.md")
     assert session.run() == 0
-    assert "cannot write" in capsys.readouterr().err
-    assert session.page.entries[0].figures == [Figure("x", "1")]
+    assert "No space left on device" in capsys.readouterr().err
+    assert "| a: x | 1 |" in (tmp_path / "r.md").read_text("utf-8")
 
 
 def test_the_limits_of_all_parts_keep_the_promised_time() -> None:
