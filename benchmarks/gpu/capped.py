@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.predict.allocator import Rules, SimulatedOutOfMemoryError
+from ndd_engine.predict.allocator import SimulatedOutOfMemoryError
 from ndd_engine.predict.memory import MANY, Memory
 from ndd_engine.predict.probing import Prober
+from ndd_engine.predict.rules import Rules
 
 from .figures import FAIL, NO_GPU, PASS, SKIPPED, Task, task
 from .memory import probed
@@ -64,13 +65,15 @@ def main() -> int:
             if micro is None:
                 given.skip(name, "the limit is too small, or larger than all data needs")
                 continue
+            retries = memory.fit(micro, 2, cap).retries
             found = tried(prober, micro, cap, given.on_gpu)
             done.append(found)
             verdict = PASS if found.runs and found.larger is not None else FAIL
             why = "" if found.runs else "out of memory"
             if found.runs and found.larger is None:
                 why = f"{max(round(micro * BEYOND), micro + STEP)} runs, too"
-            given.put(name, f"micro-batch {micro}", "runs, and is ≥ 90 % of the largest", verdict, why)
+            shown = f"micro-batch {micro}" + (f", {retries} retries predicted" if retries else "")
+            given.put(name, shown, "runs, and is ≥ 90 % of the largest", verdict, why)
     short, low = (
         sum(not found.runs for found in done),
         sum(found.runs and found.larger is None for found in done),
@@ -93,21 +96,24 @@ def settings(given: Task, free: int) -> Iterator[tuple[str, list[int]]]:
 
 
 def proposal(memory: Memory, cap: int, items: int) -> int | None:
-    """The largest multiple of STEP whose predicted peak is within the limit; None if none is, or all data fits."""
+    """The largest multiple of STEP that is predicted to fit, if need be with retries of the allocator.
 
-    def peak(micro: int) -> int:
-        return memory.peak(micro, 2)
+    None if none fits, or all data does.
+    """
 
-    if peak(STEP) > cap:
+    def fit(micro: int) -> bool:
+        return bool(memory.fit(micro, 2, cap).fits)
+
+    if not fit(STEP):
         return None
     low, high = 1, 2
-    while peak(high * STEP) <= cap:
+    while fit(high * STEP):
         low, high = high, high * 2
         if (high + 1) * STEP * BEYOND > items:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if peak(middle * STEP) <= cap else (low, middle)
+        low, high = (middle, high) if fit(middle * STEP) else (low, middle)
     return low * STEP
 
 

@@ -26,6 +26,7 @@ from ndd_engine.config import read as read_config
 from ndd_engine.diagnose import CAUSES
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Gpu
+from ndd_engine.predict.memory import Fit
 from ndd_engine.trial.claims_table import claims as all_claims
 
 
@@ -73,8 +74,8 @@ def test_a_prediction_that_is_silently_too_low_fails(tmp_path: Path) -> None:
 class Linear:
     """A prediction of 10 bytes per item."""
 
-    def peak(self, micro: int, _accumulation: int) -> int:
-        return 10 * micro
+    def fit(self, micro: int, _accumulation: int, cap: int) -> Fit:
+        return Fit(10 * micro, 10 * micro <= cap)
 
 
 @pytest.mark.parametrize(

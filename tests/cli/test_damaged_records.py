@@ -105,7 +105,7 @@ def test_a_record_that_is_no_file_is_an_error_and_no_wait(runs: Path, arguments:
     (runs / "fifo").mkdir()
     os.mkfifo(runs / "fifo" / "events.jsonl")
     result = command(runs, *arguments)
-    assert "events.jsonl cannot be read: not a regular file" in str(result.exception)
+    assert "events.jsonl cannot be read: is not a regular file" in str(result.exception)
 
 
 def test_a_screen_whose_record_cannot_be_followed_says_why(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from benchmarks.gpu.capped import proposal, tried
-from benchmarks.gpu.memory import probed
-
-from ndd_engine.predict.allocator import Rules
+from benchmarks.gpu.memory import probed, replayed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +26,7 @@ def test_a_replay_of_recorded_steps_reserves_what_the_gpu_reserved(amp: str) -> 
     prober, _ = probed("chartext", sets(amp), "cuda")
     trace = prober.trace(8)
     reserved = torch.cuda.max_memory_reserved()
-    assert trace.on_gpu(Rules.of_environment()).peak_reserved == pytest.approx(reserved, rel=0.005)
+    assert replayed(trace, reserved) == pytest.approx(reserved, rel=0.005)
 
 
 @pytest.mark.parametrize("amp", ["off", "bf16"])

@@ -330,7 +330,7 @@ BROKEN_MODELS = [
 ]  # fmt: skip
 
 DATA = [
-    _data("too long by one", "def __len__(self):\n    return self.count + 1", f"IndexError.*{PLACE}"),
+    _data("twice too long", "def __len__(self):\n    return 2 * self.count", f"IndexError.*{PLACE}"),
     _data("empty", "def __len__(self):\n    return 0", "train_data: is empty"),
     _data("one item", "def __len__(self):\n    return 1", "one optimizer step takes|only one item"),
     _data("len raises", "def __len__(self):\n    raise ValueError('who knows')", r"len\(train_data\) failed: ValueError: who knows"),

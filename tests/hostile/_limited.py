@@ -117,7 +117,9 @@ def resources() -> Iterator[Case]:
     yield from (descriptors(count, WORKER) for count in (20, 28, 36, 48))
     for count in (1, 2, 3, 4, 5):
         program = ("-c", FEW_THREADS, str(count))
-        yield Case(f"{count} threads", TRAIN, (0, 1, 3), "can't start new thread", program=program)
+        yield Case(
+            f"{count} threads", TRAIN, (0, 1, 3), "(can't|cannot) start (new|another) thread", program=program
+        )
     for size in (60, 1_000, 8_000, 60_000, 1_000_000):
         limits = {"RLIMIT_FSIZE": size}
         yield Case(f"files of at most {size:,} bytes", TRAIN, (0, 1, 2), "File too large", limits)

@@ -99,6 +99,109 @@ def test_the_environment_variable_is_parsed() -> None:
     assert Rules.of_environment("max_split_size_mb:lots") == Rules()
 
 
+def expandable(cap: int | None = None) -> Allocator:
+    return Allocator(Rules(expandable=True), cap)
+
+
+def test_expandable_segments_return_every_whole_page_of_free_blocks() -> None:
+    allocator = expandable()
+    for key in range(4):
+        allocator.allocate(key, 30 * MIB)
+    assert allocator.reserved == 120 * MIB
+    allocator.free(1)  # 30 to 60 MiB, whose only whole page is 40 to 60
+    assert allocator.released() == 20 * MIB
+    assert allocator.reserved == 100 * MIB
+
+
+def test_holes_of_expandable_segments_are_mapped_again_at_the_lowest_address() -> None:
+    allocator = expandable()
+    for key in range(4):
+        allocator.allocate(key, 40 * MIB)
+    allocator.replay([(1, -1)])
+    allocator.released()
+    assert allocator.reserved == 120 * MIB
+    allocator.allocate(9, 25 * MIB)  # two pages of the hole
+    assert allocator.reserved == 160 * MIB
+    allocator.allocate(10, 15 * MIB)  # the rest of them
+    assert allocator.reserved == 160 * MIB
+    assert allocator.segments == 1
+    allocator.replay([(key, -1) for key in (0, 2, 3, 9, 10)])
+    assert allocator.released() == 160 * MIB
+    assert (allocator.reserved, allocator.segments) == (0, 0)
+
+
+def test_a_full_gpu_with_expandable_segments_retries_in_the_middle_too() -> None:
+    events = [(0, 40 * MIB), (1, 40 * MIB), (2, 20 * MIB), (1, -1), (3, 60 * MIB)]
+    allocator = expandable(cap=120 * MIB).replay(events)
+    assert allocator.retries == 1 and allocator.reserved == 120 * MIB
+    with pytest.raises(SimulatedOutOfMemoryError):
+        expandable(cap=100 * MIB).replay(events)
+
+
+def test_streams_do_not_share_blocks() -> None:
+    allocator = Allocator()
+    allocator.allocate(0, 30 * MIB, stream=0)
+    allocator.free(0)
+    allocator.allocate(1, 30 * MIB, stream=7)
+    assert allocator.reserved == 60 * MIB
+    allocator.allocate(2, 30 * MIB, stream=0)
+    assert allocator.reserved == 60 * MIB
+
+
+def test_a_cap_counts_all_streams() -> None:
+    allocator = Allocator(cap=60 * MIB)
+    allocator.allocate(0, 40 * MIB, stream=1)
+    allocator.free(0)
+    allocator.allocate(1, 40 * MIB, stream=2)  # releases the cached segment of the other stream
+    assert allocator.retries == 1 and allocator.reserved == 40 * MIB
+
+
+def test_the_address_order_decides_between_equal_blocks() -> None:
+    events = [
+        (0, 20 * MIB), (1, 20 * MIB), (0, -1), (1, -1),
+        # 12 MiB split one of the two; then 18 MiB fit the other one.
+        (2, 12 * MIB), (3, 18 * MIB),
+    ]  # fmt: skip
+    peaks = [Allocator(descending=order).replay(events) for order in (False, True)]
+    assert [allocator.reserved for allocator in peaks] == [40 * MIB] * 2
+    first = [min(block.address for block, _ in one._live.values()) for one in peaks]
+    later = [one._live[2][0].address for one in peaks]
+    assert later[0] == first[0] and later[1] == first[1]  # the lowest address in either order
+    assert peaks[0]._live[2][0].base != peaks[1]._live[2][0].base
+
+
+def test_garbage_collection_releases_the_longest_idle_blocks() -> None:
+    rules = Rules(gc_threshold=0.5)
+    # 30 and 40 MiB are idle; 30 MiB for longer.
+    events = [(0, 30 * MIB), (1, 40 * MIB), (0, -1), (2, 12 * MIB), (3, 14 * MIB), (1, -1), (4, 100 * MIB)]
+    allocator = Allocator(rules, fraction_bytes=100 * MIB).replay(events[:-1])
+    before = allocator.reserved
+    allocator.replay(events[-1:])
+    assert allocator.collections and allocator.reserved < before + 100 * MIB
+    assert allocator.retries == 0
+    # torch collects nothing without a memory fraction.
+    assert Allocator(rules).replay(events).reserved == before + 100 * MIB
+
+
+def test_oversize_blocks_are_released_first() -> None:
+    rules = Rules(max_split=30 * MIB)
+    events = [(0, 50 * MIB), (1, 20 * MIB), (2, 40 * MIB), (0, -1), (1, -1), (2, -1)]
+    allocator = Allocator(rules, cap=120 * MIB).replay(events)
+    allocator.allocate(3, 80 * MIB)
+    assert allocator.reserved == 100 * MIB  # the segment of 20 MiB stays
+    assert allocator.retries == 0
+
+
+def test_a_segment_can_be_adopted_as_it_is() -> None:
+    allocator = Allocator()
+    allocator.adopt(1 << 40, (0, False), [(10 * MIB, 5, 9 * MIB), (4 * MIB, None, 0), (6 * MIB, 6, 6 * MIB)])
+    assert (allocator.reserved, allocator.active, allocator.requested) == (20 * MIB, 16 * MIB, 15 * MIB)
+    allocator.allocate(7, 4 * MIB)
+    assert allocator.reserved == 20 * MIB
+    allocator.replay([(5, -1), (6, -1), (7, -1)])
+    assert allocator.active == 0 and allocator.released() == 20 * MIB
+
+
 SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(1, 80 * MIB))
 
 
@@ -120,12 +223,13 @@ RULES = st.builds(
     max_split=st.sampled_from([Rules.max_split, 32 * MIB]),
     expandable=st.booleans(),
     divisions=st.sampled_from([0, 4]),
+    gc_threshold=st.sampled_from([0.0, 0.3]),
 )
 
 
-@given(requests(), RULES)
-def test_invariants(events: list[tuple[int, int]], rules: Rules) -> None:
-    allocator = Allocator(rules)
+@given(requests(), RULES, st.booleans())
+def test_invariants(events: list[tuple[int, int]], rules: Rules, descending: bool) -> None:
+    allocator = Allocator(rules, descending=descending)
     for key, size in events:
         allocator.replay([(key, size)])
         assert allocator.reserved >= allocator.active >= allocator.requested >= 0
@@ -146,3 +250,23 @@ def test_a_cap_at_the_peak_or_above_changes_nothing(events: list[tuple[int, int]
     same = Allocator(rules, cap=free.peak_reserved).replay(events)
     assert (same.peak_reserved, same.retries) == (free.peak_reserved, 0)
     assert Allocator(rules, cap=2 * free.peak_reserved).replay(events).peak_reserved == free.peak_reserved
+
+
+@given(requests(), RULES, st.integers(20, 200))
+def test_a_replay_under_a_cap_stays_within_it(
+    events: list[tuple[int, int]], rules: Rules, cap_mib: int
+) -> None:
+    allocator = Allocator(rules, cap=cap_mib * MIB, fraction_bytes=cap_mib * MIB)
+    try:
+        allocator.replay(events)
+    except SimulatedOutOfMemoryError:
+        # Nothing is left to release but parts of segments in use.
+        assert allocator.released() == 0
+    assert allocator.active <= allocator.reserved <= allocator.peak_reserved <= cap_mib * MIB
+    for key, _ in events:
+        allocator.free(key)
+    freed = sum(size for pool in allocator._free.values() for size, _, _ in pool)
+    assert freed == allocator.reserved
+    allocator.released()
+    assert allocator.reserved == 0
+    assert not any(allocator._free.values())

@@ -17,10 +17,10 @@ from ndd_engine.child import decoded
 from ndd_engine.config import Config, read
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.fakes import traced
+from ndd_engine.predict.linearity import UNCHECKED, alike
 from ndd_engine.predict.memory import HOST_GRANULE, MANY, ONE, Memory
 from ndd_engine.predict.probing import (
     Prober,
-    alike,
     caveat,
     disagreement,
     endless,
@@ -29,7 +29,7 @@ from ndd_engine.predict.probing import (
     sizes,
 )
 from ndd_engine.predict.recording import record
-from ndd_engine.predict.trace import Trace, fit
+from ndd_engine.predict.trace import Family, Trace, fit
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.finetune import Examples
@@ -63,7 +63,7 @@ def one(*sizes: int) -> Trace:
 
 
 def test_probing_continues_until_two_neighbouring_traces_match() -> None:
-    # At 4 a library selects another kernel with one more allocation.
+    # At 4 a library selects another kernel with one more allocation, which hardly changes the peak.
     traces = {4: one(400, 50, 7), 8: one(800, 50), 16: one(1600, 50), 32: one(3200, 50)}
     asked: list[int] = []
 
@@ -73,8 +73,44 @@ def test_probing_continues_until_two_neighbouring_traces_match() -> None:
 
     found = alike(trace, (4, 8, 16, 32))
     assert asked == [4, 8, 16]
-    assert found.aligned and found.at == (8, 16)
+    assert found.aligned and found.at == (8, 16) and not found.nonlinear
     assert found.trace(64).peak() == 6450
+
+
+def grows(by: dict[int, int]) -> tuple[Family, list[int]]:
+    """Traces of one allocation, by micro-batch in MiB: the family and the recorded sizes."""
+    asked: list[int] = []
+
+    def trace(micro: int) -> Trace:
+        asked.append(micro)
+        return one(by[micro] * MIB, 8 * MIB)
+
+    return alike(trace, tuple(by)), asked
+
+
+def test_a_third_size_confirms_the_line_or_lowers_confidence() -> None:
+    family, asked = grows({4: 4, 8: 8, 16: 16, 32: 99})
+    assert asked == [4, 8, 16] and family.at == (4, 8) and not family.nonlinear
+    # A workspace that appears at 16 and stays: the line through 8 and 16 is wrong as well, and 32 shows it.
+    family, asked = grows({4: 4, 8: 8, 16: 80, 32: 96})
+    assert asked == [4, 8, 16, 32] and "does not grow linearly" in family.nonlinear
+    assert not Memory(family, "gpu", 0, "test").reliable
+    assert "at 32 it takes 104 MB instead of 232 MB" in Memory(family, "gpu", 0, "test").why_not
+    # One that grows only from 8 on: 16 contradicts 4 and 8, 32 confirms 8 and 16.
+    family, _ = grows({4: 8, 8: 8, 16: 16, 32: 32})
+    assert family.at == (8, 16) and Memory(family, "gpu", 0, "test").reliable
+
+
+def test_a_line_that_nothing_confirms_has_low_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(micro: int) -> Trace:
+        if micro > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return one(micro * MIB)
+
+    assert alike(trace, (4, 8, 16)).nonlinear == UNCHECKED
+    monkeypatch.setattr("ndd_engine.predict.linearity.RECORD_S", 0.0)
+    assert grows({4: 4, 8: 8, 16: 16})[0].nonlinear == UNCHECKED  # a third recording would take too long
+    assert not grows({2: 2, 3: 3})[0].nonlinear  # three items: nothing larger exists
 
 
 def test_traces_that_never_match_end_with_the_largest() -> None:
@@ -126,7 +162,16 @@ def test_items_cached_by_the_loader_are_timed_as_cached(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("items", "found"), [(100, (4, 8, 16, 32)), (9, (4, 8)), (7, (6, 7)), (3, (2, 3)), (2, (2,)), (1, (1,))]
+    ("items", "found"),
+    [
+        (100, (4, 8, 16, 32)),
+        (9, (4, 8, 9)),
+        (7, (4, 6, 7)),
+        (4, (2, 3, 4)),
+        (3, (2, 3)),
+        (2, (2,)),
+        (1, (1,)),
+    ],
 )
 def test_small_datasets_limit_the_probed_sizes(items: int, found: tuple[int, ...]) -> None:
     assert sizes(SimpleNamespace(train_data=range(items))) == found  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ndd_engine.child import decoded
 from ndd_engine.predict.allocator import MIB, Rules
-from ndd_engine.predict.memory import Memory
-from ndd_engine.predict.trace import DATA, DATA_END, TRIFLE, Trace, fit
+from ndd_engine.predict.memory import Fit, Memory
+from ndd_engine.predict.trace import DATA, DATA_END, TRIFLE, Family, Trace, fit
 
 
 def step(micro: int, extra: bool = False) -> Trace:
@@ -155,3 +155,52 @@ def test_collapsing_preserves_peak_and_remaining_memory(steps: list[tuple[int, i
     found = trace.collapsed()
     assert found.peak(64) >= trace.peak(64) - TRIFLE
     assert found.left() == trace.left()
+
+
+def retrying() -> Memory:
+    """Per item 10 MiB that are freed before 11 MiB are allocated: they reserve 21 MiB, or 11 with a retry."""
+    trace = Trace(((0, 0), (0, -1), (1, 0), (1, -1)))
+    return Memory(
+        Family((4, 8), trace, ((0.0, 10.0 * MIB), (0.0, 11.0 * MIB)), aligned=True), "gpu", 5 * MIB, "test"
+    )
+
+
+@pytest.mark.parametrize(
+    ("available", "found"),
+    [
+        (1000, Fit((5 + 210) * MIB, True, 0, 215 * MIB)),
+        (215, Fit((5 + 210) * MIB, True, 0, 215 * MIB)),
+        (214, Fit((5 + 110) * MIB, True, 1, 215 * MIB)),
+        (115, Fit((5 + 110) * MIB, True, 1, 215 * MIB)),
+        (114, Fit((5 + 210) * MIB, False, 0, 215 * MIB)),
+        (4, Fit((5 + 210) * MIB, False, 0, 215 * MIB)),
+        (None, Fit((5 + 210) * MIB, None, 0, 215 * MIB)),
+    ],
+)  # fmt: skip
+def test_memory_fits_with_retries_or_does_not_fit(available: int | None, found: Fit) -> None:
+    limit = None if available is None else available * MIB
+    assert retrying().fit(10, 1, limit) == found
+    # Memory for other purposes lowers the limit.
+    if limit is not None:
+        more = retrying().fit(10, 1, limit + 7 * MIB, added_bytes=7 * MIB)
+        assert (more.fits, more.retries, more.peak_bytes) == (
+            found.fits,
+            found.retries,
+            found.peak_bytes + 7 * MIB,
+        )
+
+
+def test_on_the_host_there_are_no_retries() -> None:
+    family = retrying().family
+    assert Memory(family, "host", 0, "test").fit(10, 1, 109 * MIB).fits is False
+    assert Memory(family, "host", 0, "test").fit(10, 1, 110 * MIB) == Fit(110 * MIB, True, 0, 110 * MIB)
+
+
+def test_the_larger_of_both_address_orders_is_predicted() -> None:
+    events = ((0, 0), (1, 0), (0, -1), (1, -1), (2, 0), (3, 0), (4, 0))
+    # Two free segments of 20 MiB; what is split off the first one decides what fits into the other.
+    sizes = (20, 20, 12, 8, 20)
+    family = Family((1, 2), Trace(events), tuple((0.0, float(size * MIB)) for size in sizes), aligned=True)
+    memory = Memory(family, "gpu", 0, "test")
+    orders = [family.trace(1).on_gpu(Rules(), descending=order).peak_reserved for order in (False, True)]
+    assert memory.peak(1) == max(orders)

@@ -228,3 +228,17 @@ def test_a_trial_with_a_value_of_the_wrong_type_is_not_recorded(
     finally:
         server.close()
     assert recorded == [event]
+
+
+def test_a_socket_without_a_thread_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    server = ControlServer(tmp_path / "control.sock", lambda action, holder: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            server.start()
+    server.close()
+    server.close()
+    assert not (tmp_path / "control.sock").exists()

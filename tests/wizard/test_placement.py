@@ -15,6 +15,7 @@ from ndd_engine.predict.steptime import StepTime, TimedBatch
 from ndd_engine.predict.trace import Family, Trace
 from ndd_engine.wizard.answers import Answers, gpu_named
 from ndd_engine.wizard.planner import Planner, ProbedModel, proposals
+from ndd_engine.wizard.proposals import ranked
 from ndd_engine.wizard.session import reasons
 
 
@@ -101,3 +102,22 @@ def test_for_another_gpu_nothing_of_this_host_is_written() -> None:
     there = situation(opened=replace(OPENED, chosen_threads=1))
     one = proposals(there, Answers(), found())[0]
     assert one.threads is None and one.setup_s == 0
+
+
+def test_what_fits_only_with_retries_is_marked_and_comes_last() -> None:
+    # Per item 60 MiB, freed before 61 MiB are allocated: 9 items need more than the memory, unless it is released.
+    trace = Trace(((0, 0), (0, -1), (1, 0), (1, -1)))
+    family = Family((4, 8), trace, ((0.0, 60.0 * MIB), (0.0, 61.0 * MIB)), aligned=True)
+    points = tuple(TimedBatch(micro, 1e-3, 1e-4, 1e-3) for micro in (4, 8))
+    probed = ProbedModel(
+        MODEL, 1000, 64.0, Memory(family, "gpu", 0, "test"), StepTime(points, 0.0, on_gpu=True)
+    )
+    answers = Answers(hold_effective=False)
+    rows = [one for one in proposals(situation(), answers, probed) if one.placement == "host"]
+    retried = [one for one in rows if one.retries]
+    assert {one.batch.micro for one in retried} and all(one.fits for one in retried)
+    assert all(one.batch.micro * 121 > 1000 >= one.batch.micro * 61 for one in retried)
+    assert all(one.cost.startswith("fits, with allocator retries") for one in retried)
+    assert all(one.to_dict()["retries"] for one in retried)
+    order = ranked(rows, answers)
+    assert order[0].retries == 0 and order[-1].retries

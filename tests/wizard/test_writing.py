@@ -11,10 +11,11 @@ from situations import BASE, situation
 
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
+from ndd_engine.files import write_text
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.session import configuration, written_into
 from ndd_engine.wizard.space import Batch, Model
-from ndd_engine.wizard.writing import difference, fresh, into, save
+from ndd_engine.wizard.writing import difference, fresh, into
 
 THEIRS = """# my run, do not touch
 [workload]
@@ -34,7 +35,7 @@ def test_a_new_file_is_read_back_equal_and_has_reasons(tmp_path: Path) -> None:
     config = read(None, ["workload.size=tiny", "batch.micro=24"], "chartext").resolve()
     text = fresh(config, "Written by the wizard.", {"batch.micro": "predicted 1.2 GB of 3.4 free"})
     path = tmp_path / "new.toml"
-    save(path, text)
+    write_text(path, text)
     assert read(path).resolve() == config
     assert text.startswith("# Written by the wizard.")
     assert "micro = 24 # predicted 1.2 GB of 3.4 free" in text
@@ -129,9 +130,9 @@ def test_saving_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text("old")
     path.chmod(0o600)
-    save(path, "new")
+    write_text(path, "new")
     assert path.read_text() == "new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [item.name for item in tmp_path.iterdir()] == ["a.toml"]
     with pytest.raises(NddError, match="nowhere"):
-        save(tmp_path / "nowhere" / "a.toml", "text")
+        write_text(tmp_path / "nowhere" / "a.toml", "text")

@@ -19,9 +19,11 @@ class MemoryPrediction:
     peak_bytes: peak memory of the process on the GPU, or on the host without one. parts: what it consists of, in bytes
     by name. reliable: whether the prediction can be trusted; reason: why not, "" if it can. device: "cuda:0", "cpu".
     free_bytes, total_bytes: memory of the device when the prediction started, None if unknown. fits: whether the peak
-    fits into the free memory, None if unknown. nearest: (micro-batch, accumulation) of the largest micro-batch that
-    fits at the same effective batch; None if the configuration fits or nothing does. step_s: seconds of an optimizer
-    step; step_measured: whether it was measured at this micro-batch rather than extrapolated. parameters: trainable.
+    fits into the free memory, None if unknown. retries: if it fits only because the GPU's allocator releases cached
+    memory and retries, which costs time, how often in the first steps; otherwise 0. nearest: (micro-batch,
+    accumulation) of the largest micro-batch that fits without retries at the same effective batch; None if the
+    configuration itself does or nothing does. step_s: seconds of an optimizer step; step_measured: whether it was
+    measured at this micro-batch rather than extrapolated. parameters: trainable.
     """
 
     peak_bytes: int
@@ -36,6 +38,7 @@ class MemoryPrediction:
     step_s: float
     step_measured: bool
     parameters: int
+    retries: int = 0
 
 
 def run_trial(
@@ -132,8 +135,9 @@ def predict_memory(
         free_bytes=machine.free_bytes,
         total_bytes=machine.host.memory_total_bytes if gpu is None else gpu.memory_total_bytes,
         fits=found.fits,
-        nearest=found.nearest if found.fits is False else None,
+        nearest=found.nearest,
         step_s=found.step_s,
         step_measured=found.step_measured,
         parameters=found.parameters,
+        retries=found.retries,
     )

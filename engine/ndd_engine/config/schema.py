@@ -266,6 +266,11 @@ class LogSection(Section):
     stacks_hz: float = Field(
         10.0, ge=0, le=100, description="stack samples of the training thread per second; 0: none"
     )
+    memory_history: Literal["start", "always", "off"] = Field(
+        "start",
+        description="record which lines allocate GPU memory, for the snapshot that a run writes if it runs out of "
+        "memory: of the first steps, of every step (a few microseconds per allocation), or not at all",
+    )
     tensorboard: bool = Field(
         False,
         description="also write TensorBoard scalars to the run's directory; needs the extra 'tensorboard'",

@@ -48,7 +48,7 @@ class ChartextSection(Section):
     """Character-level transformer (guide: char-text)."""
 
     name: Literal["chartext"]
-    data: PathText = Field(
+    data: str = Field(
         "builtin",
         description='training data: "builtin" (topics of the Python manual), "stdlib" (source code of the standard '
         "library) or the path of a text file",
@@ -94,7 +94,7 @@ class NddSection(Section):
     """Multichannel EEG forecasters (guide: eeg-forecasters)."""
 
     name: Literal["ndd"]
-    data: PathText = Field(
+    data: str = Field(
         "builtin",
         description='training data: "builtin" (synthetic EEG with a seizure) or the path of an .arff or .csv file',
     )
@@ -125,7 +125,7 @@ class AntispoofSection(Section):
     """SE-ResNet that classifies speech as real or spoofed (guide: antispoofing)."""
 
     name: Literal["antispoof"]
-    data: PathText = Field(
+    data: str = Field(
         "builtin",
         description='training data: "builtin" (synthesised voices and Griffin-Lim copies) or the path of a folder of '
         "WAV files: real speech (spoofed copies are generated), or subfolders bonafide and spoof",
@@ -179,7 +179,7 @@ class FinetuneSection(Section):
     """Small decoder-only language model on few long examples, tokenised on the fly (guide: finetune)."""
 
     name: Literal["finetune"]
-    data: PathText = Field(
+    data: str = Field(
         "builtin",
         description='training data: "builtin" (the longest topics of the Python manual) or the path of a .jsonl file '
         '(keys "text", or "prompt" and "completion"), a text file (examples separated by "---" lines, or cut into '
@@ -224,7 +224,7 @@ class SummariseSection(Section):
     """BiLSTM pointer-generator summariser (guide: summariser). batch.sequence limits the source length."""
 
     name: Literal["summarise"]
-    data: PathText = Field(
+    data: str = Field(
         "builtin",
         description='training data: "builtin" (functions of the standard library and their docstrings) or the path of '
         "a .jsonl or .tsv file of sources and summaries",
@@ -270,7 +270,7 @@ class OwnSection(Section):
         description="folders to import the module from; default: the folder of the configuration file and the current "
         "folder",
     )
-    data: PathText = Field("builtin", description="training data, passed to the factory as settings.data")
+    data: str = Field("builtin", description="training data, passed to the factory as settings.data")
     size: str | None = Field(None, description="model size, passed to the factory as settings.size")
     options: dict[str, Any] = Field(
         default_factory=dict,

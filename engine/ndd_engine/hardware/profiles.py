@@ -39,6 +39,10 @@ class GpuProfile:
         """Dense peak TFLOP/s of "bf16", "fp16", "tf32" or "fp32"; None if the GPU does not support it."""
         return self.dense_tflops.get(kind)
 
+    def is_named(self, name: str, flags: re.RegexFlag = re.NOFLAG) -> bool:
+        """Whether an NVML name is that of this GPU. Others may have the same, with a different amount of memory."""
+        return any(re.fullmatch(pattern, name, flags) for pattern in self.match)
+
     def to_dict(self) -> dict[str, Any]:
         """The specifications as JSON."""
         body = {key: value for key, value in asdict(self).items() if key not in ("match", "memory_range_gb")}
@@ -59,7 +63,7 @@ def match(name: str, memory_bytes: int | None) -> GpuProfile | None:
     """
     whole, mig = split_mig(name)
     for profile in load():
-        if not any(re.fullmatch(pattern, whole) for pattern in profile.match):
+        if not profile.is_named(whole):
             continue
         if profile.memory_range_gb is not None and mig is None:
             low, high = profile.memory_range_gb

@@ -1,25 +1,28 @@
 """A simulation of CUDA's caching allocator: the memory that a sequence of requests reserves, computed without a GPU.
 
-It models the native backend on one stream, as in c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of
-torch 2.13. CUDA graphs and compiled graphs (which have their own memory pools) and multiple streams are not modelled.
-The constants in `Rules` may change between versions, so `Prober._self_check` replays a recorded step and compares.
+It models the native backend, as in c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of torch 2.13: one
+pool for each stream and kind (small, large), expandable segments, garbage collection and the retry when memory is full.
+CUDA graphs and compiled graphs, which have their own memory pools, are not modelled. The constants in `Rules` may
+change between versions, so `Prober._self_check` replays a recorded step and compares.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
-KIB, MIB = 1 << 10, 1 << 20
-MIN_BLOCK = 512
-SMALL_SIZE = MIB
-SMALL_SEGMENT = 2 * MIB
-MIN_LARGE_SEGMENT = 10 * MIB
-ROUND_LARGE = 2 * MIB
-UNLIMITED = 1 << 62
+from .blocks import Block, Pool, following, link, part, run
+from .rules import MIB, MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, UNLIMITED, Rules
+
+__all__ = ["MIB", "Allocator", "Rules", "SimulatedOutOfMemoryError"]
+
+# Virtual addresses of one expandable segment, and the gap between segments.
+_VIRTUAL = 1 << 46
+_GAP = 1 << 30
+# Where simulated addresses begin, in either order.
+_MIDDLE = 1 << 56
 
 
 class SimulatedOutOfMemoryError(Exception):
@@ -30,112 +33,52 @@ class SimulatedOutOfMemoryError(Exception):
         self.requested, self.reserved, self.cap = requested, reserved, cap
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Allocator settings from PYTORCH_CUDA_ALLOC_CONF, in bytes.
-
-    large_segment: size of a new segment for requests below 10 MiB. max_split: blocks of this size or more are not
-    split. expandable: one growing segment per pool. divisions: round sizes up to 1/divisions of a power of two; 0
-    rounds to multiples of 512 bytes.
-    """
-
-    large_segment: int = 20 * MIB
-    max_split: int = UNLIMITED
-    expandable: bool = False
-    divisions: int = 0
-
-    @classmethod
-    def of_environment(cls, text: str | None = None) -> Rules:
-        """Parse the environment variable, or `text`. Unknown and malformed options are ignored; torch reports them."""
-        if text is None:
-            text = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-        options = dict(re.findall(r"(\w+)\s*:\s*([^,\[\]]+)", text))
-
-        def number(name: str, default: int, unit: int) -> int:
-            value = options.get(name, "").strip()
-            return int(value) * unit if value.isdigit() else default
-
-        return cls(
-            large_segment=number("large_segment_size_mb", cls.large_segment, MIB),
-            max_split=number("max_split_size_mb", cls.max_split, MIB),
-            expandable=options.get("expandable_segments", "").strip().lower() == "true",
-            divisions=number("roundup_power2_divisions", cls.divisions, 1),
-        )
-
-    def rounded(self, size: int) -> int:
-        """Bytes that a request occupies in a block."""
-        if size < MIN_BLOCK:
-            return MIN_BLOCK
-        if self.divisions > 1 and size > MIN_BLOCK * self.divisions:
-            power = 1 << (size.bit_length() - 1)
-            step = power // self.divisions
-            return power + -(-(size - power) // step) * step
-        return -(-size // MIN_BLOCK) * MIN_BLOCK
-
-    def segment(self, size: int) -> int:
-        """Bytes requested from the driver for a request of `size` (rounded) bytes."""
-        if size <= SMALL_SIZE:
-            return SMALL_SEGMENT
-        if size < MIN_LARGE_SEGMENT:
-            return self.large_segment
-        return -(-size // ROUND_LARGE) * ROUND_LARGE
-
-
-@dataclass(eq=False, slots=True)
-class Block:
-    """Part of a segment. address: orders blocks of equal size; before, after: neighbours in the segment."""
-
-    size: int
-    address: int
-    small: bool
-    free: bool = True
-    before: Block | None = None
-    after: Block | None = None
-
-
 @dataclass
 class Allocator:
     """The allocator's state. cap: limit of reserved bytes, or None.
 
+    fraction_bytes: limit set by `torch.cuda.set_per_process_memory_fraction`, without which torch collects no garbage.
+    descending: whether the driver returns descending addresses for new segments; the order matters where several free
+    blocks have the same size.
+
     reserved, active, requested: current bytes reserved from the driver, in used blocks, and requested by the program.
-    retries: requests that succeeded only after cached segments were released.
+    retries: requests that succeeded only after all cached segments were released. collections: garbage collections.
     """
 
     rules: Rules = field(default_factory=Rules)
     cap: int | None = None
+    fraction_bytes: int | None = None
+    descending: bool = False
     reserved: int = 0
     active: int = 0
     requested: int = 0
     peak_reserved: int = 0
     retries: int = 0
+    collections: int = 0
     segments: int = 0
 
     def __post_init__(self) -> None:
-        # Free blocks by pool (small or large), sorted by size and address.
-        self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
+        # Free blocks of each pool, sorted by size and address; unmapped ones, sorted by address.
+        self._free: dict[Pool, list[tuple[int, int, Block]]] = {}
+        self._unmapped: dict[Pool, list[tuple[int, Block]]] = {}
         self._live: dict[int, tuple[Block, int]] = {}
-        # Expandable segments: the last block of each pool.
-        self._tail: dict[bool, Block | None] = {True: None, False: None}
-        self._next_address = 1
+        # Searches for a free small or large block.
+        self._searches = [0, 0]
+        # Address of the next segment, for replaying a recording with the addresses of its driver.
+        self.next_address: int | None = None
+        self._edge = _MIDDLE
 
-    def allocate(self, key: int, size: int) -> None:
+    def allocate(self, key: int, size: int, stream: int = 0) -> None:
         """Allocate `size` bytes under `key`; 0 bytes are ignored. Raises SimulatedOutOfMemoryError."""
         if size <= 0:
             return
         rounded = self.rules.rounded(size)
-        small = rounded <= SMALL_SIZE
-        block = self._found(small, rounded) or self._grown(small, rounded)
-        if block is None and self._released():
-            self.retries += 1
-            block = self._grown(small, rounded)
+        pool = stream, rounded <= SMALL_SIZE
+        block = self._found(pool, rounded) or self._new(pool, rounded)
         if block is None:
             raise SimulatedOutOfMemoryError(size, self.reserved, self.cap or 0)
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        block = self._split(block, rounded)
-        block.free = False
-        self._live[key] = block, size
-        self.active += block.size
-        self.requested += size
+        self._use(key, self._split(block, rounded), size)
 
     def free(self, key: int) -> None:
         """Free the request `key`. Unknown keys are ignored."""
@@ -158,56 +101,94 @@ class Allocator:
                 self.allocate(key, size)
         return self
 
-    def _found(self, small: bool, size: int) -> Block | None:
+    def adopt(self, address: int, pool: Pool, blocks: Iterable[tuple[int, int | None, int]]) -> None:
+        """Add a segment as it is: (bytes of a block, its key or None if it is free, requested bytes) by address.
+
+        Adjacent free blocks must be merged. Do this before the first request.
+        """
+        last: Block | None = None
+        start = address
+        for size, key, requested in blocks:
+            block = Block(size, address, pool, start, before=last)
+            if last is not None:
+                last.after = block
+            if key is None:
+                self._put(block)
+            else:
+                self._use(key, block, requested)
+            address, last = address + size, block
+        self.segments += 1
+        self.reserved += address - start
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def released(self) -> int:
+        """Release cached memory: whole free segments, or all whole pages of expandable ones. Returns the bytes."""
+        before = self.reserved
+        for block in [entry[2] for entry in chain.from_iterable(self._free.values())]:
+            if self.rules.expandable:
+                self._unmap(block)
+            elif block.whole:
+                self._drop(block)
+        return before - self.reserved
+
+    def _use(self, key: int, block: Block, size: int) -> None:
+        block.free = False
+        self._live[key] = block, size
+        self.active += block.size
+        self.requested += size
+
+    def _found(self, pool: Pool, size: int) -> Block | None:
         """The smallest free block that is large enough; the lowest address on ties."""
-        pool = self._free[small]
-        place = bisect_left(pool, (size, 0))
-        if place == len(pool):
+        self._searches[pool[1]] += 1
+        blocks = self._free.get(pool, [])
+        place = bisect_left(blocks, (size, 0))
+        if place == len(blocks):
             return None
-        if self.rules.expandable and pool[place][2] is self._tail[small] and place + 1 < len(pool):
-            # The last block can grow, so it is used last.
-            place += 1
-        block = pool[place][2]
+        if self.rules.expandable:
+            # A block that can grow counts with the size to which it can grow, so it is used last.
+            while place + 1 < len(blocks) and (
+                blocks[place + 1][2].expandable_size < blocks[place][2].expandable_size
+            ):
+                place += 1
+        block = blocks[place][2]
         limit = self.rules.max_split
-        if (size < limit <= block.size) or (size >= limit and block.size >= size + self.rules.large_segment):
+        if (size < limit <= block.size) or (size >= limit and block.size >= size + self.rules.max_rounding):
             return None
-        del pool[place]
+        del blocks[place]
         return block
 
-    def _grown(self, small: bool, size: int) -> Block | None:
+    def _new(self, pool: Pool, size: int) -> Block | None:
+        """A block from the driver, if necessary after releasing cached ones; None if the cap does not allow one."""
+        self._collect()
+        block = self._grown(pool, size)
+        if block is None and self._made_room(pool, size):
+            block = self._grown(pool, size)
+        if block is None and self.released():
+            block = self._grown(pool, size)
+            self.retries += block is not None
+        return block
+
+    def _grown(self, pool: Pool, size: int) -> Block | None:
         """A block in a new segment, or None if the cap does not allow one."""
         if self.rules.expandable:
-            return self._expanded(small, size)
+            return self._expanded(pool, size)
         segment = self.rules.segment(size)
         if self._beyond(segment):
             return None
         self.reserved += segment
         self.segments += 1
-        block = Block(segment, self._next_address, small)
-        self._next_address += segment + (1 << 30)
-        return block
+        address = self._address(segment)
+        return Block(segment, address, pool, address)
 
-    def _expanded(self, small: bool, size: int) -> Block | None:
-        page = SMALL_SEGMENT if small else self.rules.large_segment
-        tail = self._tail[small]
-        free = tail if tail is not None and tail.free else None
-        added = -(-(size - (free.size if free else 0)) // page) * page
-        if self._beyond(added):
-            return None
-        self.reserved += added
-        if free is not None:
-            self._take(free)
-            free.size += added
-            return free
-        if tail is None:
-            self.segments += 1
-            block = Block(added, self._next_address, small)
-            self._next_address += 1 << 44
-        else:
-            block = Block(added, tail.address + tail.size, small, before=tail)
-            tail.after = block
-        self._tail[small] = block
-        return block
+    def _address(self, size: int) -> int:
+        if self.next_address is not None:
+            address, self.next_address = self.next_address, None
+            return address
+        if self.descending:
+            self._edge -= size + _GAP
+            return self._edge
+        address, self._edge = self._edge, self._edge + size + _GAP
+        return address
 
     def _beyond(self, more: int) -> bool:
         return self.cap is not None and self.reserved + more > self.cap
@@ -215,69 +196,173 @@ class Allocator:
     def _split(self, block: Block, size: int) -> Block:
         """Split off the first `size` bytes if the remainder is large enough; otherwise return the whole block."""
         rest = block.size - size
-        if block.small or self.rules.expandable:
+        if block.pool[1] or self.rules.expandable:
             worth = rest >= MIN_BLOCK
         else:
             worth = size < self.rules.max_split and rest > SMALL_SIZE
         if not worth:
             return block
-        first = Block(size, block.address, block.small, before=block.before, after=block)
+        first = Block(size, block.address, block.pool, block.base, before=block.before, after=block)
         if first.before is not None:
             first.before.after = first
         block.before = first
         block.address += size
-        block.size -= size
+        block.size = rest
         block.free = True
         self._put(block)
         return first
 
     def _merge(self, block: Block) -> None:
-        """Merge a block with its free neighbours."""
+        """Merge a block with its free neighbours, or an unmapped one with its unmapped neighbours."""
         before, after = block.before, block.after
-        if before is not None and before.free:
+        if before is not None and before.free and before.mapped == block.mapped:
             self._take(before)
             block.address, block.size = before.address, block.size + before.size
             block.before = before.before
             if block.before is not None:
                 block.before.after = block
-        if after is not None and after.free:
+        if after is not None and after.free and after.mapped == block.mapped:
             self._take(after)
             block.size += after.size
             block.after = after.after
             if block.after is not None:
                 block.after.before = block
-            if self._tail[block.small] is after:
-                self._tail[block.small] = block
-
-    def _released(self) -> int:
-        """Release completely free segments. Returns the released bytes."""
-        freed = 0
-        for small, pool in self._free.items():
-            kept = []
-            for entry in pool:
-                block = entry[2]
-                if self.rules.expandable:
-                    # Only pages at the end: pages in the middle are mapped again before they can help.
-                    whole = block is self._tail[small]
-                else:
-                    whole = block.before is None and block.after is None
-                if not whole:
-                    kept.append(entry)
-                    continue
-                freed += block.size
-                self.reserved -= block.size
-                if self.rules.expandable:
-                    self._tail[small] = block.before
-                    if block.before is not None:
-                        block.before.after = None
-            self._free[small] = kept
-        return freed
 
     def _put(self, block: Block) -> None:
-        insort(self._free[block.small], (block.size, block.address, block))
+        block.idle_since = self._searches[block.pool[1]]
+        if block.mapped:
+            insort(self._free.setdefault(block.pool, []), (block.size, block.address, block))
+        else:
+            insort(self._unmapped.setdefault(block.pool, []), (block.address, block))
 
     def _take(self, block: Block) -> None:
-        pool = self._free[block.small]
-        place = bisect_left(pool, (block.size, block.address))
-        assert pool[place][2] is block
-        del pool[place]
+        if block.mapped:
+            blocks = self._free[block.pool]
+            place = bisect_left(blocks, (block.size, block.address))
+            assert blocks[place][2] is block
+            del blocks[place]
+        else:
+            holes = self._unmapped[block.pool]
+            place = bisect_left(holes, (block.address,))
+            assert holes[place][1] is block
+            del holes[place]
+
+    def _drop(self, block: Block) -> None:
+        """Return a whole free segment to the driver."""
+        self._take(block)
+        self.reserved -= block.size
+
+    # Limits: max_split_size_mb and garbage_collection_threshold.
+
+    def _made_room(self, pool: Pool, size: int) -> bool:
+        """Release oversize blocks of a pool, only as many as a request needs. Returns whether it may be retried."""
+        limit = self.rules.max_split
+        if limit == UNLIMITED or self.rules.expandable:
+            return False
+        wanted = max(size, limit)
+        blocks = self._free.get(pool, [])
+        place = bisect_left(blocks, (wanted, 0))
+        if place < len(blocks):
+            if blocks[place][2].whole:  # larger blocks are never split
+                self._drop(blocks[place][2])
+            return True
+        made = 0
+        for released, _, block in reversed(list(blocks)):
+            if made >= wanted or released < limit:
+                break
+            self._drop(block)
+            made += released
+        return made >= wanted
+
+    def _collect(self) -> None:
+        """Release large blocks that were idle for longer than average, while more than the threshold is reserved."""
+        threshold = self.rules.gc_threshold
+        if not threshold or self.fraction_bytes is None or self.rules.expandable:
+            return
+        excess = self.reserved - int(threshold * self.fraction_bytes)
+        pools = sorted(pool for pool in self._free if not pool[1])
+        now = self._searches[False]
+        ages = [(now - entry[2].idle_since, entry[2])
+                for pool in pools for entry in self._free[pool] if entry[2].whole]  # fmt: skip
+        while excess > 0 and ages:
+            average = sum(age for age, _ in ages) / len(ages)
+            # torch lowers the average while it walks the blocks, but compares all of them with this one.
+            for age, block in ages:
+                if age >= average:
+                    self._drop(block)
+                    excess -= block.size
+            ages = [item for item in ages if item[0] < average]
+            self.collections += 1
+
+    # Expandable segments.
+
+    def _page(self, pool: Pool) -> int:
+        return SMALL_SEGMENT if pool[1] else self.rules.large_segment
+
+    def _expanded(self, pool: Pool, size: int) -> Block | None:
+        """A free block of at least `size` bytes, made by mapping addresses; None if the cap does not allow it."""
+        runs = (list(run(hole)) for _, hole in self._unmapped.get(pool, []))
+        first = next((blocks[0] for blocks in runs if sum(block.size for block in blocks) >= size), None)
+        if first is None:
+            address = self._address(_VIRTUAL)
+            first = Block(_VIRTUAL, address, pool, address, mapped=False)
+            self.segments += 1
+            self._put(first)
+        page, missing, added = self._page(pool), size, 0
+        for block in following(first):
+            if missing <= 0:
+                break
+            part = block.size if block.mapped else min(-(-missing // page) * page, block.size)
+            added += 0 if block.mapped else part
+            missing -= part
+        if self._beyond(added):
+            return None
+        block = first
+        if not block.mapped:
+            self._map(block, size)
+        while block.size < size:
+            hole = block.after
+            assert hole is not None and not hole.mapped
+            self._map(hole, size - block.size)
+            block = hole  # merged with the block before it
+        self._take(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> None:
+        """Map at least the first `size` bytes of an unmapped block, in whole pages."""
+        self._take(block)
+        page = self._page(block.pool)
+        size = min(-(-size // page) * page, block.size)
+        if size < block.size:
+            rest = part(block, block.address + size, block.size - size, mapped=False)
+            link(block, rest, block.after)
+            self._put(rest)
+            block.size = size
+        block.mapped = True
+        self.reserved += size
+        self._merge(block)
+        self._put(block)
+
+    def _unmap(self, block: Block) -> None:
+        """Return the whole pages of a free block to the driver."""
+        page, offset = self._page(block.pool), block.address - block.base
+        low, high = -(-offset // page) * page, (offset + block.size) // page * page
+        if high <= low:
+            return
+        self._take(block)
+        begin, end = block.base + low, block.base + high
+        if begin > block.address:
+            left = part(block, block.address, begin - block.address)
+            link(block.before, left, block)
+            self._put(left)
+        if end < block.address + block.size:
+            right = part(block, end, block.address + block.size - end)
+            link(block, right, block.after)
+            self._put(right)
+        block.address, block.size, block.mapped = begin, end - begin, False
+        self.reserved -= end - begin
+        self._merge(block)
+        if block.whole:
+            self.segments -= 1
+        else:
+            self._put(block)

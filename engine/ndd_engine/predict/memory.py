@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from . import lines
-from .allocator import Rules
+from .allocator import Rules, SimulatedOutOfMemoryError
 from .trace import Family, Trace
 
 # glibc allocates in multiples of this, given torch's alignment of 64 bytes.
@@ -40,6 +40,21 @@ class Items:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """Whether a run fits into the available memory.
+
+    peak_bytes: predicted peak; with retries, under the limit. fits: None if the available memory is unknown. retries:
+    allocations of the simulated steps that succeed only after the allocator released its cached memory, which waits for
+    the GPU and costs time. roomy_bytes: predicted peak where memory is plentiful.
+    """
+
+    peak_bytes: int
+    fits: bool | None
+    retries: int = 0
+    roomy_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Memory:
     """Memory of training one model, by micro-batch.
 
@@ -60,8 +75,30 @@ class Memory:
     def peak(self, micro: int, accumulation: int = 1) -> int:
         """Predicted peak in bytes, as nvidia-smi or the process reports it."""
         trace = self._trace(micro, accumulation)
-        inside = trace.peak(HOST_GRANULE) if self.on == "host" else trace.on_gpu(self.rules).peak_reserved
-        return self.outside_bytes + inside + self.heap_bytes(micro)
+        if self.on == "host":
+            return self.outside_bytes + trace.peak(HOST_GRANULE) + self.heap_bytes(micro)
+        return self.outside_bytes + max(replay.peak_reserved for replay in trace.on_any_gpu(self.rules))
+
+    def fit(self, micro: int, accumulation: int, available_bytes: int | None, added_bytes: int = 0) -> Fit:
+        """Whether it fits into the available memory, with `added_bytes` for other purposes.
+
+        On a GPU the allocator releases cached segments and retries when the memory is full, so that a run may fit whose
+        peak would be larger with more memory. It does not fit only if an allocation fails after that.
+        """
+        roomy = self.peak(micro, accumulation) + added_bytes
+        if available_bytes is None:
+            return Fit(roomy, None, roomy_bytes=roomy)
+        if roomy <= available_bytes or self.on == "host":
+            return Fit(roomy, roomy <= available_bytes, roomy_bytes=roomy)
+        outside = self.outside_bytes + added_bytes
+        try:
+            replays = self._trace(micro, accumulation).on_any_gpu(self.rules, available_bytes - outside)
+        except SimulatedOutOfMemoryError:
+            return Fit(roomy, False, roomy_bytes=roomy)
+        peak = max(replay.peak_reserved for replay in replays)
+        # Without a retry it was an oversize block (max_split_size_mb) whose release made room.
+        retries = max(1, *(replay.retries for replay in replays))
+        return Fit(outside + peak, True, retries, roomy)
 
     def heap_bytes(self, micro: int) -> int:
         """Bytes that the process holds beyond the peak in use; 0 on a GPU."""
@@ -73,7 +110,7 @@ class Memory:
     @property
     def reliable(self) -> bool:
         """Whether the prediction is reliable; otherwise it has low confidence and should be measured."""
-        return self.family.aligned and not self.caveat
+        return not self.why_not
 
     @property
     def why_not(self) -> str:
@@ -81,7 +118,7 @@ class Memory:
         if self.caveat:
             return self.caveat
         if self.family.aligned:
-            return ""
+            return self.family.nonlinear
         return f"the two recorded steps differ: {self.family.loose} large allocations could not be matched"
 
     def _trace(self, micro: int, accumulation: int) -> Trace:

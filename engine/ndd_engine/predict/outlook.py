@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -12,7 +13,7 @@ from ndd_engine.train.prepare import total_steps
 from ndd_engine.train.probes.autosize import probe_batches
 from ndd_engine.workloads.base import Workload, parameter_count
 
-from .memory import Memory
+from .memory import Fit, Memory
 from .probing import SIZES, Prober, context_bytes, items_of
 from .steptime import StepTime, spread
 
@@ -35,10 +36,16 @@ class Outlook:
     steps_per_epoch: int
     total_steps: int
 
+    @cached_property
+    def fit(self) -> Fit:
+        """Whether it fits into the available memory, and the predicted peak."""
+        batch = self.config.batch
+        return self.memory.fit(batch.micro, batch.accumulation, self.available_bytes, self.kept_bytes)
+
     @property
     def total_bytes(self) -> int:
-        """Predicted peak, as nvidia-smi or the process reports it."""
-        return self._peak(self.config.batch.micro, self.config.batch.accumulation)
+        """Predicted peak, as nvidia-smi or the process reports it; if it fits with retries, under the limit."""
+        return self.fit.peak_bytes
 
     @property
     def parts(self) -> dict[str, int]:
@@ -57,20 +64,28 @@ class Outlook:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits into the available memory; None if that is unknown."""
-        return None if self.available_bytes is None else self.total_bytes <= self.available_bytes
+        """Whether it fits into the available memory, with or without retries; None if that is unknown."""
+        return self.fit.fits
+
+    @property
+    def retries(self) -> int:
+        """Allocator retries that it fits with; 0 if it fits without, or does not fit."""
+        return self.fit.retries
 
     @property
     def nearest(self) -> tuple[int, int] | None:
-        """(micro, accumulation) of the largest smaller micro-batch that fits at the same effective batch."""
+        """(micro, accumulation) of the largest smaller micro-batch that fits at the same effective batch.
+
+        It needs no retries. None if nothing does or the configuration fits without retries.
+        """
+        if self.fits is not False and not self.retries:
+            return None
         items = self.config.batch.items
         for micro in range(self.config.batch.micro - 1, 0, -1):
-            if items % micro == 0 and self._peak(micro, items // micro) <= (self.available_bytes or 0):
+            peak = self.memory.peak(micro, items // micro) if items % micro == 0 else None
+            if peak is not None and peak + self.kept_bytes <= (self.available_bytes or 0):
                 return micro, items // micro
         return None
-
-    def _peak(self, micro: int, accumulation: int) -> int:
-        return self.memory.peak(micro, accumulation) + self.kept_bytes
 
     @property
     def step_s(self) -> float:

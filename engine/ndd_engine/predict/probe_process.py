@@ -180,7 +180,8 @@ def _absent(config: Config, workload: Any, slug: str) -> tuple[Memory, StepTime 
     from ndd_engine.hardware.profiles import load
 
     from .fakes import traced
-    from .probing import alike, caveat, extremes, sizes
+    from .linearity import alike
+    from .probing import caveat, extremes, sizes
     from .trace import Trace
 
     gpu = next(gpu for gpu in load() if gpu.slug == slug)

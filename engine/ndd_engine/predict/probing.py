@@ -1,4 +1,4 @@
-"""Measures one configuration: step traces at two small micro-batches and step times at a few others."""
+"""Measures one configuration: step traces at three small micro-batches and step times at a few others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count, cycle, islice, pairwise
+from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -31,18 +31,17 @@ from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Workload
 
-from .allocator import Rules
+from .linearity import alike
 from .memory import Items, Memory
 from .recording import record
+from .rules import Rules
 from .steptime import StepTime, TimedBatch, merged
-from .trace import Family, Trace, fit
+from .trace import Family, Trace
 
 Tell = Callable[[str], None]
 # Micro-batches to record until the traces of two neighbours match. Libraries select other kernels for smaller ones, and
 # batch normalisation needs more than one item.
 SIZES = (4, 8, 16, 32)
-# Seconds after which no larger micro-batch is recorded.
-RECORD_S = 3.0
 # Maximum relative error of a replay in the simulated allocator before the prediction has low confidence.
 TOLERANCE = 0.02
 # Limits of the search for the longest items, as items and seconds: reading an item may encode it.
@@ -117,7 +116,8 @@ class Prober:
         if self._seen is None:
             return ""
         trace, reserved = self._seen
-        return disagreement(trace.on_gpu(rules).peak_reserved, reserved)
+        replayed = [allocator.peak_reserved for allocator in trace.on_any_gpu(rules)]
+        return disagreement(min(replayed, key=lambda peak: abs(peak - reserved)), reserved)
 
     def time(self, micros: Sequence[int], longest_s: float, fits: Callable[[int], bool]) -> StepTime | None:
         """Time micro-batches in ascending order, up to the first that takes longer than `longest_s`.
@@ -220,37 +220,14 @@ class Prober:
 
 
 def sizes(workload: Workload) -> tuple[int, ...]:
-    """The micro-batches to record: those in SIZES up to the number of items, or the two largest possible."""
+    """The micro-batches to record: those in SIZES up to the number of items, or the largest possible."""
     items = len(cast(Any, workload.train_data))
-    found = tuple(micro for micro in SIZES if micro <= items)
-    if len(found) > 1:
-        return found
+    found = [micro for micro in SIZES if micro <= items]
     # Avoid a single item: batch normalisation cannot train on it.
-    return (items - 1, items) if items > 2 else (items,)
-
-
-def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
-    """Fit the first two neighbouring sizes whose traces match, or the last two. A single size is used for all sizes.
-
-    Libraries may select other kernels for very small batches. Raises what the first two recordings raise.
-    """
-    small, found = trace(at[0]), None
-    if len(at) == 1:
-        return fit(small, small, (at[0], at[0] + 1))
-    for below, above in pairwise(at):
-        begin = time.perf_counter()
-        try:
-            large = trace(above)
-        except RuntimeError as error:
-            if found is None or not is_out_of_memory(error):
-                raise
-            break
-        found = fit(small, large, (below, above))
-        if found.aligned or time.perf_counter() - begin > RECORD_S:
-            break
-        small = large
-    assert found is not None  # `at` has at least two sizes
-    return found
+    for micro in (items, items - 1, items - 2):
+        if len(found) < 3 and micro > 1 and micro not in found:
+            found.append(micro)
+    return tuple(sorted(found)) or (1,)
 
 
 def items_of(workload: Workload) -> Items:

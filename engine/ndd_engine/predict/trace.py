@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from .allocator import MIN_BLOCK, Allocator, Rules
+from .allocator import Allocator, Rules
+from .rules import MIN_BLOCK
 
 FREED = -1
 # Marks before and after the creation of a batch, followed by its number.
@@ -106,9 +107,16 @@ class Trace:
         held = dict.fromkeys((key for key, size in self.events if size < 0), 0)
         return sum(size for key, size in self.events if size >= 0 and key not in held)
 
-    def on_gpu(self, rules: Rules, cap: int | None = None) -> Allocator:
+    def on_gpu(self, rules: Rules, cap: int | None = None, descending: bool = False) -> Allocator:
         """Replay the trace in the simulated CUDA allocator. Raises SimulatedOutOfMemoryError."""
-        return Allocator(rules, cap).replay(self.events)
+        return Allocator(rules, cap, descending=descending).replay(self.events)
+
+    def on_any_gpu(self, rules: Rules, cap: int | None = None) -> list[Allocator]:
+        """Replay it for ascending and for descending addresses of new segments. Raises SimulatedOutOfMemoryError.
+
+        The order decides between free blocks of the same size; which one a driver uses is not known in advance.
+        """
+        return [self.on_gpu(rules, cap, descending) for descending in (False, True)]
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,8 @@ class Family:
     """The trace of a training step at any batch size: the bytes of each allocation are linear in the batch size.
 
     at: the two recorded sizes. aligned: their traces match allocation by allocation; if not, `loose` allocations have
-    no counterpart and predictions have low confidence.
+    no counterpart and predictions have low confidence. nonlinear: why a recording at a third size does not confirm that
+    the sizes are linear, or "".
     """
 
     at: tuple[int, int]
@@ -124,6 +133,7 @@ class Family:
     lines: tuple[tuple[float, float], ...]
     aligned: bool
     loose: int = 0
+    nonlinear: str = ""
 
     def trace(self, size: int) -> Trace:
         """The trace at a batch size."""

@@ -91,7 +91,11 @@ class ControlServer:
         if self._stop is not None:
             self._stop.close()
             self._stop = None
-            self._thread.join(CLOSE_S)
+            if self._thread.ident is not None:
+                self._thread.join(CLOSE_S)
+            elif self._socket is not None:  # no thread could be started
+                self._socket.close()
+                self._stopped.close()
             self.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:

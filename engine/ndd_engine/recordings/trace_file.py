@@ -6,25 +6,18 @@ mapped to today's.
 
 from __future__ import annotations
 
-import gc
-import gzip
 import json
 import re
-import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.timeline import TraceEvent
-from ndd_engine.text import printable, size
+from ndd_engine.text import printable
 
-# Maximum size of the JSON text. Reading takes about ten times as much memory.
-MAX_BYTES = 1 << 30
-# A gzipped file is read in pieces of this size.
-_PIECE = 1 << 22
+from .files import contents, no_collection
 
 _WORK = frozenset({"kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset"})
 _ON_GPU = _WORK | {"gpu_user_annotation", "cuda_sync", "cuda_profiler_range"}
@@ -66,25 +59,13 @@ class TraceFile:
 
 def read_trace(path: Path) -> TraceFile:
     """The trace in a file. Raises UsageError that names the file and what is wrong with it."""
-    with _no_collection():
+    with no_collection():
         return _read(path, printable(str(path)))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without Python's garbage collector, which would walk millions of new objects again and again."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _read(path: Path, shown: str) -> TraceFile:
     try:
-        body = json.loads(_text(path, shown))
+        body = json.loads(contents(path, shown, "profile fewer steps"))
     except (ValueError, RecursionError) as error:
         first = printable(str(error).splitlines()[0])[:200]
         raise UsageError(f"{shown} is damaged or is no JSON: {first}") from None
@@ -109,32 +90,6 @@ def _read(path: Path, shown: str) -> TraceFile:
         if item.name.startswith(_STEP) and not item.on_gpu and item.end > item.begin
     )
     return found
-
-
-def _text(path: Path, shown: str) -> bytes:
-    """The JSON text, decompressed. Raises UsageError."""
-    try:
-        if not path.is_file():
-            problem = (
-                "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is no file"
-            )
-            raise UsageError(f"{shown} {problem}")
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            source: Any = gzip.GzipFile(fileobj=file) if packed else file
-            pieces, length = [], 0
-            while piece := source.read(_PIECE):
-                pieces.append(piece)
-                length += len(piece)
-                if length > MAX_BYTES:
-                    raise UsageError(f"{shown} is longer than {size(MAX_BYTES)}; profile fewer steps")
-    except (OSError, EOFError, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"{shown} cannot be read: {printable(reason)}") from None
-    if not length:
-        raise UsageError(f"{shown} is empty")
-    return b"".join(pieces)
 
 
 def _identify(found: TraceFile, body: dict[str, Any]) -> None:

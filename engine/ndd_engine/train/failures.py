@@ -19,6 +19,7 @@ from ndd_engine.errors import (
     text_of,
 )
 from ndd_engine.limits import limit_of
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.text import duration, size
 from ndd_engine.train.step.stepper import Stepper
@@ -104,6 +105,8 @@ def out_of_memory(
     filled = _filled(config, device, stepper)
     if filled:
         parts.append("filled by " + ", ".join(filled))
+    if snapshot := memory_history.out_of_memory(error):
+        parts.append(snapshot)
     return "; ".join((*parts, smaller_batch(config)))
 
 

@@ -13,6 +13,7 @@ from ndd_engine.config.schema import CheckpointSection, EvaluateSection
 from ndd_engine.errors import TrainingError, said, shortened
 from ndd_engine.limits import limit_of
 from ndd_engine.measure import clock as phase
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.losses import LossReader, first_bad
@@ -344,6 +345,7 @@ class Loop:
 
     def _window(self) -> None:
         self.reporter.window(self.step)
+        memory_history.settle(self.step)
 
 
 def _pause_mark(step: int, holders: list[int]) -> MarkEvent:

@@ -22,6 +22,7 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.measure import memory_history
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.flops import work_event
 from ndd_engine.measure.memory import is_out_of_memory
@@ -81,6 +82,8 @@ def prepare_run(run: OpenRun) -> Prepared:
     steps_per_epoch = batches.per_epoch // config.batch.accumulation
     total = total_steps(config, steps_per_epoch)
     run.stage("moving the model to the device")
+    if run.request.probes:
+        memory_history.start(device, config.log.memory_history, run.directory.path)
     stepper = Stepper(workload, config, device, total)
     clock = PhaseClock()
     if device.type == "cuda":

@@ -26,6 +26,7 @@ from ndd_engine.errors import (
     message_of,
     said,
 )
+from ndd_engine.measure import memory_history
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
@@ -146,6 +147,7 @@ class Run:
 
         A new folder to which nothing could be written (a full disk) is removed, so that its name is not taken.
         """
+        memory_history.stop()
         self._server.close()
         self.recorder.close()
         if self.request.resume is None and self.recorder.dropped and self.end is not None:

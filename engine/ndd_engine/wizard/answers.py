@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -102,13 +103,13 @@ def longest_sequence(draft: Draft) -> int:
 
 
 def gpu_named(name: str) -> GpuProfile:
-    """The profile of a GPU by its name, its file name, or a unique part of either.
+    """The profile of a GPU by its name, its file name, a unique part of either, or its NVML name.
 
     Raises UsageError with the known names.
     """
     wanted = _plain(name)
     known = [(gpu, (_plain(gpu.name), _plain(gpu.slug))) for gpu in load()]
-    exact = [gpu for gpu, names in known if wanted in names]
+    exact = [gpu for gpu, names in known if wanted in names or gpu.is_named(name, re.IGNORECASE)]
     found = exact or [gpu for gpu, names in known if wanted and any(wanted in own for own in names)]
     if len(found) == 1:
         return found[0]

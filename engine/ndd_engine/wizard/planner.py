@@ -31,6 +31,8 @@ TIMED = 4
 LONGEST_S = 1.0
 # Maximum seconds for one command to the probe process.
 PATIENCE_S = 300.0
+# Disadvantage of a proposal.
+RETRIES = "fits, with allocator retries, which cost time"
 
 
 # Errors of the probe process, by exit status.
@@ -229,16 +231,22 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
 
     def fits(micro: int) -> bool:
         times = 1 if hold is None else max(hold // micro, 1)
-        return peaks is None or peaks.peak(micro, times) + min(loader_bytes.values()) <= situation.free_bytes
+        least = min(loader_bytes.values())
+        return peaks is None or bool(peaks.fit(micro, times, situation.free_bytes, least).fits)
 
     grid = batches(config, hold, opened.train_items)
     rows = []
     for batch in worth_a_row(grid, config.batch.micro, fits, hold is None):
-        memory = None if peaks is None else peaks.peak(batch.micro, batch.accumulation)
         cost = cost_in_words(
             config, opened.token, now, found.model, batch, (opened.parameters, found.parameters)
         )
         for placement, added in loader_bytes.items():
+            fit = (
+                None
+                if peaks is None
+                else peaks.fit(batch.micro, batch.accumulation, situation.free_bytes, added)
+            )
+            retries = 0 if fit is None else fit.retries
             placed = placement == "device" and cuda
             times = batch.micro, batch.accumulation, loader.workers, placed
             rows.append(
@@ -249,7 +257,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     workers=loader.workers,
                     threads=opened.chosen_threads if situation.gpu is None else None,
                     parameters=found.parameters,
-                    memory_bytes=None if memory is None else memory + added,
+                    memory_bytes=None if fit is None else fit.peak_bytes,
                     free_bytes=situation.free_bytes,
                     step_s=None if found.time is None else found.time.step_s(*times),
                     items=items,
@@ -257,7 +265,8 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     setup_s=opened.setup_s if situation.gpu is None else 0.0,
                     doubt="" if peaks is None else peaks.why_not,
                     lower_bound=found.lower_bound,
-                    cost=cost,
+                    cost="; ".join(filter(None, (RETRIES if retries else "", cost))),
+                    retries=retries,
                 )
             )
     return rows

@@ -44,7 +44,8 @@ class Proposal:
 
     memory_bytes: predicted peak, None if unknown. free_bytes: usable memory. step_s: predicted, None if unknown.
     total_s: time for `items` items (of the run or the goal), including data preparation. doubt: why the memory has low
-    confidence, or "". lower_bound: the time is a lower bound from published peak FLOP/s. cost: disadvantages other
+    confidence, or "". retries: if it fits only with retries of the allocator, how many; they cost time that step_s does
+    not include. lower_bound: the time is a lower bound from published peak FLOP/s. cost: disadvantages other
     than time and memory, or "". threads: intra-op threads, None for the default.
     """
 
@@ -64,6 +65,7 @@ class Proposal:
     cost: str = ""
     measured: Measured | None = None
     threads: int | None = None
+    retries: int = 0
 
     @property
     def key(self) -> tuple[Model, Batch, str, int]:
@@ -131,6 +133,7 @@ class Proposal:
             "parameters": self.parameters,
             "predicted_memory_bytes": self.memory_bytes,
             "missing_bytes": self.missing_bytes,
+            "retries": self.retries,
             "memory_doubt": self.doubt,
             "predicted_step_s": self.step_s,
             "step_is_lower_bound": self.lower_bound,
@@ -168,6 +171,7 @@ def _merits(proposal: Proposal) -> tuple[float, ...]:
         _rate(proposal),
         proposal.model.sequence,
         proposal.parameters,
+        -bool(proposal.retries),
         # Peak FLOP/s do not depend on the micro-batch, but larger ones get closer to them.
         proposal.batch.micro if proposal.lower_bound else 0,
     )
@@ -191,23 +195,27 @@ def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
         else:
             enough = FAST_ENOUGH * max(_rate(proposal) for proposal in known)
             lean = [proposal for proposal in known if _rate(proposal) >= enough]
-            lean.sort(key=lambda one: one.memory_bytes or 0)
+            lean.sort(key=lambda one: (bool(one.retries), one.memory_bytes or 0))
         taken = set(map(id, lean))
         return [*lean, *by_speed(one for one in fitting if id(one) not in taken)]
     if answers.goal == "time" and not any(proposal.lower_bound for proposal in known):
-        return sorted(fitting, key=lambda one: (one.total_s is None, one.total_s or 0.0))
+        return sorted(fitting, key=lambda one: (bool(one.retries), one.total_s is None, one.total_s or 0.0))
     return by_speed(fitting)
 
 
 def by_speed(proposals: Iterable[Proposal]) -> list[Proposal]:
-    """Fastest first; ties by least memory, or by largest micro-batch if only peak FLOP/s are known."""
+    """Fastest first; ties by least memory, or by largest micro-batch if only peak FLOP/s are known.
+
+    Those that need retries of the allocator come last: what these cost is not known before a measurement.
+    """
     return sorted(proposals, key=slowness)
 
 
-def slowness(proposal: Proposal) -> tuple[bool, float, int]:
+def slowness(proposal: Proposal) -> tuple[bool, bool, float, int]:
     """The sort key of `by_speed`."""
     order = -proposal.batch.micro if proposal.lower_bound else proposal.memory_bytes or 0
-    return proposal.items_per_s is None, -_rate(proposal), order
+    retried = bool(proposal.retries) and (proposal.measured is None or proposal.measured.step_s is None)
+    return proposal.items_per_s is None, retried, -_rate(proposal), order
 
 
 def cost_in_words(

@@ -30,6 +30,7 @@ COMMANDS = {
     "compare": "Compare two recorded runs: what differs, and the effect on speed and loss.",
     "report": "Write a run as one HTML page with plots, or as text.",
     "trace": "Diagnose a trace of torch.profiler: idle time, collectives, longest kernels, findings.",
+    "memory": "Explain a CUDA memory snapshot: owners at the peak, fragmentation, retries, other settings.",
     "scaffold": "Write an example workload to replace with your own model and data.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }

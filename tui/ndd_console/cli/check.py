@@ -75,9 +75,11 @@ def examine(draft: Draft) -> dict[str, Any]:
         "memory_source": found.memory.source,
         "memory_reliable": found.memory.reliable,
         "memory_why_not": found.memory.why_not,
-        "nearest": found.nearest if found.fits is False else None,
+        "nearest": found.nearest,
         "available_bytes": found.available_bytes,
         "fits": found.fits,
+        "retries": found.retries,
+        "bytes_without_retries": found.fit.roomy_bytes,
         **{name: getattr(found, name) for name in _TIMES},
         "notes": list(workload.notes()),
         "advice": list(advice(config, machine.host, machine.device, found.steps_per_epoch)),
@@ -106,10 +108,21 @@ def advice(config: Config, host: Host, device: str, steps_per_epoch: int) -> Ite
         )
 
 
+def retries_in_words(retries: int, roomy_bytes: int) -> str:
+    """What it means that a configuration fits with retries."""
+    plural = "y" if retries == 1 else "ies"
+    return (
+        f"{retries} allocator retr{plural} in the first steps: cached memory is released and allocated again, "
+        f"which costs time; {size(roomy_bytes)} would avoid that"
+    )
+
+
 def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The report as (label, text)."""
     memory, micro = report["predicted_bytes"], report["micro_batch"]
     fits = {True: "fits", False: "DOES NOT FIT", None: "available memory unknown"}[report["fits"]]
+    if report["retries"]:
+        fits += ", with retries"
     step = "measured" if report["step_measured"] else f"extrapolated from micro-batches smaller than {micro}"
     yield "config", "no problems"
     yield "data", printable(report["data"])
@@ -123,9 +136,12 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "", f"from {report['memory_source']}"
     if not report["memory_reliable"]:
         yield "", f"low confidence: {report['memory_why_not']}"
+    if report["retries"]:
+        yield "", retries_in_words(report["retries"], report["bytes_without_retries"])
     if report["nearest"] is not None:
         micro, times = report["nearest"]
-        yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} (same effective batch)"
+        what = "same effective batch" + (", no retries" if report["retries"] else "")
+        yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
     yield "step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"
     yield (
         "time",

@@ -15,6 +15,7 @@ from ndd_console.report.model import Report
 from ndd_console.report.sections import page
 from ndd_engine.diagnose import CAUSES, Finding
 from ndd_engine.errors import UsageError
+from ndd_engine.files import write_text
 from ndd_engine.record.derive import COLLECTIVES, IDLE_CAUSES
 from ndd_engine.record.events import FindingEvent
 from ndd_engine.record.rundir import RunDir
@@ -22,7 +23,7 @@ from ndd_engine.recordings import trace as traces
 from ndd_engine.recordings.trace import DeviceUse, TraceUse
 from ndd_engine.text import duration, percent, printable, times
 
-from .measuring import check_writable, save
+from .measuring import check_writable
 from .options import command, flag, json_option, output_option
 from .printing import say, show, table
 
@@ -163,7 +164,7 @@ def _write_report(use: TraceUse, output: Path) -> None:
         report = Report(
             directory, traces.snapshot(use, device), tuple(findings), "", collect(directory), time.time()
         )
-        save(output, html.render(page(report)))
+        write_text(output, html.render(page(report)))
     click.echo(printable(str(output)))
 
 

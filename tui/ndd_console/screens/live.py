@@ -33,6 +33,9 @@ _COMMANDS: dict[str, tuple[Action, str]] = {
 }
 _BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
+# A longer wait is not shown: the clock or the record is wrong.
+LONGEST_S = 1e9
+
 
 class LiveScreen(CanvasScreen):
     """Shows a run. `leave` is called once, when the screen is closed."""
@@ -104,7 +107,8 @@ class LiveScreen(CanvasScreen):
         message = STOPPING if self.stopping else self._message[0] if self._message else None
         waited = None
         if snapshot.status == "preparing":
-            waited = int(max(self._clock() - (snapshot.preparing_t or self._opened_t), 0))
+            since = snapshot.preparing_t or self._opened_t
+            waited = int(min(max(0.0, self._clock() - since), LONGEST_S))
         return LiveState(
             self.source.name,
             "stopping" if self.stopping and not snapshot.final else snapshot.status,

@@ -1,0 +1,128 @@
+"""Records which lines allocate GPU memory, and writes a memory snapshot when it runs out.
+
+torch records a Python stack for each allocation, in about 2 microseconds, which can be several per cent of a short
+step. By default this happens only until the first steps are done: most runs that do not fit fail there, and what
+stays allocated (parameters, optimizer state) keeps its stacks. `ndd-console memory` explains the file.
+
+torch's recording is a setting of the process, so this is one, too. Errors are ignored: nothing here may end a run or
+hide the error that ends it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ndd_engine.text import printable, size
+
+from .memory_owners import NO_PYTHON, NO_STACK, owners
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "memory.pickle"
+# Entries of the history that are kept, the newest ones: several steps of most models, about 1 KB of host memory each.
+ENTRIES = 20_000
+# Steps after which the recording ends, unless it is to last.
+FIRST_STEPS = 3
+TOP = 3
+
+_folder: Path | None = None
+_lasting = False
+_recording = False
+
+
+def start(device: torch.device, mode: str, folder: Path) -> None:
+    """Start recording on a GPU. mode: "start" (the first steps), "always" or "off". folder: for the snapshot."""
+    global _folder, _lasting, _recording
+    if device.type != "cuda" or mode == "off":
+        return
+    _folder, _lasting = folder, mode == "always"
+    with suppress(Exception):
+        _memory()._record_memory_history("all", context="alloc", stacks="python", max_entries=ENTRIES)
+        _recording = True
+
+
+def settle(steps: int) -> None:
+    """End the recording after the first steps, unless it is to last. Memory in use keeps its stacks."""
+    if _recording and not _lasting and steps >= FIRST_STEPS:
+        _end()
+
+
+def stop() -> None:
+    """Stop recording, and write no snapshot from now on; safe to call twice."""
+    global _folder
+    _folder = None
+    if _recording:
+        _end()
+
+
+def out_of_memory(error: BaseException) -> str:
+    """Write the snapshot of an out-of-memory error on a GPU: its largest owners and its name, or "".
+
+    Call it while the error is handled, because then the memory of the failed step is still in use.
+    """
+    if _folder is None or not _on_gpu(error):
+        return ""
+    parts: list[str] = []
+    with suppress(Exception):
+        body = _memory()._snapshot()
+        named = [
+            f"{size(owner.requested_bytes)} {owner.place}"
+            for owner in owners(_live(body))
+            if owner.place not in (NO_STACK, NO_PYTHON)
+        ]
+        if named:
+            parts.append(f"largest owners: {', '.join(named[:TOP])}")
+        path = _folder / FILE
+        _write(path, body)
+        parts.append(f"explain with: ndd-console memory {printable(str(path))}")
+        if not _recording:
+            parts.append("to record the lines of every step: --set log.memory_history=always")
+    return "; ".join(parts)
+
+
+def _write(path: Path, body: Any) -> None:
+    """Write a snapshot completely or not at all. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            pickle.dump(body, file)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _on_gpu(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        name in str(error) for name in ("CUDA", "CUBLAS", "HIP")
+    )
+
+
+def _live(body: dict[str, Any]) -> list[tuple[Any, int]]:
+    """(stack, requested bytes) of each block in use."""
+    blocks = [block for segment in body["segments"] for block in segment["blocks"]]
+    return [
+        (block.get("frames"), int(block.get("requested_size", block["size"])))
+        for block in blocks
+        if block["state"] != "inactive"
+    ]
+
+
+def _end() -> None:
+    global _recording
+    _recording = False
+    with suppress(Exception):
+        _memory()._record_memory_history(None)
+
+
+def _memory() -> Any:
+    import torch
+
+    return torch.cuda.memory

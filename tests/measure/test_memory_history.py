@@ -1,0 +1,126 @@
+"""The memory snapshot of a run that runs out of GPU memory, with a fake of torch.cuda.memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ndd_console.__main__ import status_of
+from ndd_engine.config import read
+from ndd_engine.measure import memory_history
+from ndd_engine.train.failures import explain
+
+MIB = 1 << 20
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class Memory:
+    """torch.cuda.memory: records the calls; the snapshot has four lines of 10, 20, 30 and 40 MiB and a free block."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.broken = False
+
+    def _record_memory_history(self, enabled: str | None, **options: Any) -> None:
+        self.calls.append((enabled, options))
+        if self.broken:
+            raise RuntimeError("no such option")
+
+    def _snapshot(self) -> dict[str, Any]:
+        if self.broken:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        blocks = [
+            {"address": line * 100 * MIB, "size": 10 * line * MIB, "requested_size": 10 * line * MIB,
+             "state": "active_allocated", "frames": [{"filename": "/me/model.py", "line": line, "name": "forward"}]}
+            for line in range(1, 5)
+        ]  # fmt: skip
+        blocks.append({"address": 900 * MIB, "size": 9 * MIB, "state": "inactive", "frames": []})
+        segments = [
+            {"device": 0, "address": block["address"], "total_size": block["size"], "stream": 0, "blocks": [block],
+             "segment_type": "large", "segment_pool_id": (0, 0)}
+            for block in blocks
+        ]  # fmt: skip
+        return {"segments": segments, "device_traces": [[]]}
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
+    fake = Memory()
+    monkeypatch.setattr(memory_history, "_memory", lambda: fake)
+    yield fake
+    memory_history.stop()
+
+
+def message(error: BaseException) -> str:
+    config = read(None, ["workload.size=tiny", "batch.micro=8", "batch.accumulation=1"], "chartext").resolve()
+    return explain(error, 4, "forward", config, CPU, None).text
+
+
+def test_a_run_that_runs_out_of_memory_writes_a_snapshot_and_names_the_owners(
+    memory: Memory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory_history.start(GPU, "start", tmp_path)
+    text = message(FULL)
+    assert "out of memory on cpu at step 4 in forward: tried to allocate 2.00 GB" in text
+    owners = "40.0 MB me/model.py:4 forward, 30.0 MB me/model.py:3 forward, 20.0 MB me/model.py:2 forward"
+    assert f"largest owners: {owners}; explain with: ndd-console memory {tmp_path / 'memory.pickle'}" in text
+    assert "--set batch.micro=4" in text and "memory_history=always" not in text
+    assert [path.name for path in tmp_path.iterdir()] == ["memory.pickle"]
+    assert status_of(["memory", str(tmp_path / "memory.pickle")]) == 0
+    assert "me/model.py:4 forward" in capsys.readouterr().out
+
+
+def test_the_history_is_recorded_for_the_first_steps_only(memory: Memory, tmp_path: Path) -> None:
+    memory_history.start(GPU, "start", tmp_path)
+    (enabled, options), *_ = memory.calls
+    assert enabled == "all" and options["context"] == "alloc" and options["stacks"] == "python"
+    assert options["max_entries"] <= 100_000
+    memory_history.settle(1)
+    assert len(memory.calls) == 1
+    memory_history.settle(3)
+    memory_history.settle(4)
+    assert [call[0] for call in memory.calls] == ["all", None]
+    # What stays allocated keeps its stack; how to get those of later steps is part of the message.
+    assert "largest owners" in message(FULL) and "--set log.memory_history=always" in message(FULL)
+
+
+def test_it_can_be_recorded_always_or_not_at_all(memory: Memory, tmp_path: Path) -> None:
+    memory_history.start(GPU, "off", tmp_path)
+    memory_history.start(CPU, "always", tmp_path)
+    assert not memory.calls and "largest owners" not in message(FULL)
+    memory_history.start(GPU, "always", tmp_path)
+    memory_history.settle(1000)
+    assert [call[0] for call in memory.calls] == ["all"]
+    memory_history.stop()
+    assert [call[0] for call in memory.calls] == ["all", None]
+    assert "largest owners" not in message(FULL)  # the run has ended
+
+
+def test_an_error_of_the_recording_does_not_hide_the_failure(memory: Memory, tmp_path: Path) -> None:
+    memory.broken = True
+    memory_history.start(GPU, "always", tmp_path)
+    memory_history.settle(9)
+    text = message(FULL)
+    assert "out of memory on cpu at step 4" in text and "launch failure" not in text
+    memory.broken = False
+    memory_history.start(GPU, "always", tmp_path / "missing")
+    assert "largest owners: 40.0 MB" in message(FULL)  # the folder does not exist, but the owners are known
+    assert not list(tmp_path.iterdir())
+
+
+def test_host_memory_is_no_reason_for_a_gpu_snapshot(memory: Memory, tmp_path: Path) -> None:
+    memory_history.start(GPU, "start", tmp_path)
+    message(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    message(MemoryError())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_setting_is_checked() -> None:
+    assert read(None, [], "chartext").resolve("tiny").log.memory_history == "start"
+    with pytest.raises(Exception, match="memory_history"):
+        read(None, ["log.memory_history=sometimes"], "chartext").resolve("tiny")

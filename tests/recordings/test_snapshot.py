@@ -1,0 +1,281 @@
+"""Memory snapshots: five recordings from real GPUs, and histories made here."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from snapshots import MIB, History, frame, written
+
+from ndd_console.__main__ import status_of
+from ndd_engine.errors import UsageError
+from ndd_engine.measure.memory_owners import BACKWARD, NO_STACK, place
+from ndd_engine.predict.allocator import Rules
+from ndd_engine.recordings.snapshot import SETTINGS, examine
+from ndd_engine.recordings.snapshot_file import read_snapshot
+from ndd_engine.recordings.snapshot_replay import replay, start_of
+
+# Recording -> (segments from the driver, allocations, peak of reserved bytes).
+REFERENCE = {
+    "transformer-step-context100.pickle.gz": (65, 3853, 786_432_000),
+    "transformer-step-context150.pickle.gz": (80, 3907, 1_063_256_064),
+    "transformer-step-context200.pickle.gz": (83, 3907, 1_390_411_776),
+    "transformer-step-context200-mixed.pickle.gz": (88, 4404, 1_205_862_400),
+    "transformer-with-frames.pickle": (9, 36, 3_781_165_056),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+@pytest.mark.parametrize("descending", [False, True])
+def test_every_decision_of_a_real_recording_is_replayed(gpu_data: Path, name: str, descending: bool) -> None:
+    file = read_snapshot(gpu_data / "snapshots" / name)
+    (device,) = file.devices
+    segments, allocations, peak = REFERENCE[name]
+    assert len(device.segments) == segments
+    found = replay(start_of(device), device.entries, Rules.of_snapshot(file.settings), descending)
+    assert (found.decisions, found.wrong, found.peak) == (allocations, 0, peak)
+
+
+@pytest.mark.parametrize("name", [name for name in REFERENCE if "frames" not in name])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_a_real_history_that_begins_warm_is_rebuilt(gpu_data: Path, name: str, share: float) -> None:
+    file = read_snapshot(gpu_data / "snapshots" / name)
+    (device,) = file.devices
+    late = replace(device, entries=device.entries[int(share * len(device.entries)) :])
+    start = start_of(late)
+    assert start.warm and not start.mismatches
+    found = replay(start, late.entries, Rules.of_snapshot(file.settings), as_it_was=True)
+    assert (found.wrong, found.peak) == (0, REFERENCE[name][2])
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_a_real_recording_is_explained_with_an_error_of_zero(gpu_data: Path, name: str) -> None:
+    (device,) = examine(gpu_data / "snapshots" / name).devices
+    assert device.peak.reserved_bytes == REFERENCE[name][2]
+    assert (device.peak_error, device.wrong_decisions, device.refused) == (0.0, 0, "")
+    assert {one.setting for one in device.what_ifs} == set(SETTINGS) - {"expandable_segments:False"}
+    assert sum(owner.requested_bytes for owner in device.peak.owners) == device.peak.requested_bytes
+    assert device.peak.requested_bytes <= (device.peak.active_bytes or 0) <= device.peak.reserved_bytes
+
+
+def test_the_owners_of_a_real_recording_are_lines_of_its_program(gpu_data: Path) -> None:
+    (device,) = examine(gpu_data / "snapshots" / "transformer-with-frames.pickle").devices
+    places = [owner.place for owner in device.peak.owners]
+    assert places[0] == BACKWARD
+    assert places[1] == "cs336_systems/trace_peak_memory.py:7 custom_softmax"
+    assert all(name.startswith("cs336_systems/trace_peak_memory.py") for name in places[1:])
+
+
+def test_fragmentation_and_owners_at_the_peak(tmp_path: Path) -> None:
+    history = History()
+    weights = history.alloc(30 * MIB, [frame("/home/me/model.py", 12, "build")])
+    gone = history.alloc(40 * MIB, [frame("/home/me/model.py", 30, "forward")])
+    history.free(gone)
+    history.alloc(50 * MIB - 100, [frame("/x/site-packages/torch/nn/functional.py", 5, "linear"),
+                                   frame("/home/me/model.py", 31, "forward")])  # fmt: skip
+    (device,) = examine(written(tmp_path, history)).devices
+    assert weights and device.peak.reserved_bytes == 120 * MIB
+    assert device.peak.active_bytes == 80 * MIB
+    assert device.peak.requested_bytes == 80 * MIB - 100
+    assert [(owner.place, owner.requested_bytes) for owner in device.peak.owners] == [
+        ("me/model.py:31 forward", 50 * MIB - 100),
+        ("me/model.py:12 build", 30 * MIB),
+    ]
+    assert not device.releases
+
+
+def test_what_expandable_segments_would_have_saved(tmp_path: Path) -> None:
+    history = History()
+    keys = [history.alloc(30 * MIB) for _ in range(4)]
+    for key in keys:
+        history.free(key)
+    history.alloc(110 * MIB)
+    (device,) = examine(written(tmp_path, history)).devices
+    assert device.peak.reserved_bytes == 230 * MIB and device.peak_error == 0
+    (saved,) = (one for one in device.what_ifs if one.setting == "expandable_segments:True")
+    assert saved.reserved_bytes == 120 * MIB
+
+
+def test_retries_are_told_from_emptied_caches(tmp_path: Path) -> None:
+    history = History(cap=100 * MIB)
+    history.free(history.alloc(60 * MIB))
+    history.empty_cache()
+    history.free(history.alloc(70 * MIB))
+    history.alloc(90 * MIB)  # needs the memory of the 70 MiB
+    (device,) = examine(written(tmp_path, history)).devices
+    assert [(one.kind, one.released_bytes) for one in device.releases] == [
+        ("empty_cache", 60 * MIB), ("retry", 70 * MIB)
+    ]  # fmt: skip
+    assert device.retries == 1
+    assert device.peak_error == 0 and device.wrong_decisions == 0
+
+
+def test_an_out_of_memory_error_names_what_was_live(tmp_path: Path) -> None:
+    history = History(cap=120 * MIB)
+    for line in range(3):
+        history.alloc(24 * MIB, [frame("train.py", line, "step")])
+        history.alloc(8 * MIB, [frame("train.py", 50, "small")])
+    history.alloc(60 * MIB)
+    (device,) = examine(written(tmp_path, history)).devices
+    (failure,) = device.failures
+    assert failure.asked_bytes == 60 * MIB and failure.free_bytes == 120 * MIB - device.end.reserved_bytes
+    assert failure.moment.owners[0].place in {f"train.py:{line} step" for line in range(3)}
+    assert failure.moment.requested_bytes == 96 * MIB
+    assert not failure.fragmented
+
+
+def test_several_streams_have_pools_of_their_own(tmp_path: Path) -> None:
+    history = History()
+    history.free(history.alloc(30 * MIB, stream=0))
+    history.alloc(30 * MIB, stream=5)
+    (device,) = examine(written(tmp_path, history)).devices
+    assert device.streams == 2 and device.wrong_decisions == 0
+    assert device.peak.reserved_bytes == 60 * MIB
+
+
+def test_private_pools_are_named_and_not_replayed(tmp_path: Path) -> None:
+    history = History()
+    history.alloc(30 * MIB)
+    body = history.body()
+    body["segments"][0]["segment_pool_id"] = (0, 1)
+    (device,) = examine(written(tmp_path, body)).devices
+    assert device.private_bytes == 30 * MIB and "private pools" in device.refused
+    assert not device.what_ifs and device.peak.reserved_bytes == 30 * MIB
+
+
+def test_each_gpu_is_explained(tmp_path: Path) -> None:
+    first, second = History(), History(device=1)
+    first.alloc(30 * MIB)
+    second.alloc(50 * MIB)
+    body = first.body()
+    body["segments"] += second.body()["segments"]
+    body["device_traces"] = [*body["device_traces"], second.entries, []]
+    devices = examine(written(tmp_path, body)).devices
+    assert [(device.index, device.peak.reserved_bytes) for device in devices] == [
+        (0, 30 * MIB),
+        (1, 50 * MIB),
+    ]
+
+
+def test_without_a_history_the_final_state_is_explained(tmp_path: Path) -> None:
+    history = History()
+    history.alloc(30 * MIB, [frame("train.py", 3, "main")])
+    body = history.body()
+    body["device_traces"] = [[]]
+    path = written(tmp_path, body)
+    (device,) = examine(path).devices
+    assert device.peak.owners[0].place == "train.py:3 main"
+    assert "no history" in device.notes[0] and device.refused and not device.broken
+    assert status_of(["memory", str(path)]) == 0
+
+
+def test_a_history_with_a_gap_is_a_notice_and_exit_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History()
+    history.free(history.alloc(30 * MIB))
+    history.alloc(10 * MIB)
+    body = history.body()
+    # The recording was stopped before the last free.
+    body["device_traces"][0] = [
+        entry for entry in body["device_traces"][0] if not entry["action"].startswith("free")
+    ]
+    path = written(tmp_path, body)
+    (device,) = examine(path).devices
+    assert device.broken and device.peak.requested_bytes == 10 * MIB
+    assert status_of(["memory", str(path)]) == 2
+    assert "the history has gaps" in capsys.readouterr().out
+
+
+def test_the_garbage_collection_needs_a_limit(tmp_path: Path) -> None:
+    history = History()
+    for size in (30, 40, 50, 60, 70, 80):
+        history.free(history.alloc(size * MIB))
+    path = written(tmp_path, history)
+    setting = "garbage_collection_threshold:0.5"
+    (found,) = examine(path, [setting]).devices[0].what_ifs
+    assert found.collections and (found.reserved_bytes or 0) < 330 * MIB
+    (found,) = examine(path, [setting], limit_bytes=10_000 * MIB).devices[0].what_ifs
+    assert (found.collections, found.reserved_bytes) == (0, 330 * MIB)
+    (found,) = examine(path, [setting], limit_bytes=60 * MIB).devices[0].what_ifs
+    assert found.reserved_bytes is None  # does not fit
+
+
+def test_the_settings_of_the_recording_are_used(tmp_path: Path) -> None:
+    history = History(Rules(expandable=True))
+    for _ in range(3):
+        history.alloc(30 * MIB)
+    body = history.body()
+    body["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    use = examine(written(tmp_path, body))
+    assert use.settings == "expandable_segments:True"
+    (device,) = use.devices
+    assert (device.peak.reserved_bytes, device.wrong_decisions, device.peak_error) == (100 * MIB, 0, 0)
+    assert device.what_ifs[0].setting == "expandable_segments:False"
+
+
+def test_a_setting_that_changes_nothing_is_an_error(tmp_path: Path) -> None:
+    history = History()
+    history.alloc(MIB)
+    path = written(tmp_path, history)
+    for setting in ("expandable_segments:False", "pinned_reserve_segment_size_mb:3", "nonsense"):
+        if setting not in SETTINGS:
+            with pytest.raises(UsageError, match="not modelled"):
+                examine(path, [setting])
+    assert status_of(["memory", str(path), "--setting", "nonsense"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("frames", "found"),
+    [
+        ([], NO_STACK),
+        (None, NO_STACK),
+        ([{}, 3, {"filename": 7}], "no Python frame"),
+        ([frame("??", 0, "torch::autograd::Engine::thread_main"), frame("<frozen runpy>", 1, "f")], BACKWARD),
+        ([frame("/usr/lib/python3.12/threading.py", 9, "run"), frame("C:\\me\\train.py", 4, "main")],
+         "me/train.py:4 main"),
+        ([frame("/opt/pytorch/torch/nn/modules/linear.py", 1, "forward"),
+          frame("/tmp/ipykernel_12/345.py", 2, "<module>")], "ipykernel_12/345.py:2 <module>"),
+        ([frame("/x/site-packages/torch/optim/adamw.py", 8, "step"),
+          frame("/x/site-packages/ndd_engine/train/step/stepper.py", 9, "update")], "step/stepper.py:9 update"),
+        ([frame("/src/engine/ndd_engine/train/loop.py", 1, "f"),
+          frame("/src/engine/ndd_engine/workloads/ndd_model.py", 2, "forward")],
+         "workloads/ndd_model.py:2 forward"),
+        ([frame("/x/site-packages/torch/optim/adamw.py", 8, "step")], "optim/adamw.py:8 step"),
+        ([frame("evil\x1b[2J.py", 1, "f")], "evil\\x1b[2J.py:1 f"),
+    ],
+)  # fmt: skip
+def test_the_owner_is_the_innermost_line_of_the_users_code(frames: object, found: str) -> None:
+    assert place(frames) == found
+
+
+def test_the_command_prints_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = History(cap=100 * MIB)
+    history.alloc(60 * MIB, [frame("/home/me/train.py", 7, "build")])
+    history.alloc(60 * MIB)
+    path = written(tmp_path, history)
+    assert status_of(["memory", str(path)]) == 0
+    text = capsys.readouterr().out
+    for words in ("60.0 MB reserved", "me/train.py:7 build", "out of memory at entry", "60.0 MB requested",
+                  "expandable_segments:True", "error on this recording +0.0%", "retries: none"):  # fmt: skip
+        assert words in text
+    assert status_of(["memory", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["devices"][0]["peak"]["owners"][0]["place"] == "me/train.py:7 build"
+    assert found["devices"][0]["failures"][0]["fragmented"] is False
+
+
+def test_other_settings_of_a_warm_history_come_with_their_error(gpu_data: Path, tmp_path: Path) -> None:
+    packed = (gpu_data / "snapshots" / "transformer-step-context200.pickle.gz").read_bytes()
+    body = pickle.loads(gzip.decompress(packed))
+    body["device_traces"][0] = body["device_traces"][0][3000:]
+    (device,) = examine(written(tmp_path, body)).devices
+    assert device.start_bytes == 1_308_622_848 and device.wrong_decisions == 0
+    assert device.peak.reserved_bytes == 1_390_411_776 and device.peak.active_bytes is not None
+    # The arrangement before the history is unknown for other settings, so the same replay is off by some per cent.
+    assert device.peak_error is not None and 0 < abs(device.peak_error) < 0.05
+    assert "the history begins with 1.2 GB reserved" in device.notes[0]
