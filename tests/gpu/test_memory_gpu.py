@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from benchmarks.gpu.capped import proposal, tried
 from benchmarks.gpu.memory import probed, replayed
+
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.predict.probing import endless
+from ndd_engine.recordings.snapshot import examine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +42,24 @@ def test_larger_batches_take_what_was_predicted(amp: str) -> None:
     for micro in (64, 96):
         prober.trace(micro)
         assert memory.peak(micro, 2) == pytest.approx(torch.cuda.max_memory_reserved(), rel=0.05)
+
+
+def test_a_snapshot_of_training_steps_is_replayed(tmp_path: Path) -> None:
+    prober, _ = probed("chartext", sets("off"), "cuda")
+    batches = endless(prober.workload, prober.config, 8)
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history("all", stacks="python")
+    try:
+        stepper = prober.stepper()
+        for step in range(3):
+            stepper.eager_step(batches, PhaseClock(), step)
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    device = examine(tmp_path / "snapshot.pickle").devices[0]
+    assert not device.broken and not device.refused
+    assert device.peak_error == pytest.approx(0.0, abs=0.005)
+    assert device.peak.owners[0].requested_bytes > 0
 
 
 @pytest.mark.parametrize("cap_gib", [1, 2])

@@ -14,6 +14,7 @@ from ndd_engine.config import read
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_engine.record.events import PHASES, EndEvent
+from ndd_engine.recordings.snapshot import examine
 from ndd_engine.train.run import Run, RunRequest
 
 pytestmark = [
@@ -116,6 +117,11 @@ def test_out_of_memory_names_what_filled_it_and_what_fits(tmp_path: Path) -> Non
     assert re.search(r"out of memory on cuda:0 (in a test step|at step 1)", end.reason), end.reason
     assert "--set batch.micro=512 --set batch.accumulation=2" in end.reason
     assert "activations" in end.reason and "optimizer" in end.reason
+    # The snapshot in the run's folder names the lines that hold the memory.
+    assert "largest owners: " in end.reason
+    (snapshot,) = tmp_path.rglob("memory.pickle")
+    device = examine(snapshot).devices[0]
+    assert device.failures and device.failures[-1].moment.owners
 
 
 def settings(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
