@@ -77,7 +77,7 @@ def parts() -> tuple[Part, ...]:
     rows: Sequence[tuple[str, str, str, tuple[str, ...], float, float]] = (
         (MACHINE, "machine", f"{MODULE}.machine", (), 60, 30),
         (TESTS, "hardware", "pytest", ("tests/gpu/test_hardware_gpu.py",), 60, 30),
-        (TESTS, "training", "pytest", ("tests/gpu/test_train_gpu.py",), 360, 80),
+        (TESTS, "training", "pytest", ("tests/gpu/test_train_gpu.py",), 480, 80),
         (TESTS, "captures", "pytest", ("tests/gpu/test_capture_gpu.py",), 150, 40),
         (TESTS, "memory", "pytest", ("tests/gpu/test_memory_gpu.py",), 180, 40),
         (OVERHEAD, "overhead", f"{MODULE}.overhead", (), 270, 45),
@@ -89,7 +89,7 @@ def parts() -> tuple[Part, ...]:
         (MEMORY, "summarise", f"{MODULE}.memory", ("summarise",), 90, 0),
         (CAPPED, "bf16", f"{MODULE}.capped", ("bf16",), 240, 40),
         (CAPPED, "fp32", f"{MODULE}.capped", ("off",), 180, 0),
-        (FAULTS, "faults", f"{MODULE}.faults", (), 480, 60),
-        (CLAIMS, "claims", f"{MODULE}.claims", (), 900, 60),
+        (FAULTS, "faults", f"{MODULE}.faults", (), 450, 60),
+        (CLAIMS, "claims", f"{MODULE}.claims", (), 840, 60),
     )
     return tuple(Part(*row, about=_ABOUT[row[0]]) for row in rows)
