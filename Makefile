@@ -3,12 +3,13 @@
 #   make test    set up and run lint, types, import contracts, docs and tests
 # Others: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
 # docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills, limits, fuzzed input),
-# screenshots.
+# gpu (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 8 minutes), screenshots.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH_VENV ?= $(VENV)-bench
+GPU_VENV ?= $(VENV)-gpu
 # Test files at a time.
 JOBS ?= 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -17,7 +18,7 @@ PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 # Both ends of the range in pyproject.toml.
 TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test test-slow test-textual lint docs dist bench faults hostile screenshots clean
+.PHONY: run test test-slow test-textual lint docs dist bench faults gpu hostile screenshots clean
 
 # In the background, so that a SIGTERM that only make receives reaches the program; a signal ends wait, not the program.
 run: $(VENV)/.run
@@ -67,6 +68,11 @@ bench: $(BENCH_VENV)/.bench
 faults: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
+# An environment of its own, which never replaces a torch with CUDA: see benchmarks/gpu/setup.py. Exit status 3 without a
+# GPU (make itself then returns 2).
+gpu:
+	@$(PYTHON) -m benchmarks.gpu.setup $(GPU_VENV) $(ARGS)
+
 hostile: $(VENV)/.dev
 	$(BIN)/python -m tests.hostile $(ARGS)
 
@@ -103,5 +109,5 @@ $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site dist \
+	rm -rf $(VENV) $(BENCH_VENV) $(GPU_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site dist \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis

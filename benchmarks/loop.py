@@ -140,8 +140,8 @@ def _case(table: Table, name: str, subject: Engine, quick: bool) -> None:
 
     subject.prepared.sampler.stop()
     block_s, pairs, limit_s = (0.4, 4, 4.0) if quick else (1.0, 28, 80.0)
-    steps = _steps_of(block_s, lambda count: timed(bare.train, count))
-    timed(subject.train, steps)  # warm-up; the bare loop was warmed up by _steps_of
+    steps = steps_of(block_s, lambda count: timed(bare.train, count))
+    timed(subject.train, steps)  # warm-up; the bare loop was warmed up by steps_of
 
     def with_engine() -> float:
         subject.prepared.sampler.start()
@@ -169,7 +169,7 @@ def _case(table: Table, name: str, subject: Engine, quick: bool) -> None:
         table.note(f"{name}: {note}")
 
 
-def _steps_of(block_s: float, rate: Callable[[int], float]) -> int:
+def steps_of(block_s: float, rate: Callable[[int], float]) -> int:
     """The number of steps of a block of this length, measured; also warms up."""
     count = 2
     while count / rate(count) < block_s / 8:

@@ -44,7 +44,7 @@ from .terminal import Chunk, Terminal
 TITLE = "screen: engine under the live screen / headless, at 80x24, 4 refreshes per second"
 RATIO_TARGET = Target(0.99, at_least=True)
 BYTES_TARGET = Target(1536)
-_SETTINGS = (*TINY, *ONLY_STEPS, "log.window_s=0.25", "run.device=cpu")
+_SETTINGS = (*TINY, *ONLY_STEPS, "log.window_s=0.25")
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Stretch:
 
 def measure(options: Options) -> Table:
     """Ratio, bytes and CPU time."""
-    pairs, block_s = (3, 1.2) if options.quick else (30, 2.5)
+    pairs, block_s = (3, 1.2) if options.quick else (options.pairs or 30, 2.5)
     say(f"screen: {2 * pairs + 1} blocks of {block_s} s")
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
         result = Path(folder) / "result.json"
-        chunks, load = _watch(Path(folder), result, 2 * pairs + 1, block_s)
+        chunks, load = _watch(Path(folder), result, 2 * pairs + 1, block_s, options.device)
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
         windows = read_windows(Path(folder) / RUN / "events.jsonl")
     spans = [(t - window.wall_ns * 1e-9, t, window) for t, window in windows]
@@ -136,7 +136,7 @@ def _cpu_share(block: Stretch) -> float:
 
 
 def _watch(
-    folder: Path, result: Path, blocks: int, block_s: float
+    folder: Path, result: Path, blocks: int, block_s: float, device: str
 ) -> tuple[list[Chunk], list[tuple[float, float]]]:
     """Read the terminal to its end: the chunks, and (unix seconds, cores used by others) every second."""
     argv = [
@@ -148,6 +148,7 @@ def _watch(
         str(blocks),
         str(block_s),
         *_SETTINGS,
+        f"run.device={device}",
     ]
     chunks: list[Chunk] = []
     load: list[tuple[float, float]] = []

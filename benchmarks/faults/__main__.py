@@ -11,10 +11,12 @@ from pathlib import Path
 
 from benchmarks.common import Environment, Table, machine_slug, report, say
 from ndd_engine.config.workload_sections import WORKLOADS
+from ndd_engine.hardware.detect import detect
 
 from . import matrix, null
 from .cases import OWN, chosen
 from .catalogue import all_cases
+from .on_gpu import GPU_CASES
 from .suite import FIX_S, Suite
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -59,8 +61,11 @@ def main() -> int:
     given = parser.parse_args()
     if given.null is not None and given.null < 1:
         parser.error("--null has to be at least 1")
+    gpu = detect(use_torch=False).device != "cpu"
+    if not gpu:
+        say(f"no CUDA GPU: {len(GPU_CASES)} cases that need one are left out")
     try:
-        cases = chosen(all_cases(), given.only, given.workload)
+        cases = chosen(all_cases(gpu), given.only, given.workload)
     except ValueError as error:
         parser.error(str(error))
     if given.list:

@@ -265,3 +265,54 @@ def lengths(settings: Any) -> dict[str, Any]:
 def model_of(model: nn.Module, batch: Tensor) -> Any:
     """The model on a batch that is one tensor."""
     return model(batch)
+
+
+# Faults that need a GPU.
+
+
+def reading(settings: Any) -> dict[str, Any]:
+    """Options: rounds through the net; reads: after how many of them a value is read from the GPU; empty: whether to
+    empty the allocator's cache.
+    """
+    rounds, reads, empty = (
+        settings.option(name, value) for name, value in (("rounds", 24), ("reads", 0), ("empty", 0))
+    )
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        total = torch.zeros(len(batch[0]), 1, device=batch[0].device)
+        for index in range(rounds):
+            total = total + model(batch[0])
+            if index < reads:
+                total = total + 0.0 * total.mean().item()
+        if empty:
+            torch.cuda.empty_cache()
+        return total / rounds
+
+    return {"model": Net(1024), "train_data": in_memory(8 * ITEMS), "loss": loss, "forward": forward}
+
+
+class Numbers(Dataset[Tensor]):
+    """Only the numbers of items: the batches exist already."""
+
+    def __len__(self) -> int:
+        return 8 * ITEMS
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return torch.tensor(index)
+
+
+def heavy(settings: Any) -> dict[str, Any]:
+    """Options: megabytes of a batch of 256 items, which costs nothing to make and little to compute."""
+    columns = max(settings.option("megabytes", 1) * MEGABYTE // 4 // 256 // WIDTH, 1) * WIDTH
+    x = torch.randn(256, columns)
+    y = x[:, :8].sum(dim=1, keepdim=True)
+
+    def collate(items: list[Tensor]) -> tuple[Tensor, Tensor]:
+        return x[: len(items)], y[: len(items)]
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(batch[0].view(len(batch[0]), -1, WIDTH).mean(dim=1))
+
+    return {"model": Net(), "train_data": Numbers(), "loss": loss, "forward": forward, "collate": collate}

@@ -19,7 +19,7 @@ from ndd_engine.train.run import Run, RunRequest
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA card: torch.cuda.is_available() is false"
+        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
     ),
 ]
 
@@ -30,7 +30,7 @@ def left() -> torch.Tensor:
 
 
 def recorded(step: Callable[[PhaseClock], None], times: int = 3) -> KernelsEvent:
-    """A capture of `times` calls of a step, after one that is left out."""
+    """A capture of `times` calls of a step, after a warm-up call that is left out."""
     clock = PhaseClock()
     recording = ProfilerCapture(torch.device("cuda"), clock)
     recording.start()
@@ -44,7 +44,7 @@ def recorded(step: Callable[[PhaseClock], None], times: int = 3) -> KernelsEvent
     return event
 
 
-def test_busy_time_agrees_with_the_cards_own_events(left: torch.Tensor) -> None:
+def test_busy_time_agrees_with_cuda_events(left: torch.Tensor) -> None:
     spans: list[float] = []
 
     def step(clock: PhaseClock) -> None:
@@ -90,7 +90,46 @@ def test_gaps_between_launches_and_after_a_synchronisation(left: torch.Tensor) -
     assert event.idle_ns["synchronising"] > event.idle_ns.get("launch gaps", 0)
 
 
-def test_copies_are_busy_and_told(left: torch.Tensor) -> None:
+def test_kernels_launched_ahead_leave_no_launch_gaps(left: torch.Tensor) -> None:
+    def step(clock: PhaseClock) -> None:
+        clock.enter(phase.FORWARD)
+        for _ in range(30):
+            torch.mm(left, left)
+        torch.cuda.synchronize()
+
+    event = recorded(step)
+    assert event.idle_ns.get("launch gaps", 0) < 0.05 * event.wall_ns
+    assert event.busy_ns > 0.9 * event.wall_ns
+
+
+def test_copies_to_pageable_memory_count_as_synchronising(left: torch.Tensor) -> None:
+    def step(clock: PhaseClock) -> None:
+        clock.enter(phase.FORWARD)
+        for _ in range(10):
+            torch.mm(left, left)[:64].cpu()  # blocks inside the copy, without a synchronising call
+            time.sleep(0.005)
+
+    event = recorded(step)
+    assert event.idle_ns["synchronising"] > event.idle_ns.get("launch gaps", 0)
+
+
+def test_convolutions_are_recognised_by_their_kernels() -> None:
+    layer = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()
+    images = torch.randn(32, 64, 56, 56, device="cuda")
+
+    def step(clock: PhaseClock) -> None:
+        clock.enter(phase.FORWARD)
+        for _ in range(10):
+            layer(images).sum().backward()
+        torch.cuda.synchronize()
+
+    event = recorded(step)
+    assert event.convolution_ns is not None
+    assert event.convolution_ns > 0.3 * event.busy_ns, event.top
+    assert event.collective_ns == event.exposed_ns == 0
+
+
+def test_copies_count_as_busy_time(left: torch.Tensor) -> None:
     host = torch.randn(64, 1024, 1024).pin_memory()
 
     def step(clock: PhaseClock) -> None:
@@ -107,7 +146,7 @@ def test_copies_are_busy_and_told(left: torch.Tensor) -> None:
 
 def train(folder: Path, *sets: str) -> list[Event]:
     base = ("run.device=cuda", "evaluate.every_epochs=0", "checkpoint.every_minutes=0", "workload.size=small")
-    draft = read(None, [*base, *sets], "chartext", {"run": {"max_steps": 40, "name": "burst"}})
+    draft = read(None, [*base, *sets], "chartext", {"run": {"max_steps": 40, "name": "capture"}})
     run = Run.open(RunRequest(draft, folder))
     end = run.execute()
     run.close()
@@ -116,12 +155,12 @@ def train(folder: Path, *sets: str) -> list[Event]:
 
 
 @pytest.mark.parametrize("sets", [(), ("speed.cuda_graph=true", "precision.amp=off")])
-def test_bursts_of_a_run_on_the_card(tmp_path: Path, sets: tuple[str, ...]) -> None:
+def test_captures_of_a_run(tmp_path: Path, sets: tuple[str, ...]) -> None:
     trace = tmp_path / "trace.json"
     events = train(tmp_path, "log.kernels_every=10", f"log.trace={trace}", *sets)
-    bursts = [event for event in events if isinstance(event, KernelsEvent)]
-    assert len(bursts) == 3
-    for event in bursts:
+    captures = [event for event in events if isinstance(event, KernelsEvent)]
+    assert len(captures) == 3
+    for event in captures:
         assert event.method == "kernels"
         assert 0 < event.busy_ns <= event.wall_ns
         # A replayed graph's kernels are seen one by one.

@@ -17,7 +17,9 @@ from ndd_engine.hardware.sampler import GPU_KEYS, Sampler
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA card here"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
+    ),
 ]
 
 
@@ -35,37 +37,37 @@ def smi(fields: str, uuid: str) -> list[str]:
     return [word.strip() for word in done.stdout.strip().split(",")]
 
 
-def test_chosen_card_is_torchs_first(machine: Machine) -> None:
-    card = machine.chosen
-    assert card is not None and machine.device == "cuda:0" and card.index == 0
+def test_the_chosen_gpu_is_the_first_that_torch_sees(machine: Machine) -> None:
+    gpu = machine.chosen
+    assert gpu is not None and machine.device == "cuda:0" and gpu.index == 0
     properties = torch.cuda.get_device_properties(0)
-    assert card.uuid is not None and str(properties.uuid) in (card.uuid[4:], (card.mig_parent or "")[4:])
-    assert card.compute_capability == (properties.major, properties.minor)
-    assert card.cuda_torch == torch.version.cuda
-    if not card.mig:
-        assert card.reasons["index"] == "matched by UUID"
-        assert card.name == properties.name
+    assert gpu.uuid is not None and str(properties.uuid) in (gpu.uuid[4:], (gpu.mig_parent or "")[4:])
+    assert gpu.compute_capability == (properties.major, properties.minor)
+    assert gpu.cuda_torch == torch.version.cuda
+    if not gpu.mig:
+        assert gpu.reasons["index"] == "matched by UUID"
+        assert gpu.name == properties.name
 
 
-def test_name_memory_and_driver_are_nvidia_smis(machine: Machine) -> None:
-    card = machine.chosen
-    assert card is not None and card.uuid is not None
-    if card.mig:
+def test_name_memory_and_driver_equal_those_of_nvidia_smi(machine: Machine) -> None:
+    gpu = machine.chosen
+    assert gpu is not None and gpu.uuid is not None
+    if gpu.mig:
         pytest.skip("nvidia-smi does not query MIG instances")
-    name, total, driver = smi("name,memory.total,driver_version", card.uuid)
-    assert (card.name, card.driver) == (name, driver)
-    assert card.memory_total_bytes is not None
-    assert abs(card.memory_total_bytes / (1 << 20) - float(total)) <= 1
-    assert card.profile == match(name, card.memory_total_bytes)
-    if card.profile is not None:
-        assert card.profile.compute_capability == card.compute_capability
+    name, total, driver = smi("name,memory.total,driver_version", gpu.uuid)
+    assert (gpu.name, gpu.driver) == (name, driver)
+    assert gpu.memory_total_bytes is not None
+    assert abs(gpu.memory_total_bytes / (1 << 20) - float(total)) <= 1
+    assert gpu.profile == match(name, gpu.memory_total_bytes)
+    if gpu.profile is not None:
+        assert gpu.profile.compute_capability == gpu.compute_capability
 
 
 def test_samples_follow_what_is_allocated(machine: Machine) -> None:
-    card = machine.chosen
-    assert card is not None and card.uuid is not None
+    gpu = machine.chosen
+    assert gpu is not None and gpu.uuid is not None
     held: Any = torch.zeros(1, device="cuda")
-    sampler = Sampler(card, lambda event: None)
+    sampler = Sampler(gpu, lambda event: None)
     before = sampler.read_once().card
     held = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
@@ -73,12 +75,13 @@ def test_samples_follow_what_is_allocated(machine: Machine) -> None:
     assert before is not None and after is not None and tuple(after) == GPU_KEYS
     grown = after["memory_used_bytes"] - before["memory_used_bytes"]
     assert grown == pytest.approx(held.numel(), rel=0.1)
-    assert after["memory_total_bytes"] == card.memory_total_bytes
-    if not card.mig:
-        used, temperature = smi("memory.used,temperature.gpu", card.uuid)
+    assert after["memory_total_bytes"] == gpu.memory_total_bytes
+    if not gpu.mig:
+        used, temperature = smi("memory.used,temperature.gpu", gpu.uuid)
         assert after["memory_used_bytes"] / (1 << 20) == pytest.approx(float(used), abs=64)
         assert abs(after["temperature_c"] - float(temperature)) <= 5
-        assert 0 < after["power_w"] <= after["power_limit_w"] * 1.2
+        if after["power_w"] is not None and after["power_limit_w"] is not None:  # some laptops report neither
+            assert 0 < after["power_w"] <= after["power_limit_w"] * 1.2
     if after["memory_others_bytes"] is not None:
         assert after["memory_others_bytes"] < after["memory_used_bytes"] - held.numel() * 0.9
     sampler.stop()
@@ -92,6 +95,6 @@ def test_sampling_costs_little(machine: Machine) -> None:
     for _ in range(20):
         sampler._read(fresh=False)
     cpu, wall = time.thread_time() - start, time.perf_counter() - wall
-    print(f"sample: {cpu / 20 * 1e3:.2f} ms processor time, {wall / 20 * 1e3:.2f} ms wall, {sampler.reasons}")
+    print(f"sample: {cpu / 20 * 1e3:.2f} ms CPU time, {wall / 20 * 1e3:.2f} ms wall, {sampler.reasons}")
     sampler.stop()
     assert sampler.errors == 0, sampler.last_error

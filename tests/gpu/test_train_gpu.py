@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from ndd_engine.config import read
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import DevicePhaseClock
 from ndd_engine.record.events import PHASES, EndEvent
+from ndd_engine.recordings.snapshot import examine
 from ndd_engine.train.run import Run, RunRequest
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA card: torch.cuda.is_available() is false"
+        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
     ),
 ]
 
@@ -64,7 +66,7 @@ def test_device_clock_agrees_with_a_synchronised_reference() -> None:
     assert row[phase.BACKWARD] == pytest.approx(middle.elapsed_time(end) * 1e6, rel=0.02)
 
 
-def test_run_on_the_card_is_timed_by_both_clocks(tmp_path: Path) -> None:
+def test_a_run_is_timed_by_both_clocks(tmp_path: Path) -> None:
     end, events = train(tmp_path, "workload.size=small")
     assert end.status == "done"
     run = next(event for event in events if event["type"] == "run")
@@ -78,7 +80,7 @@ def test_run_on_the_card_is_timed_by_both_clocks(tmp_path: Path) -> None:
     assert all(window["phases"]["backward"]["device_ns"] > 0 for window in timed)
 
 
-def test_memory_counters_are_torchs_own(tmp_path: Path) -> None:
+def test_memory_counters_equal_those_of_torch(tmp_path: Path) -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     end, events = train(tmp_path, "workload.size=medium", steps=30)
@@ -111,9 +113,15 @@ def test_out_of_memory_names_what_filled_it_and_what_fits(tmp_path: Path) -> Non
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert end.status == "failed"
-    assert "out of memory on cuda:0 at step 1" in end.reason
+    # The test step before training needs as much as the first step.
+    assert re.search(r"out of memory on cuda:0 (in a test step|at step 1)", end.reason), end.reason
     assert "--set batch.micro=512 --set batch.accumulation=2" in end.reason
     assert "activations" in end.reason and "optimizer" in end.reason
+    # The snapshot in the run's folder names the lines that hold the memory.
+    assert "largest owners: " in end.reason
+    (snapshot,) = tmp_path.rglob("memory.pickle")
+    device = examine(snapshot).devices[0]
+    assert device.failures and device.failures[-1].moment.owners
 
 
 def settings(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -133,7 +141,7 @@ EVERY_STEP = (
 )
 
 
-def test_a_recorded_step_trains_as_the_plain_one(tmp_path: Path) -> None:
+def test_a_cuda_graph_trains_like_eager_steps(tmp_path: Path) -> None:
     plain = losses(train(tmp_path / "plain", *EVERY_STEP, steps=30)[1])
     end, events = train(
         tmp_path / "graph", *EVERY_STEP, "speed.cuda_graph=true", "loader.placement=device", steps=30
@@ -145,7 +153,7 @@ def test_a_recorded_step_trains_as_the_plain_one(tmp_path: Path) -> None:
     assert any("forward/graph" in names for names in phases)
 
 
-def test_a_recorded_step_in_bf16_with_clipping_accumulation_and_a_schedule(tmp_path: Path) -> None:
+def test_a_cuda_graph_in_bf16_with_clipping_accumulation_and_a_schedule(tmp_path: Path) -> None:
     sets = (
         "workload.size=small",
         "precision.amp=bf16",
@@ -175,7 +183,7 @@ def test_each_setting_is_verified_to_be_in_effect(tmp_path: Path, setting: str) 
     assert settings(events)[name]["in_effect"] is True, settings(events)[name]["verified"]
 
 
-def test_pinned_batches_of_workers_are_seen_to_be_pinned(tmp_path: Path) -> None:
+def test_pinned_batches_of_workers_are_pinned(tmp_path: Path) -> None:
     _, events = train(tmp_path, "workload.size=tiny", "loader.workers=2", "loader.pin_memory=true", steps=5)
     found = settings(events)
     assert found["loader.pin_memory"]["in_effect"] is True
@@ -183,23 +191,24 @@ def test_pinned_batches_of_workers_are_seen_to_be_pinned(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_tf32_is_proved_by_its_rounding(tmp_path: Path, tf32: bool) -> None:
+def test_tf32_is_verified_by_its_rounding(tmp_path: Path, tf32: bool) -> None:
     if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("this card has no TF32")
+        pytest.skip("this GPU has no TF32")
     _, events = train(
         tmp_path, "workload.size=tiny", "precision.amp=off", f"precision.tf32={str(tf32).lower()}", steps=3
     )
     assert settings(events)["precision.tf32"]["applied"] == ("on" if tf32 else "off")
 
 
-def test_the_share_of_the_peak_is_a_share(tmp_path: Path) -> None:
+def test_a_run_stays_below_the_published_peak(tmp_path: Path) -> None:
     _, events = train(tmp_path, "workload.size=small", "precision.amp=bf16", steps=60)
     work = next(event for event in events if event["type"] == "work")
-    steps = [event for event in events if event["type"] == "window" and event["steps"]]
-    fastest = min(event["wall_ns"] / event["steps"] for event in steps) / 1e9
+    # Of all windows: in a single one the host may be ahead of the GPU.
+    windows = [event for event in events if event["type"] == "window"]
+    step_s = sum(event["wall_ns"] for event in windows) / sum(event["steps"] for event in windows) / 1e9
     if work["peak_tflops"] is None:
         pytest.skip(f"no published peak: {work['reason']}")
-    assert 0 < work["flops_per_step"] / fastest / (work["peak_tflops"] * 1e12) < 1
+    assert 0 < work["flops_per_step"] / step_s / (work["peak_tflops"] * 1e12) < 1
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])

@@ -1,0 +1,78 @@
+"""Part "claims": the guides' claims, one guide after the other in turn, as many as the time allows."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+
+from ndd_engine.hardware.detect import detect
+from ndd_engine.trial.candidates import Place
+from ndd_engine.trial.claims import ClaimResult, conditions, measurements, run_claims
+from ndd_engine.trial.claims_table import Claim, claims
+
+from .figures import SKIPPED, Task, one_line, task
+
+# Seconds of one measurement, which include its set-up, and of what is around it.
+LEAST_S, MOST_S, START_S = 20.0, 60.0, 3.0
+
+
+def main() -> int:
+    """Measure the claims until the time is over."""
+    given = task()
+    machine = detect("cuda" if given.on_gpu else "cpu", use_torch=False)
+    place = Place.of(machine)
+    wanted = in_turn(claims())
+    if given.effort != "full":
+        wanted = wanted[: int(given.of(0, 5, 1))]
+    budget_s = budget(sum(measurements(claim, place) for claim in wanted), given.left_s)
+    budget_s = given.of(budget_s, budget_s, LEAST_S)
+    given.put("seconds per measurement", f"{budget_s:.0f} at most")
+    stop = threading.Event()
+    timer = threading.Timer(max(given.left_s - 3, 1), stop.set)
+    timer.daemon = True
+    timer.start()
+    results = run_claims(wanted, budget_s, stop=stop, machine=machine, tell=Progress(given).look)
+    done = {result.claim.id for result in results}
+    for claim in wanted:
+        if claim.id not in done:
+            given.put(name_of(claim), verdict=SKIPPED, why="no time left")
+    return 0
+
+
+class Progress:
+    """Records each claim as soon as it is measured."""
+
+    def __init__(self, given: Task) -> None:
+        self._given, self._done = given, 0
+
+    def look(self, state: object) -> None:
+        """Called with every progress of the claims (trial.claims.ClaimsState)."""
+        results: tuple[ClaimResult, ...] = state.results  # type: ignore[attr-defined]
+        for result in results[self._done :]:
+            text = one_line("; ".join(conditions(result)), 600)
+            self._given.put(name_of(result.claim), "", "", result.verdict, text)
+        self._done = len(results)
+
+
+def in_turn(every: Sequence[Claim]) -> list[Claim]:
+    """The first claim of each guide, then the second of each, and so on."""
+    guides: dict[str, list[Claim]] = {}
+    for claim in every:
+        guides.setdefault(claim.guide, []).append(claim)
+    return [claim for claim in chain.from_iterable(zip_longest(*guides.values())) if claim is not None]
+
+
+def budget(count: int, left_s: float) -> float:
+    """Seconds per measurement, so that all of them fit into the time if that is possible."""
+    return min(max(left_s / max(count, 1) - START_S, LEAST_S), MOST_S)
+
+
+def name_of(claim: Claim) -> str:
+    """Its id, guide and text."""
+    return one_line(f"{claim.id} {claim.guide}: {claim.text}", 160)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Figures: what a part measures, one JSON object per line, so that a part that crashes keeps what it had."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+EFFORTS = ("full", "quick", "smoke")
+PASS, FAIL, SKIPPED, INFO, FACT, UNCLEAR = "pass", "fail", "skipped", "info", "fact", "inconclusive"
+NO_GPU = "needs a CUDA GPU"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the result. value, target: as text. verdict: pass, fail, skipped, inconclusive, info or fact (of the
+    machine), or the verdict of a claim. why: the reason for it, or a note.
+    """
+
+    name: str
+    value: str = ""
+    target: str = ""
+    verdict: str = INFO
+    why: str = ""
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Raises ValueError or TypeError for any other line."""
+        body = json.loads(line)
+        if not isinstance(body, dict) or not all(isinstance(text, str) for text in body.values()):
+            raise ValueError("not a figure")
+        return cls(**body)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the process of a part is asked for.
+
+    out: the file for figures. device: "cuda" or "cpu". effort: "full", "quick", or "smoke" for the least that shows
+    that the part works. deadline: of time.monotonic(); a part that has more to measure stops before. args: its own.
+    """
+
+    out: Path
+    device: str
+    effort: str
+    deadline: float
+    args: tuple[str, ...] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the deadline."""
+        return self.deadline - time.monotonic()
+
+    def of(self, full: float, quick: float, smoke: float) -> float:
+        """The value for this effort."""
+        return (full, quick, smoke)[EFFORTS.index(self.effort)]
+
+    def put(self, name: str, value: str = "", target: str = "", verdict: str = INFO, why: str = "") -> None:
+        """Record a figure at once."""
+        append(self.out, Figure(name, value, target, verdict, why))
+
+    def check(self, name: str, value: str, target: str, reached: bool, why: str = "") -> None:
+        """Record a figure that reaches its target or not."""
+        self.put(name, value, target, PASS if reached else FAIL, why)
+
+    def skip(self, name: str, why: str) -> None:
+        """Record a figure that is not measured."""
+        self.put(name, verdict=SKIPPED, why=why)
+
+
+def task(argv: Sequence[str] | None = None) -> Task:
+    """The task of this process, from its command line (see Part.command)."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("args", nargs="*")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--effort", choices=EFFORTS, default="full")
+    parser.add_argument("--limit", type=float, required=True, help="seconds")
+    given = parser.parse_args(argv)
+    # The limit includes the time that imports have taken.
+    deadline = time.monotonic() + given.limit - (time.time() - psutil.Process().create_time())
+    return Task(given.out, given.device, given.effort, deadline, tuple(given.args))
+
+
+def append(path: Path, figure: Figure) -> None:
+    """Add a line, complete or not at all."""
+    line = json.dumps(asdict(figure)) + "\n"
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+
+
+def read(path: Path) -> list[Figure]:
+    """All figures so far; torn and strange lines are ignored."""
+    found = []
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            found.append(Figure.from_json(line))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def one_line(text: object, most: int = 300) -> str:
+    """The text in one line of at most `most` characters, without the names of private folders."""
+    words = " ".join(str(text).split())
+    for private, shown in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
+        if len(private) > 1:
+            words = words.replace(private, shown)
+    return words if len(words) <= most else words[: most - 1] + "…"
