@@ -11,7 +11,7 @@ from ndd_engine.record.events import PHASES, RunEvent
 from ndd_engine.record.rundir import RunDir
 
 from .outcome import changed_items, flatten
-from .paired import CONFIDENCE, FLOOR
+from .verdict import CONFIDENCE, FLOOR
 from .recorded import Recorded, read_recorded
 from .series import Interval, ratio
 

@@ -11,9 +11,10 @@ from ndd_engine.config import Config
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration, number, size
 
-from .paired import CONFIDENCE, FLOOR, Estimate
+from .paired import Estimate
 from .request import TrialRequest
 from .side import SideFacts, not_in_effect
+from .verdict import CONFIDENCE, FLOOR, shown
 
 # Maximum relative difference of losses that count as close.
 CLOSE = 0.01
