@@ -134,7 +134,7 @@ def trial(machine: Machine, course: Course, usual: Usual | None = None) -> Outco
 
 
 def old_trial(machine: Machine, course: Course) -> Outcome:
-    """A trial of version 0.8: blocks of a single pair of processes, taken as independent."""
+    """A trial of the earlier design: blocks of a single pair of processes, taken as independent."""
     spent, abba_s = course.start_s, BLOCKS * OVERHEAD * SHORT_S
     machine.start()
     values: list[float] = []

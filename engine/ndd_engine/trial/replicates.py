@@ -83,7 +83,9 @@ class Replicates:
             method = "usual difference"
         ratio = math.exp(fmean(means))
         low, high = interval(ratio, math.sqrt(spread / count), df, confidence)
-        return Estimate(ratio, low, high, blocks, count, df, method, self.usual.sd if count < ENOUGH else None)
+        return Estimate(
+            ratio, low, high, blocks, count, df, method, self.usual.sd if count < ENOUGH else None
+        )
 
     def _combined(self, means: Sequence[float]) -> tuple[float, float]:
         """(variance of the mean of a pair, its degrees of freedom) of a few pairs, with the usual difference."""
