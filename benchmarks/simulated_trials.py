@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from ndd_engine.trial.blocks import BLOCKS, LEAST_S, OVERHEAD, SHORT_S, plan_pairs
+from ndd_engine.trial.confirm import over
 from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
 from ndd_engine.trial.replicates import Replicates, Usual
 from ndd_engine.trial.verdict import FLOOR, Call, judged
@@ -45,7 +46,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Course:
-    """What the time of a trial goes to, in seconds. start_s: of a pair of processes. most_pairs: for tests."""
+    """What the time of a trial goes to, in seconds. start_s: of a pair of processes. step_s: of a step."""
 
     budget_s: float = 60.0
     start_s: float = 5.0
@@ -182,6 +183,16 @@ def simulate(
     return [run(Machine(noise, gain, source), course) for _ in range(count)]
 
 
-def with_start(course: Course, start_s: float) -> Course:
-    """The course with another start."""
-    return replace(course, start_s=start_s)
+def ladder(noise: Noise, settings: int, source: random.Random, course: Course | None = None) -> int:
+    """How many of so many null settings a tuning run keeps, as trial.tuning: trial, then confirmation."""
+    course = course or Course()
+    kept: Estimate | None = None
+    count = 0
+    for _ in range(settings):
+        if trial(Machine(noise, 1.0, source), course).verdict != "gain":
+            continue
+        total = trial(Machine(noise, 1.0, source), course).found
+        added = total if kept is None else over(total, kept)
+        if judged(added.ratio, added.low, added.high) == "gain":
+            kept, count = total, count + 1
+    return count
