@@ -11,7 +11,7 @@ from statistics import fmean
 from ndd_engine.trial.blocks import BLOCKS, LEAST_S, OVERHEAD, SHORT_S, plan_pairs
 from ndd_engine.trial.confirm import over
 from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
-from ndd_engine.trial.replicates import Replicates, Usual
+from ndd_engine.trial.replicates import Replicates, Usual, pooled
 from ndd_engine.trial.verdict import FLOOR, Call, judged
 
 # Rates of a segment in the order of an ABBA block (0: baseline) and of its reverse.
@@ -55,12 +55,16 @@ class Course:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one simulated trial. covered: whether the interval contains the true ratio."""
+    """The result of one simulated trial. covered: whether the interval contains the true ratio.
+
+    between: what its pairs differ by, for `History`.
+    """
 
     verdict: Call
     covered: bool
     found: Estimate
     seconds: float
+    between: Usual | None = None
 
 
 class Machine:
@@ -131,7 +135,8 @@ def trial(machine: Machine, course: Course, usual: Usual | None = None) -> Outco
         spent += course.start_s
     found = replicates.estimate()
     assert found is not None
-    return Outcome(verdict or replicates.last(), _covers(found, machine), found, spent)
+    covered, between = _covers(found, machine), replicates.between()
+    return Outcome(verdict or replicates.last(), covered, found, spent, between)
 
 
 def old_trial(machine: Machine, course: Course) -> Outcome:
@@ -174,13 +179,30 @@ def rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def simulate(
-    noise: Noise, gain: float, count: int, course: Course | None = None, seed: int = 13, old: bool = False
+    noise: Noise,
+    gain: float,
+    count: int,
+    course: Course | None = None,
+    seed: int = 13,
+    old: bool = False,
+    earlier: int = 0,
 ) -> list[Outcome]:
-    """`count` trials on independent machines."""
+    """`count` independent trials. earlier: trials with cheap starts from which a machine knows its processes."""
     source = random.Random(seed)
     course = course or Course()
-    run = old_trial if old else trial
-    return [run(Machine(noise, gain, source), course) for _ in range(count)]
+    if old:
+        return [old_trial(Machine(noise, gain, source), course) for _ in range(count)]
+
+    def usual() -> Usual | None:
+        known = (trial(Machine(noise, 1.0, source), Course(start_s=3.0)).between for _ in range(earlier))
+        return pooled([one for one in known if one is not None]) if earlier else None
+
+    found: list[Outcome] = []
+    for number in range(count):
+        if number % 20 == 0:
+            learned = usual()  # another machine
+        found.append(trial(Machine(noise, gain, source), course, learned))
+    return found
 
 
 def ladder(noise: Noise, settings: int, source: random.Random, course: Course | None = None) -> int:

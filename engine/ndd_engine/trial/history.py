@@ -74,7 +74,7 @@ def _usuals(entries: Any) -> list[Usual]:
     for entry in entries[-MOST_TRIALS:] if isinstance(entries, list) else []:
         if isinstance(entry, list) and len(entry) == 2:
             value, df = map(finite, entry)
-            if value is not None and df is not None and df >= 1:
+            if value is not None and df is not None and df > 0:
                 found.append(_clipped(value, df))
     return found
 

@@ -31,7 +31,7 @@ class Usual:
     """How much pairs of processes with the same configuration differ: variance of the log-ratio, and its df."""
 
     variance: float = 0.01**2
-    df: float = 10.0
+    df: float = 6.0
 
     @property
     def sd(self) -> float:
@@ -119,14 +119,16 @@ class Replicates:
     def between(self) -> Usual | None:
         """The variance between the pairs of this trial, without that of their blocks; None if it is unknown.
 
-        It may be negative: clip it after pooling only, which would otherwise be biased.
+        Only of the first pairs, since trials end early if their pairs happen to agree. It may be negative: clip it
+        after pooling only, which would otherwise be biased. Noisy blocks lower the df: they hide the difference.
         """
-        pairs = self.pairs
+        pairs = self.pairs[:ENOUGH]
         if len(pairs) < 2 or (inside := within(pairs)) is None:
             return None
         means = [fmean(pair) for pair in pairs]
         part = inside[0] * fmean(1 / len(pair) for pair in pairs)
-        return Usual(variance(means) - part, len(pairs) - 1.0)
+        default = Usual().variance
+        return Usual(variance(means) - part, (len(pairs) - 1) * (default / (default + part)) ** 2)
 
     def needed(self) -> float | None:
         """How many times the pairs of this trial would give a verdict; None if it has one, or no interval."""
