@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis runs the same examples everywhere and keeps no database; caches are not the user's."""
+"""What all tests share: the same examples of hypothesis everywhere, no database, and a cache folder of their own."""
 
 from __future__ import annotations
 

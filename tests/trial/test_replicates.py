@@ -109,7 +109,7 @@ def test_the_variance_between_pairs_is_estimated_without_bias() -> None:
     for _ in range(400):
         offsets = [draw.gauss(0, 0.01) for _ in range(5)]
         between = replicates(*[[one + draw.gauss(0, 0.02) for _ in range(3)] for one in offsets]).between()
-        assert between is not None and between.df < 1  # the noise of the blocks hides most of it
+        assert between is not None and 0 < between.df < 3  # the noise of the blocks hides some of it
         found.append(between.variance)
     assert fmean(found) == pytest.approx(0.01**2, rel=0.25)
     still = replicates(*[[0.01, 0.01], [0.0, 0.0], [0.005, 0.005], [-0.01, -0.01], [0.0, 0.0]]).between()
