@@ -125,8 +125,9 @@ class TrialEvent(Event):
     with the confidence interval low..high at level `confidence`; null without a comparison. quads: number of ABBA
     blocks. pairs: number of pairs of processes that measured them, 0 if unknown. method: "pairs" for an interval from
     the differences between pairs, "usual difference" if few pairs were complemented by the usual difference between
-    processes, of which `between` is the standard deviation as a share; df: degrees of freedom of the interval; "" and
-    null in records before 0.6. seconds, budget_s: duration and time budget of the trial. device: of the measurement.
+    processes, "" in records before 0.6. between: standard deviation of that usual difference, as a share, or null.
+    df: degrees of freedom of the interval, or null. seconds, budget_s: duration and time budget of the trial.
+    device: the device of the measurement.
     in_effect: whether the change took effect, null if unknown; not_in_effect: why it did not. loss: "same", "close",
     "differs" or "not comparable"; loss_text: how the losses were compared. break_even_steps: optimizer steps after
     which the change breaks even, null without a gain. base, change: measurements of baseline and candidate, see

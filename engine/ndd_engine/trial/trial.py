@@ -114,7 +114,10 @@ class _Trial:
         except _NotMeasurableError as error:
             verdict, reason = "inconclusive", str(error)
         except BlocksDoNotFitError as error:
-            verdict, reason = "inconclusive", f"{error}; {self._more(self._elapsed_s + error.needed_s)}"
+            verdict, reason = (
+                "inconclusive",
+                f"{error}; {self._more((self._elapsed_s + error.needed_s) * 1.2)}",
+            )
         except SideFailedError as error:
             verdict, reason = self._failed(error)
         self._sides.speeds()
