@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ndd_engine.trial.blocks import BLOCKS, LEAST_S, OVERHEAD, SHORT_S, plan_pairs
+from ndd_engine.trial.blocks import BLOCKS, FEWEST_ABBA, LEAST_S, OVERHEAD, SHORT_S, plan_pairs
 from ndd_engine.trial.confirm import over
 from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
-from ndd_engine.trial.replicates import Replicates, Usual, pooled
+from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, pooled
 from ndd_engine.trial.verdict import FLOOR, Call, judged
 
 # Rates of a segment in the order of an ABBA block (0: baseline) and of its reverse.
@@ -120,7 +120,7 @@ def trial(machine: Machine, course: Course, usual: Usual | None = None) -> Outco
         longer = min(blocks / 2, 2 * SHORT_S / LEAST_S) if blocks > 2 else 1.0
         abba_s = least_s * longer
         pairs, blocks = plan_pairs(course.budget_s - spent, course.start_s, abba_s, usual)
-    replicates = Replicates(usual, pairs < 4)
+    replicates = Replicates(usual, pairs < ENOUGH)
     verdict: Call | None = None
     for number in range(1000):
         replicates.begin()
@@ -128,9 +128,16 @@ def trial(machine: Machine, course: Course, usual: Usual | None = None) -> Outco
         for _ in range(blocks):
             replicates.add(machine.block(ORDERS[number % 2], abba_s / BLOCKS / OVERHEAD))
             spent += abba_s
+            if replicates.dear and replicates.early() is not None:
+                break
         if (verdict := replicates.early()) is not None:
             break
-        if spent + course.start_s + blocks * abba_s * 0.9 > course.budget_s:
+        blocks = min(blocks, round((course.budget_s - spent - course.start_s) / abba_s))
+        if blocks < FEWEST_ABBA:
+            if len(replicates.pairs) < ENOUGH:
+                for _ in range(int((course.budget_s - spent) / abba_s)):
+                    replicates.add(machine.block(ORDERS[number % 2], abba_s / BLOCKS / OVERHEAD))
+                    spent += abba_s
             break
         spent += course.start_s
     found = replicates.estimate()

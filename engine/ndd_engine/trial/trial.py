@@ -39,7 +39,7 @@ from .paired import abba_log_ratio
 from .pausing import alone
 from .replicates import ENOUGH, Replicates
 from .request import Base, Progress, TrialRequest
-from .sides import ESTIMATE_S, SideFailedError, Sides
+from .sides import ESTIMATE_S, SIDES, SideFailedError, Sides
 from .verdict import FLOOR
 
 Tell = Callable[[Progress], None]
@@ -92,8 +92,8 @@ class _Trial:
         self._exclusive = False
         self._history = History()
         self._replicates = Replicates()
-        # Seconds to start a pair of processes.
-        self._start_s = 0.0
+        # Seconds to start a pair of processes, and of a block.
+        self._start_s = self._abba_s = 0.0
         self._stage = "starting"
         self._told_s = 0.0
 
@@ -142,10 +142,12 @@ class _Trial:
                 if error.kind != "late" or not self._replicates.blocks:
                     raise
                 break  # what was measured so far counts
-            if (
-                self._replicates.early() is not None
-                or self._left_s < self._start_s + 0.9 * blocks * plan.abba_s
-            ):
+            if self._replicates.early() is not None:
+                break
+            # A smaller pair is better than none.
+            blocks = min(blocks, round((self._left_s - self._start_s) / self._abba_s))
+            if blocks < FEWEST_ABBA:
+                self._use_rest(number, plan)
                 break
         if (blocks := self._replicates.blocks) < FEWEST_ABBA:
             text = f"the budget is enough for {blocks} of at least {FEWEST_ABBA} ABBA blocks"
@@ -271,6 +273,7 @@ class _Trial:
         plan = self._plan(self._pace(0, base_s), self._pace(1, change_s))
         pairs, blocks = plan_pairs(self._left_s, self._start_s, plan.abba_s, usual)
         self._replicates = Replicates(usual, pairs < ENOUGH)
+        self._abba_s = plan.abba_s
         return plan, max(blocks, FEWEST_ABBA)
 
     def _separate(self) -> None:
@@ -295,18 +298,29 @@ class _Trial:
             for index in (first, 1 - first):
                 sides.prepare(index)
             self._start_s = self._elapsed_s - begin
-        for _ in range(blocks):
+        self._blocks(order, plan, blocks)
+        sides.learn()
+
+    def _use_rest(self, number: int, plan: BlockPlan) -> None:
+        """With few pairs, measure further blocks of the last one where no other pair fits."""
+        few = len(self._replicates.pairs) < ENOUGH
+        if few and not self._exclusive and self._sides.count == len(SIDES):
+            self._blocks(ORDERS[(number - 1) % 2], plan, int(self._left_s / self._abba_s))
+
+    def _blocks(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:
+        """Measure ABBA blocks of the current pair, fewer if the budget ends or the result is clear."""
+        sides, replicates, begin = self._sides, self._replicates, self._elapsed_s
+        for done in range(1, blocks + 1):
             rates: tuple[list[float], list[float]] = ([], [])
             for index in order:
                 rates[index].append(sides.segment(index, plan))
             (a1, a2), (b1, b2) = rates
-            self._replicates.add(abba_log_ratio(a1, b1, b2, a2))
+            replicates.add(abba_log_ratio(a1, b1, b2, a2))
+            self._abba_s = (self._elapsed_s - begin) / done
             self._progress("measuring")
-            replicates = self._replicates
-            over = self._left_s < 0 and replicates.blocks % blocks >= FEWEST_ABBA
+            over = self._left_s < 0 and done >= FEWEST_ABBA
             if over or (replicates.dear and replicates.early() is not None):
                 break
-        sides.learn()
 
     def _in_turn(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:
         """A pair with one process at a time; drifts cancel between pairs, whose order alternates."""
