@@ -14,7 +14,20 @@ from ndd_engine.config.workload_sections import WORKLOADS
 
 from .common import Environment, Options, command_line, machine_slug, report, say
 
-NAMES = ("loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "steps", "wizard")
+NAMES = (
+    "loop",
+    "screen",
+    "keys",
+    "start",
+    "clock",
+    "rivals",
+    "best",
+    "quality",
+    "memory",
+    "steps",
+    "wizard",
+    "intervals",
+)
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -35,6 +48,16 @@ def main() -> int:
         help="pairs of blocks per ratio in rivals and best; more pairs narrow the intervals (default: by time)",
     )  # fmt: skip
     parser.add_argument(
+        "--real", type=int, default=0, metavar="N",
+        help="intervals: also N real A/A trials over the five workloads, about a minute each",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep",
+        default="",
+        metavar="DIR",
+        help="intervals: keep real trials in DIR, and continue from there",
+    )
+    parser.add_argument(
         "-o", nargs="?", const="", metavar="FILE", dest="output",
         help="also write the tables to FILE (default: benchmarks/results/<date>-<machine>-<name>.txt)",
     )  # fmt: skip
@@ -44,7 +67,7 @@ def main() -> int:
         parser.error(f"unknown benchmark {', '.join(unknown)}; allowed: {', '.join(NAMES)}")
     if given.pairs is not None and given.pairs < 2:
         parser.error("--pairs has to be at least 2, one pair in each order")
-    options = Options(given.quick, given.device, tuple(given.workload), given.pairs)
+    options = Options(given.quick, given.device, tuple(given.workload), given.pairs, given.real, given.keep)
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:

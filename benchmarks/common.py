@@ -29,12 +29,15 @@ class Options:
     """How to measure. quick: rough results within a minute. device: as in run.device.
 
     workloads: to measure, () for all. pairs: of blocks per ratio in rivals and best; None: as many as fit their time.
+    real: number of real A/A trials in intervals. keep: folder of their results, which a further call adds to.
     """
 
     quick: bool = False
     device: str = "cpu"
     workloads: tuple[str, ...] = ()
     pairs: int | None = None
+    real: int = 0
+    keep: str = ""
 
     def wants(self, workload: str) -> bool:
         """Whether to measure this workload."""

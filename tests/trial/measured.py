@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -57,6 +58,10 @@ class Bench:
             return trial("stopped", None)
         if request.base.name == "the baseline" and "all" in self.results:
             return self._answer(request, "all")
+        known = [self.results[item] for item in request.sets if item in self.results]
+        if request.base.name == "the baseline" and len(known) > 1:
+            ratios = [item.ratio or 1.0 for item in known if isinstance(item, TrialEvent)]
+            return replace(trial("gain", math.prod(ratios)), sets=list(request.sets))
         # The newest of what is set decides.
         names = [name for item in reversed(request.sets) for name in self.results if name == item]
         return (

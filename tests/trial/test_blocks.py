@@ -14,6 +14,7 @@ from ndd_engine.trial.blocks import (
     never_happens,
     period,
     plan_blocks,
+    plan_pairs,
     switched_off,
 )
 
@@ -23,11 +24,12 @@ def config(*sets: str) -> Config:
 
 
 def test_both_sides_train_as_many_items_in_blocks_of_a_second_or_so() -> None:
-    plan = plan_blocks(SidePace(16, 100_000, 0.010), SidePace(64, 25_000, 0.020), 50.0, False)
+    plan = plan_blocks(SidePace(16, 100_000, 0.010), SidePace(64, 25_000, 0.020), 50.0, False, start_s=4.0)
     assert plan.within
     assert plan.steps[0] * 16 == pytest.approx(plan.steps[1] * 64, rel=0.05)
-    assert 0.5 <= plan.block_s <= 2.0
-    assert plan.abba_s * 4 <= 50
+    assert 0.3 <= plan.block_s <= 2.0
+    pairs, blocks = plan_pairs(50.0, 4.0, plan.abba_s)
+    assert pairs >= 4 and blocks >= 2 and pairs * blocks * plan.abba_s + (pairs - 1) * 4.0 <= 50
 
 
 def test_short_epochs_are_taken_whole_on_both_sides() -> None:
@@ -46,8 +48,8 @@ def test_a_block_in_the_middle_of_an_epoch_has_room_in_it() -> None:
 
 def test_an_epoch_that_was_seen_to_be_too_long_is_not_tried_again() -> None:
     side = SidePace(16, 100, 0.010)
-    assert not plan_blocks(side, side, 30.0, False).within
-    assert plan_blocks(side, side, 30.0, False, whole=False).within
+    assert not plan_blocks(side, side, 60.0, False).within
+    assert plan_blocks(side, side, 60.0, False, whole=False).within
     with pytest.raises(BlocksDoNotFitError, match=r"a whole epoch takes 1\.0 s"):
         plan_blocks(side, side, 30.0, True, whole=False)
 
@@ -57,13 +59,24 @@ def test_what_recurs_lies_in_a_block_in_whole_periods() -> None:
     assert plan.steps[0] % 50 == 0 and plan.steps[1] % 20 == 0
     with pytest.raises(BlocksDoNotFitError, match=r"a period of the changed setting takes 50\.0 s") as caught:
         plan_blocks(SidePace(16, 10_000, 0.010, 5000), SidePace(16, 10_000, 0.010, 20), 50.0, False)
-    assert caught.value.needed_s >= 12 * 50
+    assert caught.value.needed_s >= 8 * 50
+
+
+def test_cheap_starts_are_repeated_and_dear_ones_are_not() -> None:
+    for start_s in (0.5, 1.0, 2.0, 3.0):
+        pairs, blocks = plan_pairs(60.0 - start_s, start_s, 1.1)
+        assert pairs >= 6 and blocks >= 2
+    assert plan_pairs(30.0, 5.0, 1.1)[0] == 4  # no fewer where four fit
+    assert 1 <= plan_pairs(40.0, 15.0, 1.1)[0] <= 3
+    pairs, blocks = plan_pairs(30.0, 60.0, 1.1)
+    assert pairs == 1 and blocks > 20  # nothing else to spend the time on
+    assert plan_pairs(2.0, 1.0, 1.1) == (0, 0)
 
 
 def test_steps_that_take_too_long_are_refused_with_what_would_be_needed() -> None:
-    with pytest.raises(BlocksDoNotFitError, match=r"a step takes 5\.0 s, .* 12 of them") as caught:
+    with pytest.raises(BlocksDoNotFitError, match=r"a step takes 5\.0 s, .* 8 of them") as caught:
         plan_blocks(SidePace(1, 1000, 5.0), SidePace(1, 1000, 1.0), 30.0, False)
-    assert 60 <= caught.value.needed_s <= 70
+    assert 40 <= caught.value.needed_s <= 50
 
 
 def test_evaluations_and_checkpoints_are_off_unless_they_are_the_question() -> None:

@@ -106,15 +106,27 @@ def test_the_sentence_has_the_figures_and_their_interval() -> None:
         prepare_s=3.0,
         settings={"loader.workers": ["2", "2", True, "seen"]},
     )
-    event = result(
-        request, "gain", "", Estimate(1.42, 1.38, 1.47, 6), (facts(), change), ["loader.workers"], 34.2, 6
+    found = Estimate(1.42, 1.38, 1.47, 12, 6, 5.0, "pairs")
+    event = result(request, "gain", "", found, (facts(), change), ["loader.workers"], 34.2)
+    assert event.text.startswith(
+        "gain 1.42x (95 % CI 1.38 to 1.47), 12 ABBA blocks in 34.2 s, interval from 6 pairs of processes; in effect; "
     )
-    assert event.text.startswith("gain 1.42x (95 % CI 1.38 to 1.47), 6 ABBA blocks in 34.2 s; in effect; ")
     assert "peak memory 1.0 GB → 2.0 GB; losses identical; breaks even after" in event.text
     assert (event.against, event.cause, event.device) == ("run one", "few-workers", "a CPU")
     assert (event.in_effect, event.loss, event.confidence) == (True, "same", 0.95)
     nothing = result(
-        request, "out of memory", "tried to allocate 9 GB", None, (SideFacts(), SideFacts()), [], 3.0, 0
+        request, "out of memory", "tried to allocate 9 GB", None, (SideFacts(), SideFacts()), [], 3.0
     )
     assert nothing.text == "out of memory: tried to allocate 9 GB"
     assert nothing.ratio is None and nothing.quads == 0
+    few = result(
+        request,
+        "gain",
+        "",
+        Estimate(1.4, 1.3, 1.5, 9, 1, 10.0, "usual difference", 0.01),
+        (facts(), change),
+        [],
+        3.0,
+    )
+    assert "interval from 1 pair of processes and the usual difference between processes, 1 %" in few.text
+    assert (few.pairs, few.method, few.between, few.df) == (1, "usual difference", 0.01, 10.0)

@@ -62,6 +62,32 @@ def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
     assert "total 3.5x (95 % CI 3.43 to 3.57) vs. the baseline, measured directly" in state.text
 
 
+def test_a_kept_setting_that_the_final_comparison_does_not_confirm_is_dropped() -> None:
+    state = tune(Bench({"loader.fetch=auto": trial("gain", 1.05), "all": trial("no gain", 1.004)}))
+    assert row(state, "gather").state == "dropped" and state.kept == ()
+    assert "gain, not confirmed vs. the baseline: 1.00x (95 % CI 0.98 to 1.02)" in row(state, "gather").reason
+    assert written(state).loader.fetch == "item"
+    assert "the configuration is unchanged" in state.text
+
+
+def test_what_a_later_setting_adds_has_to_show_in_the_total() -> None:
+    totals = iter([trial("gain", 3.0), trial("gain", 3.01), trial("gain", 3.0)])
+
+    class Totals(Bench):
+        def __call__(self, request: Any, tell: Any, stop: Any) -> Any:
+            return (
+                next(totals) if request.base.name == "the baseline" else super().__call__(request, tell, stop)
+            )
+
+    results = {"loader.fetch=auto": trial("gain", 3.0), "run.threads=1": trial("gain", 1.05)}
+    bench = Totals(results)
+    state = tune(bench)
+    assert [item.candidate.name for item in state.kept] == ["gather"]
+    assert "not confirmed" in row(state, "threads-1").reason
+    assert bench.of("speed.compile=default").base.sets == ("loader.fetch=auto",)  # without what was dropped
+    assert state.final is not None and state.final.ratio == 3.0
+
+
 @pytest.mark.parametrize(
     ("result", "reason"),
     [

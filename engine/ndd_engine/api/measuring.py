@@ -51,7 +51,7 @@ def run_trial(
     pause: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrialEvent:
-    """Measure a change against a baseline in a paired A/B trial, in two processes that take turns in ABBA blocks.
+    """Measure a change against a baseline in a paired A/B trial, in pairs of processes that take turns in ABBA blocks.
 
     Args:
         baseline: path of a TOML file, a mapping, a Record or the name of a run; None for the workload's defaults. If

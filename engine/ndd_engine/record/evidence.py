@@ -123,7 +123,11 @@ class TrialEvent(Event):
     "inconclusive" ("undecided" in records before 0.5, converted when read), "out of memory", "failed" or "stopped".
     text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
     with the confidence interval low..high at level `confidence`; null without a comparison. quads: number of ABBA
-    blocks. seconds, budget_s: duration and time budget of the trial. device: the device of the measurement.
+    blocks. pairs: number of pairs of processes that measured them, 0 if unknown. method: "pairs" for an interval from
+    the differences between pairs, "usual difference" if few pairs were complemented by the usual difference between
+    processes, "" in records before 0.6. between: standard deviation of that usual difference, as a share, or null.
+    df: degrees of freedom of the interval, or null. seconds, budget_s: duration and time budget of the trial.
+    device: the device of the measurement.
     in_effect: whether the change took effect, null if unknown; not_in_effect: why it did not. loss: "same", "close",
     "differs" or "not comparable"; loss_text: how the losses were compared. break_even_steps: optimizer steps after
     which the change breaks even, null without a gain. base, change: measurements of baseline and candidate, see
@@ -140,6 +144,10 @@ class TrialEvent(Event):
     high: float | None = None
     confidence: float = 0.95
     quads: int = 0
+    pairs: int = 0
+    method: str = ""
+    between: float | None = None
+    df: float | None = None
     seconds: float = 0.0
     budget_s: float = 0.0
     device: str = ""

@@ -1,4 +1,4 @@
-"""Plans the runs of ABBA blocks: equal items on both sides, periodic events in proportion, enough blocks."""
+"""Plans a trial: pairs of processes, ABBA blocks per pair, and their runs (equal items, periods in proportion)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from ndd_engine.config import Config
 from ndd_engine.text import duration
 
-from .paired import FEWEST_ABBA
+from .replicates import ENOUGH, Usual, reach
 
 # Seconds of a run: long enough to average out scheduler noise, short enough for slow drifts to cancel.
+LEAST_S = 0.25
 SHORT_S = 0.5
 LONG_S = 2.0
-# Number of ABBA blocks to plan for if runs of a good length allow it, and the minimum for runs of whole epochs.
-GOOD_ABBA = 12
-ENOUGH_ABBA = 4
+# Minimum number of ABBA blocks per pair of processes, and the number to plan for if runs of a good length allow it.
+FEWEST_ABBA = 2
+GOOD_ABBA = 8
+# Maximum number of pairs to plan for.
+MOST_PAIRS = 16
 BLOCKS = 4  # runs in an ABBA block
 # Periodic events with at least so many occurrences in a run need not fit a whole number of times.
 OFTEN = 20
@@ -155,18 +158,49 @@ def never_happens(base: Config, change: Config, changed: Iterable[str]) -> str:
     return ""
 
 
+def plan_pairs(left_s: float, start_s: float, abba_s: float, usual: Usual | None = None) -> tuple[int, int]:
+    """(pairs of processes, ABBA blocks per pair) with the narrowest expected interval; (0, 0) if nothing fits.
+
+    left_s: seconds left, with the first pair started. start_s: to start another pair. abba_s: of a block. At least
+    ENOUGH pairs if they fit. usual: the difference between processes.
+    """
+    usual = usual or Usual()
+    found: list[tuple[bool, float, int, int]] = []
+    for pairs in range(1, MOST_PAIRS + 1):
+        blocks = int((left_s - (pairs - 1) * start_s) / (pairs * abba_s))
+        if blocks < FEWEST_ABBA:
+            break
+        found.append((pairs < ENOUGH, reach(usual, pairs, blocks, abba_s), pairs, blocks))
+    return min(found)[2:] if found else (0, 0)
+
+
 def plan_blocks(
-    base: SidePace, change: SidePace, left_s: float, by_epochs: bool, whole: bool = True
+    base: SidePace,
+    change: SidePace,
+    left_s: float,
+    by_epochs: bool,
+    whole: bool = True,
+    start_s: float = 0.0,
+    usual: Usual | None = None,
 ) -> BlockPlan:
     """Plan for the seconds left. Raises BlocksDoNotFitError.
 
-    by_epochs: runs have to cover whole epochs. whole: they may; False after an epoch took too long.
+    by_epochs: runs have to cover whole epochs. whole: they may; False after an epoch took too long. start_s, usual:
+    see `plan_pairs`.
     """
     room_s = left_s / (BLOCKS * OVERHEAD)  # for one run of each ABBA block
-    wanted_s = min(LONG_S, max(room_s / GOOD_ABBA, min(SHORT_S, room_s / ENOUGH_ABBA)))
     sides = (base, change)
+    paces = [side.step_s for side in sides]
+    pairs, _ = plan_pairs(left_s, start_s, BLOCKS * OVERHEAD * max(*paces, LEAST_S), usual)
+    pair_s = (left_s - (pairs - 1) * start_s) / max(pairs, 1) / (BLOCKS * OVERHEAD)
+    wanted_s = min(LONG_S, max(pair_s / GOOD_ABBA, min(SHORT_S, pair_s / FEWEST_ABBA)))
+
+    def fits(plan: BlockPlan) -> bool:
+        """Whether as many pairs of processes fit with these runs."""
+        return plan_pairs(left_s, start_s, plan.abba_s, usual)[0] >= min(max(pairs, 1), ENOUGH)
+
     epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch)) for side in sides], False)
-    if whole and epochs.block_s * (FEWEST_ABBA if by_epochs else ENOUGH_ABBA) <= room_s:
+    if whole and (epochs.block_s * FEWEST_ABBA <= room_s if by_epochs else fits(epochs)):
         return epochs
     recurs = max(base.period, change.period) > 1
     found = epochs if by_epochs else _blocks(sides, wanted_s, [side.period for side in sides], not recurs)

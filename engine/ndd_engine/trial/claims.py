@@ -15,10 +15,10 @@ from .candidates import Place
 from .claims_measure import Found, Measurer, NotMeasuredError, Watch
 from .claims_table import TRIALS, Claim, Part, Variant
 from .outcome import with_interval
-from .paired import CONFIDENCE
 from .request import Measure, Progress
 from .short_run import observe
 from .trial import run_trial
+from .verdict import CONFIDENCE
 
 Verdict = Literal["confirmed", "not confirmed", "depends", "not measurable on this machine"]
 Outcome = Literal["confirmed", "not confirmed", "inconclusive", "not measured"]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import fmean
+from dataclasses import dataclass, field
 
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import TrialEvent, WindowEvent
 from ndd_engine.text import duration, number
 
 from .claims_table import Claim, Part, Variant
+from .confirm import joined_trials
+from .history import History
 from .outcome import breaks_even, startup_s
-from .paired import interval, student_quantile
+from .paired import Estimate, estimate
 from .recorded import OUTSIDE_STEPS, Recorded, host_ns_of
+from .replicates import Usual
 from .request import Base, Measure, Progress, TrialRequest
 from .series import Interval, Stretch, rate, ratio, spread
 
@@ -92,7 +94,7 @@ class Measurer:
                 raise NotMeasuredError(trial.text)
             if trial.in_effect is False:
                 raise NotMeasuredError(f"not in effect: {trial.not_in_effect}")
-        return joined(done)
+        return joined_trials(done)
 
     def _one_more(self, variant: Variant, budget_s: float) -> None:
         base = Base(f"{self.claim.id} baseline", None, self.claim.workload, variant.base)
@@ -137,7 +139,11 @@ class Measurer:
         before, after = trial.base.get("peak_bytes"), trial.change.get("peak_bytes")
         if not before or after is None:
             raise NotMeasuredError("the peak memory is unknown")
-        return Found(Interval.exact(after / before))
+        pairs = list(zip(trial.base.get("peaks", []), trial.change.get("peaks", []), strict=False))
+        found = estimate([math.log(candidate / base) for base, candidate in pairs if base and candidate])
+        if found is None:
+            return Found(Interval.exact(after / before), "from one pair of processes")
+        return Found(_of(found), f"from {found.blocks} pairs of processes")
 
     # Observed runs.
 
@@ -159,7 +165,9 @@ class Measurer:
             stretches[side].extend(read(self._run(sets, 0.25, turn)))
         if not all(stretches):
             raise NotMeasuredError(f"no {what} within {duration(self.budget_s / 4)}")
-        return Found(ratio(rate(stretches[1]), rate(stretches[0])))
+        usual = History().usual(self._run(variant.base, 0.25).run.device_name)
+        # The interval of the windows lacks what the two pairs of processes differ by.
+        return Found(ratio(rate(stretches[1]), rate(stretches[0]), Usual(usual.variance / 2, usual.df)))
 
     def _phase(self, part: Part, variant: Variant) -> Found:
         def read(run: Recorded) -> list[Stretch]:
@@ -179,10 +187,15 @@ class Measurer:
         if not done:
             raise NotMeasuredError(f"no evaluation within {duration(self.budget_s)}")
         step_s = run.run.items_per_step / run.rate.value
-        evaluation_s = fmean(done)
         steps_s = part.steps * step_s
-        note = f"computed from {duration(step_s)} per step and {duration(evaluation_s)} per evaluation"
-        return Found(Interval.exact((steps_s + evaluation_s) / (steps_s + evaluation_s / 2)), note)
+
+        def over_half(evaluation_s: float) -> float:
+            return (steps_s + evaluation_s) / (steps_s + evaluation_s / 2)
+
+        found = estimate([math.log(seconds) for seconds in done])
+        evaluation = Interval(done[0]) if found is None else _of(found)
+        note = f"computed from {duration(step_s)} per step and {duration(evaluation.ratio)} per evaluation"
+        return Found(evaluation.map(over_half), note)
 
     def _share(self, part: Part, variant: Variant) -> Found:
         run = self._run(variant.base, 1.0)
@@ -205,23 +218,8 @@ def _evaluations(run: Recorded) -> list[float]:
     return [item.seconds for item in run.snapshot.evaluations if item.seconds]
 
 
-def joined(trials: Sequence[TrialEvent]) -> TrialEvent:
-    """Trials of the same change as one: their log-ratios weighted by their ABBA blocks."""
-    first, *others = trials
-    if not others or any(trial.ratio is None or trial.quads < 2 for trial in trials):
-        return first
-    quads = sum(trial.quads for trial in trials)
-    mean = variance = 0.0
-    for trial in trials:
-        assert trial.ratio is not None and trial.low is not None and trial.high is not None
-        share = trial.quads / quads
-        reach = math.log(trial.high / trial.low) / 2
-        mean += share * math.log(trial.ratio)
-        variance += (share * reach / student_quantile((1 + trial.confidence) / 2, trial.quads - 1)) ** 2
-    value = math.exp(mean)
-    low, high = interval(value, math.sqrt(variance), quads - len(trials), first.confidence)
-    seconds = sum(trial.seconds for trial in trials)
-    return replace(first, ratio=value, low=low, high=high, quads=quads, seconds=seconds)
+def _of(found: Estimate) -> Interval:
+    return Interval(found.ratio, found.low, found.high)
 
 
 def _interval(trial: TrialEvent) -> Interval:

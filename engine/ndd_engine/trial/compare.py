@@ -11,9 +11,9 @@ from ndd_engine.record.events import PHASES, RunEvent
 from ndd_engine.record.rundir import RunDir
 
 from .outcome import changed_items, flatten
-from .paired import CONFIDENCE, FLOOR
 from .recorded import Recorded, read_recorded
 from .series import Interval, ratio
+from .verdict import CONFIDENCE, FLOOR
 
 # Shares of the common number of items at which losses are compared.
 LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)

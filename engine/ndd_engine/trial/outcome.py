@@ -11,9 +11,10 @@ from ndd_engine.config import Config
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration, number, size
 
-from .paired import CONFIDENCE, FLOOR, Estimate
+from .paired import Estimate
 from .request import TrialRequest
 from .side import SideFacts, not_in_effect
+from .verdict import CONFIDENCE, FLOOR, shown
 
 # Maximum relative difference of losses that count as close.
 CLOSE = 0.01
@@ -99,9 +100,8 @@ def result(
     sides: tuple[SideFacts, SideFacts],
     changed: Sequence[str],
     seconds: float,
-    blocks: int,
 ) -> TrialEvent:
-    """The event. reason: why it is inconclusive or failed. sides: baseline, candidate. blocks: of ABBA."""
+    """The event. reason: why it is inconclusive or failed. sides: baseline, candidate."""
     base, change = sides
     in_effect, why_not = effect(change, changed)
     loss, loss_text = "not comparable", ""
@@ -117,7 +117,11 @@ def result(
         low=found.low if found else None,
         high=found.high if found else None,
         confidence=CONFIDENCE,
-        quads=blocks,
+        quads=found.blocks if found else 0,
+        pairs=found.pairs if found else 0,
+        df=round(found.df, 2) if found else None,
+        method=found.method if found else "",
+        between=found.between if found else None,
         seconds=round(seconds, 3),
         budget_s=request.budget_s,
         device=change.device_name or base.device_name,
@@ -135,11 +139,13 @@ def result(
 
 def sentence(event: TrialEvent, reason: str = "") -> str:
     """The result in one sentence."""
-    head = "no significant gain" if event.verdict == "no gain" else event.verdict
+    head = shown(event.verdict)
     if event.ratio is not None:
         head += "" if event.verdict in ("gain", "loss") else ":"
         head += f" {with_interval(f'{times(event.ratio)}x', event.confidence, event.low, event.high, times)}"
         head += f", {event.quads} ABBA blocks in {duration(event.seconds)}"
+        if source := interval_source(event):
+            head += f", {source}"
     # "out of memory on cuda:0 in forward" repeats the verdict.
     parts = [reason if reason.startswith(head) else head + (f": {reason}" if reason else "")]
     if event.in_effect is not None:
@@ -157,6 +163,16 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
     if event.break_even_steps:
         parts.append(breaks_even(event.break_even_steps))
     return "; ".join(parts)
+
+
+def interval_source(event: TrialEvent) -> str:
+    """What the interval of a trial comes from, in words; "" if that is unknown."""
+    if not event.pairs:
+        return ""
+    text = f"interval from {event.pairs} {'pair' if event.pairs == 1 else 'pairs'} of processes"
+    if event.between is not None:
+        text += f" and the usual difference between processes, {event.between * 100:.2g} %"
+    return text
 
 
 def breaks_even(steps: int) -> str:

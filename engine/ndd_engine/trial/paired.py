@@ -1,14 +1,7 @@
-"""Statistics of ABBA blocks: estimates the effect of a change from log-ratios. No input, no output.
+"""The log-ratio of an ABBA block, and Student's t interval of a mean. No input, no output.
 
-An ABBA block has four segments: baseline, candidate, candidate, baseline. Its value is the mean of the log-ratios of
-its two pairs, in which a drift that is linear over the block cancels. Blocks are treated as independent; their mean
-gets a Student's t interval.
-
-The blocks do not show constant differences between the two processes: memory layout alone makes two identical
-processes differ by up to about 1 %. A gain or a loss therefore has to exceed FLOOR as well. Testing after every block
-multiplies the chances of a false positive, so before the end only clear results are called. With these levels, A/A
-trials call a gain or a loss in less than 5 % of cases in the simulation of the tests: normal and heavy-tailed noise,
-autocorrelated noise, and processes with different speeds.
+An ABBA block has four segments: baseline, candidate, candidate, baseline, or the reverse (BAAB). Its value is the mean
+of the log-ratios of its two pairs of neighbours, in which a drift that is linear over the block cancels.
 """
 
 from __future__ import annotations
@@ -18,29 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, stdev
-from typing import Literal
 
-# Smaller differences do not count: two identical processes differ by almost as much.
-FLOOR = 0.02
-# Minimum distance of the interval from 1, for the same reason.
-MARGIN = 0.01
-# Level of the reported interval.
-CONFIDENCE = 0.95
-# Level required to call a gain or a loss before the budget is spent.
-EARLY = 0.995
-FEWEST_ABBA = 3
-
-Call = Literal["gain", "no gain", "loss", "inconclusive"]
+from .verdict import CONFIDENCE
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio with its interval, from `blocks` ABBA blocks."""
+    """A ratio with its interval, from `blocks` ABBA blocks of `pairs` pairs of processes.
+
+    df: degrees of freedom of the interval. method: "pairs", "usual difference" or "" (blocks of a single pair, taken
+    as independent). between: the difference between processes that the interval assumes, as a share, if it does.
+    """
 
     ratio: float
     low: float
     high: float
     blocks: int
+    pairs: int = 1
+    df: float = 1.0
+    method: str = ""
+    between: float | None = None
 
 
 def abba_log_ratio(a1: float, b1: float, b2: float, a2: float) -> float:
@@ -55,44 +45,14 @@ def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimat
         return None
     ratio = math.exp(fmean(values))
     low, high = interval(ratio, stdev(values) / math.sqrt(count), count - 1, confidence)
-    return Estimate(ratio, low, high, count)
+    return Estimate(ratio, low, high, count, df=count - 1)
 
 
 def interval(ratio: float, error: float, df: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """(low, high) of a ratio. error, df: standard error of its logarithm, and the degrees of freedom of that error."""
-    # exp(100) is as good as unbounded and does not overflow.
-    reach = math.exp(min(student_quantile((1 + confidence) / 2, df) * error, 100.0))
+    # exp(100) is as good as unbounded and does not overflow; the rounding makes quantiles reusable.
+    reach = math.exp(min(student_quantile((1 + confidence) / 2, round(df, 1)) * error, 100.0))
     return ratio / reach, ratio * reach
-
-
-def early(values: Sequence[float]) -> Call | None:
-    """The verdict if it is already clear, else None."""
-    strict, usual = estimate(values, EARLY), estimate(values)
-    if len(values) < FEWEST_ABBA or strict is None or usual is None:
-        return None
-    if strict.low > 1 + FLOOR:
-        return "gain"
-    if strict.high < 1 / (1 + FLOOR):
-        return "loss"
-    if usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR:
-        return "no gain"
-    return None
-
-
-def last(values: Sequence[float]) -> Call:
-    """The verdict from all blocks once the budget is spent."""
-    found = estimate(values)
-    if len(values) < FEWEST_ABBA or found is None:
-        return "inconclusive"
-    if found.low > 1 + MARGIN and found.ratio > 1 + FLOOR:
-        return "gain"
-    if found.high < 1 / (1 + MARGIN) and found.ratio < 1 / (1 + FLOOR):
-        return "loss"
-    # Either a significant gain is ruled out, or the effect is within the difference of two identical processes.
-    near = 1 / (1 + FLOOR) <= found.ratio <= 1 + FLOOR
-    if found.high < 1 + FLOOR or (near and not found.low <= 1 <= found.high):
-        return "no gain"
-    return "inconclusive"
 
 
 # Student's distribution.

@@ -56,7 +56,10 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a trial is. stage: for display. quads: ABBA blocks measured. ratio, low, high: so far, or None."""
+    """How far a trial is. stage: for display. quads: ABBA blocks measured, by `pairs` pairs of processes.
+
+    ratio, low, high: so far, or None.
+    """
 
     stage: str
     elapsed_s: float
@@ -65,6 +68,7 @@ class Progress:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
+    pairs: int = 0
 
 
 # Runs a trial, as trial.run_trial does.

@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from .paired import interval
+from .replicates import Usual
 
 # Batches of a series: enough to estimate their variance, few enough to be long.
 BATCHES = 30
@@ -109,12 +110,14 @@ def spread(found: Rate) -> Interval:
     return Interval(found.value, *interval(found.value, found.error, found.df))
 
 
-def ratio(b: Rate, a: Rate) -> Interval:
-    """B over A of two independent series."""
+def ratio(b: Rate, a: Rate, between: Usual | None = None) -> Interval:
+    """B over A of two independent series. between: variance of the log-ratio that the series do not show."""
     value = b.value / a.value
     if a.error is None or b.error is None:
         return Interval(value)
-    parts = ((a.error**2, a.df), (b.error**2, b.df))
+    parts = [(a.error**2, a.df), (b.error**2, b.df)]
+    if between is not None:
+        parts.append((between.variance, between.df))
     variance = sum(part for part, _ in parts)
     if variance == 0:
         return Interval(value, value, value)

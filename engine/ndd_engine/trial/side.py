@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from ndd_engine.train.prepare import Prepared
     from ndd_engine.train.run import Run
 
+# Names the folder of the trial's compiler caches, in the environment of its sides.
+CACHES = "NDD_TRIAL_CACHES"
+# Maximum seconds until the system assigns an orphan to another parent.
+ORPHANED_S = 0.2
 # Number of first losses that are compared between the two sides.
 LOSSES = 10
 
@@ -52,8 +56,8 @@ class SideFacts:
 
     prepare_s: from the imports to the first step, compile_s of it compiling; warmup_s, warmup_steps: of the slower
     first steps. step_s, items_per_s: of the measured blocks. peak_bytes: allocated on the GPU; on the CPU, resident
-    in the process and its loader workers. settings: by name [requested, applied, in effect, how that was verified].
-    losses: of the first steps.
+    in the process and its loader workers; peaks: of each process of the side. settings: by name [requested, applied,
+    in effect, how that was verified]. losses: of the first steps.
     """
 
     device: str = ""
@@ -69,6 +73,7 @@ class SideFacts:
     items_per_s: float | None = None
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
+    peaks: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     settings: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -93,6 +98,7 @@ class Side(ChildServer):
         # For the sockets of loader processes, which reuse it if it exists before they start.
         self._sockets = multiprocessing.util.get_temp_dir()
         self.facts = SideFacts()
+        self._parent = os.getppid()
         self.workers: tuple[int, ...] = ()
         self.commands = {
             "choose": lambda command: {"config": chosen(command, self.pipe.tell)},
@@ -109,6 +115,16 @@ class Side(ChildServer):
         """Loader workers end by themselves once their parent is gone, unless they are stopped."""
         self.signal_workers(signal.SIGCONT)
         shutil.rmtree(self._sockets, ignore_errors=True)
+        caches = os.environ.get(CACHES, "")
+        if caches and Path(caches).is_dir() and self._orphaned():
+            shutil.rmtree(caches, ignore_errors=True)
+
+    def _orphaned(self) -> bool:
+        """Whether the trial has ended. The pipe of a killed process closes shortly before its children are orphans."""
+        deadline = time.monotonic() + ORPHANED_S
+        while os.getppid() == self._parent and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return os.getppid() != self._parent
 
     def _train(self, command: Json) -> None:
         from ndd_engine.train.prepare import prepare_run

@@ -1,7 +1,7 @@
-"""A trial: candidate vs. baseline on this machine, in ABBA blocks of two processes.
+"""A trial: candidate vs. baseline on this machine, in ABBA blocks of several pairs of processes.
 
-The candidate is prepared first and alone, so that an out-of-memory error is its own; the baseline's process only
-imports meanwhile. If both do not fit into memory at once, only one process is open at a time.
+The candidate of the first pair is prepared first and alone, so that an out-of-memory error is its own; the baseline's
+process only imports meanwhile. If both do not fit into memory at once, only one process is open at a time.
 """
 
 from __future__ import annotations
@@ -10,58 +10,50 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import TypeVar
 
-from ndd_engine.child import ChildError, StoppedError, Tick, spec_of, ticker
+from ndd_engine.child import StoppedError, Tick, ticker
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration
 
 from .blocks import (
+    FEWEST_ABBA,
     BlockPlan,
     BlocksDoNotFitError,
     SidePace,
-    lead,
     needs_epochs,
     never_happens,
     period,
     plan_blocks,
-    saves,
-    switched_off,
+    plan_pairs,
 )
 from .drafts import drafts
+from .history import History
 from .outcome import differences, result
-from .paired import FEWEST_ABBA, FLOOR, abba_log_ratio, early, estimate, last
+from .paired import abba_log_ratio
 from .pausing import alone
-from .process import SideProcess
-from .request import Progress, TrialRequest
-from .side import LOSSES, SideFacts
+from .replicates import ENOUGH, Replicates
+from .request import Base, Progress, TrialRequest
+from .sides import ESTIMATE_S, SIDES, SideFailedError, Sides
+from .verdict import FLOOR
 
 Tell = Callable[[Progress], None]
-T = TypeVar("T")
 
-# Seconds for the first steps of a side, and for a first estimate of its step time.
-WARMUP_S = 4.0
-ESTIMATE_S = 0.4
 # Interval of progress reports.
 TELL_S = 0.5
-# Seconds beyond the budget after which a side that does not answer has failed.
-PATIENCE_S = 120.0
-# By index.
-SIDES = ("the baseline", "the candidate")
-
-
-class _SideFailedError(Exception):
-    """A side failed. index: into SIDES. kind: as in ChildError."""
-
-    def __init__(self, index: int, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.index, self.kind = index, kind
+# Share of a compilation that further processes save by reading the caches; an estimate, for planning only.
+CACHED = 0.6
+# The largest budget that an inconclusive result recommends, as a multiple of its own.
+MOST_TIMES = 20
+# Ratios up to this count as similar sides, from which the usual difference between processes is learned.
+SIMILAR = 1.25
+# Sides in the order of the runs of a block, alternating between pairs.
+ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
 
 
 class _NotMeasurableError(Exception):
@@ -85,7 +77,7 @@ def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = 
 
 
 class _Trial:
-    """A trial in progress. _sides: the open ones, by index into SIDES."""
+    """A trial in progress."""
 
     def __init__(
         self, request: TrialRequest, base: Draft, change: Draft, tell: Tell, stop: threading.Event | None
@@ -93,15 +85,15 @@ class _Trial:
         self.request = request
         self._begin = time.monotonic()
         self._tell, self._stop = tell, stop
-        self._base = request.base
         self._drafts = (base, change)
         self._chosen: tempfile.TemporaryDirectory[str] | None = None
         self._learn_difference()
-        self._sides: dict[int, SideProcess] = {}
-        self._facts = [SideFacts(), SideFacts()]
+        self._sides = self._make_sides(request.base)
         self._exclusive = False
-        self._values: list[float] = []
-        self._rates: tuple[list[float], list[float]] = ([], [])
+        self._history = History()
+        self._replicates = Replicates()
+        # Seconds to start a pair of processes, and of a block.
+        self._start_s = self._abba_s = 0.0
         self._stage = "starting"
         self._told_s = 0.0
 
@@ -109,8 +101,7 @@ class _Trial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for index in list(self._sides):
-            self._close(index)
+        self._sides.clean_up()
         if self._chosen is not None:
             self._chosen.cleanup()
 
@@ -123,52 +114,76 @@ class _Trial:
         except _NotMeasurableError as error:
             verdict, reason = "inconclusive", str(error)
         except BlocksDoNotFitError as error:
-            needed_s = (self._elapsed_s + error.needed_s) * 1.2
-            verdict, reason = "inconclusive", f"{error}; raise --budget to about {math.ceil(needed_s)}"
-        except _SideFailedError as error:
+            verdict, reason = (
+                "inconclusive",
+                f"{error}; {self._more((self._elapsed_s + error.needed_s) * 1.2)}",
+            )
+        except SideFailedError as error:
             verdict, reason = self._failed(error)
-        for rates, facts in zip(self._rates, self._facts, strict=True):
-            if rates:
-                facts.items_per_s = sum(rates) / len(rates)
-                facts.step_s = facts.items_per_step / facts.items_per_s
-        found, sides = estimate(self._values), (self._facts[0], self._facts[1])
-        blocks = len(self._values)
-        return result(self.request, verdict, reason, found, sides, self._changed, self._elapsed_s, blocks)
+        self._sides.speeds()
+        facts = self._sides.facts
+        found = self._replicates.estimate()
+        return result(
+            self.request, verdict, reason, found, (facts[0], facts[1]), self._changed, self._elapsed_s
+        )
 
     def _measure(self) -> tuple[str, str]:
         self._choose()
-        for index in (1, 0):
-            self._open(index)
-        changes = self._prepare(1)
-        try:
-            verdict, reason = self._compare(self._prepare(0), changes)
-        except _SideFailedError as error:
-            if error.kind != "oom" or len(self._sides) < 2:
-                raise
-            # Both do not fit at once: from here on each run opens its side.
-            self._exclusive = True
-            self._values.clear()
-            for index, rates in enumerate(self._rates):
-                rates.clear()
-                self._close(index)
-            self._open(0)
-            verdict, reason = self._compare(self._prepare(0), changes)
-        for index, side in self._sides.items():
-            with suppress(ChildError):  # keep what is known
-                side.learn(self._tick())
-                first, now = self._facts[index], side.facts
-                first.settings = now.settings
-                first.peak_bytes = most(first.peak_bytes, now.peak_bytes)
-                first.reserved_bytes = most(first.reserved_bytes, now.reserved_bytes)
-        return verdict, reason
+        plan, blocks = self._first_pair()
+        for number in count(1):
+            self._replicates.begin()
+            try:
+                self._pair(number, plan, blocks)
+            except SideFailedError as error:
+                self._replicates.abandon()
+                if error.kind == "oom" and self._sides.count > 1 and not self._exclusive:
+                    self._separate()
+                    continue
+                if error.kind != "late" or not self._replicates.blocks:
+                    raise
+                break  # what was measured so far counts
+            if self._replicates.early() is not None:
+                break
+            # A smaller pair is better than none.
+            blocks = min(blocks, round((self._left_s - self._start_s) / self._abba_s))
+            if blocks < FEWEST_ABBA:
+                self._use_rest(number, plan)
+                break
+        if (blocks := self._replicates.blocks) < FEWEST_ABBA:
+            text = f"the budget is enough for {blocks} of at least {FEWEST_ABBA} ABBA blocks"
+            raise BlocksDoNotFitError(text, self._start_s + FEWEST_ABBA * plan.abba_s)
+        found, between = self._replicates.estimate(), self._replicates.between()
+        # A large effect also scales the differences between processes.
+        if between is not None and found is not None and max(found.ratio, 1 / found.ratio) < SIMILAR:
+            self._history.add(self._sides.facts[0].device_name, between)
+        return self._verdict()
 
-    def _compare(self, base_s: float, change_s: float) -> tuple[str, str]:
-        """(verdict, reason), given the approximate seconds of a step of both sides."""
-        return self._measure_blocks(self._plan(self._pace(0, base_s), self._pace(1, change_s)))
+    def _verdict(self) -> tuple[str, str]:
+        """(verdict, reason) of what was measured."""
+        verdict = self._replicates.last()
+        if verdict != "inconclusive":
+            return verdict, ""
+        noisy = f"too noisy to resolve a difference of {FLOOR * 100:.0f} %"
+        times = self._replicates.needed()
+        if times is None:
+            return verdict, f"{noisy}; raise --budget"
+        # Setup of the first pair included, which further time does not repeat.
+        needed_s = self._elapsed_s * times
+        return verdict, f"{noisy}; {self._more(max(needed_s, self.request.budget_s * 1.2))}"
 
-    def _failed(self, error: _SideFailedError) -> tuple[str, str]:
+    def _more(self, needed_s: float) -> str:
+        """The advice to raise the budget to so many seconds."""
+        most_s = MOST_TIMES * self.request.budget_s
+        if needed_s > most_s:
+            return f"raise --budget above {most_s:g}"
+        seconds = needed_s * 1.1
+        return (
+            f"raise --budget to about {math.ceil(seconds / 10) * 10 if seconds > 20 else math.ceil(seconds)}"
+        )
+
+    def _failed(self, error: SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
-            setup = self._facts[error.index].prepare_s is None
+            setup = self._sides.facts[error.index].prepare_s is None
             why = f"setup took more than {self._elapsed_s:.0f} s" if setup else str(error)
             return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
         if error.index == 0:
@@ -182,18 +197,22 @@ class _Trial:
         self._configs = (base, change)
         self._changed = list(differences(base, change))
 
+    def _make_sides(self, base: Base) -> Sides:
+        def tick(stage: str) -> Tick:
+            self._stage = stage
+            return self._tick()
+
+        request = self.request
+        return Sides(base, request.sets, self._changed, request.budget_s, lambda: self._left_s, tick)
+
     def _choose(self) -> None:
-        """Choose the size "auto" once, so that both sides have the same."""
+        """Choose the size "auto" once, so that all processes have the same."""
         if self._drafts[0].size != "auto":
             return
-        self._stage = "choosing the model size"
-        self._open(0)
-        found = self._asked(0, lambda side, tick: side.choose(tick))
-        self._close(0)
+        found = self._sides.choose()
         self._chosen = tempfile.TemporaryDirectory(prefix="ndd-trial-")
         path = Path(self._chosen.name, "base.toml")
         path.write_text(found, encoding="utf-8")
-        self._base = replace(self._base, config=path, workload=None, sets=())
         self._drafts = (read(path), read(path, self.request.sets))
         self._learn_difference()
         if not self._changed:
@@ -201,59 +220,10 @@ class _Trial:
                 f"{', '.join(self.request.sets)}: {self.request.base.name} already resolves to this on this machine; "
                 "there is nothing to compare"
             )
+        self._sides.clean_up()
+        self._sides = self._make_sides(replace(self.request.base, config=path, workload=None, sets=()))
 
-    # Sides.
-
-    def _open(self, index: int) -> None:
-        base, run = self._base, self._base.run
-        sets = (*base.sets, *(self.request.sets if index else ()))
-        spec = spec_of(base.config, base.workload, sets, switched_off(self._changed))
-        # On the run's own disk if write speed matters, else in the temporary folder.
-        place = run.path.parent if run is not None and saves(self._changed) else None
-        with _failures_of(index):
-            self._sides[index] = SideProcess(spec, place)
-
-    def _close(self, index: int) -> None:
-        if (side := self._sides.pop(index, None)) is not None:
-            side.close()
-
-    def _prepare(self, index: int) -> float:
-        """Prepare and warm up. Returns the approximate seconds of a step."""
-        self._stage = f"preparing {SIDES[index]}"
-        self._asked(index, lambda side, tick: side.prepare(max(self._left_s, 0.1), tick))
-        self._stage = f"warming up {SIDES[index]}"
-        limit_s = min(WARMUP_S, self.request.budget_s / 12)
-        warmup = self._train(index, LOSSES, until_s=limit_s, first=True)
-        seconds, steps = self._train(index, 1 << 40, until_s=min(ESTIMATE_S, self.request.budget_s / 60))
-        side = self._sides[index]
-        self._asked(index, lambda side, tick: side.learn(tick))
-        side.facts.warmup_s, side.facts.warmup_steps = warmup
-        if self._facts[index].prepare_s is None:  # a reopened side profits from warm caches
-            self._facts[index] = side.facts
-        return seconds / steps
-
-    def _train(
-        self,
-        index: int,
-        steps: int,
-        plan: BlockPlan | None = None,
-        until_s: float | None = None,
-        first: bool = False,
-    ) -> tuple[float, int]:
-        """(seconds, steps) of a run. first: without untimed lead steps, and at least two steps."""
-        before = 0 if first else lead(plan.step_s[index]) if plan is not None else 1
-        limit_s = max(self._left_s, 0.0) + PATIENCE_S
-        within, least = plan is not None and plan.within, 2 if first else 1
-        return self._asked(
-            index,
-            lambda side, tick: side.train(
-                steps, limit_s, tick, lead=before, until_s=until_s, least=least, within=within
-            ),
-        )
-
-    def _asked(self, index: int, ask: Callable[[SideProcess, Tick], T]) -> T:
-        with _failures_of(index):
-            return ask(self._sides[index], self._tick())
+    # Progress.
 
     def _tick(self) -> Tick:
         def tell(stage: str) -> None:
@@ -266,10 +236,12 @@ class _Trial:
     def _progress(self, stage: str | None = None) -> None:
         self._stage = stage if stage is not None else self._stage
         self._told_s = self._elapsed_s
-        found = estimate(self._values)
-        numbers = (found.ratio, found.low, found.high) if found is not None else (None, None, None)
-        budget_s = self.request.budget_s
-        self._tell(Progress(self._stage, self._elapsed_s, budget_s, len(self._values), *numbers))
+        found = self._replicates.estimate()
+        numbers = {"ratio": found.ratio, "low": found.low, "high": found.high} if found is not None else {}
+        blocks, pairs = self._replicates.blocks, len(self._replicates.pairs)
+        self._tell(
+            Progress(self._stage, self._elapsed_s, self.request.budget_s, blocks, pairs=pairs, **numbers)
+        )
 
     @property
     def _elapsed_s(self) -> float:
@@ -279,10 +251,101 @@ class _Trial:
     def _left_s(self) -> float:
         return self.request.budget_s - self._elapsed_s
 
-    # Blocks.
+    # Pairs.
+
+    def _first_pair(self) -> tuple[BlockPlan, int]:
+        """Start the first pair, and plan: (the runs of a block, blocks per pair)."""
+        begin = self._elapsed_s
+        sides = self._sides
+        sides.open(1, 0)
+        change_s = sides.prepare(1)
+        try:
+            base_s = sides.prepare(0)
+        except SideFailedError as error:
+            if error.kind != "oom" or sides.count < 2:
+                raise
+            self._separate()
+            sides.open(0)
+            base_s = sides.prepare(0)
+        cached_s = CACHED * sum(side.compile_s or 0.0 for side in sides.facts)
+        self._start_s = max(self._elapsed_s - begin - cached_s, 0.0)
+        usual = self._history.usual(sides.facts[0].device_name)
+        plan = self._plan(self._pace(0, base_s), self._pace(1, change_s))
+        pairs, blocks = plan_pairs(self._left_s, self._start_s, plan.abba_s, usual)
+        self._replicates = Replicates(usual, pairs < ENOUGH)
+        self._abba_s = plan.abba_s
+        return plan, max(blocks, FEWEST_ABBA)
+
+    def _separate(self) -> None:
+        """Both do not fit at once: from here on only one process is open at a time."""
+        self._exclusive = True
+        self._replicates = Replicates(self._replicates.usual, self._replicates.dear)
+        self._sides.forget()
+        self._sides.close()
+
+    def _pair(self, number: int, plan: BlockPlan, blocks: int) -> None:
+        """Measure the blocks of a pair of processes. number: from 1."""
+        order = ORDERS[(number - 1) % 2]
+        if self._exclusive:
+            self._in_turn(order[:2], plan, blocks)
+            return
+        sides, begin = self._sides, self._elapsed_s
+        if number > 1:
+            sides.close()
+            # In the first pair, the candidate is prepared first.
+            first = 1 if number % 2 else 0
+            sides.open(first, 1 - first)
+            for index in (first, 1 - first):
+                sides.prepare(index)
+            self._start_s = self._elapsed_s - begin
+        self._blocks(order, plan, blocks)
+        sides.learn()
+
+    def _use_rest(self, number: int, plan: BlockPlan) -> None:
+        """With few pairs, measure further blocks of the last one where no other pair fits."""
+        few = len(self._replicates.pairs) < ENOUGH
+        if few and not self._exclusive and self._sides.count == len(SIDES):
+            self._blocks(ORDERS[(number - 1) % 2], plan, int(self._left_s / self._abba_s))
+
+    def _blocks(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:
+        """Measure ABBA blocks of the current pair, fewer if the budget ends or the result is clear."""
+        sides, replicates, begin = self._sides, self._replicates, self._elapsed_s
+        for done in range(1, blocks + 1):
+            rates: tuple[list[float], list[float]] = ([], [])
+            for index in order:
+                rates[index].append(sides.segment(index, plan))
+            (a1, a2), (b1, b2) = rates
+            replicates.add(abba_log_ratio(a1, b1, b2, a2))
+            self._abba_s = (self._elapsed_s - begin) / done
+            self._progress("measuring")
+            over = self._left_s < 0 and done >= FEWEST_ABBA
+            if over or (replicates.dear and replicates.early() is not None):
+                break
+
+    def _in_turn(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:
+        """A pair with one process at a time; drifts cancel between pairs, whose order alternates."""
+        sides, begin, measured_s = self._sides, self._elapsed_s, 0.0
+        known_s = self._start_s if sides.count else 0.0  # one of them has started before
+        rates: dict[int, list[float]] = {}
+        for index in order:
+            if not sides.is_open(index):
+                sides.close()
+                sides.open(index)
+                sides.prepare(index)
+            ready = self._elapsed_s
+            rates[index] = [sides.segment(index, plan) for _ in range(2 * blocks)]
+            sides.learn()
+            measured_s += self._elapsed_s - ready
+            sides.close(index)
+        self._start_s = max(self._elapsed_s - begin - measured_s, known_s)
+        for a1, b1, b2, a2 in zip(rates[0][::2], rates[1][::2], rates[1][1::2], rates[0][1::2], strict=True):
+            self._replicates.add(abba_log_ratio(a1, b1, b2, a2))
+        self._progress("measuring")
+
+    # The runs of a block.
 
     def _pace(self, index: int, step_s: float) -> SidePace:
-        facts = self._facts[index]
+        facts = self._sides.facts[index]
         recurs = period(
             self._configs[index], self._changed, facts.steps_per_epoch, step_s, self.request.budget_s
         )
@@ -297,70 +360,32 @@ class _Trial:
         by_epochs = needs_epochs(*self._configs, self._changed)
         if by_epochs:
             # The first estimate does not show the cost of the start of an epoch.
-            self._stage = "timing a whole epoch"
             base, change = self._over_epoch(0, base), self._over_epoch(1, change)
-        plan = plan_blocks(base, change, self._left_s, by_epochs)
+        plan = self._plan_blocks(base, change, by_epochs)
         if plan.within or self._exclusive or by_epochs:
             return plan
         # The first estimate does not show the cost of periodic events.
-        self._stage = "timing a whole segment"
         paces = []
         whole = True
         for index, pace in enumerate((base, change)):
             limit_s = self._left_s / (FEWEST_ABBA * 4)
-            seconds, steps = self._train(index, plan.steps[index], plan, until_s=limit_s)
+            seconds, steps = self._sides.train(
+                index, plan.steps[index], "timing a whole segment", plan, until_s=limit_s
+            )
             whole = whole and steps == plan.steps[index]
             paces.append(
                 replace(pace, step_s=max(seconds / steps, pace.step_s if steps < plan.steps[index] else 0))
             )
-        return plan_blocks(paces[0], paces[1], self._left_s, by_epochs, whole)
+        return self._plan_blocks(paces[0], paces[1], by_epochs, whole)
+
+    def _plan_blocks(
+        self, base: SidePace, change: SidePace, by_epochs: bool, whole: bool = True
+    ) -> BlockPlan:
+        usual = self._history.usual(self._sides.facts[0].device_name)
+        return plan_blocks(base, change, self._left_s, by_epochs, whole, self._start_s, usual)
 
     def _over_epoch(self, index: int, pace: SidePace) -> SidePace:
         """The pace over a whole epoch, its start included; unchanged if an epoch takes too long."""
-        seconds, steps = self._train(index, pace.per_epoch, until_s=self._left_s / (FEWEST_ABBA * 2))
+        limit_s = self._left_s / (FEWEST_ABBA * 2)
+        seconds, steps = self._sides.train(index, pace.per_epoch, "timing a whole epoch", until_s=limit_s)
         return replace(pace, step_s=seconds / steps) if steps == pace.per_epoch else pace
-
-    def _measure_blocks(self, plan: BlockPlan) -> tuple[str, str]:
-        abba_s = plan.abba_s
-        while self._left_s >= abba_s * (0.9 if len(self._values) >= FEWEST_ABBA else 0.5):
-            begin = time.monotonic()
-            self._stage = "measuring"
-            a1, b1, b2, a2 = (self._block(index, plan) for index in (0, 1, 1, 0))
-            self._values.append(abba_log_ratio(a1, b1, b2, a2))
-            abba_s = time.monotonic() - begin
-            self._progress("measuring")
-            if (clear := early(self._values)) is not None:
-                return clear, ""
-        if (count := len(self._values)) < FEWEST_ABBA:
-            raise BlocksDoNotFitError(
-                f"the budget is enough for {count} of at least {FEWEST_ABBA} ABBA blocks",
-                (FEWEST_ABBA + 1 - count) * abba_s,
-            )
-        verdict = last(self._values)
-        noisy = f"too noisy to resolve a difference of {FLOOR * 100:.0f} %; raise --budget"
-        return verdict, noisy if verdict == "inconclusive" else ""
-
-    def _block(self, index: int, plan: BlockPlan) -> float:
-        """Items per second of one run."""
-        if self._exclusive and index not in self._sides:
-            self._close(1 - index)
-            self._open(index)
-            self._prepare(index)
-            self._stage = "measuring"
-        seconds, steps = self._train(index, plan.steps[index], plan)
-        rate = steps * self._facts[index].items_per_step / seconds
-        self._rates[index].append(rate)
-        return rate
-
-
-@contextmanager
-def _failures_of(index: int) -> Iterator[None]:
-    try:
-        yield
-    except ChildError as error:
-        raise _SideFailedError(index, error.kind, str(error)) from None
-
-
-def most(first: int | None, second: int | None) -> int | None:
-    """The larger of the known values."""
-    return max((value for value in (first, second) if value is not None), default=None)

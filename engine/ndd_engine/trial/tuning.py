@@ -1,7 +1,7 @@
 """Tuning: measures each candidate setting on top of the best so far, and keeps it only if it helps.
 
 Ratios are never multiplied. The kept settings are measured against the baseline in separate trials, because the trials
-that selected a setting overestimate its gain.
+that selected a setting overestimate its gain. A setting that such a trial does not confirm is dropped again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ndd_engine.text import number, printable
 from ndd_engine.train.preflight import preflight
 
 from .candidates import SET, Candidate, Place, candidates, matching
+from .confirm import unconfirmed
 from .outcome import breaks_even, with_interval
 from .process import SideProcess
 from .request import Base, Measure, Progress, TrialRequest
@@ -192,12 +193,21 @@ class _Tuning:
             put(state="skipped", trial=trial, reason="stopped before it was measured")
             return
         kept, why = _judged(trial, self._config())
-        put(state="kept" if kept else "dropped", trial=trial, reason=why)
-        if kept:
+        if not kept:
+            put(state="dropped", trial=trial, reason=why)
+            return
+        before = self._state.final
+        put(state="kept", trial=trial, reason=why)
+        if self.stop.is_set():
             self._kept += candidate.sets
-            self._say(f"measuring {candidate.title} vs. the baseline")
-            if not self.stop.is_set():
-                put(to_start=self._run("the baseline", (), self._kept))
+            return
+        self._say(f"confirming {candidate.title} vs. the baseline")
+        total = self._run("the baseline", (), (*self._kept, *candidate.sets))
+        if trouble := unconfirmed(total, before):
+            put(state="dropped", to_start=total, reason=trouble)
+            return
+        self._kept += candidate.sets
+        put(to_start=total)
 
     def _run(self, name: str, kept: Sequence[str], sets: Sequence[str]) -> TrialEvent:
         base = replace(self._start, name=name, sets=tuple(kept))

@@ -72,7 +72,8 @@ def tune(
     """Tune a configuration: measure one setting after another and keep those that significantly help.
 
     Each setting is measured in an A/B trial against the best configuration so far; each one kept is measured again
-    against the baseline. Settings that change the training itself, such as the learning rate, are not tried.
+    against the baseline, and dropped if that does not confirm it. Settings that change the training itself, such as
+    the learning rate, are not tried.
 
     Shows a live screen in a terminal. Prints a table, and the resulting TOML unless it was written to a file. A live
     RUN is paused during the measurements. Ctrl-C stops early and prints the results so far.

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable
 
 from ndd_console.view.diagnosis import command_text
-from ndd_console.view.interval import VERDICTS, interval_text
+from ndd_console.view.interval import VERDICTS, interval_text, pairs_text
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.trial.verdict import shown
 
 from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
 from .model import Report
 
 _ROWS = 40
 _EFFECT = {True: "yes", False: "NO", None: MISSING}
-_SHOWN = {"no gain": "no significant gain", "undecided": "inconclusive"}
 
 
 def trials(report: Report) -> list[Block]:
@@ -47,10 +47,11 @@ def trials(report: Report) -> list[Block]:
 def _details(trial: TrialEvent) -> str:
     """The result and how it was measured."""
     where = f" on {trial.device}" if trial.device else ""
+    blocks = f"{number(trial.quads)} ABBA blocks{pairs_text(trial.pairs)}"
     parts = (
         str(trial.text),
         f"not in effect: {trial.not_in_effect}" if trial.not_in_effect else "",
-        f"vs. {trial.against}{where}: {number(trial.quads)} ABBA blocks in {duration(trial.seconds)}",
+        f"vs. {trial.against}{where}: {blocks} in {duration(trial.seconds)}",
         f"time to first step {_sides(trial, 'prepare_s', duration)}",
         f"breaks even after {number(trial.break_even_steps)} steps" if trial.break_even_steps else "",
         f"losses: {trial.loss_text}" if trial.loss_text else "",
@@ -63,7 +64,7 @@ def _change(trial: TrialEvent) -> str:
 
 
 def _verdict(trial: TrialEvent) -> str:
-    return _SHOWN.get(str(trial.verdict), str(trial.verdict))
+    return shown(str(trial.verdict))
 
 
 def _interval(trial: TrialEvent) -> Interval | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.trial.verdict import judged, shown
 
 from .findings import times
 from .style import Row
@@ -22,12 +23,6 @@ VERDICTS = {
     "failed": "bad",
     "stopped": "warn",
 }
-_SHOWN = {"no gain": "no significant gain", "undecided": "inconclusive"}
-
-
-def verdict_text(verdict: str) -> str:
-    """A verdict as it is displayed."""
-    return _SHOWN.get(verdict, verdict)
 
 
 def interval_text(ratio: float | None, low: float | None, high: float | None) -> str:
@@ -44,16 +39,26 @@ def trial_text(trial: TrialEvent | None) -> str:
     if trial is None:
         return ""
     figures = interval_text(trial.ratio, trial.low, trial.high)
-    return f"{verdict_text(trial.verdict)} {figures}".strip()
+    return f"{shown(trial.verdict)} {figures}".strip()
 
 
-def interval_style(low: float, high: float) -> str:
-    """ "good" if the whole interval is a gain, "bad" if the whole interval is a loss, else "warn"."""
-    return "good" if low > 1 else "bad" if high < 1 else "warn"
+def pairs_text(pairs: int) -> str:
+    """ " of 6 pairs of processes", "" if the number is unknown."""
+    return f" of {pairs} {'pair' if pairs == 1 else 'pairs'} of processes" if pairs else ""
 
 
-def interval_rows(ratio: float | None, low: float | None, high: float | None, width: int) -> list[Row]:
-    """Two rows: the scale, and the interval as ├──●──┤ with ┼ at 1. Empty without an interval or enough room."""
+def interval_style(ratio: float, low: float, high: float, verdict: str = "") -> str:
+    """The style of a verdict; without one, of the verdict that a trial with this interval has."""
+    return VERDICTS.get(verdict or judged(ratio, low, high), "text")
+
+
+def interval_rows(
+    ratio: float | None, low: float | None, high: float | None, width: int, verdict: str = ""
+) -> list[Row]:
+    """Two rows: the scale, and the interval as ├──●──┤ with ┼ at 1, in the style of the verdict.
+
+    Empty without an interval or enough room. verdict: of a trial that has ended.
+    """
     if ratio is None or low is None or high is None or width < 20:
         return []
     if not 0 < low <= high < math.inf or not 0 < ratio < math.inf:
@@ -81,5 +86,5 @@ def interval_rows(ratio: float | None, low: float | None, high: float | None, wi
     before, inside, after = "".join(line[:a]), "".join(body), "".join(line[b + 1 :])
     return [
         (("".join(marks), "dim"),),
-        ((before, "dim"), (inside, interval_style(low, high)), (after, "dim")),
+        ((before, "dim"), (inside, interval_style(ratio, low, high, verdict)), (after, "dim")),
     ]

@@ -14,7 +14,7 @@ from ndd_engine.text import MISSING, duration, number, size
 from .bars import progress_bar
 from .findings import at_most
 from .frame import Keys, footer_row, framed, inner_width
-from .interval import VERDICTS, interval_rows, interval_text, trial_text
+from .interval import VERDICTS, interval_rows, interval_text, pairs_text, trial_text
 from .rows import BLANK, cells, column, entry, first_shown, foreign, labelled, paragraph, rule, shorten, take
 from .style import Row
 
@@ -201,7 +201,9 @@ def _measure(state: TrialState, width: int) -> list[Row]:
     lines += [(*progress_bar(elapsed / budget if budget else 0.0, room), (text, "text")), BLANK]
     if progress is not None:
         so_far = interval_text(progress.ratio, progress.low, progress.high)
-        blocks = f"{number(progress.quads)} (baseline, candidate, candidate, baseline)"
+        blocks = (
+            f"{number(progress.quads)} (baseline, candidate, candidate, baseline){pairs_text(progress.pairs)}"
+        )
         lines += _pair("ABBA blocks", blocks, width)
         lines += _pair("so far", f"{so_far} candidate vs. baseline" if so_far else "no ratio yet", width)
         lines += [BLANK, *interval_rows(progress.ratio, progress.low, progress.high, min(width, _PLOT))]
@@ -221,7 +223,7 @@ def _result(state: TrialState, width: int, height: int) -> list[Row]:
     lines = [rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)]
     hint = "; press m for more time" if state.longer_s else ""
     lines += paragraph(_BUDGET_HINT.sub(hint, trial.text), width)
-    plot = interval_rows(trial.ratio, trial.low, trial.high, min(width, _PLOT))
+    plot = interval_rows(trial.ratio, trial.low, trial.high, min(width, _PLOT), trial.verdict)
     if plot and height >= 16:
         lines += [BLANK, *plot]
     lines.append(BLANK)
@@ -238,7 +240,9 @@ def _facts(trial: TrialEvent) -> list[Fact]:
     """The figures of a result."""
     facts: list[Fact] = []
     if trial.ratio is not None:
-        text = f"{trial.confidence * 100:.0f} % CI from {number(trial.quads)} ABBA blocks"
+        text = f"{trial.confidence * 100:.0f} % CI from {number(trial.quads)} ABBA blocks{pairs_text(trial.pairs)}"
+        if trial.between is not None:
+            text += f" and the usual difference between processes, {trial.between * 100:.2g} %"
         facts.append(("interval", text, "text"))
     where = f" on {trial.device}" if trial.device else ""
     took = f"{trial.seconds:.0f} of {number(trial.budget_s)} s{where}"

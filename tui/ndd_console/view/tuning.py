@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, duration, size
+from ndd_engine.trial.verdict import shown
 
 from .bars import progress_bar
 from .findings import times
 from .frame import Keys, footer_row, framed, inner_width
-from .interval import VERDICTS, interval_rows, interval_text, verdict_text
+from .interval import VERDICTS, interval_rows, interval_text
 from .rows import BLANK, cells, column, ends, first_shown, foreign, paragraph, rule, shorten
 from .style import Row, Span
 
@@ -133,17 +134,15 @@ def _candidate(row: TuningRow, width: int) -> Row:
     style, both = VERDICTS.get(row.trial.verdict, "text"), width >= 64
     if row.trial.ratio is None:
         # Without a ratio, the reason uses the room of the ratios.
-        spans.append(
-            (column(foreign(row.reason) or verdict_text(row.trial.verdict), _RATIO * (1 + both)), style)
-        )
+        spans.append((column(foreign(row.reason) or shown(row.trial.verdict), _RATIO * (1 + both)), style))
     else:
         spans.append((_ratio(row.trial).ljust(_RATIO), style))
         spans += [(_ratio(row.to_start).ljust(_RATIO), "text")] if both else []
     if memory:
         spans.append((size(row.trial.change.get("peak_bytes")).ljust(memory), "text"))
     if loss:
-        shown = _LOSSES.get(row.trial.loss, foreign(row.trial.loss))
-        spans.append((shown.ljust(loss), "warn" if row.trial.loss == "differs" else "text"))
+        losses = _LOSSES.get(row.trial.loss, foreign(row.trial.loss))
+        spans.append((losses.ljust(loss), "warn" if row.trial.loss == "differs" else "text"))
     if why and row.trial.ratio is not None:
         spans.append((shorten(foreign(row.reason), why), "dim"))
     return tuple(spans)
@@ -170,7 +169,7 @@ def _below(view: TuningView, width: int, height: int) -> list[Row]:
         rows += paragraph(state.text, width, "good" if state.kept else "text")
         final = state.final
         if final is not None and height >= 16:
-            rows += interval_rows(final.ratio, final.low, final.high, min(width, _PLOT))
+            rows += interval_rows(final.ratio, final.low, final.high, min(width, _PLOT), final.verdict)
         rows += paragraph(view.trouble, width, "bad")
         return rows + (paragraph(f"written to {view.saved}", width, "accent") if view.saved else [])
     stage = "stopping; results so far are kept" if view.stopping else foreign(state.stage)
