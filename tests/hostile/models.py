@@ -23,7 +23,8 @@ import torch
 from ndd_console.__main__ import status_of
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.checkpoint import CheckpointStore
-from tests.hostile._faulty_code import CODE, FAULTS, IN_PROCESSES, START, Fault
+from tests.hostile._faults import FAULTS, IN_PROCESSES
+from tests.hostile._faulty_code import CODE, START, Fault
 from tests.hostile.attempts import Attempt, Kind
 
 STEPS, HALF = 6, 3

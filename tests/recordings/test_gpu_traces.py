@@ -182,8 +182,19 @@ def test_each_gpu_of_a_process_has_its_own_time(tmp_path: Path) -> None:
             "contains no operators",
         ),
         (b"\x1f\x8b\x08\x00broken", "cannot be read"),
-        (gzip.compress(b'{"traceEvents": []}')[:-9], "cannot be read"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "cannot be read"),
         (b'{"traceEvents": [' + b"9" * 5000 + b"]}", "is damaged or is no JSON"),
+    ],
+    ids=[
+        "empty",
+        "half an object",
+        "deeply nested",
+        "no events",
+        "an empty list",
+        "no operators",
+        "damaged gzip",
+        "half of a gzip file",
+        "a number of 5,000 digits",
     ],
 )
 def test_a_damaged_trace_is_one_error_that_names_it(tmp_path: Path, content: bytes, said: str) -> None:

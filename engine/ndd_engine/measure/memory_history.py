@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ndd_engine.files import replacing
 from ndd_engine.text import printable, size
 
 from .memory_owners import NO_PYTHON, NO_STACK, owners
@@ -77,24 +78,12 @@ def out_of_memory(error: BaseException) -> str:
         if named:
             parts.append(f"largest owners: {', '.join(named[:TOP])}")
         path = _folder / FILE
-        _write(path, body)
+        with replacing(path) as file:
+            pickle.dump(body, file)
         parts.append(f"explain with: ndd-console memory {printable(str(path))}")
         if not _recording:
             parts.append("to record the lines of every step: --set log.memory_history=always")
     return "; ".join(parts)
-
-
-def _write(path: Path, body: Any) -> None:
-    """Write a snapshot completely or not at all. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            pickle.dump(body, file)
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def _on_gpu(error: BaseException) -> bool:
