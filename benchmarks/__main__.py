@@ -27,6 +27,7 @@ NAMES = (
     "steps",
     "wizard",
     "intervals",
+    "switching",
 )
 RESULTS = Path(__file__).parent / "results"
 

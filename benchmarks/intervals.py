@@ -1,8 +1,8 @@
 """Do the intervals of trials contain the truth? Simulated trials, and real trials of a change without effect.
 
 `python -m benchmarks intervals` simulates: each noise model draws processes, blocks and drifts, and trials decide on
-them as in reality. `--real N` adds N real A/A trials, spread over the five workloads, at the default budget; with
-`--keep DIR` they can be interrupted and continued.
+them as in reality. `--real N` adds N real A/A trials, spread over the five workloads, at the default budget, half of
+them in pairs of processes and half in one process; with `--keep DIR` they can be interrupted and continued.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ GAIN = 1.05
 LOW, HIGH = 0.93, 0.97
 # Starts of a pair: as of the built-in workloads on a quiet CPU, and dear ones, where few pairs fit.
 CHEAP, DEAR = Course(start_s=3.5), Course(start_s=25.0)
+# One process is prepared, and warms up both sides.
+TOGETHER = Course(start_s=6.0)
 SETTINGS, LADDERS = 20, 400
 DEFAULT_BUDGET_S = 60.0
 
@@ -47,35 +49,35 @@ def measure(options: Options) -> list[Table]:
     """The simulation, and real trials if asked for."""
     count = QUICK if options.quick else TRIALS
     found = [
+        _simulated(TOGETHER, count, 0, switched=True),
         _simulated(CHEAP, count, 0),
         _simulated(DEAR, count, 5),
         _tuning(LADDERS // 10 if options.quick else LADDERS),
     ]
     if options.real:
-        found.append(_real(options.real, options.keep))
+        found += _real(options.real, options.keep)
     return found
 
 
-def _simulated(course: Course, count: int, earlier: int) -> Table:
-    title = (
-        TITLE
-        if not earlier
-        else f"few pairs: starting a pair takes {course.start_s:g} s, compilation for example"
-    )
+def _simulated(course: Course, count: int, earlier: int, switched: bool = False) -> Table:
+    title = f"{TITLE}: pairs of processes"
+    if switched:
+        title = f"{TITLE}: one process that switches between both sides"
+    elif earlier:
+        title = f"few pairs: starting a pair takes {course.start_s:g} s, compilation for example"
     table = Table(title, COLUMNS)
     for name, noise in MODELS.items():
         say(f"intervals: {name}, {course.start_s:g} s per start")
-        null = rates(simulate(noise, 1.0, count, course, earlier=earlier))
-        gain = rates(simulate(noise, GAIN, count, course, seed=14, earlier=earlier))
+        null = rates(simulate(noise, 1.0, count, course, earlier=earlier, switched=switched))
+        gain = rates(simulate(noise, GAIN, count, course, seed=14, earlier=earlier, switched=switched))
         old = rates(simulate(noise, 1.0, count, course, old=True))
         covered = (null["covered"] + gain["covered"]) / 2
         shares = (covered, old["covered"], null["gain"] + null["loss"], null["inconclusive"], gain["gain"])
         verdict = "reached" if LOW <= covered <= HIGH else "above" if covered > HIGH else "below"
         cells = (f"{null['pairs']:.1f}", f"{null['seconds']:.0f}", verdict)
         table.add(name, f"{2 * count:,}", *map(as_percent, shares), *cells)
-    table.note(
-        f"starting a pair of processes takes {course.start_s:g} s; half of the trials have a gain of 5 %"
-    )
+    starts = "preparing the process" if switched else "starting a pair of processes"
+    table.note(f"{starts} takes {course.start_s:g} s; half of the trials have a gain of 5 %")
     table.note("earlier design: blocks of a single pair of processes, taken as independent (up to 0.5)")
     if earlier:
         table.note(f"the difference between processes is known from {earlier} earlier trials and the default")
@@ -95,47 +97,28 @@ def _tuning(count: int) -> Table:
     return table
 
 
-def _real(count: int, keep: str) -> Table:
+def _real(count: int, keep: str) -> list[Table]:
     with ExitStack() as stack:
         folder = Path(keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="ndd-intervals-")))
-        return real_table(run(folder, count, bool(keep), DEFAULT_BUDGET_S))
+        nulls = run(folder, count, bool(keep), DEFAULT_BUDGET_S, both=True)
+    ways = (("one process", False), ("pairs of processes", True))
+    return [
+        real_table([null for null in nulls if null.restarts is restarts], name) for name, restarts in ways
+    ]
 
 
-def real_table(nulls: Sequence[Null]) -> Table:
-    """Verdicts and coverage of real A/A trials, by workload and in total."""
-    table = Table(
-        f"real A/A trials at {DEFAULT_BUDGET_S:g} s",
-        (
-            "workload",
-            "trials",
-            "contains 1",
-            "gain",
-            "loss",
-            "no gain",
-            "inconclusive",
-            "other",
-            "half-width",
-            "seconds",
-        ),
-    )
+def real_table(nulls: Sequence[Null], way: str) -> Table:
+    """Verdicts and coverage of real A/A trials, by workload and in total. way: how they were measured."""
+    columns = (
+        "workload", "trials", "contains 1", "gain", "loss", "no gain", "inconclusive", "other", "half-width", "seconds",
+    )  # fmt: skip
+    table = Table(f"real A/A trials at {DEFAULT_BUDGET_S:g} s: {way}", columns)
     for workload in (*dict.fromkeys(null.workload for null in nulls), None):
-        some = [null for null in nulls if workload in (None, null.workload)]
-        calls = Counter(null.verdict for null in some)
-        known = [calls[name] for name in ("gain", "loss", "no gain", "inconclusive")]
-        spans = [(null.low, null.high) for null in some if null.low is not None and null.high is not None]
-        inside = sum(low <= 1 <= high for low, high in spans)
-        width = as_percent(median((high - low) / 2 for low, high in spans)) if spans else "n/a"
-        seconds = f"{median(null.seconds for null in some):.0f}"
-        table.add(
-            workload or "all", str(len(some)), f"{inside} of {len(spans)}", *map(str, known),
-            str(len(some) - sum(known)), width, seconds,
-        )  # fmt: skip
-    ends = [null for null in nulls if null.low is not None and null.high is not None]
-    inside = sum(
-        null.low <= 1 <= null.high for null in ends if null.low is not None and null.high is not None
-    )
+        table.add(workload or "all", *_counts([null for null in nulls if workload in (None, null.workload)]))
+    spans = _spans(nulls)
     undecided = sum(null.verdict == "inconclusive" for null in nulls)
-    table.note(_rate("intervals that contain 1", inside, len(ends), 0.93, at_least=True))
+    inside = sum(low <= 1 <= high for low, high in spans)
+    table.note(_rate("intervals that contain 1", inside, len(spans), 0.93, at_least=True))
     table.note(_rate("inconclusive", undecided, len(nulls), 0.30, at_least=False))
     odd = [
         null for null in nulls
@@ -144,6 +127,21 @@ def real_table(nulls: Sequence[Null]) -> Table:
     ]  # fmt: skip
     table.note(f"{len(odd)} verdicts do not follow from their interval" if odd else "")
     return table
+
+
+def _spans(nulls: Sequence[Null]) -> list[tuple[float, float]]:
+    return [(null.low, null.high) for null in nulls if null.low is not None and null.high is not None]
+
+
+def _counts(nulls: Sequence[Null]) -> list[str]:
+    calls = Counter(null.verdict for null in nulls)
+    known = [calls[name] for name in ("gain", "loss", "no gain", "inconclusive")]
+    spans = _spans(nulls)
+    inside = sum(low <= 1 <= high for low, high in spans)
+    width = as_percent(median((high - low) / 2 for low, high in spans)) if spans else "n/a"
+    seconds = f"{median(null.seconds for null in nulls):.0f}" if nulls else "n/a"
+    counts = [str(count) for count in (*known, len(nulls) - sum(known))]
+    return [str(len(nulls)), f"{inside} of {len(spans)}", *counts, width, seconds]
 
 
 def _rate(what: str, hits: int, count: int, target: float, at_least: bool) -> str:

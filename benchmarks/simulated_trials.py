@@ -6,16 +6,30 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from statistics import fmean
 
-from ndd_engine.trial.blocks import BLOCKS, FEWEST_ABBA, LEAST_S, OVERHEAD, SHORT_S, plan_pairs
+from ndd_engine.trial.blocks import (
+    BLOCKS,
+    FEWEST_ABBA,
+    LEAST_S,
+    OVERHEAD,
+    SHORT_S,
+    STEPS_ENOUGH,
+    plan_pairs,
+)
 from ndd_engine.trial.confirm import over
 from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
 from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, pooled
+from ndd_engine.trial.toggles import SwitchedBlocks
 from ndd_engine.trial.verdict import FLOOR, Call, judged
 
 # Rates of a segment in the order of an ABBA block (0: baseline) and of its reverse.
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
+
+
+# What both sides differ by in one process, as a share of what two processes differ by; an assumption.
+TOGETHER = 0.1
 
 
 @dataclass(frozen=True)
@@ -77,12 +91,13 @@ class Machine:
         self._offset = 0.0
         self._trends = (0.0, 0.0)
 
-    def start(self) -> None:
-        """A new pair of processes."""
+    def start(self, together: bool = False) -> None:
+        """A new pair of processes, or one process for both sides, which differ by a fraction of that."""
         noise = self.noise
-        self._offset = self._draw(noise.process)
+        self._offset = self._draw(noise.process * (TOGETHER if together else 1))
         self._age = 0.0
-        self._trends = (self._draw(noise.trend), self._draw(noise.trend))
+        trend = self._draw(noise.trend)
+        self._trends = (trend, trend if together else self._draw(noise.trend))
 
     def block(self, order: Sequence[int], segment_s: float) -> float:
         """The log-ratio of an ABBA block."""
@@ -146,6 +161,23 @@ def trial(machine: Machine, course: Course, usual: Usual | None = None) -> Outco
     return Outcome(verdict or replicates.last(), covered, found, spent, between)
 
 
+def switched_trial(machine: Machine, course: Course) -> Outcome:
+    """A trial in one process that switches between both sides."""
+    segment_s = max(LEAST_S, STEPS_ENOUGH * course.step_s)
+    spent, abba_s = course.start_s, BLOCKS * OVERHEAD * segment_s
+    machine.start(together=True)
+    blocks = SwitchedBlocks()
+    verdict: Call | None = None
+    for order in cycle(ORDERS):
+        blocks.add(machine.block(order, segment_s))
+        spent += abba_s
+        if (verdict := blocks.early()) is not None or spent + abba_s > course.budget_s:
+            break
+    found = blocks.estimate()
+    assert found is not None
+    return Outcome(verdict or blocks.last(), _covers(found, machine), found, spent)
+
+
 def old_trial(machine: Machine, course: Course) -> Outcome:
     """A trial of the earlier design: blocks of a single pair of processes, taken as independent."""
     spent, abba_s = course.start_s, BLOCKS * OVERHEAD * SHORT_S
@@ -193,12 +225,17 @@ def simulate(
     seed: int = 13,
     old: bool = False,
     earlier: int = 0,
+    switched: bool = False,
 ) -> list[Outcome]:
-    """`count` independent trials. earlier: trials with cheap starts from which a machine knows its processes."""
+    """`count` independent trials, of the earlier design (old) or in one process (switched).
+
+    earlier: trials with cheap starts from which a machine knows its processes.
+    """
     source = random.Random(seed)
     course = course or Course()
-    if old:
-        return [old_trial(Machine(noise, gain, source), course) for _ in range(count)]
+    if old or switched:
+        one = old_trial if old else switched_trial
+        return [one(Machine(noise, gain, source), course) for _ in range(count)]
 
     def usual() -> Usual | None:
         known = (trial(Machine(noise, 1.0, source), Course(start_s=3.0)).between for _ in range(earlier))

@@ -27,7 +27,7 @@ LIMIT = 0.05
 
 @dataclass(frozen=True)
 class Null:
-    """One trial; without a ratio, `verdict` holds the reason."""
+    """One trial; without a ratio, `verdict` holds the reason. restarts: whether it measured in pairs of processes."""
 
     number: int
     workload: str
@@ -36,10 +36,16 @@ class Null:
     low: float | None
     high: float | None
     seconds: float
+    restarts: bool = True
 
 
-def run(folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S) -> list[Null]:
-    """Run `count` trials, cycling through the workloads; with `resume` only missing ones."""
+def run(
+    folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S, both: bool = False
+) -> list[Null]:
+    """Run `count` trials, cycling through the workloads; with `resume` only missing ones.
+
+    both: one round in pairs of processes, the next in one process, and so on; else all in pairs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "null.jsonl"
     if not resume:
@@ -48,27 +54,27 @@ def run(folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S) -> l
     for number in range(count):
         if number in done:
             continue
-        done[number] = null = _one(folder / f"null-{number:03}", number, budget_s)
+        restarts = not both or number // len(SIDES) % 2 == 0
+        done[number] = null = _one(folder / f"null-{number:03}", number, budget_s, restarts)
         append(record, json.dumps(asdict(null)))
         ratio = "" if null.ratio is None else f" {null.ratio:.3f}x"
         say(f"{number + 1:3} of {count}  {null.workload}: {null.verdict}{ratio}")
     return [done[number] for number in sorted(done) if number < count]
 
 
-def _one(folder: Path, number: int, budget_s: float) -> Null:
+def _one(folder: Path, number: int, budget_s: float, restarts: bool) -> Null:
     workload, sets = SIDES[number % len(SIDES)]
     folder.mkdir(parents=True, exist_ok=True)
     body = {
         "what": "trial", "workload": workload, "sets": [*PLAIN, *sets], "change": CHANGE, "budget_s": budget_s,
-        "cause": None,
+        "cause": None, "restarts": restarts,
     }  # fmt: skip
     try:
         event = task(folder, "null", body)
     except TaskError as error:
-        return Null(number, workload, f"failed: {error}", None, None, None, 0.0)
-    return Null(
-        number, workload, event["verdict"], event["ratio"], event["low"], event["high"], event["seconds"]
-    )
+        return Null(number, workload, f"failed: {error}", None, None, None, 0.0, restarts)
+    numbers = (event["ratio"], event["low"], event["high"], event["seconds"])
+    return Null(number, workload, event["verdict"], *numbers, restarts)
 
 
 def table(nulls: Sequence[Null]) -> Table:

@@ -14,9 +14,10 @@ from benchmarks import intervals
 def test_the_simulated_tables_have_a_row_for_each_noise_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "QUICK", 20)
     monkeypatch.setattr(intervals, "LADDERS", 20)
-    cheap, dear, tuning = intervals.measure(Options(quick=True))
-    for table in (cheap, dear, tuning):
+    switched, cheap, dear, tuning = intervals.measure(Options(quick=True))
+    for table in (switched, cheap, dear, tuning):
         assert [row[0] for row in table.rows] == list(intervals.MODELS)
+    assert all(float(row[7]) == 0 for row in switched.rows)
     assert all(float(row[7]) >= 4 for row in cheap.rows) and all(float(row[7]) < 4 for row in dear.rows)
 
 
@@ -27,7 +28,7 @@ def test_real_trials_are_counted_by_workload() -> None:
         Null(2, "ndd", "inconclusive", 1.0, 0.96, 1.04, 60.0),
         Null(3, "summarise", "failed: no memory", None, None, None, 0.0),
     ]
-    table = intervals.real_table(nulls)
+    table = intervals.real_table(nulls, "pairs of processes")
     rows = {row[0]: row for row in table.rows}
     assert rows["ndd"][1:7] == ("2", "2 of 2", "0", "0", "1", "1")
     assert rows["all"][1:8] == ("4", "2 of 3", "1", "0", "1", "1", "1")
@@ -38,10 +39,13 @@ def test_real_trials_are_counted_by_workload() -> None:
 def test_real_trials_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Path, int, bool, float]] = []
 
-    def run(folder: Path, count: int, resume: bool, budget_s: float) -> list[Null]:
+    def run(folder: Path, count: int, resume: bool, budget_s: float, both: bool) -> list[Null]:
         calls.append((folder, count, resume, budget_s))
-        return [Null(0, "ndd", "no gain", 1.0, 0.99, 1.01, 40.0)]
+        pairs = Null(0, "ndd", "no gain", 1.0, 0.99, 1.01, 40.0, restarts=True)
+        return [pairs, Null(1, "ndd", "gain", 1.1, 1.05, 1.15, 20.0, restarts=False)]
 
     monkeypatch.setattr(intervals, "run", run)
-    intervals._real(3, str(tmp_path))
+    together, pairs = intervals._real(3, str(tmp_path))
+    assert together.rows[-1][1:5] == ("1", "0 of 1", "1", "0") and "one process" in together.title
+    assert pairs.rows[-1][1:6] == ("1", "1 of 1", "0", "0", "1")
     assert calls == [(tmp_path, 3, True, 60.0)]

@@ -70,6 +70,8 @@ class Reporter:
         self._work, self._stepping = work, stepping
         self._stacks_hz, self._loop_file = stacks_hz, loop_file
         self._stacks: StackWatch | None = None
+        # The thread that trains, its optimizer steps done, and whether it is paused.
+        self._watched: tuple[int, Callable[[], int], Callable[[], bool]] | None = None
         self._compiles = compiles
         self._graphs = 0  # compiled so far
         self._has_gpu = losses.device.type == "cuda"
@@ -80,12 +82,31 @@ class Reporter:
         step: returns the optimizer steps done. paused: returns whether the run is paused.
         """
         self.collector.start()
-        thread, hz = threading.get_ident(), self._stacks_hz
-        self._stacks = StackWatch(thread, hz, self.clock, self.put, step, paused, self._loop_file)
-        self._stacks.start()
+        self._watched = (threading.get_ident(), step, paused)
+        self._watch()
         if self._compiles:
             self._graphs = compiled()[0]
         self.skip()
+
+    def _watch(self) -> None:
+        assert self._watched is not None
+        thread, step, paused = self._watched
+        self._stacks = StackWatch(
+            thread, self._stacks_hz, self.clock, self.put, step, paused, self._loop_file
+        )
+        self._stacks.start()
+
+    def switch(self, gc_every_steps: int, stacks_hz: float) -> None:
+        """Continue with other settings, between two steps."""
+        if gc_every_steps != self.collector.every_steps:
+            self.collector.stop()
+            self.collector.every_steps = gc_every_steps
+            self.collector.start()
+        if stacks_hz != self._stacks_hz:
+            if self._stacks is not None:
+                self._stacks.stop()
+            self._stacks_hz = stacks_hz
+            self._watch()
 
     def end(self) -> None:
         """Stop measuring; call it however the loop ended."""
@@ -94,6 +115,7 @@ class Reporter:
             self._stacks.stop()
             # It refers to the loop: in a reference cycle with it, the loader's workers would outlive the run.
             self._stacks = None
+        self._watched = None
 
     def skip(self) -> None:
         """Drop the time since the last phase change (a pause). Call with an empty window."""

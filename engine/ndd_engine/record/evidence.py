@@ -123,9 +123,10 @@ class TrialEvent(Event):
     "inconclusive" ("undecided" in records before 0.5, converted when read), "out of memory", "failed" or "stopped".
     text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
     with the confidence interval low..high at level `confidence`; null without a comparison. quads: number of ABBA
-    blocks. pairs: number of pairs of processes that measured them, 0 if unknown. method: "pairs" for an interval from
-    the differences between pairs, "usual difference" if few pairs were complemented by the usual difference between
-    processes, "" in records before 0.6. between: standard deviation of that usual difference, as a share, or null.
+    blocks. pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
+    method: "pairs" for an interval from the differences between pairs, "usual difference" if few pairs were complemented
+    by the usual difference between processes, "one process" for one from the blocks of a process that switched between
+    both sides, "" in records before 0.6. between: standard deviation of that usual difference, as a share, or null.
     df: degrees of freedom of the interval, or null. seconds, budget_s: duration and time budget of the trial.
     device: the device of the measurement.
     in_effect: whether the change took effect, null if unknown; not_in_effect: why it did not. loss: "same", "close",

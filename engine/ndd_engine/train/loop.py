@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ndd_engine.config.schema import CheckpointSection, EvaluateSection
+from ndd_engine.config.schema import CheckpointSection, Config, EvaluateSection
 from ndd_engine.errors import TrainingError, said, shortened
 from ndd_engine.limits import limit_of
 from ndd_engine.measure import clock as phase
@@ -21,6 +21,7 @@ from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.step.precision import Precision
 from ndd_engine.train.step.stepper import Stepper
 
 from .checkpoint import CheckpointStore, Saved, free_space
@@ -90,7 +91,7 @@ class Loop:
 
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        window_ns, collector, captures = self._window_ns, self.reporter.collector, self.captures
+        collector, captures = self.reporter.collector, self.captures
         while self.step < self.total_steps:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
             clock.enter(phase.DATA_WAIT)
@@ -114,7 +115,7 @@ class Loop:
                 collector.after_step(self.step, clock)
                 clock.end_step()
                 self.reporter.steps += 1
-                if clock.window_ns >= window_ns:
+                if clock.window_ns >= self._window_ns:
                     self._window()
                     self._save_if_long_ago()
                 if self.step >= captures.next:
@@ -292,6 +293,14 @@ class Loop:
             "random": random_state(device),
             **self.stepper.state(),
         }
+
+    def switch(self, config: Config, precision: Precision) -> None:
+        """Continue with another configuration, between two steps; it must not need another model or optimizer."""
+        self.config = config
+        self.stepper.switch(config, precision)
+        self.losses.every = config.log.every_steps
+        self._window_ns = int(config.log.window_s * 1e9)
+        self.reporter.switch(config.run.gc_every_steps, config.log.stacks_hz)
 
     def slept(self, seconds: float) -> None:
         """Exclude time in which the caller suspended the loop from windows and from checkpoint.every_minutes."""

@@ -8,7 +8,7 @@ import platform
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from ndd_engine.train.probes.baseline import Baseline
 from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.version import __version__
-from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
 
@@ -76,8 +76,7 @@ def prepare_run(run: OpenRun) -> Prepared:
     seed(config.run.seed)
     with draft.locating():
         workload = prepare(config, run.stage)
-    differ = workload.epochs_differ
-    batches = Batches(workload.train_data, config, workload.collate, differ, device, run.stage)
+    batches = training_batches(workload, config, device, run.stage)
     evaluation = EvalBatches(workload.eval_data, config, workload.collate, device, run.stage)
     steps_per_epoch = batches.per_epoch // config.batch.accumulation
     total = total_steps(config, steps_per_epoch)
@@ -122,6 +121,14 @@ def prepare_run(run: OpenRun) -> Prepared:
     gc.collect()
     gc.freeze()
     return Prepared(config, device, clock, loop, sampler)
+
+
+def training_batches(
+    workload: Workload, config: Config, device: torch.device, tell: Callable[[str], None]
+) -> Batches:
+    """The training batches of a workload. Raises UsageError and DoesNotFitError, see `Batches`."""
+    differ = workload.epochs_differ
+    return Batches(workload.train_data, config, workload.collate, differ, device, tell)
 
 
 def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> Iterator[Event]:

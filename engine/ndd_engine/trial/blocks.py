@@ -15,6 +15,8 @@ from .replicates import ENOUGH, Usual, reach
 LEAST_S = 0.25
 SHORT_S = 0.5
 LONG_S = 2.0
+# Steps of a run of one process that switches between both sides, unless they take too long.
+STEPS_ENOUGH = 3
 # Minimum number of ABBA blocks per pair of processes, and the number to plan for if runs of a good length allow it.
 FEWEST_ABBA = 2
 GOOD_ABBA = 8
@@ -208,10 +210,34 @@ def plan_blocks(
         room_s = 0.0  # tried before
     if found.block_s * FEWEST_ABBA <= room_s:
         return found
+    raise _too_small(found, by_epochs, recurs)
+
+
+def plan_switches(base: SidePace, change: SidePace, left_s: float, by_epochs: bool, loads: bool) -> BlockPlan:
+    """Plan for one process that switches between both sides. Raises BlocksDoNotFitError.
+
+    by_epochs: runs have to cover whole epochs. loads: both sides have loaders of their own.
+    """
+    sides = (base, change)
+    room_s = left_s / (BLOCKS * OVERHEAD)  # for one run of each ABBA block
+    step_s = max(side.step_s for side in sides)
+    wanted_s = min(max(SHORT_S if loads else LEAST_S, STEPS_ENOUGH * step_s), room_s / GOOD_ABBA)
+    recurs = max(base.period, change.period) > 1
+    epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch)) for side in sides], False)
+    if by_epochs or (loads and not recurs and epochs.block_s * GOOD_ABBA <= room_s):
+        found = epochs
+    else:
+        found = _blocks(sides, wanted_s, [side.period for side in sides], not recurs)
+    if found.block_s * FEWEST_ABBA > room_s:
+        raise _too_small(found, by_epochs, recurs)
+    return found
+
+
+def _too_small(plan: BlockPlan, by_epochs: bool, recurs: bool) -> BlocksDoNotFitError:
     what = "a whole epoch" if by_epochs else "a period of the changed setting" if recurs else "a step"
     units = FEWEST_ABBA * BLOCKS
-    text = f"{what} takes {duration(found.block_s)}, and the budget is too small for {units} of them"
-    raise BlocksDoNotFitError(text, FEWEST_ABBA * found.abba_s)
+    text = f"{what} takes {duration(plan.block_s)}, and the budget is too small for {units} of them"
+    return BlocksDoNotFitError(text, FEWEST_ABBA * plan.abba_s)
 
 
 def _blocks(

@@ -98,7 +98,9 @@ class Measurer:
 
     def _one_more(self, variant: Variant, budget_s: float) -> None:
         base = Base(f"{self.claim.id} baseline", None, self.claim.workload, variant.base)
-        request = TrialRequest(base, variant.change, budget_s)
+        # One process cannot tell the memory and the startup of one side from those of the other.
+        restarts = any(part.kind in ("memory", "start") for part in self.claim.parts)
+        request = TrialRequest(base, variant.change, budget_s, restarts=restarts)
         trial = self.measure(request, lambda progress: self.tell("", progress), self.stop)
         self._done(variant).append(trial)
 

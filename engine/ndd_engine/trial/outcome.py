@@ -14,6 +14,7 @@ from ndd_engine.text import duration, number, size
 from .paired import Estimate
 from .request import TrialRequest
 from .side import SideFacts, not_in_effect
+from .toggles import METHOD
 from .verdict import CONFIDENCE, FLOOR, shown
 
 # Maximum relative difference of losses that count as close.
@@ -167,6 +168,8 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
 
 def interval_source(event: TrialEvent) -> str:
     """What the interval of a trial comes from, in words; "" if that is unknown."""
+    if event.method == METHOD:
+        return "both sides in one process"
     if not event.pairs:
         return ""
     text = f"interval from {event.pairs} {'pair' if event.pairs == 1 else 'pairs'} of processes"

@@ -17,10 +17,10 @@ from .verdict import CONFIDENCE
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio with its interval, from `blocks` ABBA blocks of `pairs` pairs of processes.
+    """A ratio with its interval, from `blocks` ABBA blocks of `pairs` pairs of processes (0: of one process).
 
-    df: degrees of freedom of the interval. method: "pairs", "usual difference" or "" (blocks of a single pair, taken
-    as independent). between: the difference between processes that the interval assumes, as a share, if it does.
+    df: degrees of freedom of the interval. method: "pairs", "usual difference", "one process" or "" (blocks of a single
+    pair, taken as independent). between: the difference between processes that the interval assumes, as a share.
     """
 
     ratio: float

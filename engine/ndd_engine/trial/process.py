@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.child import ChildProcess, Tick
+from ndd_engine.child import ChildProcess, Json, Tick
 
 from .side import SideFacts
 
@@ -20,9 +20,10 @@ SHARED_ENVIRONMENT = {
 
 
 class SideProcess(ChildProcess):
-    """The process of one side: `prepare` it, `train` blocks, `close` it. Its methods raise ChildError.
+    """The process of one side or of both: `prepare` it, `train` runs, `close` it. Its methods raise ChildError.
 
-    spec: the configuration, see Side. place: where its temporary folder is created; None: the system's.
+    spec: the configuration, see Side; with "change", that of the candidate in the same process. both: facts of
+    each of its sides; facts: of the first. place: where its temporary folder is created; None: the system's.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class SideProcess(ChildProcess):
         super().__init__("ndd_engine.trial.side", place, environment)
         self.spec = spec
         self.facts = SideFacts()
+        self.both = [self.facts]
 
     def choose(self, tick: Tick) -> str:
         """The configuration as TOML with its size chosen and its paths made absolute."""
@@ -41,7 +43,7 @@ class SideProcess(ChildProcess):
 
     def prepare(self, limit_s: float, tick: Tick) -> None:
         """Prepare the run up to its first step."""
-        self.facts = SideFacts(**self.ask({"do": "prepare", **self.spec}, limit_s, tick)["ready"])
+        self._know(self.ask({"do": "prepare", **self.spec}, limit_s, tick)["ready"])
 
     def train(
         self,
@@ -53,12 +55,20 @@ class SideProcess(ChildProcess):
         until_s: float | None = None,
         least: int = 1,
         within: bool = False,
+        index: int = 0,
     ) -> tuple[float, int]:
-        """(seconds, steps) of a block; with until_s it may end before `steps`, but not before `least`."""
+        """(seconds, steps) of a run; with until_s it may end before `steps`, but not before `least`.
+
+        index: the side, of a process with both.
+        """
         command = {"do": "train", "steps": steps, "lead": lead, "until_s": until_s, "least": least}
-        answer = self.ask({**command, "within": within}, limit_s, tick)
+        answer = self.ask({**command, "within": within, "side": index}, limit_s, tick)
         return float(answer["seconds"]), int(answer["steps"])
 
     def learn(self, tick: Tick) -> None:
         """Update `facts`."""
-        self.facts = SideFacts(**self.ask({"do": "facts"}, 60.0, tick))
+        self._know(self.ask({"do": "facts"}, 60.0, tick))
+
+    def _know(self, body: Json) -> None:
+        self.both = [SideFacts(**facts) for facts in body.get("sides", [body])]
+        self.facts = self.both[0]

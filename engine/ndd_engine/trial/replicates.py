@@ -69,6 +69,11 @@ class Replicates:
         """Number of blocks."""
         return sum(map(len, self._pairs))
 
+    @property
+    def processes(self) -> int:
+        """Number of pairs of processes; 0 if one process measures both sides."""
+        return len(self.pairs)
+
     def estimate(self, confidence: float = CONFIDENCE) -> Estimate | None:
         """The ratio with its interval; None below 2 blocks."""
         pairs, blocks = self.pairs, self.blocks

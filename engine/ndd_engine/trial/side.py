@@ -1,9 +1,9 @@
-"""One side of a trial: a real run of the engine in a child process, which trains block by block on command.
+"""A process of a trial: a real run of the engine, which trains run by run of a block on command, for one side or both.
 
 `python -m ndd_engine.trial.side IN OUT FOLDER`, see `ndd_engine.child`. The training loop runs once and never returns:
-`Blocks` replaces the step and blocks on the pipe at the end of each block. Loader workers are stopped meanwhile
-(SIGSTOP), so they neither disturb the other side nor prefetch: a block starts with as many batches ready as the
-previous one ended with.
+`Blocks` replaces the step and blocks on the pipe at the end of each run of a block. Loader workers are stopped
+meanwhile (SIGSTOP), so they neither disturb the other side nor prefetch: a run starts with as many batches ready as the
+previous one ended with. `switching.SwitchingBlocks` does so for both sides in one process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,10 @@ from ndd_engine.text import printable
 if TYPE_CHECKING:
     import torch
 
+    from ndd_engine.measure.clock import PhaseClock
     from ndd_engine.train.prepare import Prepared
     from ndd_engine.train.run import Run
+    from ndd_engine.workloads.base import Batch
 
 # Names the folder of the trial's compiler caches, in the environment of its sides.
 CACHES = "NDD_TRIAL_CACHES"
@@ -99,6 +101,7 @@ class Side(ChildServer):
         self._sockets = multiprocessing.util.get_temp_dir()
         self.facts = SideFacts()
         self._parent = os.getppid()
+        # Loader workers that may be stopped.
         self.workers: tuple[int, ...] = ()
         self.commands = {
             "choose": lambda command: {"config": chosen(command, self.pipe.tell)},
@@ -113,7 +116,7 @@ class Side(ChildServer):
 
     def clean_up(self) -> None:
         """Loader workers end by themselves once their parent is gone, unless they are stopped."""
-        self.signal_workers(signal.SIGCONT)
+        signal_to(self.workers, signal.SIGCONT)
         shutil.rmtree(self._sockets, ignore_errors=True)
         caches = os.environ.get(CACHES, "")
         if caches and Path(caches).is_dir() and self._orphaned():
@@ -131,10 +134,14 @@ class Side(ChildServer):
         from ndd_engine.train.run import Run, RunRequest
 
         begin = time.perf_counter()
-        run = Run.open(RunRequest(draft_of(command), self.folder / "runs", probes=False), self._hear)
+
+        def hear(_t: float, event: Event) -> None:
+            self.hear(self.facts, event)
+
+        run = Run.open(RunRequest(draft_of(command), self.folder / "runs", probes=False), hear)
         prepared = prepare_run(run)
         prepared.sampler.stop()
-        blocks = Blocks(self, run, prepared, begin)
+        blocks = self._blocks(command, run, prepared, begin)
         vars(prepared.loop.stepper)["step"] = blocks
         prepared.loop.total_steps = 1 << 60
         try:
@@ -151,9 +158,16 @@ class Side(ChildServer):
             text = failure.text + (f" ({failure.where})" if failure.where else "")
             raise ChildError("oom" if failure.of_memory else "failed", printable(text)) from error
 
-    def _hear(self, _t: float, event: Event) -> None:
+    def _blocks(self, command: Json, run: Run, prepared: Prepared, begin: float) -> Blocks:
+        """change: of a command, the candidate, if the process has both sides."""
+        if "change" not in command:
+            return Blocks(self, run, prepared, begin)
+        from .switching import SwitchingBlocks
+
+        return SwitchingBlocks(self, run, prepared, begin, command)
+
+    def hear(self, facts: SideFacts, event: Event) -> None:
         """Collect facts from the run's events, on the recorder's thread."""
-        facts = self.facts
         if isinstance(event, StageEvent):
             self.pipe.tell(event.text)
         elif isinstance(event, SettingEvent):
@@ -164,76 +178,91 @@ class Side(ChildServer):
             facts.device, facts.device_name, facts.threads = event.device, event.device_name, event.threads
             facts.items_per_step, facts.steps_per_epoch = event.items_per_step, event.steps_per_epoch
 
-    def signal_workers(self, number: signal.Signals) -> None:
-        """Stop the loader workers (SIGSTOP), so that they do not prefetch, or resume them (SIGCONT)."""
-        for worker in self.workers:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(worker, number)
-
 
 class Blocks:
-    """Replaces Stepper.step: trains the steps of a block, then waits for the next command.
+    """Replaces Stepper.step: trains the steps of a run of a block, then waits for the next command.
 
-    A block is timed from the start of its first step to the start of the step after its last one. It includes
-    everything between steps: waiting for data, recording, evaluations, checkpoints, the start of an epoch.
+    A run is timed from the start of its first step to the start of the step after its last one. It includes everything
+    between steps: waiting for data, recording, evaluations, checkpoints, the start of an epoch.
     """
 
     def __init__(self, side: Side, run: Run, prepared: Prepared, begin: float) -> None:
         self._side, self._run, self._loop = side, run, prepared.loop
         self._device: torch.device = prepared.device
         self._step = prepared.loop.stepper.step
-        self._prepare_from: float | None = begin
+        self._begin_s, self._ready = begin, False
         self._losses: list[torch.Tensor] = []
         self._calls = self._first = self._last = 0
         self._least = 0
         self._until: float | None = None
         self._begin = 0.0
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> torch.Tensor | None:
         if self._calls == self._last or (
             self._until is not None and self._calls >= self._least and time.perf_counter() >= self._until
         ):
-            self._end_block()
+            self._end_run()
         if self._calls == self._first:
             self._begin = self._now()
         self._calls += 1
-        loss = self._step(*arguments)
+        loss = self._train(batches, clock, step)
         if len(self._losses) < LOSSES and loss is not None:
             self._losses.append(loss.detach().clone())
         return loss
 
-    def _end_block(self) -> None:
+    def _train(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> torch.Tensor | None:
+        return self._step(batches, clock, step)
+
+    def _end_run(self) -> None:
         side = self._side
         end = self._now()
-        seen = self._loop.batches.seen
-        side.workers = seen.workers if seen is not None else ()
-        side.signal_workers(signal.SIGSTOP)
-        if self._prepare_from is not None:
-            side.facts.prepare_s = end - self._prepare_from
-            self._prepare_from = None
-            side.pipe.send({"ready": self._facts()})
+        if not self._ready:
+            self._ready = True
+            self._before(end - self._begin_s)
+            answer: Json = {"ready": self._facts()}
         else:
-            side.pipe.send({"seconds": end - self._begin, "steps": self._calls - self._first})
+            answer = {"seconds": end - self._begin, "steps": self._calls - self._first}
+        side.workers = self._all_workers()
+        signal_to(self._workers(), signal.SIGSTOP)  # they would prefetch and disturb the other side
+        side.pipe.send(answer)
         while (command := side.pipe.receive())["do"] != "train":
             side.pipe.send(self._facts())
-        self._begin_block(command)
-        side.signal_workers(signal.SIGCONT)
+        self._begin_run(command)
+        signal_to(self._workers(), signal.SIGCONT)
         self._loop.slept(time.perf_counter() - end)
 
-    def _begin_block(self, command: Json) -> None:
+    def _before(self, prepare_s: float) -> None:
+        """Called once before the first run. prepare_s: seconds to prepare."""
+        self._side.facts.prepare_s = prepare_s
+
+    def _workers(self) -> tuple[int, ...]:
+        """The loader workers of the run."""
+        seen = self._loop.batches.seen
+        return seen.workers if seen is not None else ()
+
+    def _all_workers(self) -> tuple[int, ...]:
+        """The loader workers of the process, stopped ones included."""
+        return self._workers()
+
+    def _begin_run(self, command: Json) -> None:
         """lead: untimed steps first. until_s: end after so many seconds, but not before `least` steps. within: keep the
         timed steps within one epoch."""
         lead, steps = int(command["lead"]), int(command["steps"])
-        loop = self._loop
         if command["within"]:
-            done = loop.step % loop.steps_per_epoch
-            if done + lead + steps >= loop.steps_per_epoch:
-                loop.step += loop.steps_per_epoch - done - 1  # makes this step the last one of the epoch
-                lead += 1
+            lead += self._stay_within_epoch(lead + steps)
         self._calls, self._first, self._last = 0, lead, lead + steps
         seconds = command["until_s"]
         self._until = None if seconds is None else time.perf_counter() + seconds
         self._least = lead + int(command["least"])
+
+    def _stay_within_epoch(self, steps: int) -> int:
+        """Go to the next epoch if this one has not more than so many steps left. Returns further lead steps."""
+        loop = self._loop
+        done = loop.step % loop.steps_per_epoch
+        if done + steps < loop.steps_per_epoch:
+            return 0
+        loop.step += loop.steps_per_epoch - done - 1  # makes this step the last one of the epoch
+        return 1
 
     def _facts(self) -> Json:
         self._run.recorder.flush()
@@ -248,6 +277,13 @@ class Blocks:
 
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+def signal_to(workers: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to loader workers that are still running."""
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(worker, number)
 
 
 def chosen(command: Json, tell: Callable[[str], None]) -> str:
@@ -269,13 +305,20 @@ def peak_memory(device: torch.device) -> tuple[int | None, int | None]:
     import psutil
 
     own = resident_peak()
-    workers = 0
-    for child in psutil.Process().children(recursive=True):
+    workers = (child.pid for child in psutil.Process().children(recursive=True))
+    return (None if own is None else own + worker_bytes(workers)), None
+
+
+def worker_bytes(workers: Iterable[int]) -> int:
+    """Resident bytes of processes; pages that they share count once in total."""
+    import psutil
+
+    total = 0
+    for worker in workers:
         with contextlib.suppress(psutil.Error):
-            # PSS counts pages shared between processes once in total.
-            found = child.memory_full_info()
-            workers += int(getattr(found, "pss", found.rss))
-    return (None if own is None else own + workers), None
+            found = psutil.Process(worker).memory_full_info()
+            total += int(getattr(found, "pss", found.rss))
+    return total
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from ndd_engine.child import ChildError, Tick, spec_of
+from ndd_engine.child import ChildError, Json, Tick, spec_of
 
 from .blocks import BlockPlan, lead, saves, switched_off
 from .process import SHARED_ENVIRONMENT, SideProcess
@@ -78,10 +78,28 @@ class Sides:
         # On the run's own disk if write speed matters, else in the temporary folder.
         place = run.path.parent if run is not None and saves(self.changed) else None
         for index in indices:
-            sets = (*self.base.sets, *(self._sets if index else ()))
-            spec = spec_of(self.base.config, self.base.workload, sets, switched_off(self.changed))
             with failures_of(index):
-                self._open[index] = SideProcess(spec, place, self._environment(index))
+                self._open[index] = SideProcess(self._spec(index), place, self._environment(index))
+
+    def _spec(self, index: int) -> Json:
+        sets = (*self.base.sets, *(self._sets if index else ()))
+        return spec_of(self.base.config, self.base.workload, sets, switched_off(self.changed))
+
+    def open_one(self) -> tuple[float, float]:
+        """Start one process for both sides. Returns the approximate seconds of a step of each."""
+        warmup_s = min(WARMUP_S, self._budget_s / 12)
+        spec = {**self._spec(0), "change": self._spec(1), "warmup_s": warmup_s}
+        with failures_of(0):
+            process = SideProcess(spec, None, self._environment(0))
+        self._open = dict.fromkeys(range(len(SIDES)), process)
+        limit_s = max(self._left_s(), 0.1)
+        self._asked(0, "preparing both sides", lambda side, tick: side.prepare(limit_s, tick))
+        self.facts = process.both
+        until_s = min(ESTIMATE_S, self._budget_s / 60)
+        base, change = (
+            self.train(index, 1 << 40, "warming up", until_s=until_s) for index in range(len(SIDES))
+        )
+        return base[0] / base[1], change[0] / change[1]
 
     def _environment(self, index: int) -> dict[str, str]:
         """Caches of compiled code of its own: the first process of a side compiles, further ones read the caches."""
@@ -144,7 +162,7 @@ class Sides:
             index,
             stage,
             lambda side, tick: side.train(
-                steps, limit_s, tick, lead=before, until_s=until_s, least=least, within=within
+                steps, limit_s, tick, lead=before, until_s=until_s, least=least, within=within, index=index
             ),
         )
 
@@ -160,7 +178,7 @@ class Sides:
         for index, side in self._open.items():
             with suppress(ChildError):
                 side.learn(self._tick("measuring"))
-                first, now = self.facts[index], side.facts
+                first, now = self.facts[index], side.both[index] if len(side.both) > 1 else side.facts
                 first.settings = now.settings
                 first.peak_bytes = most(first.peak_bytes, now.peak_bytes)
                 first.reserved_bytes = most(first.reserved_bytes, now.reserved_bytes)

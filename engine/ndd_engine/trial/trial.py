@@ -1,7 +1,9 @@
-"""A trial: candidate vs. baseline on this machine, in ABBA blocks of several pairs of processes.
+"""A trial: candidate vs. baseline on this machine, in ABBA blocks of one process or of several pairs of processes.
 
-The candidate of the first pair is prepared first and alone, so that an out-of-memory error is its own; the baseline's
-process only imports meanwhile. If both do not fit into memory at once, only one process is open at a time.
+One process switches between both sides where the change allows it, see `toggles`. Otherwise each side has a process of
+its own, and pairs of them are started again and again. The candidate of the first pair is prepared first and alone, so
+that an out-of-memory error is its own; the baseline's process only imports meanwhile. If both do not fit into memory at
+once, only one process is open at a time.
 """
 
 from __future__ import annotations
@@ -12,34 +14,25 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 from ndd_engine.child import StoppedError, Tick, ticker
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import duration
 
-from .blocks import (
-    FEWEST_ABBA,
-    BlockPlan,
-    BlocksDoNotFitError,
-    SidePace,
-    needs_epochs,
-    never_happens,
-    period,
-    plan_blocks,
-    plan_pairs,
-)
+from .blocks import FEWEST_ABBA, BlockPlan, BlocksDoNotFitError, plan_pairs
 from .drafts import drafts
 from .history import History
 from .outcome import differences, result
 from .paired import abba_log_ratio
 from .pausing import alone
+from .planning import NotMeasurableError, Planner
 from .replicates import ENOUGH, Replicates
 from .request import Base, Progress, TrialRequest
-from .sides import ESTIMATE_S, SIDES, SideFailedError, Sides
+from .sides import SIDES, SideFailedError, Sides
+from .toggles import SwitchedBlocks, can_switch
 from .verdict import FLOOR
 
 Tell = Callable[[Progress], None]
@@ -54,10 +47,6 @@ MOST_TIMES = 20
 SIMILAR = 1.25
 # Sides in the order of the runs of a block, alternating between pairs.
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
-
-
-class _NotMeasurableError(Exception):
-    """Nothing can be measured; the message says why."""
 
 
 def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = None) -> TrialEvent:
@@ -111,7 +100,7 @@ class _Trial:
             verdict, reason = self._measure()
         except StoppedError:
             verdict, reason = "stopped", "stopped before there was a result"
-        except _NotMeasurableError as error:
+        except NotMeasurableError as error:
             verdict, reason = "inconclusive", str(error)
         except BlocksDoNotFitError as error:
             verdict, reason = (
@@ -129,6 +118,32 @@ class _Trial:
 
     def _measure(self) -> tuple[str, str]:
         self._choose()
+        if can_switch(self._configs, self._changed) and not self.request.restarts:
+            try:
+                return self._in_one_process()
+            except SideFailedError as error:
+                if error.kind == "late":
+                    raise
+                # Processes of their own show which side fails, and may have enough memory.
+                self._sides.close()
+                self._sides.forget()
+        return self._in_pairs()
+
+    def _in_one_process(self) -> tuple[str, str]:
+        """Blocks of one process that switches between both sides."""
+        sides = self._sides
+        base_s, change_s = sides.open_one()
+        plan = self._planner().switches(base_s, change_s)
+        self._replicates = SwitchedBlocks()
+        for order in cycle(ORDERS):
+            self._blocks(order, plan, 1)
+            if self._left_s < self._abba_s or self._replicates.early() is not None:
+                break
+        sides.learn()
+        return self._verdict()
+
+    def _in_pairs(self) -> tuple[str, str]:
+        """Blocks of several pairs of processes."""
         plan, blocks = self._first_pair()
         for number in count(1):
             self._replicates.begin()
@@ -238,7 +253,7 @@ class _Trial:
         self._told_s = self._elapsed_s
         found = self._replicates.estimate()
         numbers = {"ratio": found.ratio, "low": found.low, "high": found.high} if found is not None else {}
-        blocks, pairs = self._replicates.blocks, len(self._replicates.pairs)
+        blocks, pairs = self._replicates.blocks, self._replicates.processes
         self._tell(
             Progress(self._stage, self._elapsed_s, self.request.budget_s, blocks, pairs=pairs, **numbers)
         )
@@ -270,11 +285,15 @@ class _Trial:
         cached_s = CACHED * sum(side.compile_s or 0.0 for side in sides.facts)
         self._start_s = max(self._elapsed_s - begin - cached_s, 0.0)
         usual = self._history.usual(sides.facts[0].device_name)
-        plan = self._plan(self._pace(0, base_s), self._pace(1, change_s))
+        plan = self._planner().pairs(base_s, change_s, self._start_s, usual, self._exclusive)
         pairs, blocks = plan_pairs(self._left_s, self._start_s, plan.abba_s, usual)
         self._replicates = Replicates(usual, pairs < ENOUGH)
         self._abba_s = plan.abba_s
         return plan, max(blocks, FEWEST_ABBA)
+
+    def _planner(self) -> Planner:
+        left_s, elapsed_s = (lambda: self._left_s), (lambda: self._elapsed_s)
+        return Planner(self._sides, self._configs, self._changed, self.request.budget_s, left_s, elapsed_s)
 
     def _separate(self) -> None:
         """Both do not fit at once: from here on only one process is open at a time."""
@@ -341,51 +360,3 @@ class _Trial:
         for a1, b1, b2, a2 in zip(rates[0][::2], rates[1][::2], rates[1][1::2], rates[0][1::2], strict=True):
             self._replicates.add(abba_log_ratio(a1, b1, b2, a2))
         self._progress("measuring")
-
-    # The runs of a block.
-
-    def _pace(self, index: int, step_s: float) -> SidePace:
-        facts = self._sides.facts[index]
-        recurs = period(
-            self._configs[index], self._changed, facts.steps_per_epoch, step_s, self.request.budget_s
-        )
-        return SidePace(facts.items_per_step, facts.steps_per_epoch, step_s, recurs)
-
-    def _plan(self, base: SidePace, change: SidePace) -> BlockPlan:
-        if missing := never_happens(*self._configs, self._changed):
-            raise _NotMeasurableError(missing)
-        if self._left_s < self.request.budget_s / 10:
-            enough_s = FEWEST_ABBA * 4 * max(base.step_s, change.step_s, ESTIMATE_S)
-            raise BlocksDoNotFitError(f"preparing both sides took {duration(self._elapsed_s)}", enough_s)
-        by_epochs = needs_epochs(*self._configs, self._changed)
-        if by_epochs:
-            # The first estimate does not show the cost of the start of an epoch.
-            base, change = self._over_epoch(0, base), self._over_epoch(1, change)
-        plan = self._plan_blocks(base, change, by_epochs)
-        if plan.within or self._exclusive or by_epochs:
-            return plan
-        # The first estimate does not show the cost of periodic events.
-        paces = []
-        whole = True
-        for index, pace in enumerate((base, change)):
-            limit_s = self._left_s / (FEWEST_ABBA * 4)
-            seconds, steps = self._sides.train(
-                index, plan.steps[index], "timing a whole segment", plan, until_s=limit_s
-            )
-            whole = whole and steps == plan.steps[index]
-            paces.append(
-                replace(pace, step_s=max(seconds / steps, pace.step_s if steps < plan.steps[index] else 0))
-            )
-        return self._plan_blocks(paces[0], paces[1], by_epochs, whole)
-
-    def _plan_blocks(
-        self, base: SidePace, change: SidePace, by_epochs: bool, whole: bool = True
-    ) -> BlockPlan:
-        usual = self._history.usual(self._sides.facts[0].device_name)
-        return plan_blocks(base, change, self._left_s, by_epochs, whole, self._start_s, usual)
-
-    def _over_epoch(self, index: int, pace: SidePace) -> SidePace:
-        """The pace over a whole epoch, its start included; unchanged if an epoch takes too long."""
-        limit_s = self._left_s / (FEWEST_ABBA * 2)
-        seconds, steps = self._sides.train(index, pace.per_epoch, "timing a whole epoch", until_s=limit_s)
-        return replace(pace, step_s=seconds / steps) if steps == pace.per_epoch else pace

@@ -22,7 +22,7 @@ from ndd_engine.workloads.base import Batch, Workload, on_host
 from .graph import StepGraph, why_not
 from .optim import learning_rate, make_optimizer
 from .parts import PartTimer
-from .precision import Precision, make_precision
+from .precision import Precision, make_precision, set_tf32
 
 ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -32,6 +32,12 @@ ATTENTION = {
 }
 # Modes of torch.compile that run compiled code as CUDA graphs.
 POOLING = ("reduce-overhead", "max-autotune")
+
+
+def attention_of(config: Config) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context of a forward pass that chooses the attention backend."""
+    chosen = ATTENTION.get(config.speed.attention)
+    return nullcontext if chosen is None else lambda: sdpa_kernel(chosen)
 
 
 class Stepper:
@@ -66,15 +72,18 @@ class Stepper:
         self.extras: dict[str, Tensor] = {}
         # Setting events that wait to be recorded.
         self.reports: list[Event] = []
-        chosen = ATTENTION.get(config.speed.attention)
-        self.attention: Callable[[], AbstractContextManager[Any]] = (
-            nullcontext if chosen is None else lambda: sdpa_kernel(chosen)
-        )
+        self.attention = attention_of(config)
         self._moves = device.type != "cpu"
         # Whether compiled code runs as CUDA graphs, whose outputs share memory that each run overwrites.
         self._pools = device.type == "cuda" and config.speed.compile in POOLING
         # Gradients in memory of their own.
         self._kept: dict[nn.Parameter, Tensor] = {}
+
+    def switch(self, config: Config, precision: Precision) -> None:
+        """Continue with another configuration that needs no other model, optimizer, compiled code or CUDA graph."""
+        self.config, self.precision, self.attention = config, precision, attention_of(config)
+        if self.device.type == "cuda":
+            set_tf32(config.precision.tf32, compiles=config.speed.compile != "off")
 
     def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None:
         """One optimizer step from the next `batch.accumulation` micro-batches.

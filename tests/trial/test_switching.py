@@ -1,0 +1,77 @@
+"""Trials in one process that switches between both sides."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from trial_help import measured, planted
+
+from ndd_engine.trial.request import Base
+from ndd_engine.trial.toggles import METHOD
+
+
+def test_workers_are_switched_with_their_own_loaders(tmp_path: Path) -> None:
+    seen: set[int] = set()
+
+    def tell(_: object) -> None:
+        processes = psutil.Process().children(recursive=True)
+        seen.add(sum("ndd_engine.trial.side" in " ".join(process.cmdline()) for process in processes if alive(process)))
+
+    base = planted(tmp_path, sleep=0.002)
+    event = measured(base, "loader.workers=2", "loader.persistent=true", budget_s=40.0, tell=tell)
+    assert event.method == METHOD and event.pairs == 0, event.text
+    assert event.ratio is not None and event.ratio > 1.3, event.text
+    assert event.in_effect is True and "both sides in one process" in event.text
+    # From the same state and batches.
+    assert event.loss == "same" and len(event.base["losses"]) >= 2
+    assert event.change["peak_bytes"] > event.base["peak_bytes"] > 1 << 25
+    assert event.change["prepare_s"] > 0 < event.base["prepare_s"]
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE and bool(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def test_the_precision_is_switched_and_verified() -> None:
+    base = Base("it", None, "chartext", ("run.epochs=100", "run.device=cpu", "workload.size=mini", "run.threads=1"))
+    event = measured(base, "precision.amp=bf16", budget_s=30.0)
+    assert event.method == METHOD and event.in_effect is True, event.text
+    assert event.loss == "close", event.loss_text
+    assert event.base["settings"] if "settings" in event.base else True
+    # What one side needs cannot be told from what the other one did.
+    assert event.base["peak_bytes"] is None and event.change["peak_bytes"] is None
+
+
+def test_a_side_that_fails_is_named_by_processes_of_its_own(tmp_path: Path) -> None:
+    event = measured(planted(tmp_path, fault="broken"), "log.every_steps=1", budget_s=40.0)
+    assert event.verdict == "failed" and "the baseline itself fails" in event.text
+
+
+def test_stopped_workers_of_both_sides_end_with_a_killed_process(tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def tell(progress: object) -> None:
+        if killed or getattr(progress, "quads", 0) < 2:
+            return
+        for child in psutil.Process().children():
+            if "ndd_engine.trial.side" in " ".join(child.cmdline()):
+                killed.append(child.pid)
+                os.kill(child.pid, signal.SIGKILL)
+
+    base = planted(tmp_path, sleep=0.001)
+    # `measured` asserts that no process is left.
+    event = measured(base, "loader.workers=2", budget_s=40.0, tell=tell)
+    assert killed and event.verdict in ("faster", "slower", "no difference", "inconclusive", "failed", "out of memory")
+
+
+@pytest.mark.parametrize("change", ["loader.workers=1", "run.gc_every_steps=5"])
+def test_short_epochs_are_no_problem(tmp_path: Path, change: str) -> None:
+    event = measured(planted(tmp_path, count=12, sleep=0.001), change, budget_s=15.0)
+    assert event.method == METHOD and event.ratio is not None and event.quads >= 2, event.text
