@@ -69,7 +69,13 @@ def _simulated(course: Course, count: int, earlier: int) -> Table:
         gain = rates(simulate(noise, GAIN, count, course, seed=14, earlier=earlier))
         old = rates(simulate(noise, 1.0, count, course, old=True))
         covered = (null["covered"] + gain["covered"]) / 2
-        shares = (covered, old["covered"], null["gain"] + null["loss"], null["inconclusive"], gain["gain"])
+        shares = (
+            covered,
+            old["covered"],
+            null["faster"] + null["slower"],
+            null["inconclusive"],
+            gain["faster"],
+        )
         verdict = "reached" if LOW <= covered <= HIGH else "above" if covered > HIGH else "below"
         cells = (f"{null['pairs']:.1f}", f"{null['seconds']:.0f}", verdict)
         table.add(name, f"{2 * count:,}", *map(as_percent, shares), *cells)
@@ -109,9 +115,9 @@ def real_table(nulls: Sequence[Null]) -> Table:
             "workload",
             "trials",
             "contains 1",
-            "gain",
-            "loss",
-            "no gain",
+            "faster",
+            "slower",
+            "no difference",
             "inconclusive",
             "other",
             "half-width",
@@ -121,7 +127,7 @@ def real_table(nulls: Sequence[Null]) -> Table:
     for workload in (*dict.fromkeys(null.workload for null in nulls), None):
         some = [null for null in nulls if workload in (None, null.workload)]
         calls = Counter(null.verdict for null in some)
-        known = [calls[name] for name in ("gain", "loss", "no gain", "inconclusive")]
+        known = [calls[name] for name in ("faster", "slower", "no difference", "inconclusive")]
         spans = [(null.low, null.high) for null in some if null.low is not None and null.high is not None]
         inside = sum(low <= 1 <= high for low, high in spans)
         width = as_percent(median((high - low) / 2 for low, high in spans)) if spans else "n/a"

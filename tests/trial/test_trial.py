@@ -31,7 +31,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     told: list[Progress] = []
     before = set(tmp_path.iterdir())
     event = measured(planted(tmp_path, **SLOW), FIXED, tell=told.append)
-    assert event.verdict == "gain", event.text
+    assert event.verdict == "faster", event.text
     assert event.ratio is not None and event.low is not None and event.high is not None
     assert 2 < event.low <= event.ratio <= event.high
     assert event.quads >= 3
@@ -59,7 +59,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
 def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path: Path) -> None:
     sets = ("loader.workers=1", "loader.persistent=true")
     event = measured(planted(tmp_path, count=2000, **SLOW), *sets, budget_s=20)
-    assert event.verdict in ("gain", "no gain", "loss", "inconclusive")
+    assert event.verdict in ("faster", "no difference", "slower", "inconclusive")
     assert event.in_effect is True, event.not_in_effect
     assert (event.loss, event.change["not_in_effect"]) == ("same", [])
 
@@ -93,7 +93,7 @@ def test_with_memory_for_one_process_only_each_run_opens_its_own(tmp_path: Path)
     event = measured(
         planted(tmp_path, room=room, **SLOW), FIXED, budget_s=150, tell=lambda told: stages.append(told.stage)
     )
-    assert event.verdict == "gain", event.text
+    assert event.verdict == "faster", event.text
     assert event.quads >= 3
     opened = [stage for index, stage in enumerate(stages) if stage != stages[index - 1]]
     assert opened.count("preparing the candidate") > 3 and opened.count("preparing the baseline") > 3
