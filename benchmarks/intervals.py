@@ -72,7 +72,13 @@ def _simulated(course: Course, count: int, earlier: int, switched: bool = False)
         gain = rates(simulate(noise, GAIN, count, course, seed=14, earlier=earlier, switched=switched))
         old = rates(simulate(noise, 1.0, count, course, old=True))
         covered = (null["covered"] + gain["covered"]) / 2
-        shares = (covered, old["covered"], null["gain"] + null["loss"], null["inconclusive"], gain["gain"])
+        shares = (
+            covered,
+            old["covered"],
+            null["faster"] + null["slower"],
+            null["inconclusive"],
+            gain["faster"],
+        )
         verdict = "reached" if LOW <= covered <= HIGH else "above" if covered > HIGH else "below"
         cells = (f"{null['pairs']:.1f}", f"{null['seconds']:.0f}", verdict)
         table.add(name, f"{2 * count:,}", *map(as_percent, shares), *cells)
@@ -110,7 +116,8 @@ def _real(count: int, keep: str) -> list[Table]:
 def real_table(nulls: Sequence[Null], way: str) -> Table:
     """Verdicts and coverage of real A/A trials, by workload and in total. way: how they were measured."""
     columns = (
-        "workload", "trials", "contains 1", "gain", "loss", "no gain", "inconclusive", "other", "half-width", "seconds",
+        "workload", "trials", "contains 1", "faster", "slower", "no difference", "inconclusive", "other",
+        "half-width", "seconds",
     )  # fmt: skip
     table = Table(f"real A/A trials at {DEFAULT_BUDGET_S:g} s: {way}", columns)
     for workload in (*dict.fromkeys(null.workload for null in nulls), None):
@@ -135,7 +142,7 @@ def _spans(nulls: Sequence[Null]) -> list[tuple[float, float]]:
 
 def _counts(nulls: Sequence[Null]) -> list[str]:
     calls = Counter(null.verdict for null in nulls)
-    known = [calls[name] for name in ("gain", "loss", "no gain", "inconclusive")]
+    known = [calls[name] for name in ("faster", "slower", "no difference", "inconclusive")]
     spans = _spans(nulls)
     inside = sum(low <= 1 <= high for low, high in spans)
     width = as_percent(median((high - low) / 2 for low, high in spans)) if spans else "n/a"

@@ -206,7 +206,7 @@ def rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
     count = len(outcomes)
     shares = {
         name: sum(one.verdict == name for one in outcomes) / count
-        for name in ("gain", "loss", "no gain", "inconclusive")
+        for name in ("faster", "slower", "no difference", "inconclusive")
     }
     return {
         **shares,
@@ -255,10 +255,10 @@ def ladder(noise: Noise, settings: int, source: random.Random, course: Course | 
     kept: Estimate | None = None
     count = 0
     for _ in range(settings):
-        if trial(Machine(noise, 1.0, source), course).verdict != "gain":
+        if trial(Machine(noise, 1.0, source), course).verdict != "faster":
             continue
         total = trial(Machine(noise, 1.0, source), course).found
         added = total if kept is None else over(total, kept)
-        if judged(added.ratio, added.low, added.high) == "gain":
+        if judged(added.ratio, added.low, added.high) == "faster":
             kept, count = total, count + 1
     return count

@@ -1,7 +1,7 @@
 """Does one process that switches between both sides measure the same as pairs of processes?
 
-`python -m benchmarks switching` measures changes with an effect both ways, in turn, and compares the ratios. Differences
-between repetitions in one process show what the interval of such a trial lacks.
+`python -m benchmarks switching` measures changes with an effect both ways, in turn, and compares the ratios. What
+repetitions in one process differ by beyond their intervals shows what those intervals lack.
 """
 
 from __future__ import annotations
@@ -33,7 +33,16 @@ QUICK_ROUNDS, QUICK_BUDGET_S = 1, 20.0
 
 def measure(options: Options) -> list[Table]:
     """Every case both ways, several times."""
-    columns = ("workload", "change", "one process", "pairs", "quotient", "agree", "repetitions differ by", "expected")
+    columns = (
+        "workload",
+        "change",
+        "one process",
+        "pairs",
+        "quotient",
+        "agree",
+        "repetitions differ by",
+        "expected",
+    )
     table = Table(TITLE, columns)
     rounds, budget_s = (QUICK_ROUNDS, QUICK_BUDGET_S) if options.quick else (ROUNDS, BUDGET_S)
     for workload, sets, change in CASES:
@@ -43,13 +52,17 @@ def measure(options: Options) -> list[Table]:
         for turn in range(rounds):
             for restarts in (False, True) if turn % 2 == 0 else (True, False):
                 say(f"switching: {workload}, {change}, {'pairs' if restarts else 'one process'}")
-                request = TrialRequest(Base(workload, None, workload, sets), (change,), budget_s, restarts=restarts)
+                request = TrialRequest(
+                    Base(workload, None, workload, sets), (change,), budget_s, restarts=restarts
+                )
                 event = run_trial(request, lambda _: None, threading.Event())
                 if (found := estimate_of(event)) is not None:
                     ways[restarts].append(found)
         table.add(workload, change, *_cells(*ways))
     table.note("quotient: one process over pairs, with its 95 % CI; they agree if it contains 1")
-    table.note("expected: what repetitions in one process would differ by if their intervals were complete (sd)")
+    table.note(
+        "expected: what repetitions in one process would differ by if their intervals were complete (sd)"
+    )
     return [table]
 
 

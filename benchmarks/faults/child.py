@@ -54,7 +54,8 @@ def trial(task: Json) -> Json:
         print(f"{progress.elapsed_s:5.1f} s  {progress.stage}  {progress.ratio}", file=sys.stderr, flush=True)
 
     base = Base(task["workload"], None, task["workload"], tuple(task["sets"]))
-    request = TrialRequest(base, tuple(task["change"]), float(task["budget_s"]), task["cause"], task.get("restarts", False))
+    change, budget_s, restarts = tuple(task["change"]), float(task["budget_s"]), task.get("restarts", False)
+    request = TrialRequest(base, change, budget_s, task["cause"], restarts)
     return asdict(run_trial(request, tell))
 
 

@@ -1,4 +1,4 @@
-"""A/A trials: how often a change without effect is called a gain or a loss."""
+"""A/A trials: how often a change without effect is called faster or slower."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANGE = ("log.headless_s=7.5",)
 SIDES = (
     ("ndd", NDD), ("chartext", CHARTEXT), ("antispoof", ANTISPOOF), ("finetune", FINETUNE), ("summarise", SUMMARISE),
 )  # fmt: skip
-CALLS = ("gain", "loss")
+CALLS = ("faster", "slower")
 LIMIT = 0.05
 
 
@@ -39,9 +39,7 @@ class Null:
     restarts: bool = True
 
 
-def run(
-    folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S, both: bool = False
-) -> list[Null]:
+def run(folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S, both: bool = False) -> list[Null]:
     """Run `count` trials, cycling through the workloads; with `resume` only missing ones.
 
     both: one round in pairs of processes, the next in one process, and so on; else all in pairs.
@@ -81,12 +79,22 @@ def table(nulls: Sequence[Null]) -> Table:
     """Verdicts by workload and in total, with an interval of the false positive rate."""
     found = Table(
         "A/A trials: false gains and losses",
-        ("workload", "trials", "gain", "loss", "no gain", "inconclusive", "other", "ratio from", "to"),
+        (
+            "workload",
+            "trials",
+            "faster",
+            "slower",
+            "no difference",
+            "inconclusive",
+            "other",
+            "ratio from",
+            "to",
+        ),
     )
     for workload in (*dict.fromkeys(null.workload for null in nulls), None):
         some = [null for null in nulls if workload in (None, null.workload)]
         calls = Counter(null.verdict for null in some)
-        known = [calls[name] for name in (*CALLS, "no gain", "inconclusive")]
+        known = [calls[name] for name in (*CALLS, "no difference", "inconclusive")]
         ratios = [null.ratio for null in some if null.ratio is not None]
         span = (f"{min(ratios):.3f}x", f"{max(ratios):.3f}x") if ratios else ()
         found.add(workload or "all", *map(str, (len(some), *known, len(some) - sum(known))), *span)
@@ -96,7 +104,7 @@ def table(nulls: Sequence[Null]) -> Table:
         low, high = binomial_interval(called, len(judged))
         reached = "reached" if called <= LIMIT * len(judged) else "NOT REACHED"
         found.note(
-            f"{called} of {len(judged)} trials called a gain or a loss ({called / len(judged):.1%}; exact binomial "
+            f"{called} of {len(judged)} trials called faster or slower ({called / len(judged):.1%}; exact binomial "
             f"95 % CI {low:.1%} … {high:.1%}); target: at most {LIMIT:.0%}: {reached}"
         )
     if len(judged) < len(nulls):

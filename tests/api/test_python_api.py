@@ -303,7 +303,7 @@ def test_a_trial_is_measured_and_recorded_in_its_run(tmp_path: Path) -> None:
     )
     assert isinstance(event, TrialEvent)
     assert event.sets == ["batch.micro=128"] and event.against == "run one"
-    assert event.verdict == "gain" and event.low is not None and event.low > 1, event.text
+    assert event.verdict == "faster" and event.low is not None and event.low > 1, event.text
     assert any("measuring" in stage for stage in stages)
     assert [item.text for item in result.record.snapshot().trials] == [event.text]
 

@@ -24,7 +24,9 @@ CASES = all_cases()
 
 
 def measured(ratio: float, reach: float = 0.02, sets: tuple[str, ...] = ("loader.cache=true",)) -> Measured:
-    return Measured(sets, "gain" if ratio > 1 else "loss", ratio, ratio - reach, ratio + reach, 10.0, "text")
+    return Measured(
+        sets, "faster" if ratio > 1 else "slower", ratio, ratio - reach, ratio + reach, 10.0, "text"
+    )
 
 
 FAULT = Outcome(
@@ -244,7 +246,7 @@ def test_the_binomial_interval_is_the_exact_one() -> None:
 
 
 def test_calls_of_null_trials_are_counted() -> None:
-    verdicts = ["no gain"] * 17 + ["gain", "loss", "inconclusive"]
+    verdicts = ["no difference"] * 17 + ["faster", "slower", "inconclusive"]
     nulls = [null.Null(index, "ndd", verdict, 1.0, 0.9, 1.1, 9.0) for index, verdict in enumerate(verdicts)]
     failed = null.Null(20, "ndd", "failed: it hung", None, None, None, 0.0)
     table = null.table([*nulls, failed])

@@ -225,7 +225,7 @@ def test_faults_are_run_until_the_time_is_over(tmp_path: Path, monkeypatch: pyte
         if len(ran) == 3:
             given.__dict__["deadline"] = 0.0
             return replace(Outcome.of(case), error="run hung; see /nowhere")
-        gain = Measured(("a=1",), "gain", 2.0, 1.9, 2.1)
+        gain = Measured(("a=1",), "faster", 2.0, 1.9, 2.1)
         named = case.truth if len(ran) == 1 else "healthy"
         return Outcome.of(case, named=named, found=((named, 3.0),), fix=("a=1",), tried=gain, cured=gain)
 

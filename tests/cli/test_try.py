@@ -85,7 +85,7 @@ def test_a_live_run_is_paused_then_resumes_and_records_the_result(tmp_path: Path
         training.communicate(timeout=60)
     event = json.loads(done.stdout)
     assert (event["type"], event["against"], event["sets"]) == ("trial", "run one", ["batch.micro=64"])
-    assert event["verdict"] == "gain" and event["low"] > 1, event["text"]
+    assert event["verdict"] == "faster" and event["low"] > 1, event["text"]
     assert event["cause"] == "small-micro"
     assert "preparing" in done.stderr and "ABBA blocks" in done.stderr
     found = snapshot(tmp_path)
@@ -112,7 +112,7 @@ def test_both_sides_are_shown_in_a_table() -> None:
     change = {**side, "step_s": 0.025, "items_per_s": 1280.0, "prepare_s": 40.0, "compile_s": 38.0,
               "not_in_effect": ["loader.workers = 2 is 0: \x1b[2J"]}  # fmt: skip
     event = TrialEvent(
-        ["speed.compile=default"], "run one", "gain", "gain 2.00x", base=side, change=change,
+        ["speed.compile=default"], "run one", "faster", "faster 2.00x", base=side, change=change,
         loss="close", loss_text="the first 10 losses differ by up to 0.1 %",
     )  # fmt: skip
     assert list(describe(event)) == [
@@ -122,7 +122,7 @@ def test_both_sides_are_shown_in_a_table() -> None:
         "",
         "losses: close: the first 10 losses differ by up to 0.1 %",
         "not in effect: loader.workers = 2 is 0: \\x1b[2J",
-        "gain 2.00x",
+        "faster 2.00x",
     ]
     assert list(describe(TrialEvent(["x=1"], "y", "failed", "failed: z"))) == ["failed: z"]
 

@@ -293,11 +293,11 @@ MODEL = [
         "deterministic",
         Planted(
             sets=["speed.deterministic=true"],
-            trials=[TrialEvent(["speed.deterministic=false"], "now", "gain", "1.3x", 1.3, 1.2, 1.4)],
+            trials=[TrialEvent(["speed.deterministic=false"], "now", "faster", "1.3x", 1.3, 1.2, 1.4)],
         ),
         Planted(
             sets=["speed.deterministic=true"],
-            trials=[TrialEvent(["speed.deterministic=false"], "now", "no gain", "1.0x", 1.0, 0.99, 1.01)],
+            trials=[TrialEvent(["speed.deterministic=false"], "now", "no difference", "1.0x", 1.0, 0.99, 1.01)],
         ),
         ("speed.deterministic=false",),
     ),

@@ -130,12 +130,14 @@ def trial(verdict: str, *sets: str) -> TrialEvent:
 
 
 def test_what_was_tried_in_vain_steps_back_and_says_so() -> None:
-    tried = replace(BUSY, trials=[trial("no gain", "loader.workers=1")])
+    tried = replace(BUSY, trials=[trial("no difference", "loader.workers=1")])
     found = tried.found()
     assert [item.cause for item in found] == ["optimizer", "data-wait"]
-    assert found[1].leave == "already tried: measured: no gain"
+    assert found[1].leave == "already tried: measured: no difference"
     # A gain, or a trial of something else, changes nothing.
-    gained = replace(BUSY, trials=[trial("gain", "loader.workers=1"), trial("no gain", "loader.cache=true")])
+    gained = replace(
+        BUSY, trials=[trial("faster", "loader.workers=1"), trial("no difference", "loader.cache=true")]
+    )
     assert gained.verdict().cause == "data-wait"
 
 

@@ -219,7 +219,7 @@ def test_a_trial_with_a_value_of_the_wrong_type_is_not_recorded(
     recorded: list[Event] = []
     server = ControlServer(tmp_path / "control.sock", lambda *_: None, recorded.append)
     server.start()
-    event = TrialEvent(["loader.workers=2"], "run one", "gain", "gain: 1.42x", 1.42)
+    event = TrialEvent(["loader.workers=2"], "run one", "faster", "faster: 1.42x", 1.42)
     body = json.loads(event.to_json(1.0))
     try:
         send(server.path, "record", event=body)

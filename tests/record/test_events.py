@@ -78,7 +78,28 @@ def test_the_verdict_undecided_of_old_records_is_inconclusive() -> None:
     old = event.to_json(1.0).replace('"inconclusive"', '"undecided"')
     assert '"undecided"' in old
     assert parse(old) == (1.0, event) == parse(event.to_json(1.0))
-    assert parse(old.replace('"undecided"', '"gain"')) == (1.0, replace(event, verdict="gain"))
+
+
+@pytest.mark.parametrize(
+    ("old", "words", "new"),
+    [
+        ("gain", "gain", "faster"),
+        ("loss", "loss", "slower"),
+        ("no gain", "no significant gain", "no difference"),
+    ],
+)
+def test_the_verdicts_of_records_before_0_6_are_read_with_todays_words(
+    old: str, words: str, new: str
+) -> None:
+    event = TrialEvent(
+        ["loader.workers=2"], "baseline", old, f"{words} 1.42x (95 % CI 1.38 to 1.47); in effect"
+    )
+    read = parse(event.to_json(1.0))
+    assert read == (1.0, replace(event, verdict=new, text=f"{new} 1.42x (95 % CI 1.38 to 1.47); in effect"))
+    assert parse(replace(event, text="out of room").to_json(1.0)) == (
+        1.0,
+        replace(event, verdict=new, text="out of room"),
+    )
 
 
 def test_a_line_cut_anywhere_is_skipped_or_whole() -> None:

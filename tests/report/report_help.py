@@ -226,16 +226,16 @@ def _trials() -> list[TrialEvent]:
     return [
         trial(
             "loader.workers=4",
-            "gain",
+            "faster",
             (2.11, 2.02, 2.2),
-            "gain 2.11x: more workers keep the GPU busy",
+            "faster 2.11x: more workers keep the GPU busy",
             in_effect=True,
         ),
         trial(
             "speed.compile=default",
-            "no gain",
+            "no difference",
             (1.01, 0.985, 1.035),
-            "no significant gain",
+            "no difference",
             in_effect=True,
         ),
         trial("speed.deterministic=true", "loss", (0.83, 0.8, 0.87), "slower by 17 %", in_effect=True),

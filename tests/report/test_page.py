@@ -173,7 +173,7 @@ def test_a_trial_after_the_end_takes_no_time_of_the_run(tmp_path: Path) -> None:
     events = whole_life()
     length = load(write(tmp_path, events, "before")).time.length_s
     later = events[-1][0] + 7200
-    run = write(tmp_path, [*events, (later, trial("batch.micro=256", "gain", (1.3, 1.2, 1.4), "faster"))])
+    run = write(tmp_path, [*events, (later, trial("batch.micro=256", "faster", (1.3, 1.2, 1.4), "faster"))])
     report, document, plain = pages(run)
     check(document)
     assert report.time.length_s == length
@@ -345,7 +345,7 @@ def test_a_long_run_is_a_page_of_the_same_size(tmp_path: Path) -> None:
             events.append((t, MarkEvent("evaluation", step, "e", {"metrics": {"loss": 1.0}, "seconds": 0.1})))
             events.append((t, FindingEvent(step, "gc", "y" * 200, index % 8 == 0, {})))
         if index % 50 == 0:
-            events.append((t, trial(f"batch.micro={index}", "gain", (1.2, 1.1, 1.3), "better")))
+            events.append((t, trial(f"batch.micro={index}", "faster", (1.2, 1.1, 1.3), "better")))
     _, document, plain = pages(write(tmp_path, events))
     check(document)
     for points in re.findall(r'points="([^"]*)"', document):

@@ -21,9 +21,9 @@ def machine(cores: float = 2, gpu: bool = False, capability: tuple[int, int] = (
     return Machine((found,) if found else (), found, "cuda:0" if gpu else "cpu", {}, host)
 
 
-def trial(verdict: str = "gain", ratio: float | None = None, **changes: Any) -> TrialEvent:
+def trial(verdict: str = "faster", ratio: float | None = None, **changes: Any) -> TrialEvent:
     """A result with an interval of two percent on either side."""
-    usual = {"gain": 1.3, "loss": 0.8, "no gain": 1.0, "inconclusive": 1.01}
+    usual = {"faster": 1.3, "slower": 0.8, "no difference": 1.0, "inconclusive": 1.01}
     value = usual.get(verdict) if ratio is None else ratio
     side = {"items_per_step": 16, "steps_per_epoch": 10, "prepare_s": 1.0, "step_s": 0.01, "peak_bytes": 1000}
     body: dict[str, Any] = {
@@ -61,11 +61,13 @@ class Bench:
         known = [self.results[item] for item in request.sets if item in self.results]
         if request.base.name == "the baseline" and len(known) > 1:
             ratios = [item.ratio or 1.0 for item in known if isinstance(item, TrialEvent)]
-            return replace(trial("gain", math.prod(ratios)), sets=list(request.sets))
+            return replace(trial("faster", math.prod(ratios)), sets=list(request.sets))
         # The newest of what is set decides.
         names = [name for item in reversed(request.sets) for name in self.results if name == item]
         return (
-            self._answer(request, names[0]) if names else replace(trial("no gain"), sets=list(request.sets))
+            self._answer(request, names[0])
+            if names
+            else replace(trial("no difference"), sets=list(request.sets))
         )
 
     def _answer(self, request: TrialRequest, name: str) -> TrialEvent:

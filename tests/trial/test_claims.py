@@ -104,13 +104,13 @@ def test_claims_are_named_by_id_or_by_guide() -> None:
 
 
 def test_where_the_guide_can_be_followed_it_is() -> None:
-    bench = Constant(trial("gain", 1.9))
+    bench = Constant(trial("faster", 1.9))
     assert measured("N1", bench).verdict == "confirmed"
     assert "loader.workers=8" in bench.requests[0].sets and "loader.pin_memory=true" in bench.requests[0].sets
 
 
 def test_fewer_cores_measure_the_neighbour_and_say_so() -> None:
-    bench = Constant(trial("gain", 1.9))
+    bench = Constant(trial("faster", 1.9))
     result = measured("N1", bench, machine(cores=2))
     assert result.verdict == "depends"
     assert "loader.workers=2" in bench.requests[0].sets
@@ -147,16 +147,16 @@ def test_how_long_it_takes_at_most_is_known_before() -> None:
 @pytest.mark.parametrize(
     ("result", "verdict"),
     [
-        (trial("gain", 2.5), "confirmed"),  # 2-3x
-        (trial("gain", 9.0), "confirmed"),  # more than claimed
-        (trial("gain", 1.4), "not confirmed"),
-        (trial("loss", 0.8), "not confirmed"),
-        (trial("gain", 2.01), "confirmed"),
+        (trial("faster", 2.5), "confirmed"),  # 2-3x
+        (trial("faster", 9.0), "confirmed"),  # more than claimed
+        (trial("faster", 1.4), "not confirmed"),
+        (trial("slower", 0.8), "not confirmed"),
+        (trial("faster", 2.01), "confirmed"),
         (trial("inconclusive", 1.9, low=1.2, high=3.0), "not measurable on this machine"),
         (replace(trial("inconclusive"), ratio=None, low=None, high=None), "not measurable on this machine"),
         (trial("out of memory", None), "not measurable on this machine"),
         (
-            trial("gain", 2.5, in_effect=False, not_in_effect="no tensor cores"),
+            trial("faster", 2.5, in_effect=False, not_in_effect="no tensor cores"),
             "not measurable on this machine",
         ),
     ],
@@ -169,7 +169,7 @@ def test_a_claimed_gain_is_judged_by_the_interval(result: Any, verdict: str) -> 
     ("ratio", "verdict"), [(1.0, "confirmed"), (0.7, "confirmed"), (1.3, "not confirmed")]
 )
 def test_a_claim_of_no_gain_falls_with_a_gain(ratio: float, verdict: str) -> None:
-    assert measured("N2", Constant(trial("gain", ratio))).verdict == verdict
+    assert measured("N2", Constant(trial("faster", ratio))).verdict == verdict
 
 
 def test_why_something_was_not_measured_is_told() -> None:
@@ -181,23 +181,26 @@ def test_why_something_was_not_measured_is_told() -> None:
 
 def test_a_claim_of_several_parts_falls_with_one_of_them() -> None:
     # Half the speed at twice the sequence, as claimed; and at 5.74 times the parameters too, which is not.
-    assert measured("N7", Constant(trial("loss", 0.5))).verdict == "not confirmed"
+    assert measured("N7", Constant(trial("slower", 0.5))).verdict == "not confirmed"
     bench = Bench(
-        {"batch.sequence=128": trial("loss", 0.5), "workload.hidden=[512, 256, 128]": trial("loss", 0.175)}
+        {
+            "batch.sequence=128": trial("slower", 0.5),
+            "workload.hidden=[512, 256, 128]": trial("slower", 0.175),
+        }
     )
     assert measured("N7", bench).verdict == "confirmed"
 
 
 def test_what_can_only_be_measured_in_part_depends() -> None:
-    result = measured("A7", Constant(trial("gain", 6.0)))
+    result = measured("A7", Constant(trial("faster", 6.0)))
     assert result.verdict == "depends"
     assert any("complete trainings" in line for line in conditions(result))
-    assert measured("A7", Constant(trial("gain", 2.0))).verdict == "not confirmed"
+    assert measured("A7", Constant(trial("faster", 2.0))).verdict == "not confirmed"
 
 
 def test_what_ended_early_and_is_unclear_is_measured_again_in_what_is_left() -> None:
     # Clear of 1 after a second, and yet no answer to whether it is twice as fast.
-    bench = Constant(trial("gain", 2.0, low=1.6, high=2.5, quads=4, seconds=1.0))
+    bench = Constant(trial("faster", 2.0, low=1.6, high=2.5, quads=4, seconds=1.0))
     result = measured("A3", bench)
     assert len(bench.requests) == 3
     assert [request.budget_s for request in bench.requests] == [5.0, 4.0, 3.0]
@@ -207,7 +210,7 @@ def test_what_ended_early_and_is_unclear_is_measured_again_in_what_is_left() -> 
     assert value.low is not None and value.high is not None
     assert 1.6 < value.low < 2.0 < value.high < 2.5
     assert result.verdict == "confirmed"
-    spent = Constant(trial("gain", 2.0, low=1.7, high=2.35, quads=4, seconds=4.9))
+    spent = Constant(trial("faster", 2.0, low=1.7, high=2.35, quads=4, seconds=4.9))
     assert measured("A3", spent).verdict == "not measurable on this machine"
     assert len(spent.requests) == 1
 
@@ -217,7 +220,7 @@ def test_what_ended_early_and_is_unclear_is_measured_again_in_what_is_left() -> 
 
 def test_an_epoch_counts_its_items() -> None:
     longer = {"items_per_step": 16, "steps_per_epoch": 20}
-    found = trial("no gain", 1.0)
+    found = trial("no difference", 1.0)
     result = measured("N4", Constant(replace(found, change={**found.change, **longer})))
     # As many items a second, but twice the items an epoch.
     assert result.parts[0].found is not None
@@ -226,7 +229,7 @@ def test_an_epoch_counts_its_items() -> None:
 
 
 def test_compiling_is_judged_over_the_guides_steps_and_told_for_longer_runs() -> None:
-    found = trial("gain", 1.25, break_even_steps=15000)
+    found = trial("faster", 1.25, break_even_steps=15000)
     change = {**found.change, "prepare_s": 31.0}
     result = measured("N5", Constant(replace(found, change=change)))
     # 245 steps of 10 ms are 2.45 s; with the compiler 30 s and 1.96 s.
@@ -234,19 +237,19 @@ def test_compiling_is_judged_over_the_guides_steps_and_told_for_longer_runs() ->
     assert result.parts[0].found.value.ratio == pytest.approx(2.45 / 31.96)
     assert result.verdict == "depends"
     assert "breaks even after 15,000 steps" in next(conditions(result))
-    never = measured("N5", Constant(replace(trial("loss", 0.9), change=change)))
+    never = measured("N5", Constant(replace(trial("slower", 0.9), change=change)))
     assert never.verdict == "confirmed"
 
 
 def test_memory_is_a_ratio_of_peaks() -> None:
-    found = trial("gain", 1.4)
+    found = trial("faster", 1.4)
     for peak, verdict in ((550, "confirmed"), (800, "not confirmed")):
         result = measured("C5", Constant(replace(found, change={**found.change, "peak_bytes": peak})))
         assert result.verdict == verdict
 
 
 def test_both_parts_of_one_change_take_one_trial() -> None:
-    bench = Constant(trial("gain", 1.4))
+    bench = Constant(trial("faster", 1.4))
     measured("C5", bench)
     assert len(bench.requests) == 1
 
@@ -314,7 +317,7 @@ def test_idle_is_the_snapshots_own_figure(tmp_path: Path) -> None:
 
 def test_stopped_it_gives_the_claims_that_were_measured() -> None:
     stop = threading.Event()
-    bench = Constant(trial("gain", 2.5))
+    bench = Constant(trial("faster", 2.5))
 
     def tell(state: Any) -> None:
         if state.results:

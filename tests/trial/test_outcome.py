@@ -107,9 +107,9 @@ def test_the_sentence_has_the_figures_and_their_interval() -> None:
         settings={"loader.workers": ["2", "2", True, "seen"]},
     )
     found = Estimate(1.42, 1.38, 1.47, 12, 6, 5.0, "pairs")
-    event = result(request, "gain", "", found, (facts(), change), ["loader.workers"], 34.2)
+    event = result(request, "faster", "", found, (facts(), change), ["loader.workers"], 34.2)
     assert event.text.startswith(
-        "gain 1.42x (95 % CI 1.38 to 1.47), 12 ABBA blocks in 34.2 s, interval from 6 pairs of processes; in effect; "
+        "faster 1.42x (95 % CI 1.38 to 1.47), 12 ABBA blocks in 34.2 s, interval from 6 pairs of processes; in effect; "
     )
     assert "peak memory 1.0 GB → 2.0 GB; losses identical; breaks even after" in event.text
     assert (event.against, event.cause, event.device) == ("run one", "few-workers", "a CPU")
@@ -121,7 +121,7 @@ def test_the_sentence_has_the_figures_and_their_interval() -> None:
     assert nothing.ratio is None and nothing.quads == 0
     few = result(
         request,
-        "gain",
+        "faster",
         "",
         Estimate(1.4, 1.3, 1.5, 9, 1, 10.0, "usual difference", 0.01),
         (facts(), change),

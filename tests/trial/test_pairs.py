@@ -90,6 +90,10 @@ class Process:
         world.now += steps * step_s
         return steps * step_s, steps
 
+    @property
+    def both(self) -> list[SideFacts]:
+        return [self.facts]
+
     def learn(self, tick: Any) -> None:
         """Nothing changes."""
 
@@ -133,7 +137,9 @@ def test_cheap_starts_are_repeated_and_alternate(world: World) -> None:
     assert len(event.base["peaks"]) == event.pairs
 
 
-@pytest.mark.parametrize(("gain", "verdict"), [(1.08, "gain"), (1 / 1.08, "loss"), (1.0, "no gain")])
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(1.08, "faster"), (1 / 1.08, "slower"), (1.0, "no difference")]
+)
 def test_the_verdict_is_that_of_the_machine(world: World, gain: float, verdict: str) -> None:
     world.gain, world.noise, world.process = gain, 0.003, 0.004
     event = run()
@@ -165,7 +171,7 @@ def test_a_trial_adds_to_what_is_known(world: World) -> None:
     assert History().path.exists() and History().usual("a CPU") != Usual()
     before = History().path.read_text()
     world.gain = 2.0  # the differences between processes are larger, too
-    assert run().verdict == "gain"
+    assert run().verdict == "faster"
     assert History().path.read_text() == before
 
 
@@ -174,13 +180,13 @@ def test_a_large_effect_ends_after_the_fourth_pair_or_a_few_blocks(world: World)
     assert run().pairs == 4
     world.start_s = 12.0
     event = run()
-    assert event.verdict == "gain" and event.pairs < 4 and event.quads == 3
+    assert event.verdict == "faster" and event.pairs < 4 and event.quads == 3
 
 
 def test_without_room_for_both_there_is_one_process_at_a_time(world: World) -> None:
     world.room, world.gain, world.noise = 1, 1.2, 0.003
     event = run(120.0)
-    assert event.verdict == "gain" and event.pairs >= 4
+    assert event.verdict == "faster" and event.pairs >= 4
     order = [side for what, side in world.log if what == "run"]
     # Each process runs once, and the order alternates.
     sides = [order[0], *(after for before, after in pairwise(order) if before != after)]
@@ -195,7 +201,7 @@ def test_memory_that_runs_out_in_a_later_pair_separates_the_sides(world: World) 
 
     world.fails, world.gain = fails, 1.3
     event = run(120.0)
-    assert event.verdict == "gain" and event.pairs >= 4
+    assert event.verdict == "faster" and event.pairs >= 4
 
 
 def test_a_later_pair_that_fails_is_a_failure(world: World) -> None:
@@ -215,7 +221,7 @@ def test_a_later_pair_that_is_late_leaves_the_result_of_the_others(world: World)
 
     world.fails, world.gain = fails, 1.5
     event = run()
-    assert event.verdict == "gain" and event.pairs == 2 and event.method == "usual difference"
+    assert event.verdict == "faster" and event.pairs == 2 and event.method == "usual difference"
 
 
 def test_an_inconclusive_result_names_a_budget_that_resolves_it(world: World) -> None:

@@ -33,7 +33,7 @@ def test_intervals_contain_the_truth_as_often_as_they_promise(name: str) -> None
     found = rates(simulate(MODELS[name], 1.0, TRIALS, Course(start_s=3.0)))
     # 2,000 trials are between 93 and 97 %; 400 of them scatter by 1.1 %.
     assert 0.91 <= found["covered"] <= 0.98
-    assert found["gain"] + found["loss"] <= 0.06
+    assert found["faster"] + found["slower"] <= 0.06
 
 
 def test_the_earlier_design_missed_the_truth() -> None:
@@ -43,7 +43,7 @@ def test_the_earlier_design_missed_the_truth() -> None:
 @pytest.mark.parametrize("gain", [1.05, 1 / 1.05])
 def test_five_percent_are_found_and_nothing_is_settled(gain: float) -> None:
     noise, course = MODELS["processes 1 %, blocks 1 %"], Course(start_s=4.0)
-    verdict = "gain" if gain > 1 else "loss"
+    verdict = "faster" if gain > 1 else "slower"
     assert rates(simulate(noise, gain, TRIALS, course))[verdict] >= 0.95
     assert rates(simulate(noise, 1.0, TRIALS, course))["inconclusive"] <= 0.3
 
@@ -74,12 +74,12 @@ def test_blocks_of_one_pair_are_not_taken_as_independent() -> None:
 def test_nothing_is_called_before_enough_pairs() -> None:
     large = [math.log(2), math.log(2.01)]
     assert replicates(large, large, large).early() is None
-    assert replicates(large, large, large, [math.log(1.99)] * 2).early() == "gain"
-    assert replicates(*[[-value for value in large]] * 4).early() == "loss"
-    assert replicates(*[[0.001, -0.001], [0.0, 0.001]] * 2).early() == "no gain"
+    assert replicates(large, large, large, [math.log(1.99)] * 2).early() == "faster"
+    assert replicates(*[[-value for value in large]] * 4).early() == "slower"
+    assert replicates(*[[0.001, -0.001], [0.0, 0.001]] * 2).early() == "no difference"
     # Where starting is dear, a large effect is clear after a few blocks.
     assert replicates(large, dear=True).early() is None
-    assert replicates([*large, math.log(2)], dear=True).early() == "gain"
+    assert replicates([*large, math.log(2)], dear=True).early() == "faster"
 
 
 def test_a_noisier_machine_widens_the_interval_of_few_pairs() -> None:
@@ -143,4 +143,4 @@ def test_joined_trials_are_narrower_and_lie_between() -> None:
     assert found.high / found.low < one.high / one.low
     assert joined([one]) is one
     assert standard_error(found) < standard_error(other)
-    assert judged(found.ratio, found.low, found.high) == "gain"
+    assert judged(found.ratio, found.low, found.high) == "faster"

@@ -79,9 +79,7 @@ def test_the_interval_covers_with_heavy_tails() -> None:
     source = random.Random(7)
     inside = widths = 0.0
     for _ in range(600):
-        values = [
-            0.03 + source.gauss(0, 0.02) * (10 if source.random() < 0.05 else 1) for _ in range(30)
-        ]
+        values = [0.03 + source.gauss(0, 0.02) * (10 if source.random() < 0.05 else 1) for _ in range(30)]
         found = trimmed(values)
         inside += found.low <= math.exp(0.03) <= found.high
         widths += math.log(found.high / found.low) / 2 / 600

@@ -31,11 +31,11 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     told: list[Progress] = []
     before = set(tmp_path.iterdir())
     event = measured(planted(tmp_path, **SLOW), FIXED, tell=told.append)
-    assert event.verdict == "gain", event.text
+    assert event.verdict == "faster", event.text
     assert event.ratio is not None and event.low is not None and event.high is not None
     assert 2 < event.low <= event.ratio <= event.high
     assert event.quads >= 3
-    assert re.match(r"gain [\d.]+x \(95 % CI [\d.]+ to [\d.]+\), \d+ ABBA blocks in ", event.text)
+    assert re.match(r"faster [\d.]+x \(95 % CI [\d.]+ to [\d.]+\), \d+ ABBA blocks in ", event.text)
     assert event.break_even_steps is not None
     for side in (event.base, event.change):
         assert side["items_per_step"] == 4 and side["threads"] == 1
@@ -59,7 +59,7 @@ def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
 def test_a_setting_says_whether_it_took_effect_and_what_the_losses_did(tmp_path: Path) -> None:
     sets = ("loader.workers=1", "loader.persistent=true")
     event = measured(planted(tmp_path, count=2000, **SLOW), *sets, budget_s=20)
-    assert event.verdict in ("gain", "no gain", "loss", "inconclusive")
+    assert event.verdict in ("faster", "no difference", "slower", "inconclusive")
     assert event.in_effect is True, event.not_in_effect
     assert (event.loss, event.change["not_in_effect"]) == ("same", [])
 
@@ -93,7 +93,7 @@ def test_with_memory_for_one_process_only_each_run_opens_its_own(tmp_path: Path)
     event = measured(
         planted(tmp_path, room=room, **SLOW), FIXED, budget_s=150, tell=lambda told: stages.append(told.stage)
     )
-    assert event.verdict == "gain", event.text
+    assert event.verdict == "faster", event.text
     assert event.quads >= 3
     opened = [stage for index, stage in enumerate(stages) if stage != stages[index - 1]]
     assert opened.count("preparing the candidate") > 3 and opened.count("preparing the baseline") > 3
@@ -129,18 +129,25 @@ from pathlib import Path
 from ndd_engine.trial.request import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial
 base = Base("planted", Path(sys.argv[1]), None, ("workload.options.sleep=0.002",))
-request = TrialRequest(base, ("loader.workers=1",), 1000.0)
+request = TrialRequest(base, ("loader.workers=1",), 1000.0, restarts=sys.argv[2] == "2")
 print(run_trial(request, lambda told: print(told.stage, told.quads, flush=True)).text)
 """
 
 
-@pytest.mark.parametrize("victim", ["the trial", pytest.param("a side", marks=pytest.mark.slow)])
-def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "processes"),
+    [
+        ("the trial", 1),
+        pytest.param("the trial", 2, marks=pytest.mark.slow),
+        pytest.param("a side", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str, processes: int) -> None:
     planted(tmp_path)
     # Temporary folders lie here, so that what is left of them can be seen; a short path, as sockets lie there too.
     with tempfile.TemporaryDirectory(prefix="ndd-test-", dir="/tmp") as temporary:
         process = subprocess.Popen(
-            [sys.executable, "-c", PARENT, str(tmp_path / "planted.toml")],
+            [sys.executable, "-c", PARENT, str(tmp_path / "planted.toml"), str(processes)],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "TMPDIR": temporary},
         )  # fmt: skip
         try:
@@ -150,7 +157,7 @@ def test_kill_9_leaves_nothing_behind(tmp_path: Path, victim: str) -> None:
             assert process.poll() is None, lines
             found = descendants(process.pid)
             direct = [child for child in found if child.ppid() == process.pid]
-            assert len(direct) == 2 and len(found) > 2
+            assert len(direct) == processes and len(found) > processes
             for each in [process] if victim == "the trial" else direct:
                 each.send_signal(signal.SIGKILL)
             until_gone(found)

@@ -34,22 +34,20 @@ def row(state: TuningState, name: str) -> TuningRow:
 
 
 def test_what_gains_is_kept_and_the_next_is_measured_on_top_of_it() -> None:
-    bench = Bench({"loader.fetch=auto": trial("gain", 3.0), "run.threads=1": trial("gain", 1.2)})
+    bench = Bench({"loader.fetch=auto": trial("faster", 3.0), "run.threads=1": trial("faster", 1.2)})
     state = tune(bench)
     assert [item.candidate.name for item in state.kept] == ["gather", "threads-1"]
     assert bench.of("loader.workers=1").base.sets == ("loader.fetch=auto",)
     assert bench.of("speed.compile=default").base.sets == ("loader.fetch=auto", "run.threads=1")
-    assert (
-        row(state, "workers-1").state == "dropped" and row(state, "workers-1").reason == "no significant gain"
-    )
+    assert row(state, "workers-1").state == "dropped" and row(state, "workers-1").reason == "no difference"
 
 
 def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
     bench = Bench(
         {
-            "loader.fetch=auto": trial("gain", 3.0),
-            "run.threads=1": trial("gain", 2.0),
-            "all": trial("gain", 3.5),
+            "loader.fetch=auto": trial("faster", 3.0),
+            "run.threads=1": trial("faster", 2.0),
+            "all": trial("faster", 3.5),
         }
     )
     state = tune(bench)
@@ -63,15 +61,18 @@ def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
 
 
 def test_a_kept_setting_that_the_final_comparison_does_not_confirm_is_dropped() -> None:
-    state = tune(Bench({"loader.fetch=auto": trial("gain", 1.05), "all": trial("no gain", 1.004)}))
+    state = tune(Bench({"loader.fetch=auto": trial("faster", 1.05), "all": trial("no difference", 1.004)}))
     assert row(state, "gather").state == "dropped" and state.kept == ()
-    assert "gain, not confirmed vs. the baseline: 1.00x (95 % CI 0.98 to 1.02)" in row(state, "gather").reason
+    assert (
+        "faster, but not confirmed vs. the baseline: 1.00x (95 % CI 0.98 to 1.02)"
+        in row(state, "gather").reason
+    )
     assert written(state).loader.fetch == "item"
     assert "the configuration is unchanged" in state.text
 
 
 def test_what_a_later_setting_adds_has_to_show_in_the_total() -> None:
-    totals = iter([trial("gain", 3.0), trial("gain", 3.01), trial("gain", 3.0)])
+    totals = iter([trial("faster", 3.0), trial("faster", 3.01), trial("faster", 3.0)])
 
     class Totals(Bench):
         def __call__(self, request: Any, tell: Any, stop: Any) -> Any:
@@ -79,7 +80,7 @@ def test_what_a_later_setting_adds_has_to_show_in_the_total() -> None:
                 next(totals) if request.base.name == "the baseline" else super().__call__(request, tell, stop)
             )
 
-    results = {"loader.fetch=auto": trial("gain", 3.0), "run.threads=1": trial("gain", 1.05)}
+    results = {"loader.fetch=auto": trial("faster", 3.0), "run.threads=1": trial("faster", 1.05)}
     bench = Totals(results)
     state = tune(bench)
     assert [item.candidate.name for item in state.kept] == ["gather"]
@@ -91,9 +92,9 @@ def test_what_a_later_setting_adds_has_to_show_in_the_total() -> None:
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        (trial("gain", loss="differs", loss_text="at step 3"), "the losses differ: at step 3"),
-        (trial("gain", in_effect=False, not_in_effect="no GPU"), "not in effect: no GPU"),
-        (trial("loss"), "loss"),
+        (trial("faster", loss="differs", loss_text="at step 3"), "the losses differ: at step 3"),
+        (trial("faster", in_effect=False, not_in_effect="no GPU"), "not in effect: no GPU"),
+        (trial("slower"), "slower"),
         (trial("inconclusive"), "inconclusive"),
         (trial("out of memory", None, text="out of memory in a test step"), "out of memory in a test step"),
         (trial("failed", None, text="failed: no compiler"), "failed: no compiler"),
@@ -108,7 +109,7 @@ def test_what_does_not_measurably_help_or_changes_the_training_is_dropped(result
 
 
 def test_a_lower_precision_with_close_losses_is_kept_and_reported() -> None:
-    bench = Bench({"precision.amp=bf16": trial("gain", loss="close")})
+    bench = Bench({"precision.amp=bf16": trial("faster", loss="close")})
     state = tune(bench, *NDD, "precision.amp=off", machine=machine(gpu=True))
     assert row(state, "bf16").state == "kept"
     assert "losses close" in row(state, "bf16").reason
@@ -116,7 +117,7 @@ def test_a_lower_precision_with_close_losses_is_kept_and_reported() -> None:
 
 
 def test_compiling_that_never_breaks_even_in_this_run_is_dropped() -> None:
-    result = trial("gain", break_even_steps=900)
+    result = trial("faster", break_even_steps=900)
     short = tune(Bench({"speed.compile=default": result}), *NDD, "run.max_steps=500")
     assert "breaks even after 900 steps, and the run has 500" in row(short, "compile").reason
     long = tune(Bench({"speed.compile=default": result}), *NDD, "run.max_steps=5000")
@@ -252,14 +253,14 @@ def _folder(tmp_path: Path) -> None:
 
 
 def test_the_resulting_configuration_loads_and_says_why() -> None:
-    results = {"loader.fetch=auto": trial("gain", 3.0), "speed.compile=default": trial("loss", 0.5)}
+    results = {"loader.fetch=auto": trial("faster", 3.0), "speed.compile=default": trial("slower", 0.5)}
     state = tune(Bench(results), *NDD, "optimizer.lr=0.002")
     config = written(state)
     assert (config.loader.fetch, config.speed.compile) == ("auto", "off")
     assert (config.batch.micro, config.optimizer.lr) == (64, 0.002)
     lines = {line.partition(" ")[0]: line for line in state.toml.splitlines()}
     assert "kept by tune: 3x (95 % CI 2.94 to 3.06) vs. the best so far" in lines["fetch"]
-    assert "tried default: 0.5x (95 % CI 0.49 to 0.51), loss" in lines["compile"]
+    assert "tried default: 0.5x (95 % CI 0.49 to 0.51), slower" in lines["compile"]
 
 
 def test_every_trial_begins_from_the_same_written_configuration(tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_every_trial_begins_from_the_same_written_configuration(tmp_path: Path) 
 
 def test_stopped_it_gives_what_was_measured_so_far() -> None:
     stop = threading.Event()
-    results = {"loader.fetch=auto": trial("gain", 3.0)}
+    results = {"loader.fetch=auto": trial("faster", 3.0)}
 
     def after(request: Any) -> None:
         if "loader.workers=1" in request.sets:

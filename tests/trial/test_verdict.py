@@ -11,7 +11,7 @@ from measured import trial
 from ndd_console.view.interval import VERDICTS, interval_rows, trial_text
 from ndd_engine.trial.outcome import sentence
 from ndd_engine.trial.replicates import Replicates
-from ndd_engine.trial.verdict import FLOOR, judged, shown
+from ndd_engine.trial.verdict import FLOOR, judged
 
 LOGS = st.floats(-1.0, 1.0)
 REACH = st.floats(0.0, 0.5)
@@ -21,18 +21,18 @@ REACH = st.floats(0.0, 0.5)
 def test_a_verdict_says_what_the_interval_shows(value: float, reach: float) -> None:
     ratio, low, high = (math.exp(one) for one in (value, value - reach, value + reach))
     verdict = judged(ratio, low, high)
-    if verdict == "gain":
+    if verdict == "faster":
         assert low > 1 and ratio > 1 + FLOOR
-    elif verdict == "loss":
+    elif verdict == "slower":
         assert high < 1 and ratio < 1 / (1 + FLOOR)
-    elif verdict == "no gain":
+    elif verdict == "no difference":
         assert high < 1 + FLOOR
     else:
         assert high >= 1 + FLOOR and not (low > 1 and ratio > 1 + FLOOR)
-    # The candidate as the baseline: a gain becomes a loss.
+    # The candidate as the baseline: faster becomes slower.
     mirrored = judged(1 / ratio, 1 / high, 1 / low)
     assert (
-        (verdict == "gain") is (mirrored == "loss")
+        (verdict == "faster") is (mirrored == "slower")
         or abs(value) < 1e-9
         or abs(abs(value) - math.log(1.02)) < 1e-9
     )
@@ -64,10 +64,10 @@ def test_colour_and_words_follow_the_verdict(value: float, reach: float) -> None
     drawn = interval_rows(ratio, low, high, 60)
     assert drawn[1][1][1] == VERDICTS[verdict]
     assert interval_rows(ratio, low, high, 60, event.verdict)[1][1][1] == VERDICTS[verdict]
-    assert trial_text(event).startswith(shown(verdict)) and sentence(event).startswith(shown(verdict))
+    assert trial_text(event).startswith(verdict) and sentence(event).startswith(verdict)
 
 
 def test_the_verdict_of_an_older_record_colours_its_interval() -> None:
     # Judged by the rule of its time.
     assert interval_rows(1.03, 1.005, 1.06, 60, "inconclusive")[1][1][1] == VERDICTS["inconclusive"]
-    assert interval_rows(1.03, 1.005, 1.06, 60)[1][1][1] == VERDICTS["gain"]
+    assert interval_rows(1.03, 1.005, 1.06, 60)[1][1][1] == VERDICTS["faster"]

@@ -251,13 +251,13 @@ def found(*findings: Finding) -> Any:
     return lambda _snapshot: findings
 
 
-def trial_event(verdict: str = "gain", **changes: Any) -> TrialEvent:
+def trial_event(verdict: str = "faster", **changes: Any) -> TrialEvent:
     """The result of a trial."""
     event = TrialEvent(
         sets=["loader.workers=4", "loader.pin_memory=true"],
         against="run charlm-001",
         verdict=verdict,
-        text="gain: 1.42 times as many windows per second as the baseline",
+        text="faster: 1.42 times as many windows per second as the baseline",
         ratio=1.42, low=1.35, high=1.49, quads=7, seconds=24.2, budget_s=60.0, device="RTX 4080 SUPER",
         in_effect=True, loss="same", loss_text="20 steps, bit for bit", break_even_steps=310,
         cause="few-workers",

@@ -161,5 +161,5 @@ def test_findings_and_trials_are_told_as_they_come() -> None:
         "finding: host code in forward; hoist it (m.py:3 in f)",
         "finding cleared: input-bound: the GPU waits 57 % of each step for the loader",
         "trial of loader.workers=4, loader.pin_memory=true vs. run charlm-001: "
-        "gain: 1.42 times as many windows per second as the baseline",
+        "faster: 1.42 times as many windows per second as the baseline",
     ]

@@ -58,7 +58,7 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
         await look(pilot)
         text = text_of(app)
         for part in (
-            "gain 1.42x (1.35 to 1.49)",
+            "faster 1.42x (1.35 to 1.49)",
             "95 % CI from 7 ABBA blocks",
             "same: 20 steps",
             "after 310 optimizer steps",
@@ -68,7 +68,7 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
         assert "written to charlm-001-changed.toml" in text_of(app) and "w write" not in text_of(app)
         source.value = snapshot(trials=(trial_event(),))
         await pilot.press("t")
-        assert "earlier trials" in text_of(app) and "gain 1.42x" in text_of(app)
+        assert "earlier trials" in text_of(app) and "faster 1.42x" in text_of(app)
         await pilot.press("escape")
         assert isinstance(app.screen, LiveScreen) and trials.jobs[0].stopped == 0
 
@@ -167,7 +167,7 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
         trials.jobs[2].result, trials.jobs[2].done, trials.full_disk = trial_event(), True, True
         await look(pilot)
         await pilot.press("w")
-        assert "gain 1.42x" in text_of(app) and "No space left on device" in text_of(app)
+        assert "faster 1.42x" in text_of(app) and "No space left on device" in text_of(app)
 
 
 async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None:

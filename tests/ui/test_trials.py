@@ -71,7 +71,7 @@ class Measuring:
         assert first.step == last.step
         if self._error is not None:
             raise self._error
-        verdict = "stopped" if stop.is_set() else "gain"
+        verdict = "stopped" if stop.is_set() else "faster"
         return trial_event(verdict, sets=list(request.sets), against=request.base.name, cause=request.cause)
 
 
@@ -149,7 +149,7 @@ def test_edits_are_checked_and_the_result_is_written_as_a_configuration(
     again = trials.write(trial_event(sets=list(SETS), against="run live"))
     assert (path.name, again.name) == ("live-changed.toml", "live-changed-2.toml")
     text = path.read_text()
-    assert "measured: gain 1.42x (1.35 to 1.49) vs. run live" in text
+    assert "measured: faster 1.42x (1.35 to 1.49) vs. run live" in text
     config = read(path).resolve()
     assert config.loader.workers == 1 and config.batch.micro == 8 and config.run.name is None
     monkeypatch.chdir("/proc")

@@ -64,8 +64,8 @@ def run_trial(
         on_progress: called a few times per second in this thread.
 
     Returns:
-        The event. verdict: "gain", "no gain" (no significant gain), "loss", "inconclusive", "out of memory" or
-        "failed"; ratio: throughput of the candidate divided by that of the baseline, with its 95 % CI low to high.
+        The event. verdict: "faster", "slower", "no difference", "inconclusive", "out of memory" or "failed";
+        ratio: throughput of the candidate divided by that of the baseline, with its 95 % CI low to high.
 
     Raises:
         ConfigError: the baseline or the candidate is invalid.
@@ -74,7 +74,7 @@ def run_trial(
     Example:
         >>> event = run_trial("run.toml", {"loader.workers": 4}, budget=30)
         >>> event.verdict, event.ratio, event.low, event.high
-        ('gain', 1.42, 1.35, 1.49)
+        ('faster', 1.42, 1.35, 1.49)
     """
     from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause

@@ -34,7 +34,7 @@ rule that needs a signal that is missing (null) returns no finding.
                        function in the stack samples
     recompile          recompilations; model slower than usual                   speed.compile_dynamic=true
     compile-cost       compile time compared with the whole run                  speed.compile=off
-    deterministic      a trial that showed a gain                                speed.deterministic=false
+    deterministic      a trial that was faster                                   speed.deterministic=false
     optimizer          share of the update; loop/foreach, or zeroed gradients    optimizer.implementation
     clip               share of gradient clipping                                clip.max_norm=0.0
     logging            share of log and other; short windows, frequent reads     log.window_s, log.every_steps

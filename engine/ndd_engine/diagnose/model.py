@@ -179,7 +179,7 @@ def compile_cost(view: View) -> Finding | None:
 def deterministic(view: View) -> Finding | None:
     """Deterministic algorithms, if a trial has shown that they cost time."""
     change = "speed.deterministic=false"
-    shown = [trial for trial in view.snapshot.trials if trial.sets == [change] and trial.verdict == "gain"]
+    shown = [trial for trial in view.snapshot.trials if trial.sets == [change] and trial.verdict == "faster"]
     if view.get("speed.deterministic") is not True or not shown or (shown[-1].ratio or 0.0) <= 1:
         return None
     trial, share = shown[-1], 1 - 1 / (shown[-1].ratio or 1.0)

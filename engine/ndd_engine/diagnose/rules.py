@@ -32,7 +32,7 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
     few_steps: judge any number of steps, such as those of a trace.
 
     Order: hazards, bottlenecks by ceiling (or by their share of the time if there is none), bottlenecks whose change
-    was tried without a gain, findings that cost no time.
+    was tried and not faster, findings that cost no time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]

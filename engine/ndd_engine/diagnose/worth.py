@@ -1,4 +1,4 @@
-"""Whether a change is still worthwhile in this run: not if the run ends soon or a trial showed no gain."""
+"""Whether a change is still worthwhile in this run: not if the run ends soon or a trial was not faster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ndd_engine.text import duration, times
 from .finding import Finding
 from .view import View
 
-IN_VAIN = ("no gain", "loss", "out of memory", "failed")
+IN_VAIN = ("no difference", "slower", "out of memory", "failed")
 
 
 def leave(view: View, item: Finding) -> Finding:
@@ -24,7 +24,7 @@ def leave(view: View, item: Finding) -> Finding:
 
 
 def tried(view: View, item: Finding) -> TrialEvent | None:
-    """The newest trial of the proposed change if it showed no gain, else None."""
+    """The newest trial of the proposed change if it was not faster, else None."""
     wanted = sorted(item.sets)
     trials = [trial for trial in view.snapshot.trials if wanted and sorted(trial.sets) == wanted]
     return trials[-1] if trials and trials[-1].verdict in IN_VAIN else None

@@ -115,23 +115,29 @@ class FindingEvent(Event):
     finding: Finding = field(default_factory=dict)
 
 
+# Verdicts of old records, and how their sentences put them where they differ.
+_OLD_VERDICTS = {"gain": "faster", "loss": "slower", "no gain": "no difference", "undecided": "inconclusive"}
+_OLD_WORDS = {"no gain": "no significant gain"}
+
+
 @dataclass(frozen=True, slots=True)
 class TrialEvent(Event):
     """A candidate configuration measured against a baseline in paired ABBA blocks on one machine.
 
-    sets: the change, "key=value" each. against: description of the baseline. verdict: "gain", "no gain", "loss",
-    "inconclusive" ("undecided" in records before 0.5, converted when read), "out of memory", "failed" or "stopped".
+    sets: the change, "key=value" each. against: description of the baseline. verdict: "faster", "slower",
+    "no difference", "inconclusive", "out of memory", "failed" or "stopped". Records before 0.6 have "gain", "loss" and
+    "no gain", and before 0.5 "undecided"; they are converted when read.
     text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
     with the confidence interval low..high at level `confidence`; null without a comparison. quads: number of ABBA
     blocks. pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
-    method: "pairs" for an interval from the differences between pairs, "usual difference" if few pairs were complemented
+    method: "pairs" for an interval from the differences between pairs, "usual difference" if few pairs were completed
     by the usual difference between processes, "one process" for one from the blocks of a process that switched between
     both sides, "" in records before 0.6. between: standard deviation of that usual difference, as a share, or null.
     df: degrees of freedom of the interval, or null. seconds, budget_s: duration and time budget of the trial.
     device: the device of the measurement.
     in_effect: whether the change took effect, null if unknown; not_in_effect: why it did not. loss: "same", "close",
     "differs" or "not comparable"; loss_text: how the losses were compared. break_even_steps: optimizer steps after
-    which the change breaks even, null without a gain. base, change: measurements of baseline and candidate, see
+    which the change breaks even, null if it is not faster. base, change: measurements of baseline and candidate, see
     trial.side.SideFacts. cause: id of the finding that proposed the change, or null.
     """
 
@@ -163,6 +169,13 @@ class TrialEvent(Event):
 
     @classmethod
     def of_checked(cls, body: Json) -> Self:
-        """As for all events; the old verdict "undecided" becomes "inconclusive"."""
-        old = body.get("verdict") == "undecided"
-        return super(TrialEvent, cls).of_checked({**body, "verdict": "inconclusive"} if old else body)
+        """As for all events; the verdict of an old record is converted, also at the start of its sentence."""
+        if (new := _OLD_VERDICTS.get(body["verdict"])) is not None:
+            old = _OLD_WORDS.get(body["verdict"], body["verdict"])
+            text = body["text"]
+            body = {
+                **body,
+                "verdict": new,
+                "text": new + text.removeprefix(old) if text.startswith(old) else text,
+            }
+        return super(TrialEvent, cls).of_checked(body)

@@ -70,7 +70,7 @@ class Measurer:
     def again(self, part: Part, variant: Variant) -> Found | None:
         """The value after one more trial, if the previous ones left enough of the budget; else None.
 
-        A trial ends as soon as a gain or a loss is clear, which may be before its size is.
+        A trial ends as soon as a difference is clear, which may be before its size is.
         """
         done = self._done(variant)
         left = self.budget_s - sum(trial.seconds for trial in done)

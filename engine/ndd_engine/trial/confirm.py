@@ -62,11 +62,11 @@ def unconfirmed(total: TrialEvent, before: TrialEvent | None) -> str:
         return ""
     found = estimate_of(total)
     if found is None:
-        return f"gain, not confirmed vs. the baseline: {total.text}"
+        return f"faster, but not confirmed vs. the baseline: {total.text}"
     earlier = estimate_of(before) if before is not None else None
     if earlier is not None:
         found = over(found, earlier)
-    if judged(found.ratio, found.low, found.high) == "gain":
+    if judged(found.ratio, found.low, found.high) == "faster":
         return ""
     shown = with_interval(f"{times(found.ratio)}x", total.confidence, found.low, found.high, times)
-    return f"gain, not confirmed vs. the baseline: {shown}"
+    return f"faster, but not confirmed vs. the baseline: {shown}"

@@ -15,7 +15,7 @@ from .paired import Estimate
 from .request import TrialRequest
 from .side import SideFacts, not_in_effect
 from .toggles import METHOD
-from .verdict import CONFIDENCE, FLOOR, shown
+from .verdict import CONFIDENCE, DIFFERENT, FLOOR
 
 # Maximum relative difference of losses that count as close.
 CLOSE = 0.01
@@ -84,7 +84,7 @@ def startup_s(side: Mapping[str, Any]) -> float:
 
 
 def break_even(base: SideFacts, change: SideFacts) -> int | None:
-    """Optimizer steps after which a candidate with a longer startup breaks even; None without a gain."""
+    """Optimizer steps after which a candidate with a longer startup breaks even; None if it is not faster."""
     if not base.items_per_s or not change.items_per_s or base.prepare_s is None or change.prepare_s is None:
         return None
     saved_s = change.items_per_step * (1 / base.items_per_s - 1 / change.items_per_s)
@@ -130,7 +130,7 @@ def result(
         not_in_effect=why_not,
         loss=loss,
         loss_text=loss_text,
-        break_even_steps=break_even(base, change) if verdict == "gain" else None,
+        break_even_steps=break_even(base, change) if verdict == "faster" else None,
         base=base.to_dict(),
         change=change.to_dict(),
         cause=request.cause,
@@ -140,9 +140,9 @@ def result(
 
 def sentence(event: TrialEvent, reason: str = "") -> str:
     """The result in one sentence."""
-    head = shown(event.verdict)
+    head = event.verdict
     if event.ratio is not None:
-        head += "" if event.verdict in ("gain", "loss") else ":"
+        head += "" if event.verdict in DIFFERENT else ":"
         head += f" {with_interval(f'{times(event.ratio)}x', event.confidence, event.low, event.high, times)}"
         head += f", {event.quads} ABBA blocks in {duration(event.seconds)}"
         if source := interval_source(event):

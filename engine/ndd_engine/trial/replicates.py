@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
 from .paired import Estimate, interval, student_quantile
-from .verdict import CONFIDENCE, FLOOR, Call, judged
+from .verdict import CONFIDENCE, DIFFERENT, FLOOR, Call, judged
 
 # Pairs from which their own variance suffices, and before which no trial ends early.
 ENOUGH = 4
 # Blocks from which a trial with fewer pairs can end early.
 FEWEST_EARLY = 3
-# Level required to call a gain or a loss before the budget is spent.
+# Level required to call a change faster or slower before the budget is spent.
 EARLY = 0.995
 # Usual standard deviation of the log-ratio of an ABBA block of BLOCK_S seconds, and its degrees of freedom.
 BLOCK_SD, BLOCK_DF, BLOCK_S = 0.015, 4.0, 2.2
@@ -112,9 +112,9 @@ class Replicates:
         many = len(self.pairs) >= ENOUGH
         if not many and not (self.dear and self.blocks >= FEWEST_EARLY):
             return None
-        if (call := judged(strict.ratio, strict.low, strict.high)) in ("gain", "loss"):
+        if (call := judged(strict.ratio, strict.low, strict.high)) in DIFFERENT:
             return call
-        return "no gain" if many and usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR else None
+        return "no difference" if many and usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR else None
 
     def last(self) -> Call:
         """The verdict once the budget is spent."""

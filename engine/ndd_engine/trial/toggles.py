@@ -14,7 +14,7 @@ from ndd_engine.config import Config
 
 from .paired import Estimate, interval
 from .replicates import EARLY, Replicates
-from .verdict import CONFIDENCE, FLOOR, Call, judged
+from .verdict import CONFIDENCE, DIFFERENT, FLOOR, Call, judged
 
 # Batches come from another loader; both of them are open.
 LOADER = frozenset({
@@ -69,9 +69,9 @@ class SwitchedBlocks(Replicates):
         self._look = math.ceil(self.blocks * GROWTH)
         strict, usual = self.estimate(EARLY), self.estimate()
         assert strict is not None and usual is not None
-        if (call := judged(strict.ratio, strict.low, strict.high)) in ("gain", "loss"):
+        if (call := judged(strict.ratio, strict.low, strict.high)) in DIFFERENT:
             return call
-        return "no gain" if usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR else None
+        return "no difference" if usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR else None
 
 
 def trimmed(values: list[float], confidence: float = CONFIDENCE) -> Estimate:

@@ -1,7 +1,7 @@
 """Tuning: measures each candidate setting on top of the best so far, and keeps it only if it helps.
 
 Ratios are never multiplied. The kept settings are measured against the baseline in separate trials, because the trials
-that selected a setting overestimate its gain. A setting that such a trial does not confirm is dropped again.
+that selected a setting overestimate its speedup. A setting that such a trial does not confirm is dropped again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
 
 NOT_ASKED = "not selected with --only"
 
-# Number of candidates of a group without a gain, after which the rest of the group is skipped.
+# Number of candidates of a group that are not faster, after which the rest of the group is skipped.
 PATIENCE = {"workers": 2, "micro": 1}
 
 
@@ -281,18 +281,18 @@ def start_config(
 
 def _judged(trial: TrialEvent, config: Config) -> tuple[bool, str]:
     """Whether a candidate is kept, and why (not)."""
-    if trial.verdict != "gain":
-        words = {"no gain": "no significant gain", "inconclusive": "inconclusive; raise --budget"}
+    if trial.verdict != "faster":
         # Without a ratio the trial's own sentence says what happened.
-        return False, trial.text if trial.ratio is None else words.get(trial.verdict, trial.verdict)
+        more = "; raise --budget" if trial.verdict == "inconclusive" else ""
+        return False, trial.text if trial.ratio is None else trial.verdict + more
     if trial.in_effect is False:
-        return False, f"gain, but not in effect: {trial.not_in_effect}"
+        return False, f"faster, but not in effect: {trial.not_in_effect}"
     if trial.loss == "differs":
-        return False, f"gain, but the losses differ: {trial.loss_text}"
+        return False, f"faster, but the losses differ: {trial.loss_text}"
     even = trial.break_even_steps
     if even is not None and config.run.max_steps is not None and even > config.run.max_steps:
         return False, f"{breaks_even(even)}, and the run has {number(config.run.max_steps)}"
-    parts = ["gain"]
+    parts = ["faster"]
     if even:
         parts.append(breaks_even(even))
     if trial.loss == "close":

@@ -58,7 +58,7 @@ def try_(
     The baseline is the configuration of RUN, CONFIG (a TOML file) or the default workload; the candidate is the
     baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch in separate
     processes, which are started several times, and take turns in ABBA blocks. Prints the speedup with its 95 % CI,
-    peak memory, whether the losses agree, and the verdict: gain, no significant gain, loss or inconclusive.
+    peak memory, whether the losses agree, and the verdict: faster, slower, no difference or inconclusive.
 
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.

@@ -9,7 +9,6 @@ from ndd_console.view.diagnosis import command_text
 from ndd_console.view.interval import VERDICTS, interval_text, pairs_text
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, duration, number, size
-from ndd_engine.trial.verdict import shown
 
 from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
 from .model import Report
@@ -64,7 +63,7 @@ def _change(trial: TrialEvent) -> str:
 
 
 def _verdict(trial: TrialEvent) -> str:
-    return shown(str(trial.verdict))
+    return str(trial.verdict)
 
 
 def _interval(trial: TrialEvent) -> Interval | None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.trial.verdict import judged, shown
+from ndd_engine.trial.verdict import judged
 
 from .findings import times
 from .style import Row
 
 _LOW, _HIGH = 0.8, 1.4  # the scale covers at least this range
 _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
-# Records written before 0.5 have "undecided" for "inconclusive".
 VERDICTS = {
-    "gain": "good",
-    "no gain": "text",
-    "loss": "bad",
+    "faster": "good",
+    "no difference": "text",
+    "slower": "bad",
     "inconclusive": "warn",
-    "undecided": "warn",
     "out of memory": "bad",
     "failed": "bad",
     "stopped": "warn",
@@ -35,11 +33,11 @@ def interval_text(ratio: float | None, low: float | None, high: float | None) ->
 
 
 def trial_text(trial: TrialEvent | None) -> str:
-    """ "gain 1.42x (1.35 to 1.49)"."""
+    """ "faster 1.42x (1.35 to 1.49)"."""
     if trial is None:
         return ""
     figures = interval_text(trial.ratio, trial.low, trial.high)
-    return f"{shown(trial.verdict)} {figures}".strip()
+    return f"{trial.verdict} {figures}".strip()
 
 
 def pairs_text(pairs: int) -> str:

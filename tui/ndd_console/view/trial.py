@@ -35,7 +35,7 @@ _FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setu
 
 @dataclass(frozen=True, slots=True)
 class ProposedChange:
-    """A change to try, and the finding that proposes it. ceiling: upper bound of the gain, None if unbounded."""
+    """A change to try, and the finding that proposes it. ceiling: upper bound of the speedup, None if unbounded."""
 
     sets: tuple[str, ...]
     title: str
@@ -75,16 +75,19 @@ class TrialState:
 
     @property
     def can_write(self) -> bool:
-        """Whether there is a gain whose configuration can be written."""
+        """Whether the candidate was faster and its configuration can be written."""
         found = self.result
         return (
-            found is not None and found.verdict == "gain" and found.in_effect is not False and not self.saved
+            found is not None
+            and found.verdict == "faster"
+            and found.in_effect is not False
+            and not self.saved
         )
 
     @property
     def longer_s(self) -> float | None:
         """The next larger budget after an inconclusive result; None otherwise."""
-        if self.result is None or self.result.verdict not in ("inconclusive", "undecided"):
+        if self.result is None or self.result.verdict != "inconclusive":
             return None
         return next((budget for budget in BUDGETS_S if budget > self.budget_s), None)
 

@@ -1,4 +1,4 @@
-"""The tuning screen: a table of the settings with their gains, the progress, and the result."""
+"""The tuning screen: a table of the settings with their speedups, the progress, and the result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, duration, size
-from ndd_engine.trial.verdict import shown
 
 from .bars import progress_bar
 from .findings import times
@@ -134,7 +133,7 @@ def _candidate(row: TuningRow, width: int) -> Row:
     style, both = VERDICTS.get(row.trial.verdict, "text"), width >= 64
     if row.trial.ratio is None:
         # Without a ratio, the reason uses the room of the ratios.
-        spans.append((column(foreign(row.reason) or shown(row.trial.verdict), _RATIO * (1 + both)), style))
+        spans.append((column(foreign(row.reason) or row.trial.verdict, _RATIO * (1 + both)), style))
     else:
         spans.append((_ratio(row.trial).ljust(_RATIO), style))
         spans += [(_ratio(row.to_start).ljust(_RATIO), "text")] if both else []
