@@ -49,9 +49,10 @@ def run_trial(
     workload: str | None = None,
     runs: PathLike | None = "runs",
     pause: bool = False,
+    separate_processes: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrialEvent:
-    """Measure a change against a baseline in a paired A/B trial, in pairs of processes that take turns in ABBA blocks.
+    """Measure a change against a baseline in a paired A/B trial, whose sides take turns in ABBA blocks.
 
     Args:
         baseline: path of a TOML file, a mapping, a Record or the name of a run; None for the workload's defaults. If
@@ -61,6 +62,7 @@ def run_trial(
         workload: name of a workload, for a baseline that is no run.
         runs: folder of the runs; None for $NDD_RUNS, otherwise ./runs.
         pause: pause other live runs on the same device during the trial.
+        separate_processes: measure in pairs of processes, even if one process could switch between both sides.
         on_progress: called a few times per second in this thread.
 
     Returns:
@@ -83,7 +85,7 @@ def run_trial(
 
     root = root_of(runs)
     base = baseline_of(baseline, workload, root)
-    request = TrialRequest(base, strings(sets, "sets"), budget)
+    request = TrialRequest(base, strings(sets, "sets"), budget, restarts=separate_processes)
     check(request)  # mistakes, before anything is paused
     with held(to_pause(request.base, root, pause)):
         event = measure(request, on_progress or (lambda progress: None))

@@ -40,6 +40,12 @@ _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
 @workload_option
 @budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
 @pause_option
+@click.option(
+    "--separate-processes",
+    "restarts",
+    is_flag=True,
+    help="Measure in pairs of processes, even if one process could switch between both sides.",
+)
 @click.option("--cause", metavar="CAUSE", help="Finding that suggested the change, stored with the result.")
 @json_option
 @click.pass_context
@@ -50,14 +56,16 @@ def try_(
     workload: str | None,
     budget: float,
     pause: bool,
+    restarts: bool,
     cause: str | None,
     as_json: bool,
 ) -> int:
     """Measure a change (--set) against a baseline in a paired A/B trial.
 
     The baseline is the configuration of RUN, CONFIG (a TOML file) or the default workload; the candidate is the
-    baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch in separate
-    processes, which are started several times, and take turns in ABBA blocks. Prints the speedup with its 95 % CI,
+    baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch and take
+    turns in ABBA blocks, in one process that switches between them or in processes of their own, which are started
+    several times. Prints the speedup with its 95 % CI,
     peak memory, whether the losses agree, and the verdict: faster, slower, no difference or inconclusive.
 
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
@@ -65,7 +73,7 @@ def try_(
     """
     root = runs_root(ctx.obj["runs"])
     base = baseline_of(what, workload, root)
-    request = TrialRequest(base, sets, budget, cause)
+    request = TrialRequest(base, sets, budget, cause, restarts)
     from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.store import record_trial

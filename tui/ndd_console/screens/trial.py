@@ -1,4 +1,4 @@
-"""The trial screen: select a change, measure it in separate processes, show the result."""
+"""The trial screen: select a change, measure it, show the result."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ _GROUPS = {
         "finding": "a bottleneck, according to this run's measurements",
         "at most 1.4x": "ceiling: speedup if the cause is removed completely",
         "certain, likely, possible": "how well the evidence supports it",
-        "trial": "candidate vs. baseline, measured in separate processes",
+        "trial": "candidate vs. baseline, measured in turns on this machine",
         "ABBA block": "segments: baseline, candidate, candidate, baseline",
         "95 % CI": "confidence interval of the speed ratio",
         "├──●──┤": "the ratio and its interval; ┼ is 1x (no difference)",

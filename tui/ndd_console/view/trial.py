@@ -127,7 +127,7 @@ def sets_text(sets: Sequence[str]) -> str:
 def _choose(state: TrialState, width: int, height: int) -> list[Row]:
     lines = [rule(f"measure a change against {foreign(state.base)}", width)]
     about = (
-        "Baseline and candidate run alternately in separate processes until the difference is clear, for up to "
+        "Baseline and candidate train alternately until the difference is clear, for up to "
         f"{number(state.budget_s)} s."
     )
     if state.pauses:
