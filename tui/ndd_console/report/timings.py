@@ -249,7 +249,7 @@ def methods(report: Report) -> list[Block]:
         (data.gc_watched, "garbage collection", "callbacks of the Python interpreter; included in the phases"),
         (data.stacks, "stack samples", "stack of the training thread, sampled a few times per second"),
         (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
-        (data.trials, "measured gains", "ABBA blocks in one process or in pairs of processes; CI of their mean log-ratio"),
+        (data.trials, "measured gains", "ABBA blocks in one process or several; CI of the mean log-ratio"),
         (True, "potential gain", "upper bound: the speedup without this cause if no other bottleneck took its place"),
         (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),
     ]  # fmt: skip
