@@ -1,0 +1,21 @@
+"""The observer of a training script: measures its steps from inside its process, without a change to the script.
+
+Standard library and the script's own torch only; Python 3.9 and later, torch 2.1 and later. `site/sitecustomize.py`
+loads this folder by its path as the package `_ndd_watch`, so that nothing of ours is on the script's `sys.path`.
+
+    site      the way in: found through PYTHONPATH
+    install   hooks torch once it is imported; a process is watched from its first backward pass on
+    clock     the phase clock
+    steps     finds where a step ends
+    hooks     the hooks on torch
+    modules   hooks of the modules that the script calls
+    census    learns what a step calls, and profiles single steps
+    record    writes one JSON file per process
+"""
+
+from pathlib import Path
+
+# Goes to the front of PYTHONPATH. It contains only sitecustomize.py.
+SITE = Path(__file__).resolve().parent / "site"
+# Environment variable with the folder for the records; without it nothing is watched.
+FOLDER = "NDD_WATCH"

@@ -1,0 +1,131 @@
+"""Looks closely at single steps: which modules the script calls, where its batches come from, which functions take long.
+
+A thread that reads the stack of another one sees the script only where it releases the interpreter lock. Python's own
+profiler hooks see every call, and slow down the one step for which they are on.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable
+
+from .clock import now
+
+# Functions of the script that a profiled step names.
+MOST_FUNCTIONS = 12
+
+
+class Census:
+    """own: whether a code object is the script's own. call: code of nn.Module.__call__.
+
+    roots: classes of modules that are called outermost. source: code of the function that returned the tensors which
+    the model received; names: its globals.
+    """
+
+    def __init__(self, own: Callable[[Any], bool], call: Any, grad_enabled: Callable[[], bool]) -> None:
+        self._own, self._call, self._grad_enabled = own, call, grad_enabled
+        self._profiler: Any = None
+        self._begun = 0
+        self.roots: dict[type, bool] = {}
+        self.source: Any = None
+        self.names: dict[str, Any] = {}
+        self.reported: set[Any] = set()
+
+    def listen(self, loop: Any) -> None:
+        """Learn until `deaf`. loop: code of the function with the training loop. Does nothing under another profiler."""
+        if sys.getprofile() is not None:
+            return
+        returned: dict[int, tuple[Any, dict[str, Any]]] = {}
+        kept: list[Any] = []
+        depth = 0
+
+        def called(frame: Any) -> None:
+            nonlocal depth
+            depth += 1
+            if depth > 1:
+                return
+            given = frame.f_locals
+            module = given["self"]
+            kind = type(module)
+            if not (module.training or self._grad_enabled()):
+                sys.setprofile(None)  # an evaluation may be long
+                return
+            self.roots[kind] = True
+            if self.source is not None or "modules.loss" in kind.__module__:
+                return
+            for item in _flat((*given.get("args", ()), *given.get("kwargs", {}).values())):
+                if id(item) in returned:
+                    self.source, self.names = returned[id(item)]
+                    return
+
+        def heard(frame: Any, event: str, value: Any) -> None:
+            nonlocal depth
+            try:
+                if event == "call":
+                    if frame.f_code is self._call:
+                        called(frame)
+                elif event == "return":
+                    if frame.f_code is self._call:
+                        depth -= 1
+                    if value is not None and frame.f_back is not None and frame.f_back.f_code is loop:
+                        kept.append(value)  # so that nothing else gets its id
+                        for item in _flat((value,)):
+                            # Its first returner made it; later ones pass it on.
+                            returned.setdefault(id(item), (frame.f_code, frame.f_globals))
+            except Exception:  # noqa: BLE001  an error here would reach the script
+                sys.setprofile(None)
+
+        sys.setprofile(heard)
+
+    @staticmethod
+    def deaf() -> None:
+        """End `listen`."""
+        sys.setprofile(None)
+
+    def begin(self) -> None:
+        """Begin to profile. Does nothing if the script profiles itself."""
+        from _lsprof import Profiler
+
+        self._begun = now()
+        profiler = Profiler(builtins=False, subcalls=True)
+        try:
+            profiler.enable()
+        except ValueError:
+            self._profiler = None
+        else:
+            self._profiler = profiler
+
+    def end(self) -> dict[str, Any]:
+        """End to profile. {"ns": of the step, "functions": [[file, line, name, calls, ns, own ns], …]}, longest first.
+
+        ns: with everything that the function calls; own ns: without what other functions of the script take.
+        """
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return {"ns": 0, "functions": []}
+        profiler.disable()
+        entries = [entry for entry in profiler.getstats() if not isinstance(entry.code, str)]
+        own = {entry.code for entry in entries if self._own(entry.code)}
+        found = []
+        for entry in entries:
+            if entry.code not in own:
+                continue
+            inner = sum(call.totaltime for call in entry.calls or () if call.code in own and call.code is not entry.code)
+            code = entry.code
+            found.append([
+                code.co_filename, code.co_firstlineno, code.co_name, entry.callcount, round(entry.totaltime * 1e9),
+                round(max(entry.totaltime - inner, 0) * 1e9),
+            ])  # fmt: skip
+        found.sort(key=lambda item: -item[5])
+        return {"ns": now() - self._begun, "functions": found[:MOST_FUNCTIONS]}
+
+
+def _flat(values: Any, depth: int = 3) -> Any:
+    """The tensors in nested containers."""
+    for value in values:
+        if hasattr(value, "data_ptr"):
+            yield value
+        elif depth and isinstance(value, dict):
+            yield from _flat(value.values(), depth - 1)
+        elif depth and isinstance(value, (list, tuple)):
+            yield from _flat(value, depth - 1)

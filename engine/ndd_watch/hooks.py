@@ -1,0 +1,355 @@
+"""The hooks on torch: loaders, backward passes, optimizers, zeroed gradients, clipping, saving, train and eval.
+
+Every hook calls the original exactly once and lets its errors through. Our own errors end the observation, never the
+script.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import wraps
+from threading import get_ident
+from typing import Any, Callable
+
+from .clock import (
+    BACKWARD, BASE, CHECKPOINT, CLIP, CURRENT, DATA_WAIT, EVALUATE, LAST, OPTIMIZER, OTHER, TIMED, TO_DEVICE,
+    TRAINER, ZERO_GRAD, S, enter, now, row, wholes,
+)  # fmt: skip
+from .modules import Modules
+from .steps import Steps
+
+Function = Callable[..., Any]
+
+
+class Hooks:
+    """Puts the hooks in place and takes them out again.
+
+    steps, modules: of this process. arm: called before the first backward pass, returns whether to observe. own: whether
+    a code object is the script's own.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        modules: Modules,
+        compiling: Callable[[], bool],
+        arm: Callable[[], bool],
+        own: Callable[[Any], bool],
+    ) -> None:
+        self.steps, self.modules = steps, modules
+        self._compiling, self._arm, self._own = compiling, arm, own
+        # How each hook is undone, in the order in which they were made.
+        self._undo: list[Callable[[], Any]] = []
+        # Hooks that are taken out in steps that are not timed by phase.
+        self._thinned: list[tuple[Any, str, Function, Function]] = []
+        self._before_optimizer: Any = None
+        self._register: Any = None
+        # The loader that the training reads.
+        self._iterator = 0
+
+    # In and out.
+
+    def install(self, torch: Any) -> None:
+        """Hook torch."""
+        from torch.optim import optimizer as optimizers
+        from torch.utils.data import dataloader
+
+        self._patch(torch.autograd, "backward", self._backward)
+        self._patch(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        self._patch(dataloader.DataLoader, "__iter__", self.timed, DATA_WAIT)
+        self._patch(torch.nn.Module, "train", self._train)
+        self._patch(torch.nn.Module, "zero_grad", self.timed, ZERO_GRAD, self.steps.zeroed)
+        self._patch(optimizers.Optimizer, "zero_grad", self.timed, ZERO_GRAD)
+        self._patch(optimizers.Optimizer, "__init__", self._created)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            self._patch(torch.nn.utils, name, self.timed, CLIP)
+        scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+        self._patch(scaler, "unscale_", self.timed, CLIP)
+        self._patch(scaler, "step", self._scaler_step)
+        self._patch(torch, "save", self.timed, CHECKPOINT, None, TRAINER)
+        if torch.version.cuda or torch.version.hip:
+            # Never ask whether there is a GPU: that would keep a later fork from using it.
+            for name in ("to", "cuda"):
+                self._patch(torch.Tensor, name, self.timed, TO_DEVICE)
+        self._register = optimizers.register_optimizer_step_pre_hook
+        self._before_optimizer = self._register(self._optimizer_begins)
+        self._undo.append(lambda: self._before_optimizer.remove())
+        after = optimizers.register_optimizer_step_post_hook(self._optimizer_ended)
+        self._undo.append(after.remove)
+
+    def remove(self) -> None:
+        """Take all hooks out, except where somebody has put another one on top."""
+        while self._undo:
+            self._undo.pop()()
+        self._thinned.clear()
+        self.modules.unhook_all()
+
+    def thin(self, on: bool) -> None:
+        """Take out, or put back, what steps that are timed as a whole do not need."""
+        for owner, name, original, ours in self._thinned:
+            before, after = (ours, original) if on else (original, ours)
+            if getattr(owner, name) is before:
+                setattr(owner, name, after)
+        if on:
+            self._before_optimizer.remove()
+        else:
+            self._before_optimizer = self._register(self._optimizer_begins)
+
+    def _patch(self, owner: Any, name: str, make: Function, *more: Any) -> None:
+        original = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
+        if original is None:
+            return
+        ours = make(original, *more)
+        setattr(owner, name, ours)
+        self._undo.append(lambda: getattr(owner, name) is ours and setattr(owner, name, original))
+        # Changing a class clears method caches; a step that writes a checkpoint is not like the others.
+        if not isinstance(owner, type) and name != "save":
+            self._thinned.append((owner, name, original, ours))
+
+    def timed(
+        self, original: Function, phase: int, after: Callable[[], Any] | None = None, who: int = TIMED
+    ) -> Function:
+        """The function, whose time counts towards a phase. after: called when it has returned.
+
+        who: TRAINER counts it also during evaluations and in steps that are not timed by phase.
+        """
+        compiling, steps = self._compiling, self.steps
+
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if compiling() or S[who] != get_ident():
+                return original(*args, **kwargs)
+            t = now()
+            outer = S[CURRENT]
+            row[outer] += t - S[LAST]
+            S[LAST] = t
+            S[CURRENT] = phase
+            try:
+                return original(*args, **kwargs)
+            finally:
+                t = now()
+                row[S[CURRENT]] += t - S[LAST]
+                S[LAST] = t
+                S[CURRENT] = outer
+                if after is not None:
+                    try:
+                        after()
+                    except Exception as error:  # noqa: BLE001
+                        steps.give_up(error)
+
+        return call
+
+    # The hooks.
+
+    def _backward(self, original: Function) -> Function:
+        compiling, steps = self._compiling, self.steps
+
+        @wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if compiling():
+                return original(*args, **kwargs)
+            if S[TIMED] != get_ident():
+                try:
+                    if not self._begins_training():
+                        return original(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001
+                    steps.give_up(error)
+                    return original(*args, **kwargs)
+            outer = S[CURRENT]
+            if outer == BACKWARD:
+                return original(*args, **kwargs)
+            try:
+                steps.began_backward()
+                if steps.caller is None:
+                    steps.caller = self._loop(sys._getframe(1))
+                loss = args[0] if args else kwargs.get("tensors")
+                # Detached: nothing of the graph may stay alive.
+                steps.loss = loss.detach() if hasattr(loss, "detach") else None
+            except Exception as error:  # noqa: BLE001
+                steps.give_up(error)
+                return original(*args, **kwargs)
+            t = now()
+            row[outer] += t - S[LAST]
+            S[LAST] = t
+            S[CURRENT] = BACKWARD
+            try:
+                return original(*args, **kwargs)
+            finally:
+                t = now()
+                row[S[CURRENT]] += t - S[LAST]
+                S[LAST] = t
+                S[CURRENT] = outer
+                try:
+                    steps.ended_backward()
+                except Exception as error:  # noqa: BLE001
+                    steps.give_up(error)
+
+        return backward
+
+    def _begins_training(self) -> bool:
+        """Whether a backward pass outside the timed thread is to be timed; counts those of steps that are not."""
+        me = get_ident()
+        if S[TRAINER] not in (0, me):
+            return False
+        if not S[TRAINER]:
+            return self._arm()
+        if S[BASE] == EVALUATE:
+            self.modules.evaluation(False)
+        if not S[TIMED]:
+            self.steps.began_backward()
+            return False
+        return True
+
+    def _loop(self, frame: Any) -> Any:
+        """Code of the innermost function of the script that called backward: it contains the loop."""
+        while frame is not None and not self._own(frame.f_code):
+            frame = frame.f_back
+        return frame.f_code if frame is not None else None
+
+    def _next(self, original: Function) -> Function:
+        @wraps(original)
+        def __next__(iterator: Any) -> Any:
+            if S[TIMED] != get_ident():
+                if S[BASE] != EVALUATE or S[TRAINER] != get_ident() or id(iterator) != self._iterator:
+                    return original(iterator)
+                self.modules.evaluation(False)  # the training reads its own loader again
+                if not S[TIMED]:
+                    return original(iterator)
+            self._iterator = id(iterator)
+            t = now()
+            outer = S[CURRENT]
+            row[outer] += t - S[LAST]
+            S[LAST] = t
+            S[CURRENT] = DATA_WAIT
+            try:
+                return original(iterator)
+            finally:
+                t = now()
+                row[S[CURRENT]] += t - S[LAST]
+                S[LAST] = t
+                S[CURRENT] = outer
+
+        return __next__
+
+    def _train(self, original: Function) -> Function:
+        modules = self.modules
+
+        @wraps(original)
+        def train(module: Any, mode: bool = True) -> Any:
+            if S[TRAINER] == get_ident() and type(module) in modules.hooked:
+                if not mode and S[BASE] == OTHER == S[CURRENT]:
+                    modules.evaluation(True)
+                elif mode and S[BASE] == EVALUATE:
+                    modules.evaluation(False)
+            return original(module, mode)
+
+        return train
+
+    def _created(self, original: Function) -> Function:
+        steps = self.steps
+
+        @wraps(original)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            steps.has_optimizer = True
+            original(optimizer, *args, **kwargs)
+
+        return __init__
+
+    def _optimizer_begins(self, _optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """A global hook of torch before each optimizer step."""
+        if S[TRAINER] != get_ident():
+            return None
+        steps = self.steps
+        steps.depth += 1
+        if steps.depth > 1:  # one optimizer may call another
+            return None
+        if S[BASE] == EVALUATE:
+            self.modules.evaluation(False)
+        if not S[TIMED]:
+            steps.outer = S[CURRENT]
+            return None
+        t = now()
+        steps.outer = outer = S[CURRENT]
+        row[outer] += t - S[LAST]
+        S[LAST] = t
+        S[CURRENT] = OPTIMIZER
+        # A closure is the script's own code (LBFGS, Lightning); so is its time that no other hook takes.
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], _outside(args[1]), *args[2:]), kwargs
+        if kwargs and callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": _outside(kwargs["closure"])}
+        return None
+
+    def _optimizer_ended(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """A global hook of torch after each optimizer step."""
+        if S[TRAINER] != get_ident():
+            return
+        steps = self.steps
+        try:
+            if steps.skip > 1 and S[CURRENT] == OTHER and not (row[EVALUATE] or row[CHECKPOINT]):
+                # All that most of the short steps cost.
+                t = now()
+                wholes.append(row[OTHER] + t - S[LAST])
+                row[OTHER] = 0
+                S[LAST] = t
+                steps.done += 1
+                steps.micro += steps.usual_backwards
+                steps.skip -= 1
+                return
+            if S[BASE] == EVALUATE:
+                self.modules.evaluation(False)
+            # 0 already if the first backward pass of the process was in the closure of this step.
+            steps.depth = max(steps.depth - 1, 0)
+            if not steps.depth:
+                if S[TIMED]:
+                    enter(steps.outer)
+                steps.stepped(optimizer)
+        except Exception as error:  # noqa: BLE001
+            steps.give_up(error)
+
+    def _scaler_step(self, original: Function) -> Function:
+        steps = self.steps
+
+        @wraps(original)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = steps.count_of(optimizer), steps.done
+            result = original(scaler, optimizer, *args, **kwargs)
+            try:
+                if S[TRAINER] == get_ident() and (steps.count_of(optimizer), steps.done) == before:
+                    steps.skipped_updates += 1  # infinite gradients
+                    steps.stepped(optimizer)
+            except Exception as error:  # noqa: BLE001
+                steps.give_up(error)
+            return result
+
+        return step
+
+    def promote(self, code: Any, names: dict[str, Any]) -> bool:
+        """Count a function of the script, which makes its batches, as waiting for data; returns whether that is possible.
+
+        It is for functions that are looked up by their global name at each call, and not for a generator that exists.
+        """
+        found = names.get(code.co_name)
+        if getattr(found, "__code__", None) is not code or code.co_flags & 0x20:
+            return False
+        ours = self.timed(found, DATA_WAIT)
+        names[code.co_name] = ours
+
+        def undo() -> None:
+            if names.get(code.co_name) is ours:
+                names[code.co_name] = found
+
+        self._undo.append(undo)
+        return True
+
+
+def _outside(closure: Function) -> Function:
+    @wraps(closure)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        enter(OTHER)
+        try:
+            return closure(*args, **kwargs)
+        finally:
+            enter(OPTIMIZER)
+
+    return call

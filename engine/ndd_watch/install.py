@@ -1,0 +1,166 @@
+"""Starts the observation of a process that has imported torch. It is watched from its first backward pass on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from threading import get_ident
+from typing import Any, Callable
+
+from . import clock
+from .census import Census
+from .clock import DATA_WAIT, FORWARD, OTHER, S, TIMED, TRAINER
+from .hooks import Hooks
+from .modules import Modules
+from .record import Recorder
+from .steps import PROFILE_NS, Steps
+
+# Steps that may be observed to learn what they call.
+MOST_LEARNED = 8
+
+_FOREIGN = (
+    *{os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib")},  # noqa: PTH118
+    "<",
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),  # noqa: PTH100, PTH118, PTH120
+)
+
+
+def own(code: Any) -> bool:
+    """Whether a code object is the script's own: outside the standard library, installed packages and the observer."""
+    if code is None:
+        return False
+    name = code.co_filename
+    return not (name.startswith(_FOREIGN) or "site-packages" in name or "dist-packages" in name)
+
+
+class Observer:
+    """Everything that observes this process."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling
+        self.steps = Steps()
+        self.modules = Modules(torch.nn.Module, self.steps, compiling, torch.is_grad_enabled)
+        self.hooks = Hooks(self.steps, self.modules, compiling, self._arm, own)
+        self.census = Census(own, torch.nn.Module.__call__.__code__, torch.is_grad_enabled)
+        self.recorder: Recorder | None = None
+        self.early: list[tuple[str, dict[str, Any]]] = []
+        self._learned = 0
+        # What the current step is observed for: "", "learn" or "profile".
+        self._study = ""
+        self._wire()
+
+    def _wire(self) -> None:
+        steps = self.steps
+        steps.thin, steps.study, steps.give_up = self.hooks.thin, self.study, self.give_up
+        steps.window = lambda *taken: self.recorder.window(*taken) if self.recorder is not None else None
+
+    def start(self) -> None:
+        """Hook torch."""
+        self.hooks.install(self._torch)
+
+    def give_up(self, error: BaseException) -> None:
+        """End the observation after an error of ours. Never raises."""
+        try:
+            recorder = self.recorder
+            self.stop()
+            text = f"{type(error).__name__}: {error}"
+            if recorder is not None:
+                recorder.put("unobserved", step=self.steps.done, reason=text)
+        except Exception as another:  # noqa: BLE001
+            sys.stderr.write(f"ndd-console: the observation ended: {another!r}\n")
+
+    def stop(self) -> None:
+        """Take everything out. The record stays open for its end."""
+        if self._study == "learn":
+            Census.deaf()
+        elif self._study == "profile":
+            self.census.end()
+        self._study, self.steps.studying = "", False
+        self.steps.skip = 0
+        S[TIMED] = S[TRAINER] = 0
+        self.hooks.remove()
+        if self.recorder is not None:
+            self.recorder.pause()
+
+    def _arm(self) -> bool:
+        """This process trains on this thread. Returns False if its record cannot be written."""
+        if self.recorder is None:
+            recorder = Recorder(self.steps, own)
+            try:
+                recorder.open(self.early)
+            except Exception as error:  # noqa: BLE001
+                self.stop()
+                sys.stderr.write(f"ndd-console: this process is not observed: {error}\n")
+                return False
+            self.recorder = recorder
+        self.recorder.resume()
+        me = get_ident()
+        S[:] = [clock.now(), OTHER, me, OTHER, me]
+        clock.clear()
+        return True
+
+    def put(self, kind: str, /, **body: Any) -> None:
+        """Record something; kept until the process trains."""
+        if self.recorder is None:
+            self.early.append((kind, body))
+        else:
+            self.recorder.put(kind, **body)
+
+    def study(self, t: int) -> None:
+        """Between two steps: end to look closely at the last one, or begin with the next one."""
+        steps, census = self.steps, self.census
+        if self._study == "learn":
+            census.deaf()
+            for kind in census.roots:
+                self.modules.hook(kind)
+            source = census.source
+            # A loader's batches are timed already.
+            if own(source) and not steps.last_row[DATA_WAIT] and source not in census.reported:
+                census.reported.add(source)
+                timed = self.hooks.promote(source, census.names)
+                self.put(
+                    "source", file=source.co_filename, line=source.co_firstlineno, function=source.co_name, timed=timed
+                )
+            self._study = "profile" if PROFILE_NS and self.modules.hooked else ""
+            if self._study:
+                census.begin()
+        elif self._study == "profile":
+            self.put("profile", step=steps.done, **census.end())
+            self._study = ""
+        elif self._learned < MOST_LEARNED and not (self.modules.hooked and steps.last_row[FORWARD]):
+            # Nothing is known yet, or what is known is not called any more.
+            self._learned += 1
+            self._study = "learn"
+            census.listen(steps.caller)
+        elif PROFILE_NS:
+            self._study = "profile"
+            census.begin()
+        steps.studying = bool(self._study)
+        if not self._study:
+            learned = self.modules.hooked or self._learned >= MOST_LEARNED
+            steps.next_study = (t + PROFILE_NS if PROFILE_NS else 1 << 62) if learned else 0
+
+    def forked(self) -> None:
+        """In a child process: most likely a worker of a loader. It is observed anew if it trains."""
+        S[TIMED] = S[TRAINER] = 0
+        if self.recorder is not None:
+            self.recorder.forget()
+        self.recorder = None
+        self._study = ""
+        fresh = Steps()
+        fresh.has_optimizer = self.steps.has_optimizer
+        vars(self.steps).update(vars(fresh))
+        self._wire()
+
+
+observer: Observer | None = None
+
+
+def install(when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
+    """Observe this process. when_imported(name, then): calls then(module) once a module has been imported."""
+    global observer
+    observer = Observer(sys.modules["torch"])
+    observer.start()
+    os.register_at_fork(after_in_child=observer.forked)

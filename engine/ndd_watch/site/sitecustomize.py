@@ -1,0 +1,82 @@
+"""Loads the observer into a Python process that imports torch, then runs the sitecustomize that this one hides.
+
+Python imports it at its start, because the folder is first on PYTHONPATH. Nothing here may raise or import torch.
+"""
+
+
+def _begin():
+    import os
+    import sys
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    # Child processes find it through the environment, which stays as it is.
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
+    try:
+        if os.environ.get("NDD_WATCH") and not _is_helper(sys):
+            _when_imported("torch", lambda _: _load(here))
+    except Exception as error:
+        sys.stderr.write("ndd-console: this process is not observed: %r\n" % (error,))
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401  the user's or the system's
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        if ours is not None:
+            sys.modules.setdefault("sitecustomize", ours)
+
+
+def _is_helper(sys):
+    """Whether this is a process that Python or torch start for themselves and that never trains."""
+    words = getattr(sys, "orig_argv", None) or sys.argv
+    return any("resource_tracker" in word or "compile_worker" in word for word in words)
+
+
+def _when_imported(wanted, then):
+    """Call then(module) once the module has been imported."""
+    import sys
+    from importlib.machinery import PathFinder
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name != wanted:
+                return None
+            spec = PathFinder.find_spec(name, path)
+            if spec is None or spec.loader is None:
+                return None
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                if finder in sys.meta_path:
+                    sys.meta_path.remove(finder)
+                    del spec.loader.exec_module
+                    try:
+                        then(module)
+                    except Exception as error:
+                        sys.stderr.write("ndd-console: this process is not observed: %r\n" % (error,))
+
+            spec.loader.exec_module = exec_module
+            return spec
+
+    finder = Finder()
+    sys.meta_path.insert(0, finder)
+
+
+def _load(here):
+    import os
+    import sys
+    from importlib import import_module
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    folder = os.path.dirname(here)
+    name = "_ndd_watch"
+    spec = spec_from_file_location(name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    import_module(name + ".install").install(_when_imported)
+
+
+_begin()

@@ -1,0 +1,155 @@
+"""Finds where a step of the script ends, whatever its loop looks like.
+
+A step ends where the optimizer steps. With several optimizers, the one that steps most rarely ends it, and of those
+that step equally often the last one. Without an optimizer, gradients that are zeroed after a backward pass end it, and
+without that every backward pass does. Further backward passes are micro-steps.
+
+Timing the phases of a step costs some tens of microseconds. Of short steps only every n-th is timed by phase, and all
+of them as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable
+
+from . import clock
+from .clock import (
+    CHECKPOINT, CURRENT, EVALUATE, LAST, OTHER, TIMED, TRAINER, ZEROS, S, begun, now, rest, row, rows, wholes,
+)  # fmt: skip
+
+WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
+# From one profiled step to the next; 0: none.
+PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
+# What timing the phases of a step costs, and the share of a step that it may cost.
+COST_NS = 30_000
+SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.005"))
+MOST_SKIPPED = 64
+# Backward passes without an optimizer or zero_grad, after which each of them is a step.
+FEW_BACKWARDS = 8
+# An optimizer that steps more rarely than this times the most frequent one does not end steps.
+RARE = 8
+
+
+class Steps:
+    """The steps of a process.
+
+    done: steps so far. backwards: backward passes in the current step. has_optimizer: one was created. zeroes: gradients
+    were zeroed outside an optimizer. loss: of the last backward pass, detached. shape: of the model's first input.
+    caller: code of the function that contains the training loop. every: each n-th step is timed by phase; skip: number
+    of further steps that are not.
+    """
+
+    def __init__(self) -> None:
+        self.done = self.backwards = self.micro = self.skipped_updates = 0
+        self.has_optimizer = self.zeroes = False
+        self.loss: Any = None
+        self.shape: tuple[int, ...] | None = None
+        self.caller: Any = None
+        self.optimizer: Any = None
+        self.depth = 0
+        self.outer = OTHER
+        self.every, self.skip, self.usual_backwards = 1, 0, 1
+        # Set by `install`: thins the hooks out in steps that are not timed by phase; ends a window; learns from a step;
+        # called at the end of each step by a trial; called with our own errors.
+        self.thin: Callable[[bool], None] = lambda on: None
+        self.window: Callable[..., None] = lambda *taken: None
+        self.study: Callable[[int], None] | None = None
+        self.gate: Callable[[int], None] | None = None
+        self.give_up: Callable[[BaseException], None] = lambda error: None
+        # Whether the current step is observed more closely, and when the next one is.
+        self.studying = False
+        self.next_study = 0
+        self.last_row = ZEROS
+        self._counts: dict[int, int] = {}
+        self._all_backwards = 0
+
+    def began_backward(self) -> None:
+        """A backward pass begins."""
+        self.backwards += 1
+
+    def ended_backward(self) -> None:
+        """A backward pass has ended."""
+        if self.has_optimizer or self.zeroes:
+            return
+        self._all_backwards += 1
+        if self._all_backwards > FEW_BACKWARDS:
+            self.end()
+
+    def zeroed(self) -> None:
+        """Gradients of a module were zeroed."""
+        if not self.has_optimizer:
+            self.zeroes = True
+            if self.backwards:
+                self.end()
+
+    def count_of(self, optimizer: object) -> int:
+        """How often an optimizer has stepped since the newest one appeared."""
+        return self._counts.get(id(optimizer), 0)
+
+    @property
+    def single(self) -> bool:
+        """Whether there is exactly one optimizer."""
+        return len(self._counts) == 1
+
+    def stepped(self, optimizer: object) -> None:
+        """An optimizer has stepped, or skipped a step because of infinite gradients."""
+        key, counts = id(optimizer), self._counts
+        if key not in counts:
+            # Begin to count anew: earlier steps say nothing about how often the new one steps.
+            counts = self._counts = {**dict.fromkeys(counts, 0), key: 0}
+        counts[key] += 1
+        if len(counts) > 1:
+            live = {one: count for one, count in counts.items() if count}
+            most = max(live.values())
+            ends = [one for one, count in live.items() if count * RARE >= most]
+            # Too few steps tell nothing about their frequency: then the last one ends the step.
+            if key != min(reversed(ends), key=lambda one: live[one] if most > RARE else 0):
+                return
+        self.optimizer = optimizer
+        self.end()
+
+    def end(self) -> None:
+        """The step ends now."""
+        t = now()
+        row[S[CURRENT]] += t - S[LAST]
+        S[LAST] = t
+        if row[EVALUATE] or row[CHECKPOINT]:  # they do not belong to the step in which they happen
+            for phase in (EVALUATE, CHECKPOINT):
+                rest[phase] += row[phase]
+                row[phase] = 0
+        if self.skip:
+            wholes.append(sum(row))
+            self.skip -= 1
+            self.backwards = self.usual_backwards
+            if not self.skip:
+                S[TIMED] = S[TRAINER]
+                self.thin(False)
+        else:
+            rows.append(row[:])
+            if self.every > 1 and not self.studying and self.single:
+                self.skip, self.usual_backwards = self.every - 1, self.backwards
+                S[TIMED] = 0
+                self.thin(True)
+        row[:] = ZEROS
+        self.done += 1
+        self.micro += self.backwards
+        self.backwards = 0
+        if self.studying or t > self.next_study or t - begun[0] >= WINDOW_NS or self.gate is not None:
+            self._sometimes(t)
+
+    def _sometimes(self, t: int) -> None:
+        """What happens after some steps only."""
+        if self.study is not None and (self.studying or (t > self.next_study and not self.skip)):
+            self.last_row = rows[-1] if rows else ZEROS
+            if self.studying and rows:  # such a step is slower than the others
+                rest[:] = [a + b for a, b in zip(rest, rows.pop())]
+            self.study(t)
+        if S[LAST] - begun[0] >= WINDOW_NS:
+            taken = clock.take()
+            count = len(taken[1]) + len(taken[2])
+            step_ns = (sum(map(sum, taken[1])) + sum(taken[2])) / max(count, 1)
+            self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
+            self.window(*taken)
+        if self.gate is not None:
+            self.gate(self.done)
