@@ -119,6 +119,7 @@ class Recorder:
         self._closed = True
         with contextlib.suppress(Exception):
             if not self.paused and S[TRAINER] == threading.get_ident():
+                self._steps.finish()
                 self.window(*clock.take())
             self.put("end", step=self._steps.done, status=self._status[0], reason=self._status[1])
             self._write()

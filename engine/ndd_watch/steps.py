@@ -109,6 +109,11 @@ class Steps:
         self.optimizer = optimizer
         self.end()
 
+    def finish(self) -> None:
+        """Training has ended: without an optimizer, nothing else ends the last step."""
+        if self.backwards and not self.has_optimizer:
+            self.end()
+
     def end(self) -> None:
         """The step ends now."""
         t = now()

@@ -1,0 +1,22 @@
+import torch
+from common import data, net, report
+from torch.utils.data import DataLoader
+
+model = net()
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+steps = 0
+for epoch in range(5):
+    for x, y in DataLoader(data(), batch_size=32):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = ((model(x) - y) ** 2).mean()
+        scaler.scale(loss).backward()
+        if steps == 7:  # a step that the scaler skips
+            next(model.parameters()).grad[:] = float("inf")
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        steps += 1
+report(steps, loss)
