@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -73,14 +74,15 @@ class Observer:
 
     def stop(self) -> None:
         """Take everything out. The record stays open for its end."""
-        if self._study == "learn":
-            Census.deaf()
-        elif self._study == "profile":
-            self.census.end()
-        self._study, self.steps.studying = "", False
-        self.steps.skip = 0
         S[TIMED] = S[TRAINER] = 0
+        study, self._study = self._study, ""
+        self.steps.studying, self.steps.skip = False, 0
         self.hooks.remove()
+        if study == "learn":
+            Census.deaf()
+        elif study == "profile":
+            with contextlib.suppress(Exception):
+                self.census.end()
         if self.recorder is not None:
             self.recorder.pause()
 

@@ -3,61 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from observed import run
 
-from ndd_watch import FOLDER, SITE
-
-SUBJECTS = Path(__file__).parent / "subjects"
-STEP_PHASES = ("data_wait", "forward", "loss", "backward", "clip", "optimizer", "zero_grad", "other", "evaluate", "checkpoint")
-
-
-@dataclass
-class Ran:
-    """What a subject printed, and the records of its processes."""
-
-    status: int
-    out: str
-    errors: str
-    records: dict[str, list[dict[str, Any]]]
-
-    def word(self, name: str) -> str:
-        words = self.out.split()
-        return words[words.index(name) + 1]
-
-    def of(self, kind: str, name: str | None = None) -> list[dict[str, Any]]:
-        (lines,) = [self.records[name]] if name is not None else self.records.values()
-        return [line for line in lines if line["type"] == kind]
-
-    def phases(self) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for window in self.of("window"):
-            for name, body in window["phases"].items():
-                total[name] = total.get(name, 0) + body["host_ns"]
-        return total
-
-
-def run(folder: Path, *command: str, observed: bool = True, **environment: str) -> Ran:
-    """Run `python *command` in the folder of the subjects."""
-    records = folder / "records"
-    more = {FOLDER: str(records), "PYTHONPATH": str(SITE), "NDD_WATCH_WINDOW_S": "0.2"} if observed else {}
-    # The observer must not need our packages.
-    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=SUBJECTS, env={**inherited, **more, **environment}, capture_output=True, text=True,
-        timeout=150,
-    )  # fmt: skip
-    found = {
-        path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(records.glob("*.jsonl"))
-    } if records.exists() else {}
-    return Ran(done.returncode, done.stdout, done.stderr, found)
 
 
 def missing(package: str) -> bool:
