@@ -29,6 +29,7 @@ COMMANDS = {
     "claims": "Measure the performance claims of the training guides on this machine.",
     "compare": "Compare two recorded runs: what differs, and the effect on speed and loss.",
     "report": "Write a run as one HTML page with plots, or as text.",
+    "export": "Write the weights of a run for plain PyTorch, as .pt or .safetensors.",
     "trace": "Diagnose a trace of torch.profiler: idle time, collectives, longest kernels, findings.",
     "memory": "Explain a CUDA memory snapshot: owners at the peak, fragmentation, retries, other settings.",
     "scaffold": "Write an example workload to replace with your own model and data.",
