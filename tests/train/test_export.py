@@ -41,7 +41,13 @@ def factory(settings):
         "loss": lambda out, batch: nn.functional.cross_entropy(out, batch[0]),
     }
 """
-OUR = ("run.max_steps=6", "batch.micro=8", "run.threads=1", "evaluate.every_steps=2", "checkpoint.every_steps=2")
+OUR = (
+    "run.max_steps=6",
+    "batch.micro=8",
+    "run.threads=1",
+    "evaluate.every_steps=2",
+    "checkpoint.every_steps=2",
+)
 
 
 @pytest.fixture
@@ -97,7 +103,9 @@ def test_a_built_in_workload_is_exported(trainer: Trainer, tmp_path: Path) -> No
     assert all(torch.equal(weights[name], value) for name, value in result.state(3)["model"].items())
 
 
-def test_the_checkpoint_is_the_latest_the_best_or_a_named_one(own: tuple[Result, Any], tmp_path: Path) -> None:
+def test_the_checkpoint_is_the_latest_the_best_or_a_named_one(
+    own: tuple[Result, Any], tmp_path: Path
+) -> None:
     result, _ = own
     every = CheckpointStore(result.directory.checkpoints, 9).all()
     best = min((saved for saved in every if saved.metric is not None), key=lambda saved: saved.metric or 0.0)
@@ -122,7 +130,7 @@ def test_the_prefixes_of_torch_compile_are_removed() -> None:
 
 
 def test_several_models_are_exported_one_by_one(own: tuple[Result, Any], tmp_path: Path) -> None:
-    result, module = own
+    result, _ = own
     store = CheckpointStore(result.directory.checkpoints, 9)
     state = result.state(6)
     other = nn.Linear(2, 2)
@@ -142,7 +150,7 @@ def test_an_existing_file_is_replaced_only_on_request(own: tuple[Result, Any], t
     result, _ = own
     path = tmp_path / "weights.pt"
     path.write_text("mine")
-    with pytest.raises(UsageError, match="weights.pt exists; add --force"):
+    with pytest.raises(UsageError, match=r"weights\.pt exists; add --force"):
         export(result.directory, path)
     assert path.read_text() == "mine"
     export(result.directory, path, force=True)
@@ -180,7 +188,13 @@ def test_without_safetensors_the_message_names_the_extra(
 def test_shared_memory_and_odd_values_in_safetensors(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     whole = torch.arange(6.0)
-    state = {"a": whole, "part": whole[2:4], "turned": torch.ones(2, 3).t(), "again": whole, "none": torch.ones(0)}
+    state = {
+        "a": whole,
+        "part": whole[2:4],
+        "turned": torch.ones(2, 3).t(),
+        "again": whole,
+        "none": torch.ones(0),
+    }
     kept, tied = export_module._storable(state)
     assert tied == {"again": "a"}
     export_module._write_safetensors(tmp_path / "x.safetensors", kept, {})
