@@ -1,7 +1,8 @@
 """Builds a validated configuration from TOML and --set, and reports all mistakes at once.
 
 Values come from layers; later ones override earlier ones: the workload's defaults, the files that the file extends, the
-file, the command line. A size or a preset expands to several values in the layer that names it, below the explicit keys of that layer.
+file, the command line. A size or a preset expands to several values in the layer that names it, below the explicit keys
+of that layer.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from ndd_engine.errors import (
     EXIT_TERMINATED,
     MachineError,
     NddError,
+    RunLockedError,
     TrainingError,
     UsageError,
     message_of,
@@ -33,7 +34,7 @@ from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.recorder import Listener, Recorder
-from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, new_run_dir
+from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, new_run_dir, set_aside
 from ndd_engine.text import printable
 
 from .control import Control, StopNow
@@ -86,7 +87,7 @@ class Run:
         when the folder or a thread cannot be created; a new folder is removed again.
         """
         config = preflight(request.draft)
-        directory = request.resume
+        directory = request.resume or request.restart
         with contextlib.ExitStack() as undo:
             if directory is None:
                 directory = new_run_dir(request.root, request.draft.run_name, request.draft.workload)
@@ -95,7 +96,13 @@ class Run:
             undo.callback(lock.release)
             try:
                 check_regular(directory.events, directory.console_log, directory.config)
-                lock.acquire()
+                try:
+                    lock.acquire()
+                except RunLockedError:
+                    undo.pop_all()  # another process has taken the new folder: leave it alone
+                    raise
+                if request.restart is not None:
+                    set_aside(directory)
                 state = None
                 if request.resume is not None:
                     state = load_state(directory)
