@@ -318,11 +318,19 @@ def _line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 def anywhere(config: Config) -> Config:
     """The configuration with absolute paths, so that it is valid in any working directory."""
-    if config.log.trace is not None:
-        trace = str(Path(config.log.trace).expanduser().absolute())
-        config = config.model_copy(update={"log": config.log.model_copy(update={"trace": trace})})
+    moved = {key: str(Path(path).expanduser().absolute()) for key, path in _paths_of_log(config)}
+    if moved:
+        config = config.model_copy(update={"log": config.log.model_copy(update=moved)})
     path = Path(config.workload.data)
     if path.is_absolute() or not os.path.exists(path):  # noqa: PTH110  Path.exists raises without permission
         return config
     workload = config.workload.model_copy(update={"data": str(path.absolute())})
     return config.model_copy(update={"workload": workload})
+
+
+def _paths_of_log(config: Config) -> Iterator[tuple[str, str]]:
+    if config.log.trace is not None:
+        yield "trace", config.log.trace
+    uri = config.log.mlflow
+    if uri is not None and not re.match(r"[a-z+]+:|databricks", uri):  # a path, not a URI
+        yield "mlflow", uri

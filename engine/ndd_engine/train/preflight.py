@@ -13,7 +13,7 @@ from ndd_engine.record.events import Json, RunEvent
 from ndd_engine.record.state import RunState
 from ndd_engine.workloads.facts import problems
 
-from . import scalars
+from . import loggers
 
 # Workload keys that a resume may change: they change neither the model nor the data.
 MAY_CHANGE = frozenset({"size", "data", "dropout", "path"})
@@ -36,8 +36,7 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         found += [replace(problem, where=draft.where(problem.key.split("."))) for problem in more]
         if config.log.trace is not None and (why := write_problem(Path(config.log.trace).expanduser())):
             found.append(draft.problem(("log", "trace"), why, config.log.trace))
-        if config.log.tensorboard and not scalars.available():
-            found.append(draft.problem(("log", "tensorboard"), scalars.MISSING, True))
+        found += [draft.problem(("log", key), text, value) for key, value, text in loggers.missing(config)]
         if config.run.device.startswith("cuda"):
             try:
                 detect(config.run.device, use_torch=use_torch)
