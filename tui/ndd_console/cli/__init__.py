@@ -23,7 +23,7 @@ COMMANDS = {
     "check": "Check configuration, data and hardware; predict memory and step time.",
     "gpu": "Show the GPU and the host, and how each value was detected.",
     "attach": "Watch a run, live or finished; control a live one.",
-    "runs": "List the runs.",
+    "runs": "List the runs; delete some with `runs delete`.",
     "try": "Measure a change against a baseline in a paired A/B trial.",
     "tune": "Measure settings one after another and keep those that significantly help.",
     "claims": "Measure the performance claims of the training guides on this machine.",
