@@ -129,21 +129,31 @@ def test_the_prefixes_of_torch_compile_are_removed() -> None:
         export_module.without_compiler({"a._orig_mod.w": torch.ones(1), "a.w": torch.ones(1)})
 
 
-def test_several_models_are_exported_one_by_one(own: tuple[Result, Any], tmp_path: Path) -> None:
+def test_one_module_is_exported_by_its_name(own: tuple[Result, Any], tmp_path: Path) -> None:
     result, _ = own
-    store = CheckpointStore(result.directory.checkpoints, 9)
-    state = result.state(6)
-    other = nn.Linear(2, 2)
-    store.save(7, {**state, "models": {"net": state["model"], "critic": other.state_dict()}}, None, True)
-    with pytest.raises(UsageError, match="several models; add --model: net, critic"):
-        export(result.directory, tmp_path / "x.pt")
-    export(result.directory, tmp_path / "critic.pt", model="critic")
-    loaded = torch.load(tmp_path / "critic.pt", weights_only=True)
-    assert torch.equal(loaded["weight"], other.weight)
-    with pytest.raises(UsageError, match="no such model; allowed: net, critic"):
-        export(result.directory, tmp_path / "x.pt", model="gen")
-    with pytest.raises(UsageError, match="has only one model; omit --model"):
-        export(result.directory, tmp_path / "x.pt", "6", model="net")
+    assert export(result.directory, tmp_path / "norm.pt", module="norm").module == "norm"
+    norm = nn.BatchNorm1d(4)
+    norm.load_state_dict(torch.load(tmp_path / "norm.pt", weights_only=True))
+    assert torch.equal(norm.running_mean, result.state(6)["model"]["norm.running_mean"])  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match="--module gen: there is no such module; allowed: embed, body, norm, head"
+    ):
+        export(result.directory, tmp_path / "x.pt", module="gen")
+
+
+def test_an_average_is_exported_as_the_weights_of_the_model(own: tuple[Result, Any], tmp_path: Path) -> None:
+    result, module = own
+    ema = torch.optim.swa_utils.AveragedModel(module.Net())
+    stateful = {"ema": ema.state_dict(), "sampler": {"place": 3}}
+    CheckpointStore(result.directory.checkpoints, 9).save(
+        7, {**result.state(6), "stateful": stateful}, None, True
+    )
+    export(result.directory, tmp_path / "ema.pt", module="ema")
+    model = module.Net()
+    model.load_state_dict(torch.load(tmp_path / "ema.pt", weights_only=True))
+    assert torch.equal(model.body.weight, ema.module.body.weight)
+    with pytest.raises(UsageError, match="allowed: embed, body, norm, head, ema, or"):
+        export(result.directory, tmp_path / "x.pt", module="sampler")
 
 
 def test_an_existing_file_is_replaced_only_on_request(own: tuple[Result, Any], tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ State = Mapping[str, Any]
 class Exported:
     """What was written.
 
-    saved: the checkpoint. model: the exported model of a run with several, "" otherwise. tensors, parameters: their
+    saved: the checkpoint. module: name of the exported part, "" for the whole model. tensors, parameters: their
     number, and the number of their elements. tied: name -> name of the same tensor in the file (safetensors only).
     renamed: number of names without the prefixes of torch.compile. bytes: size of the file.
     """
 
     saved: Saved
     path: Path
-    model: str
+    module: str
     tensors: int
     parameters: int
     tied: Mapping[str, str]
@@ -52,12 +52,12 @@ class Exported:
 
 
 def export(
-    run: RunDir, path: Path, checkpoint: str = "latest", model: str | None = None, force: bool = False
+    run: RunDir, path: Path, checkpoint: str = "latest", module: str | None = None, force: bool = False
 ) -> Exported:
     """Write the weights of a checkpoint: "latest", "best", or a step or file name such as "1200".
 
-    path: ends in .safetensors, .pt, .pth or .bin; force: replace an existing file. model: which model of a run with
-    several. The file is written completely or not at all. Raises UsageError, CheckpointError.
+    path: ends in .safetensors, .pt, .pth or .bin; force: replace an existing file. module: only this module of the
+    model ("encoder"), or an object that the factory returned as stateful ("ema"). The file is written completely or not at all. Raises UsageError, CheckpointError.
     """
     kind = _format_of(path)
     if not force and replaces(path):
@@ -66,20 +66,19 @@ def export(
         raise UsageError(f"-o {printable(str(path))}: {why}")
     store = CheckpointStore(run.checkpoints, keep=0)
     saved = choose(run, store, checkpoint)
-    name, state = _model(run.name, store.load(saved), model)
-    weights, renamed = without_compiler(state)
+    weights, renamed = without_compiler(_chosen(store.load(saved), module))
     about = {"run": run.name, "step": str(saved.step), "checkpoint": saved.path.name}
     tied: dict[str, str] = {}
     if kind == "safetensors":
         kept, tied = _storable(weights)
-        about |= {"format": "pt", **({"model": name} if name else {}), **tied}
+        about |= {"format": "pt", **({"module": module} if module else {}), **tied}
         _write_safetensors(path, kept, about)
     else:
         _write_torch(path, weights)
     tensors = [value for key, value in weights.items() if isinstance(value, Tensor) and key not in tied]
     parameters = sum(value.numel() for value in tensors)
     length = path.stat().st_size if path.is_file() else 0
-    return Exported(saved, path, name, len(tensors), parameters, tied, renamed, length)
+    return Exported(saved, path, module or "", len(tensors), parameters, tied, renamed, length)
 
 
 def choose(run: RunDir, store: CheckpointStore, wanted: str) -> Saved:
@@ -135,22 +134,41 @@ def _format_of(path: Path) -> str:
     return kind
 
 
-def _model(run: str, checkpoint: Mapping[str, Any], wanted: str | None) -> tuple[str, State]:
-    """Name and state of the model. A run with several stores them under "models"."""
-    several = checkpoint.get("models")
-    if not isinstance(several, Mapping) or not several:
-        if wanted is not None:
-            raise UsageError(
-                f"--model {printable(wanted)}: run {printable(run)} has only one model; omit --model"
-            )
-        return "", checkpoint["model"]
-    names = ", ".join(printable(str(name)) for name in several)
-    if wanted is None and len(several) > 1:
-        raise UsageError(f"run {printable(run)} has several models; add --model: {names}")
-    name = next(iter(several)) if wanted is None else wanted
-    if name not in several:
-        raise UsageError(f"--model {printable(name)}: there is no such model; allowed: {names}")
-    return name, several[name]
+def _chosen(checkpoint: Mapping[str, Any], wanted: str | None) -> State:
+    """The state of the model, of one of its modules, or of a stateful object of the factory, by name."""
+    model: State = checkpoint["model"]
+    if wanted is None:
+        return model
+    objects = checkpoint.get("stateful") or {}
+    if _has_tensors(objects.get(wanted)):
+        return _averaged(objects[wanted])
+    plain, _ = without_compiler(model)
+    part = {
+        name.removeprefix(f"{wanted}."): value
+        for name, value in plain.items()
+        if name.startswith(f"{wanted}.")
+    }
+    if not part:
+        modules = dict.fromkeys(name.partition(".")[0] for name in plain if "." in name)
+        allowed = (*modules, *(name for name, state in objects.items() if _has_tensors(state)))
+        text = f"--module {printable(wanted)}: there is no such module"
+        raise UsageError(
+            f"{text}; allowed: {', '.join(map(printable, allowed)) or 'none'}, or a module in one of them"
+        )
+    return part
+
+
+def _has_tensors(state: object) -> bool:
+    return isinstance(state, Mapping) and any(isinstance(value, Tensor) for value in state.values())
+
+
+def _averaged(state: State) -> State:
+    """The weights in the state of a torch.optim.swa_utils.AveragedModel; any other state as it is."""
+    if "n_averaged" not in state or not all(
+        name == "n_averaged" or name.startswith("module.") for name in state
+    ):
+        return state
+    return {name.removeprefix("module."): value for name, value in state.items() if name != "n_averaged"}
 
 
 def _storable(state: State) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -180,7 +180,7 @@ def _value(value: float | None) -> str:
 
 # Columns that every terminal has, and runs in one block of the table of phases.
 _WIDTH = 80
-_BLOCK = 6
+_BLOCK = 5
 _SHORT = {"faster": "faster", "slower": "slower", "same": "no difference", "not comparable": "other model"}
 
 
@@ -259,7 +259,7 @@ def _scores(found: SeveralCompared) -> list[tuple[str, ...]]:
 
 def _phase(name: str, sides: Sequence[Recorded]) -> tuple[str, ...]:
     indent = "  " if "/" in name else ""
-    return shorten(indent + foreign(name), 20), *(ns(side.phases.get(name)) for side in sides)
+    return shorten(indent + foreign(name), 24), *(ns(side.phases.get(name)) for side in sides)
 
 
 def _wrapped(letter: str, text: str) -> Iterator[str]:

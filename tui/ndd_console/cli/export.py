@@ -18,6 +18,7 @@ from .printing import say, show
     "0 written, 1 no checkpoint or a damaged one, 2 usage error",
     "export baseline -o weights.safetensors",
     "export baseline --checkpoint best -o weights.pt",
+    "export baseline --module encoder -o encoder.pt",
     "export baseline --checkpoint 1200 -o weights.pt --force",
 )
 @click.argument("run", shell_complete=run_names)
@@ -26,7 +27,11 @@ from .printing import say, show
     "--checkpoint", default="latest", show_default=True, metavar="WHICH",
     help="Checkpoint: latest, best (by the evaluation's first metric), or a step.",
 )  # fmt: skip
-@click.option("--model", metavar="NAME", help="Which model of a run with several models.")
+@click.option(
+    "--module",
+    metavar="NAME",
+    help="Only this module of the model, or a stateful object of the factory, such as an EMA.",
+)
 @flag("--force", help="Replace an existing file.")
 @flag("--json", "as_json", help="Print one JSON document.")
 @click.pass_context
@@ -35,7 +40,7 @@ def export(
     run: str,
     output: Path | None,
     checkpoint: str,
-    model: str | None,
+    module: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -49,17 +54,17 @@ def export(
     directory = find_run(runs_root(ctx.obj["runs"]), run)
     from ndd_engine.train.export import FORMATS, export  # torch comes with it
 
-    done = export(directory, output, checkpoint, model, force)
+    done = export(directory, output, checkpoint, module, force)
     if as_json:
         show(
             {
                 "file": str(done.path), "run": directory.name, "checkpoint": done.saved.path.name,
-                "step": done.saved.step, "metric": done.saved.metric, "model": done.model or None,
+                "step": done.saved.step, "metric": done.saved.metric, "module": done.module or None,
                 "tensors": done.tensors, "parameters": done.parameters, "bytes": done.bytes, "tied": dict(done.tied),
             }
         )  # fmt: skip
         return
-    what = f"model {done.model} of " if done.model else ""
+    what = f"{done.module} of " if done.module else ""
     say(
         f"wrote {done.path}: {what}{directory.name} at step {number(done.saved.step)}, {number(done.tensors)} tensors, "
         f"{number(done.parameters)} elements, {size(done.bytes)}"
