@@ -57,7 +57,8 @@ def export(
     """Write the weights of a checkpoint: "latest", "best", or a step or file name such as "1200".
 
     path: ends in .safetensors, .pt, .pth or .bin; force: replace an existing file. module: only this module of the
-    model ("encoder"), or an object that the factory returned as stateful ("ema"). The file is written completely or not at all. Raises UsageError, CheckpointError.
+    model ("encoder"), or an object that the factory returned as stateful ("ema"). The file is written completely or
+    not at all. Raises UsageError, CheckpointError.
     """
     kind = _format_of(path)
     if not force and replaces(path):

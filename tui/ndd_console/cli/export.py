@@ -30,7 +30,7 @@ from .printing import say, show
 @click.option(
     "--module",
     metavar="NAME",
-    help="Only this module of the model, or a stateful object of the factory, such as an EMA.",
+    help="Only this module of the model, or a stateful object of the factory (an EMA).",
 )
 @flag("--force", help="Replace an existing file.")
 @flag("--json", "as_json", help="Print one JSON document.")
