@@ -59,9 +59,7 @@ def resume_or_start(request: RunRequest) -> Decision:
     changed = _changed(before, draft)
     merged = replace(recorded, layers=(*recorded.layers, ("--resume-or-start", _table(changed))))
     if _finished(run, state, merged.resolve()):
-        return Decision(
-            None, f"run {name} has finished all {number(state.step)} steps: there is nothing to do"
-        )
+        return Decision(None, f"run {name} has finished at step {number(state.step)}: there is nothing to do")
     text = f"run {name} resumes from its latest checkpoint"
     if changed:
         values = ", ".join(f"{key} {_shown(old)} -> {_shown(new)}" for key, (old, new) in changed.items())
