@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ndd_engine.errors import ConfigError, Problem
+from ndd_engine.files import expanded
 from ndd_engine.text import printable
 
-from .messages import shown
+from .messages import in_short, shown
 from .parsing import Table, parsed, text_of
 
 EXTENDS = "extends"
@@ -43,7 +44,7 @@ def chain(path: Path, text: str | None = None) -> list[Written]:
             if not found:
                 raise
             message = error.problems[0].message
-            raise ConfigError([Problem(where, EXTENDS, f"{printable(name)} {message}")]) from None
+            raise ConfigError([Problem(where, EXTENDS, f"{in_short(printable(name))} {message}")]) from None
         seen.append(_identity(path))
         table = parsed(name, text)
         base = table.pop(EXTENDS, None)
@@ -55,7 +56,9 @@ def chain(path: Path, text: str | None = None) -> list[Written]:
             raise ConfigError([Problem(where, EXTENDS, "has the wrong type", shown(base), ALLOWED)])
         path = _beside(path, base)
         if _identity(path) in seen:
-            names = " -> ".join(printable(each) for each in (*(item.name for item in found), str(path)))
+            names = " -> ".join(
+                in_short(printable(each)) for each in (*(item.name for item in found), str(path))
+            )
             raise ConfigError([Problem(where, EXTENDS, f"the files extend each other: {names}", shown(base))])
         if len(found) == MOST_FILES:
             raise ConfigError(
@@ -74,7 +77,7 @@ def line_of(text: str) -> int:
 
 def _beside(path: Path, base: str) -> Path:
     """The path of a base, relative to the file that names it, without needless `..`."""
-    joined = path.parent / Path(base).expanduser()
+    joined = path.parent / expanded(base)
     plain = Path(os.path.normpath(joined))
     return plain if _identity(plain) == _identity(joined) else joined
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 import ndd_profiles
 from ndd_engine.errors import ConfigError, Problem
+from ndd_engine.files import expanded
 from ndd_engine.text import printable
 
 from .extending import Written, chain
@@ -318,7 +319,7 @@ def _line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 def anywhere(config: Config) -> Config:
     """The configuration with absolute paths, so that it is valid in any working directory."""
-    moved = {key: str(Path(path).expanduser().absolute()) for key, path in _paths_of_log(config)}
+    moved = {key: str(expanded(path).absolute()) for key, path in _paths_of_log(config)}
     if moved:
         config = config.model_copy(update={"log": config.log.model_copy(update=moved)})
     path = Path(config.workload.data)

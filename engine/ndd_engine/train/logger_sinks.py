@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.files import replacing
+from ndd_engine.files import expanded, replacing
 
 # What MLflow accepts in a name, and its limits.
 _NO_NAME = re.compile(r"[^A-Za-z0-9_\-. /:]")
@@ -145,7 +145,7 @@ def tracking_uri(text: str) -> str:
     """A URI as it is; a path as the SQLite file that it names."""
     if "://" in text or text.startswith(("databricks", "file:", "uc:")):
         return text
-    return f"sqlite:///{Path(text).expanduser().absolute()}"
+    return f"sqlite:///{expanded(text).absolute()}"
 
 
 def _absent(error: Exception) -> bool:
