@@ -70,6 +70,17 @@ def test_the_other_way_round_it_passes(two_runs: Path) -> None:
     assert all(point["a"] == pytest.approx(point["b"], rel=0.2) for point in body["losses"])
 
 
+def test_several_runs_are_compared_with_the_first(two_runs: Path) -> None:
+    train(two_runs, "again", steps=200)
+    done = run("compare", "fast", "slow", "again", "--fail-if-slower", "30%", folder=two_runs)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "check: B is slower than A by more than 30 %" in done.stderr and "check: C is" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    body = json.loads(run("compare", "fast", "slow", "again", "--json", folder=two_runs).stdout)
+    assert [each["run"]["run"] for each in body["candidates"]] == ["slow", "again"]
+    assert body["candidates"][0]["verdict"] == "slower" and body["candidates"][0]["check"] is None
+
+
 def test_runs_are_named_by_path_too(two_runs: Path, tmp_path: Path) -> None:
     paths = [str(two_runs / "runs" / name) for name in ("fast", "slow")]
     done = run("compare", *paths, folder=tmp_path)

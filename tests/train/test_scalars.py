@@ -13,9 +13,10 @@ from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent, RunEvent, WindowEvent
-from ndd_engine.train import run as run_module
-from ndd_engine.train import scalars
-from ndd_engine.train.scalars import FOLDER, Scalars, both
+from ndd_engine.train import loggers
+from ndd_engine.train.loggers import TENSORBOARD as FOLDER
+from ndd_engine.train.loggers import TensorBoard
+from ndd_engine.train.scalars import Scalars, both
 
 
 @dataclass
@@ -53,12 +54,12 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         told["made"].append(writer)
         return writer
 
-    class Faked(Scalars):
-        def __init__(self, folder: Path, put: Any) -> None:
-            super().__init__(folder, put, opener)
+    class Faked(TensorBoard):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder, opener)
 
-    monkeypatch.setattr(run_module, "Scalars", Faked)
-    monkeypatch.setattr(scalars, "available", lambda: True)
+    monkeypatch.setattr(loggers, "TensorBoard", Faked)
+    monkeypatch.setattr(loggers, "installed", lambda package: True)
     yield told
 
 
@@ -115,7 +116,7 @@ def test_a_disk_that_fails_costs_one_warning_and_no_step(
 def test_an_installation_that_is_broken_costs_one_warning(
     trainer: Trainer, writers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "Scalars", Scalars)
+    monkeypatch.setattr(loggers, "TensorBoard", TensorBoard)
     real = importlib.import_module
 
     def broken(name: str, package: str | None = None) -> Any:
@@ -133,7 +134,7 @@ def test_an_installation_that_is_broken_costs_one_warning(
 def test_without_the_package_the_run_is_refused_before_anything_is_written(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalars, "available", lambda: False)
+    monkeypatch.setattr(loggers, "installed", lambda package: False)
     with pytest.raises(UsageError) as caught:
         trainer.open(*trainer.ndd, "log.tensorboard=true")
     assert "log.tensorboard" in str(caught.value) and "pip install 'ndd-console[tensorboard]'" in str(
@@ -155,7 +156,7 @@ def test_what_is_missing_is_not_written(tmp_path: Path) -> None:
         return made[0]
 
     marks: list[Any] = []
-    view = Scalars(tmp_path, marks.append, opener)
+    view = Scalars(TensorBoard(tmp_path, opener), marks.append)
     values: dict[str, Any] = dict.fromkeys(RunEvent.__dataclass_fields__, 1)
     values.pop("type", None)
     identity = RunEvent(**{**values, "device": "cuda:0", "resumed_step": None})

@@ -275,6 +275,19 @@ class LogSection(Section):
         False,
         description="also write TensorBoard scalars to the run's directory; needs the extra 'tensorboard'",
     )
+    wandb: Literal["off", "offline", "online"] = Field(
+        "off",
+        description="also log to Weights & Biases: into the run's directory without any network, or to its server; "
+        "needs the extra 'wandb'",
+    )
+    mlflow: Annotated[PathText, Field(min_length=1)] | None = Field(
+        None,
+        description="also log to MLflow: the path of an SQLite file (mlflow.db) or the URI of a server "
+        "(http://localhost:5000); needs the extra 'mlflow'",
+    )
+    project: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
+        None, description="project of Weights & Biases, experiment of MLflow; default: the workload"
+    )
 
     @field_validator("stacks_hz")
     @classmethod

@@ -122,6 +122,36 @@ def discard(run: RunDir) -> None:
         run.path.rmdir()
 
 
+def bare(run: RunDir) -> bool:
+    """Whether the folder contains at most what a run leaves that was killed before it recorded anything."""
+    try:
+        return {entry.name for entry in run.path.iterdir()} <= {
+            "lock",
+            "control.sock",
+            "console.log",
+            "checkpoints",
+        }
+    except OSError:  # not a folder, or no permission
+        return False
+
+
+def set_aside(run: RunDir) -> None:
+    """Move what an earlier attempt wrote into the folder `attempt-N` of the run. Needs the lock. Raises OSError."""
+    stay = {run.lock.name, run.control_socket.name, run.checkpoints.name}
+    written = [
+        entry
+        for entry in run.path.iterdir()
+        if entry.name not in stay and not entry.name.startswith("attempt-")
+    ]
+    if not written:
+        return
+    folders = (run.path / f"attempt-{index}" for index in itertools.count(1))
+    folder = next(path for path in folders if not os.path.lexists(path))
+    folder.mkdir()
+    for entry in written:
+        entry.rename(folder / entry.name)
+
+
 def _free_names(root: Path, workload: str) -> Iterator[str]:
     base = _base_name(workload)
     pattern = re.compile(rf"{re.escape(base)}-(\d+)")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
-from ndd_engine.files import write_problem
+from ndd_engine.files import expanded, write_problem
 from ndd_engine.hardware.detect import detect
 from ndd_engine.record.events import Json, RunEvent
 from ndd_engine.record.state import RunState
 from ndd_engine.workloads.facts import problems
 
-from . import scalars
+from . import loggers
 
 # Workload keys that a resume may change: they change neither the model nor the data.
 MAY_CHANGE = frozenset({"size", "data", "dropout", "path"})
@@ -34,10 +33,9 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         wrong = {problem.key for problem in found}  # they were replaced by their defaults for this check
         more = [problem for problem in problems(config, "") if problem.key not in wrong]
         found += [replace(problem, where=draft.where(problem.key.split("."))) for problem in more]
-        if config.log.trace is not None and (why := write_problem(Path(config.log.trace).expanduser())):
+        if config.log.trace is not None and (why := write_problem(expanded(config.log.trace))):
             found.append(draft.problem(("log", "trace"), why, config.log.trace))
-        if config.log.tensorboard and not scalars.available():
-            found.append(draft.problem(("log", "tensorboard"), scalars.MISSING, True))
+        found += [draft.problem(("log", key), text, value) for key, value, text in loggers.missing(config)]
         if config.run.device.startswith("cuda"):
             try:
                 detect(config.run.device, use_torch=use_torch)

@@ -80,7 +80,14 @@ def switched_off(changed: Iterable[str]) -> dict[str, dict[str, object]]:
         "run": {"name": None},
         "evaluate": {"at_end": False},
         "checkpoint": {"at_end": False},
-        "log": {"tensorboard": False, "kernels_every": 0, "trace": None, "stacks_hz": 0.0},
+        "log": {
+            "tensorboard": False,
+            "wandb": "off",
+            "mlflow": None,
+            "kernels_every": 0,
+            "trace": None,
+            "stacks_hz": 0.0,
+        },
     }
     if not evaluates(keys):
         off["evaluate"] |= {"every_steps": 0, "every_epochs": 0}

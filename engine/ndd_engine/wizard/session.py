@@ -140,6 +140,9 @@ def written_into(answers: Answers, situation: Situation, proposal: Proposal, pat
         text = into(text, values, why)
         left = differences(read(path, text=text).resolve(), wanted)
         values = {key: new for key, (_, new) in left.items() if key != "workload.path"}
+        if "batch.effective" in values and values["batch.effective"] is None:
+            # A file that this one extends may set it: the accumulation here replaces it.
+            values["batch.accumulation"] = wanted.batch.accumulation
         if not values:
             return text
     raise UsageError(f"{printable(str(path))}: cannot set {', '.join(values)}; write a new file")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,6 +61,15 @@ def command(
     status: str, *examples: str, stops: bool = False, **more: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """A command with examples and exit status after its help. stops: it can be interrupted and terminated."""
+    return click.command(epilog=_epilog(status, examples, stops), **more)
+
+
+def group(status: str, *examples: str) -> Callable[[Callable[..., Any]], click.Group]:
+    """A command that has further commands, and does something without one."""
+    return click.group(epilog=_epilog(status, examples), invoke_without_command=True)
+
+
+def _epilog(status: str, examples: Sequence[str], stops: bool = False) -> str:
     shown = "\n".join(f"  ndd-console {line}" for line in examples)
     stopped = ", 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)" if stops else ""
-    return click.command(epilog=f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}.", **more)
+    return f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}."
