@@ -97,11 +97,15 @@ def test_a_wait_beside_evaluations_is_bounded_by_the_time_of_steps() -> None:
 # Leave it.
 
 
-def test_a_run_that_ends_soon_is_left_alone() -> None:
+def test_in_a_run_that_ends_soon_advice_names_the_length_that_it_needs() -> None:
     soon = replace(BUSY, run={"total_steps": 260}, prepared_s=30.0).verdict()
-    assert "the run ends in" in soon.leave
-    assert "30.0 s" in soon.leave
-    assert replace(BUSY, prepared_s=30.0).verdict().leave == ""
+    assert soon.leave == ""
+    # 45 % of a step of 45 ms: a restart of 30 s breaks even after 30 / 0.02 steps.
+    assert soon.condition == "for a run of 1,500 steps and more"
+    change = next(change for change in soon.changes if change.sets)
+    assert soon.advice(change) == f"for a run of 1,500 steps and more: {change.text}"
+    assert "a restart takes 30.0 s" in soon.evidence[-1].text
+    assert replace(BUSY, prepared_s=30.0).verdict().condition == ""
 
 
 def test_encoding_everything_once_is_part_of_the_price() -> None:
@@ -112,7 +116,8 @@ def test_encoding_everything_once_is_part_of_the_price() -> None:
         prepared_s=1.0,
     )
     found = run.named("on-the-fly")
-    assert "a restart takes 16 min" in found.leave
+    assert "a restart takes 16 min" in found.evidence[-1].text
+    assert found.from_steps is not None and found.from_steps > 3000
 
 
 def test_without_a_measured_preparation_nobody_knows_what_a_restart_takes() -> None:
@@ -199,7 +204,19 @@ def test_the_neighbour_is_named() -> None:
     pair = next(pair for pair in PAIRS if pair.cause == "neighbour-cores")
     found = pair.guilty.verdict()
     assert "stress" in found.title
-    assert "pid 4711" in found.changes[0].text
+    assert found.changes[0].text == "stop or move your own process stress (pid 4711, 0.9 cores)"
+    assert found.sets == ("run.threads=1",)
+
+
+def test_processes_of_the_system_and_of_others_are_not_to_be_stopped() -> None:
+    pair = next(pair for pair in PAIRS if pair.cause == "neighbour-cores")
+    for stoppable in (False, None):
+        listed = [{"pid": 1, "name": "systemd", "cores": 0.9, "stoppable": stoppable}]
+        found = replace(pair.guilty, host=cores(2.0, 1.1, neighbours=listed)).verdict()
+        assert found.cause == "neighbour-cores"
+        advice = " ".join(change.text for change in found.changes)
+        assert "systemd" not in advice and "pid" not in advice and "stop" not in advice
+        assert any("of the system or of other users: systemd" in item.text for item in found.evidence)
 
 
 def test_evaluations_less_often_take_a_twentieth() -> None:

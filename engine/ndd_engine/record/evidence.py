@@ -16,7 +16,9 @@ class LoaderEvent(Event):
     items: number of items. micro: items of a micro-batch. in_memory: tensors in memory, one gather operation makes a
     batch. encoded: number of items that are encoded once and cached, or null. epochs_differ: items change every epoch
     and cannot be cached. batch_bytes: size of a micro-batch. item_ns, item_cpu_ns: wall and CPU time of making an
-    item, mean of `probed` items (the difference is time waiting for storage or network). collate_ns: joining the
+    item, mean of `probed` items. item_delay_ns: the part of item_ns in which the thread could run but other threads or
+    processes used the cores, null if the system does not report it; item_ns without both is time waiting for storage
+    or network. collate_ns: joining the
     items of a micro-batch. gather_ns: making a micro-batch in one gather operation. Times that were not measured or
     do not apply are null.
     """
@@ -33,6 +35,7 @@ class LoaderEvent(Event):
     collate_ns: float | None = None
     gather_ns: float | None = None
     probed: int = 0
+    item_delay_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ COLOURS = {
     "launch gaps": "sky", "synchronising": "indigo", "reading losses": "rose", "evaluation": "purple",
     "between queued kernels": "blue", "collectives": "teal",
 }  # fmt: skip
+# Phases that are not part of a step.
+ASIDE = frozenset({"evaluate", "checkpoint"})
 SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
 _TOP = 12
 Shares = dict[str, float]
@@ -92,14 +94,18 @@ def _table(report: Report, whole: Slice) -> Table:
             continue
         parent, slash, part = name.partition("/")
         now = recent.get(name)
-        figures = [value / whole.steps if whole.steps else None]
-        figures += [whole.device_step_ns(name)] if gpu else []
+        figures: list[float | None] = [whole.device_step_ns(name)] if gpu else []
         figures += [now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 3
         label = f"· {part}" if slash else parent
-        rows.append((label, ns(value), share_text(value / whole.wall_ns), *map(ns, figures)))
+        each = ns(value / whole.steps if whole.steps else None)
+        if parent in ASIDE and whole.steps:
+            each = f"+{each}"
+        rows.append((label, ns(value), share_text(value / whole.wall_ns), each, *map(ns, figures)))
+    mean = f", a mean of {ns(whole.stepping_ns / whole.steps)} per step" if whole.steps else ""
     note = (
-        f"Over {number(round(whole.steps))} steps in {ns(whole.wall_ns)}; the last three columns cover the most "
-        "recent part of the record. Rows marked · are part of the phase above."
+        f"Over {number(round(whole.steps))} steps{mean}, in {ns(whole.wall_ns)} of wall time, of which the shares are. "
+        "Evaluations and checkpoints come on top of a step (+). The last three columns cover the most recent part of "
+        "the record. Rows marked · are part of the phase above."
     )
     return Table("Phases", columns, tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
 

@@ -53,7 +53,9 @@ def command_text(name: str, sets: Sequence[str]) -> str:
 
 def _finding(finding: Finding, name: str, can_try: bool, width: int) -> list[Row]:
     cause = CAUSES.get(finding.cause, finding.cause)
-    cost = f"; costs up to {percent(finding.share)} of wall time" if finding.share is not None else ""
+    # Without a ceiling the cost has no upper bound, either.
+    bounded = finding.share is not None and finding.ceiling is not None
+    cost = f"; costs up to {percent(finding.share)} of the time" if bounded else ""
     # Repeat a title that does not fit into the heading.
     title = foreign(finding.title)
     facts = [("finding", title)] if cells(title) > title_room(finding, width) else []
@@ -62,16 +64,16 @@ def _finding(finding: Finding, name: str, can_try: bool, width: int) -> list[Row
         facts.append(("" if index else "evidence", f"{item.text} ({item.source})"))
     rows = _pairs(facts, width)
     for index, change in enumerate(finding.changes):
-        rows += _change(change, "" if index else "change", name, width)
+        rows += _change(finding, change, "" if index else "change", name, width)
     if finding.sets and can_try and not finding.leave:
-        rows += _pair("", "press t to measure a change", width, style="dim")
+        rows += _pair("", "press t to select one of the settings and measure it", width, style="dim")
     if finding.leave:
         rows += _pair("leave as is", finding.leave, width)
     return rows
 
 
-def _change(change: Change, label: str, name: str, width: int) -> list[Row]:
-    rows = _pair(label, change.text, width)
+def _change(finding: Finding, change: Change, label: str, name: str, width: int) -> list[Row]:
+    rows = _pair(label, finding.advice(change), width)
     if change.where:
         rows += _pair("", f"in {change.where}", width, style="bold")
     if change.sets:
