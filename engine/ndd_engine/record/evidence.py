@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from .event import Event, Json
-from .parts import Finding, Frame, Kernel, Side, ThreadTime
+from .parts import Finding, Frame, Kernel, ModuleTime, Side, ThreadTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,9 @@ class KernelsEvent(Event):
     longest kernels or operators, [name, total nanoseconds, count] each. trace: path of the exported Chrome trace, or
     null. collective_ns: time with a collective (NCCL) running, part of busy_ns; exposed_ns: the part of it without any
     other kernel running. convolution_ns: total duration of the convolution kernels; null in records before 0.6.
+    modules: forward and backward by module, [name, class, forward nanoseconds, backward nanoseconds, calls] each, the
+    longest first: sums of kernels or top-level operators, each of its innermost module only. Modules of equal blocks
+    are one entry ("blocks.*.attention"). [] with compiled code or a CUDA graph, and in older records.
     """
 
     type: ClassVar[str] = "kernels"
@@ -85,6 +88,7 @@ class KernelsEvent(Event):
     collective_ns: int = 0
     exposed_ns: int = 0
     convolution_ns: int | None = None
+    modules: list[ModuleTime] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

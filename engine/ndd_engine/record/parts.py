@@ -163,4 +163,5 @@ State = Annotated[Json, _State]
 # Rows of events; see StacksEvent, KernelsEvent and BaselineEvent.
 Frame = Annotated[list[Any], tuple[str, str, int, str, int, int]]
 Kernel = Annotated[list[Any], tuple[str, float, int]]
+ModuleTime = Annotated[list[Any], tuple[str, str, float, float, int]]
 ThreadTime = Annotated[list[float], tuple[float, float]]
