@@ -5,15 +5,15 @@ from __future__ import annotations
 from ndd_engine.text import duration, percent
 
 from .finding import Change, Evidence, Finding
-from .view import CLOCK, FLOOR, MODEL, View, taken
+from .view import CLOCK, MODEL, View, taken
 
 LEAST_STEPS = 20
 LEAST_S = 2.0
 # Fewer steps are enough if they are long.
 FEW_STEPS = 8
 LONG_S = 6.0
-# Minimum idle time within the model that is named, as a share of the time.
-LEAST_INSIDE = 0.005
+# Minimum share of the time of what is named besides the model.
+LEAST_NAMED = 0.005
 
 
 def too_short(view: View) -> Finding | None:
@@ -48,13 +48,12 @@ def busy(view: View) -> str:
     device = sum(cost.share for cost in on_device)
     share = device * max(1 - aside, 0.0) if device else view.model.wall
     text = f"the model takes {percent(share)} of the time"
-    parts = []
-    if aside >= FLOOR:
-        parts.append(f"evaluations and checkpoints {percent(aside)}")
     inside = share + (snapshot.idle.share or 0.0) - 1
-    if inside >= LEAST_INSIDE:
-        parts.append(f"{percent(inside)} is idle time within the model")
-    return ", ".join([text, *parts])
+    if inside >= LEAST_NAMED:
+        text += f" ({percent(inside)} idle within it)"
+    if aside >= LEAST_NAMED:
+        text += f", evaluations and checkpoints {percent(aside)}"
+    return text
 
 
 def _ideas(view: View) -> tuple[Change, ...]:

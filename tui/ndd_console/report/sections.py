@@ -135,7 +135,8 @@ def identity(report: Report) -> list[Block]:
         ("step", f"{number(run.items_per_step)} items ({run.item})"),
         (
             "length",
-            f"{number(run.total_steps)} steps; {number(run.epochs)} epochs of {number(run.steps_per_epoch)} steps",
+            f"{number(run.total_steps)} steps; {number(run.epochs)} epoch{'' if run.epochs == 1 else 's'} of "
+            f"{number(run.steps_per_epoch)} steps",
         ),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),
