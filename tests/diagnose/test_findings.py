@@ -216,7 +216,7 @@ def test_processes_of_the_system_and_of_others_are_not_to_be_stopped() -> None:
         assert found.cause == "neighbour-cores"
         advice = " ".join(change.text for change in found.changes)
         assert "systemd" not in advice and "pid" not in advice and "stop" not in advice
-        assert any("of the system or of other users: systemd" in item.text for item in found.evidence)
+        assert any("not identified as your own: systemd" in item.text for item in found.evidence)
 
 
 def test_evaluations_less_often_take_a_twentieth() -> None:

@@ -88,7 +88,7 @@ def neighbour_cores(view: View) -> Finding | None:
     if own_names:
         draft.saw(f"your own: {', '.join(own_names)}", SAMPLES)
     if rest:
-        draft.saw(f"of the system or of other users: {', '.join(rest)}", SAMPLES)
+        draft.saw(f"not identified as your own: {', '.join(rest)}", SAMPLES)
     draft.add(slower(view))
     # Several threads wait for the slowest one at the end of every operator: the cost has no upper bound.
     together = not view.gpu and (view.threads or 1) > 1
