@@ -45,6 +45,8 @@ def planted(draws: st.DrawFn) -> Planted:
     cuda = draws(st.booleans())
     if cuda:
         phases["to_device"] = draws(MS) * scale
+    heavy = draws(st.sampled_from([1.0, 30.0]))
+    phases |= {name: heavy * phases[name] for name in ("forward", "backward")}
     step = sum(phases.values())
     workers = draws(st.sampled_from([0, 2]))
     sets = [f"loader.workers={workers}", "evaluate.every_steps=20", "checkpoint.every_steps=40"]
@@ -79,7 +81,7 @@ def planted(draws: st.DrawFn) -> Planted:
         "threads": draws(st.sampled_from([1, 2, 4])),
         "total_steps": draws(st.sampled_from([250, 9**6])),
     }
-    gc_ns = int(draws(st.floats(0, 0.3)) * step * 1e6 * 20)
+    gc_ns = int(draws(st.sampled_from([0.0, 0.02, 0.3])) * step * 1e6 * 20)
     return Planted(
         "summarise" if draws(st.booleans()) else "ndd", sets, phases, device, wobble=draws(st.sampled_from([0.0, 0.3])),
         run={**run, "precision": "fp32"}, loader=makes, baseline=baseline, work=work(), kernels=capture, host=host,
@@ -160,7 +162,8 @@ def assert_steps(snapshot: Snapshot, lines: list[str]) -> None:
         assert share is None or ms / step == pytest.approx(share, abs=0.0051 + unit / step), (name, ms, share)
     rate = re.search(r"([0-9.,]+) steps/s", "\n".join(lines))
     if rate is not None:
-        assert number(rate[1]) == pytest.approx(1e3 / step, rel=0.011 + unit / step)
+        rounded = 0.51 * 10 ** -len(rate[1].partition(".")[2])
+        assert number(rate[1]) == pytest.approx(1e3 / step, abs=rounded + unit / step * 1e3 / step)
     assert snapshot.step_ns is not None
 
 
@@ -190,7 +193,7 @@ def test_what_the_model_takes_agrees_with_the_idle_time(run: Planted) -> None:
     )  # fmt: skip
     assert found is not None, title
     model, inside, aside = (float(value or 0) for value in found.groups())
-    idle = re.search(r"idle >?([0-9]+) %", idle_heading(snapshot, 40))
+    idle = re.search(r"idle [<>]?([0-9]+) %", idle_heading(snapshot, 40))
     assert idle is not None
     # All of the time, and what is rounded.
     assert model - inside + float(idle[1]) <= 101.6, (title, idle[0])
