@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from train_help import EVERY_STEP, Trainer
 
-from ndd_engine.diagnose import Finding
+from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import EndEvent, FindingEvent, MarkEvent, parse
 from ndd_engine.record.recorder import Recorder
 from ndd_engine.record.snapshot import Snapshot
@@ -50,8 +51,17 @@ def test_a_ceiling_that_moves_much_is_told_again() -> None:
     def at(ceiling: float | None) -> list[Finding]:
         return [finding("gc", ceiling)]
 
-    looks = told(at(1.5), at(1.5), at(1.6), at(1.9), at(1.6), at(1.9), at(1.9), at(None), at(None))
+    looks = told(at(1.5), at(1.5), at(1.9), at(2.1), at(1.9), at(2.1), at(2.1), at(None), at(None))
     assert [place for place, each in enumerate(looks) if each] == [1, 6, 8]
+
+
+def test_a_finding_whose_advice_changes_is_told_again() -> None:
+    def trying(sets: str) -> list[Finding]:
+        return [replace(finding("gc"), changes=(Change("collect less often", (sets,)),))]
+
+    first, other = trying("run.gc_every_steps=50"), trying("run.gc_every_steps=500")
+    looks = told(first, first, other, other, other)
+    assert [place for place, each in enumerate(looks) if each] == [1, 3]
 
 
 def test_too_short_is_not_told_and_healthy_only_as_the_verdict() -> None:

@@ -67,6 +67,13 @@ def test_items_that_wait_are_told_from_items_that_compute() -> None:
     assert storage.item_ns >= 30e6 and storage.item_cpu_ns < storage.item_ns / 5  # type: ignore[operator]
     assert encoding.item_cpu_ns >= 9e6  # type: ignore[operator]
     assert encoding.item_ns >= encoding.item_cpu_ns  # type: ignore[operator]
+    # Waiting for a core is not waiting for storage; null where the kernel does not report it.
+    for event in (storage, encoding):
+        if event.item_delay_ns is not None:
+            rest = (event.item_ns or 0.0) - (event.item_cpu_ns or 0.0)
+            assert 0 <= event.item_delay_ns <= rest * 1.05 + 1e6
+    if storage.item_delay_ns is not None:
+        assert storage.item_delay_ns < 0.5 * (storage.item_ns or 0.0)
 
 
 def test_few_items_are_made_when_they_are_slow_and_none_of_the_sample_again() -> None:

@@ -35,7 +35,7 @@ from .linearity import alike
 from .memory import Items, Memory
 from .recording import record
 from .rules import Rules
-from .steptime import StepTime, TimedBatch, merged
+from .steptime import StepTime, TimedBatch, merged, variation
 from .trace import Family, Trace
 
 Tell = Callable[[str], None]
@@ -186,8 +186,9 @@ class Prober:
             if compute > HOPELESS_S:
                 break
         # The first run of a shape includes kernel selection. Means, because a real run has slow steps as well.
-        *means, update = map(fmean, zip(*(samples[1:] or samples), strict=True))
-        return TimedBatch(micro, *means), update
+        compute, host, data, update = map(fmean, zip(*(samples[1:] or samples), strict=True))
+        varied = variation([sample[0] for sample in samples[1:]])
+        return TimedBatch(micro, compute, host, data, varied), update
 
     def _timed(self, stepper: Stepper, batch: Batch) -> tuple[float, float]:
         """(seconds until launched, seconds until done) of copying a micro-batch, forward and backward."""

@@ -76,7 +76,8 @@ class CoreUse:
 
     used: all processes; own: this run with its loader workers; others: other processes (at least 0); usable: cores
     available to this run. samples: their number. neighbours: the busiest other processes, (pid, name, cores) each, ()
-    if unknown. throttled: share of time throttled by the cgroup quota, None if unknown.
+    if unknown. stoppable: ids of those that belong to this user and are no system processes, () in older records.
+    throttled: share of time throttled by the cgroup quota, None if unknown.
     """
 
     used: float
@@ -86,6 +87,7 @@ class CoreUse:
     samples: int
     neighbours: tuple[tuple[int, str, float], ...] = ()
     throttled: float | None = None
+    stoppable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

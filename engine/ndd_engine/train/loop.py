@@ -71,7 +71,10 @@ class Loop:
         graphs = speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune")
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
         self.captures = CaptureSchedule(
-            self.reporter, plan, lambda: stepper.graph is None or stepper.graph.settled
+            self.reporter,
+            plan,
+            lambda: stepper.graph is None or stepper.graph.settled,
+            None if graphs or speed.compile != "off" else stepper.model,
         )
         self._epochs_begun = 0  # by this process
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint

@@ -81,6 +81,7 @@ def examine(draft: Draft) -> dict[str, Any]:
         "retries": found.retries,
         "bytes_without_retries": found.fit.roomy_bytes,
         **{name: getattr(found, name) for name in _TIMES},
+        "step_doubt": found.time.doubt,
         "notes": list(workload.notes()),
         "advice": list(advice(config, machine.host, machine.device, found.steps_per_epoch)),
     }
@@ -143,6 +144,8 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         what = "same effective batch" + (", no retries" if report["retries"] else "")
         yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
     yield "step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"
+    if report["step_doubt"]:
+        yield "", f"low confidence: {report['step_doubt']}"
     yield (
         "time",
         f"predicted {duration(report['epoch_s'])} per epoch ({number(report['steps_per_epoch'])} steps), "

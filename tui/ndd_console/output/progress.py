@@ -57,16 +57,27 @@ class RunProgress:
         self._latest: TimedMark | None = None
         self._introduced = known
         self._settings: dict[str, SettingEvent] = {}
+        self._findings: dict[str, object] = {}  # cause -> the reported advice
         self._step = -1
 
     def hear(self, t: float, event: Event) -> None:
         """Report events that are not in a snapshot: findings and the results of trials."""
         if t < self._since:
             return
-        if isinstance(event, FindingEvent) and (line := finding_line(event)):
-            self._say(printable(line))
+        if isinstance(event, FindingEvent):
+            if self._new_finding(event) and (line := finding_line(event)):
+                self._say(printable(line))
         elif isinstance(event, TrialEvent):
             self._say(printable(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"))
+
+    def _new_finding(self, event: FindingEvent) -> bool:
+        """Whether its advice differs from the last time; a ceiling that moves is not reported again."""
+        if event.gone:
+            return self._findings.pop(event.cause, None) is not None
+        body = event.finding
+        advice = (_sets(event), bool(body.get("leave")), body.get("from_steps") is None)
+        before, self._findings[event.cause] = self._findings.get(event.cause), advice
+        return advice != before
 
     def look(self, snapshot: Snapshot) -> None:
         """Report what is new since the last call."""
@@ -133,14 +144,27 @@ def finding_line(event: FindingEvent) -> str:
     line = f"finding: {event.text}"
     if isinstance(ceiling, (int, float)):
         line += f", {at_most(ceiling)}"
-    changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
-    sets = next((change["sets"] for change in changes if change.get("sets")), None)
     if leave:
         return f"{line}; leave as is: {leave}"
-    if changes and not changes[0].get("sets"):
-        line += f"; {changes[0].get('text', '')}"
-        line += f" ({changes[0]['where']})" if changes[0].get("where") else ""
-    return f"{line}; try {' '.join(map(str, sets))}" if sets else line
+    changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
+    first, sets = next(iter(changes), None), _sets(event)
+    if first is not None and not first.get("sets"):
+        line += f"; {first.get('text', '')}"
+        line += f" ({first['where']})" if first.get("where") else ""
+        line += "; or" if sets else ""
+    elif sets:
+        line += ";"
+    if not sets:
+        return line
+    steps = body.get("from_steps")
+    condition = f" for a run of {steps:,} steps and more," if isinstance(steps, int) else ""
+    return f"{line}{condition} try {' '.join(sets)}"
+
+
+def _sets(event: FindingEvent) -> tuple[str, ...]:
+    """The edits of the first change in the configuration."""
+    changes = [change for change in event.finding.get("changes") or () if isinstance(change, dict)]
+    return tuple(map(str, next((change["sets"] for change in changes if change.get("sets")), ())))
 
 
 def introduction(snapshot: Snapshot) -> list[str]:
@@ -199,11 +223,11 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if run is not None and snapshot.step:
         done = f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {item_name(snapshot)}"
         lines.append(f"{done} in {duration(snapshot.elapsed_s)}; last loss {number(snapshot.loss, 4)}")
-        top = sorted(snapshot.phases, key=lambda share: -share.share)[:4]
+        phases = [phase for phase in snapshot.phases if "/" not in phase.name]
+        top = sorted(phases, key=lambda phase: -phase.share)[:4]
         if top:
-            lines.append(
-                "recent phases: " + ", ".join(f"{share.name} {percent(share.share)}" for share in top)
-            )
+            shares = ", ".join(f"{share.name} {percent(share.share)}" for share in top)
+            lines.append(f"recent time by phase: {shares}")
     if snapshot.step_ns is not None:
         lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
         lines += [", ".join(work)] if (work := work_texts(snapshot)) else []

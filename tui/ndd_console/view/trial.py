@@ -35,12 +35,16 @@ _FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setu
 
 @dataclass(frozen=True, slots=True)
 class ProposedChange:
-    """A change to try, and the finding that proposes it. ceiling: upper bound of the speedup, None if unbounded."""
+    """A change to try, and the finding that proposes it.
+
+    ceiling: upper bound of the speedup, None if unbounded. text: the sentence of the finding that proposes it.
+    """
 
     sets: tuple[str, ...]
     title: str
     cause: str | None = None
     ceiling: float | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,8 @@ def _proposal(change: ProposedChange, chosen: bool, width: int) -> list[Row]:
     title = shorten(sets_text(change.sets), max(width - 2, 1))
     end = "" if change.ceiling is None else f", {at_most(change.ceiling)}"
     why = shorten(f"for: {foreign(change.title)}", max(width - 2 - cells(end), 1))
+    if change.text and cells(title) + cells(change.text) + 4 <= width:
+        title = f"{title}: {foreign(change.text)}"
     return [entry(title, chosen), (("  " + why + end, "dim"),)]
 
 
