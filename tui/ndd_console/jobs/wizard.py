@@ -26,6 +26,7 @@ from .wizard_questions import Questions
 
 if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
+    from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.session import ProposalSet
 
 # Default file name.
@@ -47,15 +48,20 @@ class WizardJob(ThreadJob, Questions):
         self._path, self._budget_s = path, budget_s
         self._proposed: ProposalSet | None = None
         self._verified: tuple[Proposal, ...] = ()
+        self._choice: Choice | None = None
         self._stage, self._share, self._began = "", 0.0, 0.0
 
     def probe(self) -> None:
-        self._proposed, self._verified = None, ()
+        self._proposed, self._verified, self._choice = None, (), None
         self._start(self._plan)
 
     def verify(self, chosen: tuple[Proposal, ...]) -> None:
-        self._verified = chosen
-        self._start(lambda: self._measure(chosen))
+        from ndd_engine.wizard.session import with_present
+
+        assert self._proposed is not None
+        rows = self._verified = tuple(with_present(chosen, self._proposed))
+        self._choice = None
+        self._start(lambda: self._measure(rows))
 
     def look(self, view: WizardView) -> WizardView:
         from ndd_engine.wizard.planner import model_name
@@ -72,7 +78,10 @@ class WizardJob(ThreadJob, Questions):
             left = spent / self._share - spent if self._share > 0.05 else None
             view = replace(view, stage=self._stage, share=self._share, left_s=left)
         if self._verified:
-            view = replace(view, verified=self._verified)
+            choice = self._choice
+            best = choice.best if choice is not None else None
+            advice = choice.text if choice is not None else ""
+            view = replace(view, verified=self._verified, advice=advice, recommended=best)
         return view
 
     def suggested(self) -> tuple[Proposal, ...]:
@@ -99,13 +108,14 @@ class WizardJob(ThreadJob, Questions):
         return str(path)
 
     def _text(self, chosen: Proposal) -> str:
+        from ndd_engine.wizard.choice import comparison
         from ndd_engine.wizard.session import written, written_into
 
         assert self._proposed is not None
         path, situation = self._path, self._proposed.situation
         if path is not None and replaces(path):
             return written_into(self.answers, situation, chosen, path)
-        return written(self.answers, situation, chosen)
+        return written(self.answers, situation, chosen, comparison(chosen, self._verified))
 
     def _start(self, work: Callable[[], None]) -> None:
         self._stage, self._share, self._began = "starting", 0.0, time.monotonic()
@@ -123,12 +133,13 @@ class WizardJob(ThreadJob, Questions):
             raise UsageError(f"nothing could be predicted: {reasons or 'no combination is possible'}")
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
-        from ndd_engine.wizard.session import by_measured
+        from ndd_engine.wizard.choice import choose, listed
         from ndd_engine.wizard.verify import verify
 
         assert self._proposed is not None
         found = verify(self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self._stop)
-        self._verified = tuple(by_measured(found, self.answers))
+        self._choice = choose(found, self.answers)
+        self._verified = tuple(listed(found, self.answers, self._choice))
         self._proposed = self._proposed.verified(found)
 
     def _tell(self, text: str, share: float) -> None:

@@ -106,7 +106,9 @@ def proposal_row(one: Proposal, columns: Sequence[int], width: int, chosen: bool
 
 def remark(one: Proposal, details: bool = False) -> str:
     """Whether it fits, measurements and disadvantages. details: with memory, spread and reasons."""
-    words, known = [], one.measured
+    words, known = ["present configuration"] if one.present else [], one.measured
+    if not one.allowed:
+        words.append("outside the limits")
     if one.missing_bytes:
         words.append(f"does not fit: over the limit by {size(one.missing_bytes)}")
     if known is not None and known.step_s is None:
