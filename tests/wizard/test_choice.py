@@ -34,15 +34,15 @@ def row(micro: int, present: bool = False) -> Proposal:
 
 
 def measured(
-    step_s: dict[int, float], present: int, noise: Noise, **answers: object
+    step_s: dict[int, float], present: int, noise: Noise, budget_s: float = BUDGET_S
 ) -> tuple[Choice, list[Proposal]]:
     """The choice among micro-batches with these true step times, on a machine with this noise."""
-    given = Answers(**answers)  # type: ignore[arg-type]
+    given = Answers()
     FakeSide.now_s = 0.0
     FakeSide.noise = staticmethod(lambda micro: noise(micro) * step_s[micro] / STEP_S[micro])  # type: ignore[assignment]
     rows = [row(micro, micro == present) for micro in step_s]
     there = situation(gpu=None)
-    found = verify(there, given, rows, BUDGET_S, lambda *_: None, threading.Event(), FakeSide.clock)
+    found = verify(there, given, rows, budget_s, lambda *_: None, threading.Event(), FakeSide.clock)
     return choose(found, given), found
 
 
@@ -102,7 +102,7 @@ def test_a_noisy_machine_never_leads_to_a_slower_configuration(spread: float) ->
 def test_a_noisy_machine_is_measured_for_longer_until_the_difference_is_clear() -> None:
     rounds, clear = [], 0
     for seed in range(30):
-        choice, found = measured({2: 0.1, 4: 0.15, 8: 0.8}, 2, noisy(seed, 0.12))
+        choice, found = measured({2: 0.1, 4: 0.15, 8: 0.8}, 2, noisy(seed, 0.12), budget_s=200.0)
         present = next(one.measured for one in found if one.present)
         assert present is not None
         rounds.append(len(present.rounds_s))

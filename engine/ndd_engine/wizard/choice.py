@@ -168,6 +168,6 @@ def _refusal(one: Proposal, present: Proposal, found: Estimate | None, confidenc
     slowest = max(max(each.measured.counted) for each in (one, present) if each.measured is not None)
     return (
         f"no recommendation: rounds differ by up to {_spread(one, present):.0%} (slowest {duration(slowest)} per "
-        f"step), so the best proposal was {_speed(found, confidence)} of the present configuration; repeat it on an idle machine, or "
-        "raise --budget"
+        f"step), so the best proposal was {_speed(found, confidence)} of the present configuration; repeat it on an "
+        "idle machine, or raise --budget"
     )
