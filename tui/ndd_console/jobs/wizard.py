@@ -50,6 +50,8 @@ class WizardJob(ThreadJob, Questions):
         self._verified: tuple[Proposal, ...] = ()
         self._choice: Choice | None = None
         self._stage, self._share, self._began = "", 0.0, 0.0
+        # Contents of the file when its preview was made; None if there was none.
+        self._seen: bytes | None = None
 
     def probe(self) -> None:
         self._proposed, self._verified, self._choice = None, (), None
@@ -94,11 +96,24 @@ class WizardJob(ThreadJob, Questions):
     def preview(self, chosen: Proposal) -> Preview:
         from ndd_engine.wizard.writing import difference
 
+        self._seen = self._contents()
         text, path = self._text(chosen), self._path
         lines = tuple(text.splitlines())
         if path is not None and replaces(path):
             return Preview(lines, str(path), True, tuple(difference(text_of(path), text, str(path))))
         return Preview(lines, str(path or new_path(_STEM)))
+
+    def changed(self) -> bool:
+        return self._contents() != self._seen
+
+    def _contents(self) -> bytes | None:
+        """What is in the file that would be replaced; None if there is none."""
+        if self._path is None or not replaces(self._path):
+            return None
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be read: {error.strerror or error}") from None
 
     def save(self, chosen: Proposal) -> str:
         text, path = self._text(chosen), self._path
