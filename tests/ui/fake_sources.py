@@ -130,6 +130,9 @@ class FakeHome:
             RunRow("charlm-001", "chartext", "lost", 77, 6_900, T0 - 100_000, "loss 2.310", False),
         ]
 
+    def details(self, row: StartRow) -> list[str]:
+        return [f"ndd-console train --workload {row.name}", "details of \x1b[1m" + row.title]
+
     def workloads(self) -> list[StartRow]:
         return [
             StartRow("chartext", "character-level text model", "sizes tiny, mini, small, medium, guide"),

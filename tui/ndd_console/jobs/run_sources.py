@@ -199,7 +199,14 @@ class HomeFolder:
     def workloads(self) -> list[StartRow]:
         # The default workload comes first.
         names = sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name))
-        return [StartRow(name, TITLES[name], sizes_text(name)) for name in names]
+        from .folder import folder_rows
+
+        return [*folder_rows(), *(StartRow(name, TITLES[name], sizes_text(name)) for name in names)]
+
+    def details(self, row: StartRow) -> tuple[str, ...]:
+        from .folder import details
+
+        return details(row)
 
 
 def run_row(directory: RunDir) -> tuple[RunRow, int]:

@@ -25,6 +25,7 @@ from .saving import new_path, save_new
 from .wizard_questions import Questions
 
 if TYPE_CHECKING:
+    from ndd_console.screens.interfaces import StartRow
     from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.session import ProposalSet
@@ -37,21 +38,31 @@ class WizardJob(ThreadJob, Questions):
     """See screens.wizard.WizardSource.
 
     answers: initial answers from the command line. path: the file to write, or to change if it exists; None for a new
-    name. notes: additional lines about the machine.
+    name. notes: additional lines about the machine. first: the entry of the home screen to begin with.
     """
 
     def __init__(
-        self, answers: Answers, path: Path | None, budget_s: float, notes: tuple[str, ...] = ()
+        self,
+        answers: Answers,
+        path: Path | None,
+        budget_s: float,
+        notes: tuple[str, ...] = (),
+        first: StartRow | None = None,
     ) -> None:
         ThreadJob.__init__(self, "ndd-wizard")
-        Questions.__init__(self, answers, notes)
-        self._path, self._budget_s = path, budget_s
+        Questions.__init__(self, answers, notes, first)
+        self._output, self._budget_s = path, budget_s
         self._proposed: ProposalSet | None = None
         self._verified: tuple[Proposal, ...] = ()
         self._choice: Choice | None = None
         self._stage, self._share, self._began = "", 0.0, 0.0
         # Contents of the file when its preview was made; None if there was none.
         self._seen: bytes | None = None
+
+    @property
+    def _path(self) -> Path | None:
+        """The file to write: that of the command line, else the configuration that was chosen from the folder."""
+        return self._output if self._output is not None or self._given else self.answers.config
 
     def probe(self) -> None:
         self._proposed, self._verified, self._choice = None, (), None

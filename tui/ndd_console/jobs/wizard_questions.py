@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ndd_console.screens.interfaces import StartRow
@@ -27,6 +28,7 @@ from ndd_engine.wizard.answers import (
     usable_bytes,
 )
 
+from .folder import folder_rows
 from .run_sources import sizes_text
 
 if TYPE_CHECKING:
@@ -51,15 +53,19 @@ MEANINGS = {
 class Questions:
     """The first three pages; see screens.wizard.WizardSource. answers: the current ones.
 
-    notes: additional lines about the machine. The hardware is detected in a thread.
+    notes: additional lines about the machine. The hardware is detected in a thread. first: the entry of the home screen
+    to begin with.
     """
 
-    def __init__(self, answers: Answers, notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, answers: Answers, notes: tuple[str, ...] = (), first: StartRow | None = None) -> None:
         self.answers = answers
+        # Whether the configuration was given, so that there is nothing to choose from.
+        self._given = answers.config is not None
+        self._first = first
+        self._rows: tuple[StartRow, ...] = ()
         self._items = answers.items
         self._notes = notes
         self._machine: Machine | None = None
-        self._names: tuple[str, ...] = ()
         # The workload that the answers refer to.
         self._asked = answers.workload or DEFAULT_WORKLOAD
         # Of the chosen workload; with the smallest size if the size is "auto" (open).
@@ -78,29 +84,33 @@ class Questions:
         return (*_of_gpu(self.answers), *describe(self._machine), *self._notes)
 
     def workloads(self) -> tuple[StartRow, ...]:
-        asked = self.answers.workload
-        rows = []
-        if self.answers.config is not None:
-            rows.append(StartRow(str(self.answers.config), "from the command line", ""))
-        elif asked is not None and asked not in WORKLOADS:
-            rows.append(StartRow(asked, "your own workload", ""))
-        if self.answers.config is None:
-            names = sorted(WORKLOADS, key=lambda name: name != (asked or DEFAULT_WORKLOAD))
-            rows += [StartRow(name, sizes_text(name), "") for name in names]
-        self._names = tuple(row.name for row in rows)
-        return tuple(rows)
+        if self._given:
+            self._rows = (StartRow(str(self.answers.config), "from the command line", "", kind="file"),)
+            return self._rows
+        asked = self._first.name if self._first is not None else self._asked
+        rows = [*folder_rows(), *(StartRow(name, sizes_text(name), "") for name in WORKLOADS)]
+        if asked not in {row.name for row in rows}:
+            rows.append(StartRow(asked, "your own workload", "", kind="own"))
+        # The requested one comes first; the default workload only before the other built-in ones.
+        only = self.answers.workload is None and self._first is None
+        rows.sort(key=lambda row: (only and row.kind == "workload", row.name != asked))
+        self._rows = tuple(rows)
+        return self._rows
 
     def choose(self, place: int) -> tuple[str, ...]:
         from ndd_engine.workloads.facts import facts
 
-        name = self._names[place]
-        if self.answers.config is None and name != self._asked:
+        row = self._rows[place]
+        name = row.name
+        if not self._given and name != self._asked:
             # Another workload has other sizes, sequences and batches.
             self.answers = replace(
                 self.answers, sizes=(), min_sequence=None, effective_batch=None, hold_effective=True
             )
-        if self.answers.config is None:
-            self.answers, self._asked = replace(self.answers, workload=name), name
+        if not self._given:
+            file = Path(name) if row.kind == "file" else None
+            self.answers = replace(self.answers, config=file, workload=None if file else name)
+            self._asked = name
         try:
             draft = self.answers.draft()
             config = draft.resolve(draft.auto["candidates"][0] if draft.size == "auto" else None)
