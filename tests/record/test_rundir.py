@@ -189,7 +189,9 @@ def test_a_run_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
         f"there is no run ndd-1\\x1b[31m in {tmp_path}; existing runs: "
         "ndd-010, ndd-009, ndd-008, ndd-007, ndd-006, ndd-005, ndd-004, ndd-003"
     )
-    with pytest.raises(UsageError, match=r"there is no run x in \S+none$"):
+    with pytest.raises(
+        UsageError, match=r"there is no run x in \S+none; name another folder with --runs FOLDER$"
+    ):
         find_run(tmp_path / "none", "x")
 
 

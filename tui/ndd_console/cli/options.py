@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .completion import workload_names
+from .completion import sets, workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,8 +28,8 @@ class Finite(click.FloatRange):
 flag = partial(click.option, is_flag=True)
 count = partial(click.option, type=int, metavar="N")
 set_option = click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True,
-    help="Set a configuration value, e.g. batch.micro=64; repeatable.",
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, shell_complete=sets,
+    help="Set a configuration value, e.g. batch.micro=64; repeatable. `ndd-console config` lists the keys.",
 )  # fmt: skip
 workload_option = click.option(
     "--workload", metavar="NAME", shell_complete=workload_names,

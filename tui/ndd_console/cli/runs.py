@@ -33,7 +33,10 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     elif rows:
         show(table([_HEADINGS, *map(_cells, rows)], right={3}))
     else:
-        say(f"no runs in {root}; start one with: ndd-console train")
+        say(
+            f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
+            "--runs FOLDER"
+        )
     for name, count in home.damaged.items():
         say(f"warning: run {name}: {damage_text(count)}")
 
