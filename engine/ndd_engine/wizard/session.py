@@ -209,11 +209,11 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
     opened, batch, measured = situation.opened, proposal.batch, proposal.measured
     found = {
         "batch.accumulation": f"{batch.micro} x {batch.accumulation} = {batch.items} {opened.item}s per step",
-        "batch.sequence": "as configured"
-        if proposal.model.sequence == opened.sequence
-        else f"instead of {opened.sequence}",
-        "workload.size": f"{number(proposal.parameters)} parameters",
     }
+    if proposal.model.size is not None:
+        found["workload.size"] = f"{number(proposal.parameters)} parameters"
+    if proposal.model.sequence != opened.sequence:
+        found["batch.sequence"] = f"instead of {opened.sequence}"
     if proposal.memory_bytes is not None:
         text = f"predicted peak {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
         if measured is not None and measured.memory_bytes is not None:
