@@ -56,6 +56,26 @@ def test_an_unknown_command_gets_a_suggestion(tmp_path: Path, word: str, hint: s
     assert done.returncode == 2 and hint in done.stderr and f"there is no command '{word}'" in done.stderr
 
 
+def test_a_run_that_ended_while_it_was_prepared_has_no_steps(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "early"
+    folder.mkdir(parents=True)
+    lines = [
+        {"type": "stage", "t": 1.0, "v": 1, "name": "prepare", "text": "reading the data"},
+        {
+            "type": "end",
+            "t": 2.0,
+            "v": 1,
+            "status": "stopped",
+            "reason": "stopped",
+            "step": 0,
+            "exit_status": 0,
+        },
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run("runs", folder=tmp_path)
+    assert "early" in done.stdout and "0/0" not in done.stdout and "n/a" in done.stdout
+
+
 def test_every_key_is_listed_with_type_choices_default_and_effect(tmp_path: Path) -> None:
     for workload in (*WORKLOADS, "mine:factory"):
         config = read(None, ["run.epochs=1"], workload).resolve()

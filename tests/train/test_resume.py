@@ -101,6 +101,18 @@ def test_a_finished_run_is_refused_and_stays_finished(trainer: Trainer, stopped:
     assert stopped.snapshot.status == "done"
 
 
+def test_a_run_killed_after_its_last_checkpoint_ends_as_done(trainer: Trainer, stopped: Result) -> None:
+    # The last line of the record is the end, which a killed run does not write.
+    *lines, end = stopped.directory.events.read_bytes().splitlines(keepends=True)
+    assert b'"end"' in end
+    stopped.directory.events.write_bytes(b"".join(lines))
+    again = trainer.train(resume=stopped)
+    assert again.end is not None
+    assert (again.end.status, again.end.step, again.end.exit_status) == ("done", 20, 0), again.end.reason
+    assert again.snapshot.status == "done" and again.snapshot.step == 20
+    assert again.losses == stopped.losses
+
+
 def test_a_finished_run_may_go_further(trainer: Trainer, stopped: Result) -> None:
     again = trainer.train("run.max_steps=30", resume=stopped)
     assert again.end is not None

@@ -19,7 +19,7 @@ from ndd_engine.hardware.profiles import GpuProfile
 from ndd_engine.predict.memory import Memory
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.predict.steptime import StepTime, spread
-from ndd_engine.text import size
+from ndd_engine.text import counted, size
 from ndd_engine.train.preflight import preflight
 
 from .answers import RESERVED_SHARE, Answers, gpu_named, longest_sequence, usable_bytes
@@ -125,7 +125,7 @@ class Planner:
         hold = answers.step_items(config)
         if hold is not None and hold > opened.train_items:
             raise UsageError(
-                f"the effective batch is {hold} {opened.item}s, but the training data has only "
+                f"the effective batch is {counted(hold, opened.item)}, but the training data has only "
                 f"{opened.train_items}; set a smaller one with --effective-batch N"
             )
         sizes = answers.sizes or ((opened.size,) if opened.size is not None else ())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ndd_engine.config import Config
-from ndd_engine.text import number
+from ndd_engine.text import number, plural
 
 from .answers import Answers
 from .space import Batch, Model
@@ -252,7 +252,7 @@ def cost_in_words(
     """
     words = []
     if model.sequence < now[1]:
-        unit = f"{token}s" if token else "steps"
+        unit = plural(token) if token else "steps"
         words.append(f"context of {model.sequence} instead of {now[1]} {unit}, so items are smaller")
     if model.size != now[0] and parameters[1] != parameters[0]:
         kind = "smaller" if parameters[1] < parameters[0] else "larger"

@@ -12,7 +12,7 @@ from typing import Any
 from ndd_engine.config import Config, read
 from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import UsageError
-from ndd_engine.text import duration, number, printable, size
+from ndd_engine.text import counted, duration, number, plural, printable, size
 from ndd_engine.trial.outcome import differences
 
 from .answers import GOALS, Answers
@@ -208,7 +208,7 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
     """By dotted key, the reason for a value."""
     opened, batch, measured = situation.opened, proposal.batch, proposal.measured
     found = {
-        "batch.accumulation": f"{batch.micro} x {batch.accumulation} = {batch.items} {opened.item}s per step",
+        "batch.accumulation": f"{batch.micro} x {batch.accumulation} = {counted(batch.items, opened.item)} per step",
     }
     if proposal.model.size is not None:
         found["workload.size"] = f"{number(proposal.parameters)} parameters"
@@ -222,7 +222,7 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
             text += f" (low confidence: {proposal.doubt})"
         found["batch.micro"] = text
     if (rate := proposal.items_per_s) is not None:
-        text = f"predicted {'at most ' if proposal.lower_bound else ''}{number(rate)} {opened.item}s/s"
+        text = f"predicted {'at most ' if proposal.lower_bound else ''}{number(rate)} {plural(opened.item)}/s"
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"
         found["batch.accumulation"] += f", {text}"

@@ -18,6 +18,7 @@ from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import all_runs
+from ndd_engine.text import plural
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Proposal
 
@@ -176,8 +177,8 @@ def run_notes(runs: Sequence[str]) -> tuple[str, ...]:
     """How live runs affect the wizard. runs: their names."""
     if not runs:
         return ()
-    plural = "s" if len(runs) > 1 else ""
-    return (f"live run{plural} {', '.join(runs)}: included in measured times and in used memory",)
+    word = "live run" if len(runs) == 1 else "live runs"
+    return (f"{word} {', '.join(runs)}: included in measured times and in used memory",)
 
 
 def live_run_notes(root: Path) -> tuple[str, ...]:
@@ -191,7 +192,7 @@ def lengths_line(opened: Opened) -> tuple[str, ...]:
     if not found:
         return ()
     median, ninety = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
-    unit = f"{opened.token or 'step'}s"
+    unit = plural(opened.token or "step")
     return (f"lengths: {found[0]} to {found[-1]} {unit}, median {median}, 90th percentile {ninety}",)
 
 

@@ -17,7 +17,7 @@ from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.errors import NddError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
-from ndd_engine.text import number, size
+from ndd_engine.text import counted, number, size
 from ndd_engine.wizard.answers import (
     GOALS,
     RESERVED_SHARE,
@@ -124,8 +124,12 @@ class Questions:
         self._train_items = None if known is None else known.train_items
         if known is None:
             return ("the number of items is known after the data has been read",)
-        each = f", {number(known.tokens_per_item)} {known.token}s each" if known.tokens_per_item else ""
-        found = f"{number(known.train_items)} training {known.item}s{each}"
+        each = (
+            f", {counted(known.tokens_per_item, known.token or 'token')} each"
+            if known.tokens_per_item
+            else ""
+        )
+        found = f"{counted(known.train_items, f'training {known.item}')}{each}"
         if self._open:
             found += f" (with size {config.workload.size}; the size is chosen automatically)"
         return (known.text, found)

@@ -136,7 +136,8 @@ def _run_row(row: RunRow, names: int, kinds: int, chosen: bool, width: int) -> R
     name = shorten(foreign(row.name), names).ljust(names)
     spans: list[Span] = [*entry(name, chosen), ("  ", "text"), (symbol.ljust(16), style)]
     room = width - names - 20
-    step = f"step {row.step:,}" + (f" of {row.total_steps:,}" if row.total_steps else "")
+    # A run that ended while it was prepared has no steps.
+    step = f"step {row.step:,} of {row.total_steps:,}" if row.total_steps else "not started"
     for text, space in ((step, 24), (foreign(row.best) or MISSING, 20), (when(row.started_t), 14)):
         if room < space:
             break
