@@ -57,7 +57,7 @@ def test_two_windows_have_no_interval_and_so_no_verdict(tmp_path: Path) -> None:
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     a, empty = write_run(tmp_path / "a", windows(steady(9, 1.0))), write_run(tmp_path / "empty", [])
-    with pytest.raises(UsageError, match="run empty has no windows with steps"):
+    with pytest.raises(UsageError, match="run empty has no measured steps"):
         compare(a, empty)
     with pytest.raises(UsageError, match="same run"):
         compare(a, a)

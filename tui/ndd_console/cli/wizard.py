@@ -12,7 +12,7 @@ import click
 
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
-from ndd_console.view.tradeoffs import COLUMNS, remark
+from ndd_console.view.tradeoffs import COLUMNS, applicable, remark
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import runs_root
@@ -233,7 +233,11 @@ def describe(
     if not shown:
         yield "nothing could be predicted"
         return
-    grid = [("", *_SHOWN, ""), *(_cells(one, best is not None and one.key == best.key) for one in shown)]
+    names = applicable(shown, _SHOWN)
+    grid = [
+        ("", *names, ""),
+        *(_cells(one, names, best is not None and one.key == best.key) for one in shown),
+    ]
     yield ""
     yield from table(grid)
     yield ""
@@ -247,9 +251,9 @@ def describe(
     yield "memory and time are predictions" + (" unless marked as measured" if measured else "")
 
 
-def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
+def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
     texts = {column.name: column.text(one) for column in COLUMNS}
-    return ("*" if best else "", *(texts[name] for name in _SHOWN), printable(remark(one, details=True)))
+    return ("*" if best else "", *(texts[name] for name in names), printable(remark(one, details=True)))
 
 
 def _recommendation(choice: Choice) -> dict[str, Any]:

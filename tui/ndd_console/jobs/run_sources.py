@@ -32,10 +32,10 @@ DAMAGE_SHOWN_S = 20.0
 
 TITLES = {
     "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
-    "chartext": "character-level text model on the Python manual's topics",
-    "finetune": "small language model on few long texts, tokenised on the fly",
-    "ndd": "EEG forecasters: predict the next sample of every channel",
-    "summarise": "LSTM pointer-generator that summarises source code",
+    "chartext": "character-level text model: the Python manual",
+    "finetune": "small language model on few long texts",
+    "ndd": "EEG forecasters: the next sample of each channel",
+    "summarise": "pointer-generator that summarises source code",
 }
 
 

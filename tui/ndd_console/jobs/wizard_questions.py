@@ -143,6 +143,9 @@ class Questions:
         goal = [Field("goal", GOALS[answers.goal], MEANINGS[answers.goal])]
         if answers.goal == "time":
             goal.append(Field(_ITEMS, number(answers.items), "the total number of items to train on"))
+        text = ", ".join(answers.sizes) or ("automatic" if self._open else "as configured")
+        meaning = "smaller models are faster and need less memory, but reach a higher loss"
+        sizes = [Field(_SIZES, text, meaning)] if self._sizes else []
         return (
             *goal,
             Field(
@@ -154,10 +157,7 @@ class Questions:
                 str(answers.min_sequence or ("as configured" if self._open else config.batch.sequence)),
                 "shorter sequences are faster and need less memory, but give the model less context",
             ),
-            Field(
-                _SIZES, ", ".join(answers.sizes) or ("automatic" if self._open else "as configured"),
-                "smaller models are faster and need less memory, but reach a higher loss",
-            ),
+            *sizes,
             Field(
                 "reserved memory", f"{RESERVED_SHARE:.0%} of free memory" if reserved is None else size(reserved),
                 "kept free for evaluation, libraries and other processes",

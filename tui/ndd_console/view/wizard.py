@@ -228,11 +228,12 @@ def _table(view: WizardView, width: int, room: int) -> list[Row]:
 
 def _about(one: Proposal, width: int) -> list[Row]:
     """Details of the chosen proposal."""
-    memory = f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
+    memory = "present configuration: " if one.present else ""
+    memory += f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
     if one.missing_bytes:
         memory += f": does not fit, over the limit by {size(one.missing_bytes)}"
     elif one.doubt:
-        memory += f" (low confidence: {one.doubt})"
+        memory += f" (low confidence: {one.doubt}; measure it with v)"
     most = "at most " if one.lower_bound else ""
     text = f"{memory}; {most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
     text += f"; {number(one.parameters)} parameters"
@@ -288,7 +289,10 @@ def _name(one: Proposal) -> str:
     times = f" x {one.batch.accumulation}" if one.batch.accumulation > 1 else ""
     if one.present:
         kind += ", present"
-    return f"{one.model.size or 'model'} {one.model.sequence}, {one.batch.micro}{times}{kind}"
+    model = one.model.size or "model"
+    if one.tokens_per_item:
+        model += f" {one.model.sequence}"
+    return f"{model}, {one.batch.micro}{times}{kind}"
 
 
 def _error(predicted: float | None, measured: float | None) -> str:
