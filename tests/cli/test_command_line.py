@@ -151,7 +151,7 @@ def test_words_that_bash_splits_are_joined() -> None:
     ],
 )
 def test_bash_completes_keys_and_values(tmp_path: Path, line: str, expected: set[str]) -> None:
-    (tmp_path / "mine.toml").write_text('[workload]\nname = "ndd"\n')
+    (tmp_path / "mine.toml").write_text('[workload]\nname = "eeg"\n')
     program = tmp_path / "ndd-console"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ndd_console "$@"\n')
     program.chmod(0o755)

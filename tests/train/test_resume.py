@@ -19,15 +19,15 @@ HARD = (
 )
 VARIANTS = {
     "chartext": ("workload.name=chartext",),
-    "ndd": ("workload.name=ndd",),
+    "eeg": ("workload.name=eeg",),
     "fp16": ("workload.name=chartext", "precision.amp=fp16", "optimizer.lr=0.01"),
     "diffusion": ("workload.name=chartext", "workload.objective=diffusion", "precision.amp=bf16"),
-    "recurrent": ("workload.name=ndd", "workload.model=lstm", "optimizer.name=sgd", "optimizer.momentum=0.9"),
+    "recurrent": ("workload.name=eeg", "workload.model=lstm", "optimizer.name=sgd", "optimizer.momentum=0.9"),
 }
 
 
 def sets_of(trainer: Trainer, variant: str) -> tuple[str, ...]:
-    base = trainer.ndd if "workload.name=ndd" in VARIANTS[variant] else trainer.chartext
+    base = trainer.ndd if "workload.name=eeg" in VARIANTS[variant] else trainer.chartext
     return (
         *base,
         *EVERY_STEP,
@@ -93,7 +93,7 @@ def stopped(trainer: Trainer) -> Result:
 def test_a_finished_run_is_refused_and_stays_finished(trainer: Trainer, stopped: Result) -> None:
     before = stopped.directory.events.read_bytes()
     with pytest.raises(
-        UsageError, match=r"run ndd-001 has finished all 20 steps; to train longer, raise"
+        UsageError, match=r"run eeg-001 has finished all 20 steps; to train longer, raise"
     ) as caught:
         trainer.open(resume=stopped)
     assert caught.value.exit_status == EXIT_USAGE
@@ -148,7 +148,7 @@ def test_another_workload_is_refused(trainer: Trainer, stopped: Result) -> None:
     stopped.directory.config.write_text(
         '[workload]\nname = "chartext"\nsize = "tiny"\n[run]\nmax_steps = 30\n'
     )
-    with pytest.raises(UsageError, match=r"workload\.name was ndd, now chartext"):
+    with pytest.raises(UsageError, match=r"workload\.name was eeg, now chartext"):
         trainer.open(resume=stopped)
     stopped.directory.config.write_text(text)
     trainer.open("run.max_steps=30", resume=stopped).close()

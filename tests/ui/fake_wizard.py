@@ -67,7 +67,7 @@ class FakeWizard:
     def workloads(self) -> tuple[StartRow, ...]:
         return (
             StartRow("chartext", "character-level text model", "sizes tiny, mini, small, medium, guide"),
-            StartRow("ndd", "EEG forecasters", "sizes guide, large, lstm, gru"),
+            StartRow("eeg", "EEG forecasters", "sizes guide, large, lstm, gru"),
         )
 
     def choose(self, place: int) -> tuple[str, ...]:

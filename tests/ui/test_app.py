@@ -146,14 +146,14 @@ async def test_home_starts_a_run_in_a_thread() -> None:
 
     def start(name: str) -> RunSource:
         threads.append(threading.current_thread())
-        assert ready.wait(5) and name == "ndd"
+        assert ready.wait(5) and name == "eeg"
         return source
 
     app = make(None, FakeHome(), start=start)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app) and "4080" in text_of(app))
         await pilot.press("down", "s", "s")
-        assert "starting ndd…" in text_of(app)
+        assert "starting eeg…" in text_of(app)
         ready.set()
         await until(pilot, lambda: isinstance(app.screen, LiveScreen))
         assert threads[0] is not threading.main_thread() and len(threads) == 1 and app.source is source
@@ -172,7 +172,7 @@ async def test_enter_opens_and_a_named_key_starts() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app))
         await pilot.press("down", "enter")
-        await until(pilot, lambda: "ndd-console train --workload ndd" in text_of(app))
+        await until(pilot, lambda: "ndd-console train --workload eeg" in text_of(app))
         assert "details of" in text_of(app) and "\x1b" not in text_of(app) and not started
         await pilot.press("w")
         assert isinstance(app.screen, WizardScreen)

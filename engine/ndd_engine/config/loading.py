@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 import ndd_profiles
 from ndd_engine.errors import ConfigError, Problem
+from ndd_engine.renamed import with_todays_names
 from ndd_engine.text import printable
 
 from .messages import explain, in_short, meant, shown, suggest
@@ -217,6 +218,7 @@ def read(
     if workload is not None:
         _merge(command_line, {"workload": {"name": workload}})
     source = str(path) if path is not None else ""
+    written, command_line = with_todays_names(written), with_todays_names(command_line)
     draft = Draft(((source, written), (COMMAND_LINE, command_line)), text, source)
     name = draft.workload
     if name not in WORKLOADS and ":" not in name:

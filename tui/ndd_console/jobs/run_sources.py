@@ -34,7 +34,7 @@ TITLES = {
     "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
     "chartext": "character-level text model: the Python manual",
     "finetune": "small language model on few long texts",
-    "ndd": "EEG forecasters: the next sample of each channel",
+    "eeg": "EEG forecasters: the next sample of each channel",
     "summarise": "pointer-generator that summarises source code",
 }
 
