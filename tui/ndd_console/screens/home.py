@@ -9,6 +9,7 @@ from textual import events
 
 from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
 from ndd_console.view.home import HomeState, home_rows
+from ndd_console.view.pager import HOME_KEYS
 from ndd_console.view.style import Look
 
 from .base import LEAVE, ViewScreen, bounded, call_from_thread, key_of, moved
@@ -75,7 +76,7 @@ class HomeScreen(ViewScreen[HomeState]):
         if key in LEAVE:
             self._leave()
         elif key == "?":
-            self.app.push_screen(HelpScreen(self.look))
+            self.app.push_screen(HelpScreen(self.look, HOME_KEYS))
         elif key == "r":
             self.say(None)
             self.refresh_runs()
