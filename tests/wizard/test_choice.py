@@ -113,6 +113,13 @@ def test_a_noisy_machine_is_measured_for_longer_until_the_difference_is_clear() 
     assert clear > 10
 
 
+def test_a_slow_first_round_leaves_time_to_compare() -> None:
+    choice, found = measured({2: 0.1, 4: 0.1, 8: 20.0, 16: 20.0}, 2, quiet, budget_s=40.0)
+    assert choice.best is not None and choice.best.batch.micro == 4, choice.text
+    slow = next(one.measured for one in found if one.batch.micro == 8)
+    assert slow is not None and len(slow.rounds_s) == 1
+
+
 def test_the_end_of_the_budget_is_named() -> None:
     choice, _ = measured({2: 5.0, 4: 5.0, 8: 5.0}, 2, lambda _micro: 3.0)
     assert choice.best is None

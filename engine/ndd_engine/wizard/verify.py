@@ -31,6 +31,8 @@ WARM_UP, WARM_UP_S = 5, 2.0
 FINALISTS = 2
 # Share of the budget after which only the finalists are left.
 SORTED = 0.5
+# A proposal that is slower than the fastest by this factor takes no further part.
+HOPELESS = 3.0
 # Maximum number of rounds, and the confidence required to end before the budget is spent.
 MOST_ROUNDS = 40
 EARLY = 0.995
@@ -103,7 +105,8 @@ def _survivors(alive: Sequence[_Candidate], count: int) -> list[_Candidate]:
     """The present configuration, and the fastest others."""
     present = [one for one in alive if one.proposal.present]
     others = sorted((one for one in alive if not one.proposal.present), key=lambda one: -one.rate)
-    return [*present, *others[: max(count, FINALISTS)]]
+    fastest = max((one.rate for one in alive), default=0.0)
+    return [*present, *(one for one in others[: max(count, FINALISTS)] if one.rate * HOPELESS >= fastest)]
 
 
 def _settled(candidates: Sequence[_Candidate], answers: Answers) -> bool:
@@ -145,7 +148,10 @@ class _Race:
         """Measure one round. Returns the candidates that succeeded."""
         done: list[_Candidate] = []
         for place, one in enumerate(candidates):
-            if self.share > 1 and (number or done):
+            # The first round leaves time for the others, which compare; the present configuration comes first in it.
+            if (self.share > 1 and (number or done)) or (
+                not number and self.share > SORTED and len(done) > 1
+            ):
                 break
             words = f"measuring {place + 1} of {len(candidates)}, round {number + 1}"
             if number >= len(ROUNDS):
