@@ -29,7 +29,8 @@ run: $(VENV)/.run
 	@again=yes; child=; trap 'again=yes' INT; trap 'again=yes; kill -TERM $$child' TERM; exec 3<&0; \
 	$(BIN)/ndd-console train $(ARGS) <&3 3<&- & child=$$!; \
 	while [ $$again ]; do again=; wait $$child; status=$$?; done; \
-	echo "the program is $(BIN)/ndd-console; to call it as ndd-console: source $(BIN)/activate" >&2; exit $$status
+	echo "call the program with: $(BIN)/ndd-console (or: make run ARGS='--max-steps 200' to train again);" >&2; \
+	echo "to call it as ndd-console in this shell: source $(BIN)/activate" >&2; exit $$status
 
 test: lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile

@@ -30,7 +30,7 @@ def test_later_files_override_earlier_ones_key_by_key(tmp_path: Path) -> None:
         run='extends = "base.toml"\n[run]\nepochs = 9\n',
     )
     config = read(tmp_path / "run.toml", ("optimizer.weight_decay=0.25",)).resolve()
-    assert (config.workload.name, config.run.epochs, config.run.seed) == ("ndd", 9, 7)
+    assert (config.workload.name, config.run.epochs, config.run.seed) == ("eeg", 9, 7)
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.2, 0.25)
     assert "extends" not in to_toml(config)
     assert read(tmp_path / "x.toml", text=to_toml(config)).resolve() == config

@@ -46,7 +46,7 @@ def test_every_cause_is_planted_once() -> None:
     assert {pair.cause for pair in PAIRS} | ELSEWHERE == set(CAUSES)
 
 
-@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "ndd", "summarise"])
+@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "eeg", "summarise"])
 def test_a_healthy_run_is_called_healthy(workload: str) -> None:
     run = Planted(workload, loader=data(), baseline=alone(), work=work(), host=cores(1.95, 1.9))
     (found,) = run.found()

@@ -17,7 +17,7 @@ from ndd_engine.diagnose.hazards import steady_growth
 from ndd_engine.record.events import EndEvent, SettingEvent, StageEvent, TrialEvent
 from ndd_engine.record.fold import from_event, to_event
 
-WORKLOADS = ("antispoof", "chartext", "finetune", "ndd", "summarise")
+WORKLOADS = ("antispoof", "chartext", "finetune", "eeg", "summarise")
 MB = 1 << 20
 BUSY = Planted(phases=healthy(data_wait=20.0, optimizer=5.0), sets=["optimizer.implementation=loop"])
 

@@ -64,17 +64,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, r
 
 
 def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ndd_engine.workloads.ndd import Ndd
+    from ndd_engine.workloads.eeg import Eeg
 
     calls = []
-    plain = Ndd.loss
+    plain = Eeg.loss
 
-    def loss(self: Ndd, output: Any, batch: Any) -> torch.Tensor:
+    def loss(self: Eeg, output: Any, batch: Any) -> torch.Tensor:
         calls.append(in_step())
         value = plain(self, output, batch)
         return value * math.nan if calls.count(True) == 23 else value
 
-    monkeypatch.setattr(Ndd, "loss", loss)
+    monkeypatch.setattr(Eeg, "loss", loss)
     result = trainer.train(
         *trainer.ndd, *LONG, "run.max_steps=60", "log.every_steps=10", "checkpoint.every_steps=20"
     )
@@ -302,7 +302,7 @@ def test_a_killed_worker_is_named_and_the_moment_is_saved(trainer: Trainer, pers
     assert end.reason.startswith(f"loader worker {victims[0]} was killed by SIGKILL"), end.reason
     assert f"at step {end.step + 1} in data_wait" in end.reason
     assert end.reason.endswith(
-        f"the last checkpoint is step {end.step}; resume with: ndd-console train --resume ndd-001"
+        f"the last checkpoint is step {end.step}; resume with: ndd-console train --resume eeg-001"
     )
     assert result.checkpoints == [end.step]
     again = trainer.train(

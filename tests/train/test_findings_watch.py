@@ -17,7 +17,7 @@ from ndd_engine.record.recorder import Recorder
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.train.findings import FindingWatch
-from ndd_engine.workloads.ndd import Ndd
+from ndd_engine.workloads.eeg import Eeg
 
 EMPTY = RunState().snapshot()
 
@@ -128,13 +128,13 @@ def test_rules_that_fail_are_told_once_and_lose_no_event(tmp_path: Path) -> None
 
 
 def test_a_run_records_its_findings_before_its_end(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Ndd.metric
+    plain = Eeg.metric
 
-    def metric(self: Ndd) -> Any:
+    def metric(self: Eeg) -> Any:
         time.sleep(0.1)  # an evaluation after every other step takes most of the time
         return plain(self)
 
-    monkeypatch.setattr(Ndd, "metric", metric)
+    monkeypatch.setattr(Eeg, "metric", metric)
     result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=60", "evaluate.every_steps=2")
     kinds = [event.type for event in result.events]
     found = [event for event in result.events if isinstance(event, FindingEvent)]

@@ -23,7 +23,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
 
 NDD = (
-    "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]",
+    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]",
     "batch.sequence=8", "batch.micro=16", "run.threads=1",
 )  # fmt: skip
 CHARTEXT = (

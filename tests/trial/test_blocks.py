@@ -20,7 +20,7 @@ from ndd_engine.trial.blocks import (
 
 
 def config(*sets: str) -> Config:
-    return read(sets=sets, workload="ndd").resolve()
+    return read(sets=sets, workload="eeg").resolve()
 
 
 def test_both_sides_train_as_many_items_in_blocks_of_a_second_or_so() -> None:

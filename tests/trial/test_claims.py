@@ -332,4 +332,4 @@ def test_stopped_it_gives_the_claims_that_were_measured() -> None:
 def test_a_run_without_steps_is_not_measured(tmp_path: Path) -> None:
     result = measured("F3", Constant(trial()), watch=Watched(tmp_path, [run_event()]))
     assert result.verdict == "not measurable on this machine"
-    assert "no windows with steps" in next(conditions(result))
+    assert "no measured steps" in next(conditions(result))

@@ -57,7 +57,7 @@ def test_two_windows_have_no_interval_and_so_no_verdict(tmp_path: Path) -> None:
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     a, empty = write_run(tmp_path / "a", windows(steady(9, 1.0))), write_run(tmp_path / "empty", [])
-    with pytest.raises(UsageError, match="run empty has no windows with steps"):
+    with pytest.raises(UsageError, match="run empty has no measured steps"):
         compare(a, empty)
     with pytest.raises(UsageError, match="same run"):
         compare(a, a)
@@ -125,7 +125,7 @@ def test_what_is_not_alike_is_warned_of(tmp_path: Path) -> None:
     assert any("effective batch differs (16, 64 items per step)" in text for text in found.unlike)
 
 
-@pytest.mark.parametrize("other", [{"workload": "ndd"}, {"parameters": 5}])
+@pytest.mark.parametrize("other", [{"workload": "eeg"}, {"parameters": 5}])
 def test_runs_of_different_models_have_no_verdict(tmp_path: Path, other: dict[str, object]) -> None:
     found = compared(tmp_path, windows(steady(60, 1.0)), windows(steady(60, 3.0, seed=1)), **other)
     assert found.verdict == "not comparable"

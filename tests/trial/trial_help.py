@@ -127,7 +127,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 NDD = (
-    "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
+    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
     "batch.micro=16", "run.threads=1", "run.device=cpu", "evaluate.every_epochs=0", "checkpoint.every_epochs=0",
     "evaluate.at_end=false",
 )  # fmt: skip

@@ -238,7 +238,7 @@ def test_another_module_of_that_name_is_not_taken_for_it(
         ("my_workload:factory", "my_workload-001"),
         ("a.b.net:make", "net-001"),
         ("_über:f", "ber-001"),
-        ("ndd", "ndd-001"),
+        ("eeg", "eeg-001"),
     ],
 )
 def test_the_run_is_named_after_the_module(tmp_path: Path, workload: str, name: str) -> None:

@@ -249,7 +249,10 @@ class LogSection(Section):
         10, ge=1, le=MANY, description="read losses back to the host every N optimizer steps"
     )
     window_s: float = Field(
-        1.0, ge=0, le=60, description="seconds per window event in the record; 0: one window per step"
+        1.0,
+        ge=0,
+        le=60,
+        description="seconds per measuring interval of the record (its `window` events); 0: one per step",
     )
     headless_s: float = Field(
         5.0, ge=0.1, le=DAY_S, description="seconds between progress lines of a headless run"

@@ -174,7 +174,9 @@ def find_run(root: Path, name: str | None) -> RunDir:
     runs = sorted(all_runs(root), key=_changed_t)
     if name is None:
         if not runs:
-            raise UsageError(f"there are no runs in {printable(str(root))}")
+            raise UsageError(
+                f"there are no runs in {printable(str(root.absolute()))}; name another folder with --runs FOLDER"
+            )
         live = [run for run in runs if run.live_owner()]
         return _readable((live or runs)[-1])
     for path in (root / name, Path(name)):
@@ -182,8 +184,8 @@ def find_run(root: Path, name: str | None) -> RunDir:
             return _readable(RunDir(path.resolve() if path.name in ("", ".", "..") else path))
     known = ", ".join(printable(run.name) for run in reversed(runs[-8:]))
     raise UsageError(
-        f"there is no run {printable(name)} in {printable(str(root))}"
-        + (f"; existing runs: {known}" if known else "")
+        f"there is no run {printable(name)} in {printable(str(root.absolute()))}"
+        + (f"; existing runs: {known}" if known else "; name another folder with --runs FOLDER")
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -28,6 +29,19 @@ class Result:
     @property
     def headline(self) -> tuple[str, float]:
         return next(iter(self.metrics.items()))
+
+    @property
+    def not_finite(self) -> str:
+        """A warning if the headline metric or the loss is NaN or infinite; "" otherwise. Others may be undefined."""
+        wanted = dict.fromkeys((self.headline[0], "loss"))
+        bad = [
+            f"{name} is {self.metrics[name]}"
+            for name in wanted
+            if not math.isfinite(self.metrics.get(name, 0.0))
+        ]
+        if not bad:
+            return ""
+        return f"evaluation: {', '.join(bad)}; check the evaluation data and the loss (it cannot be the best one)"
 
 
 def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None]) -> Result:

@@ -237,6 +237,8 @@ class Loop:
         data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
                 "better": self.stepper.workload.better}  # fmt: skip
         self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step:,}: {text}", data))
+        if warning := result.not_finite:
+            self.put(MarkEvent("warning", self.step, warning))
         self._status(self._resting)
         self._window()
 

@@ -27,7 +27,7 @@ from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.flops import work_event
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, MarkEvent, RunEvent
-from ndd_engine.text import printable
+from ndd_engine.text import counted, printable
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.probes.autosize import decide
@@ -93,7 +93,8 @@ def prepare_run(run: OpenRun) -> Prepared:
     if run.request.resume is not None:
         run.stage("loading the checkpoint")
         _resume(run, loop, device)
-        if loop.step >= total:
+        # A run that was killed between its last checkpoint and its end has nothing left to train: it ends as done.
+        if loop.step > total or (loop.step == total and run.request.from_step is not None):
             done = f"run {run.directory.name} has finished all {total} steps"
             raise UsageError(f"{done}; to train longer, raise run.epochs")
     run.stage("running a test step")
@@ -238,7 +239,7 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
     loop.saved = saved
     threads = torch.get_num_threads()
     if device.type == "cpu" and saved_threads != threads:
-        text = f"the checkpoint was saved with {saved_threads} threads, this run uses {threads}"
+        text = f"the checkpoint was saved with {counted(saved_threads, 'thread')}, this run uses {threads}"
         run.put(MarkEvent("warning", loop.step, f"{text}: losses may differ in the last digits"))
 
 

@@ -10,6 +10,7 @@ import gc
 import torch
 
 from ndd_engine.record.events import SettingEvent
+from ndd_engine.text import plural
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.step.stepper import Stepper
@@ -170,7 +171,7 @@ class VerifiedSettings:
 
     def _items(self) -> None:
         source, seen = self.batches.source, self.batches.seen
-        kept = source.rest_of(f"{self.stepper.workload.item}s")
+        kept = source.rest_of(plural(self.stepper.workload.item))
         if self.config.loader.cache:
             self._check("loader.cache", source.encoded is not None, kept)
         if self.config.loader.placement == "device":

@@ -136,7 +136,10 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "memory", f"predicted {size(memory['total'])} of {available} available, {fits}: {parts}"
     yield "", f"from {report['memory_source']}"
     if not report["memory_reliable"]:
-        yield "", f"low confidence: {report['memory_why_not']}"
+        yield (
+            "",
+            f"low confidence: {report['memory_why_not']}; measure it with: ndd-console wizard, or train a few steps",
+        )
     if report["retries"]:
         yield "", retries_in_words(report["retries"], report["bytes_without_retries"])
     if report["nearest"] is not None:

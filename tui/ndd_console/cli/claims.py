@@ -108,10 +108,10 @@ def _conditions(claim: Claim, place: Place) -> list[str]:
         if variant is None:
             found.append(f"{name}not measurable on this machine: {missing}")
         elif variant.where:
-            needs = f"; the guide's condition {missing}" if missing else ""
+            needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
             found.append(f"{name}on this machine: {variant.where}{needs}")
         else:
-            found.append(f"{name}same condition as in the guide")
+            found.append(f"{name}same condition as in the {claim.guide} guide")
     return list(dict.fromkeys(found))
 
 

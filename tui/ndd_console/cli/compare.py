@@ -130,13 +130,16 @@ def _speed(found: Comparison) -> Iterator[tuple[str, str]]:
     if found.verdict == "not comparable":
         interval = _UNLIKE
     elif speed.low is None or speed.high is None:
-        interval = "too few windows for a confidence interval"
+        interval = "too few measuring intervals for a confidence interval"
     else:
         verdict = _VERDICTS.get(found.verdict, _INCONCLUSIVE)
         interval = f"95 % CI {speed.low:.3f} to {speed.high:.3f}: {verdict}"
     yield "speed", f"B/A {speed.ratio:.3f}x, {interval}"
     yield "", f"A {rate(found.a.rate.value, unit)}, B {rate(found.b.rate.value, unit)}"
-    yield "", f"windows used: A {_used(found.a)}; B {_used(found.b)}; evaluations and checkpoints excluded"
+    yield (
+        "",
+        f"measuring intervals used: A {_used(found.a)}; B {_used(found.b)}; evaluations and checkpoints excluded",
+    )
 
 
 def _used(side: Recorded) -> str:

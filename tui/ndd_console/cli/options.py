@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from .completion import workload_names
+from ndd_engine.renamed import OLD_WORKLOADS
+
+from .completion import sets, workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,11 +30,18 @@ class Finite(click.FloatRange):
 flag = partial(click.option, is_flag=True)
 count = partial(click.option, type=int, metavar="N")
 set_option = click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True,
-    help="Set a configuration value, e.g. batch.micro=64; repeatable.",
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, shell_complete=sets,
+    help="Set a configuration value, e.g. batch.micro=64; repeatable. `ndd-console config` lists the keys.",
 )  # fmt: skip
+
+
+def _todays_name(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """The workload, by its name of today."""
+    return OLD_WORKLOADS.get(value, value) if value is not None else None
+
+
 workload_option = click.option(
-    "--workload", metavar="NAME", shell_complete=workload_names,
+    "--workload", metavar="NAME", shell_complete=workload_names, callback=_todays_name,
     help="Workload (default: chartext), or your own as package.module:factory.",
 )  # fmt: skip
 json_option = flag("--json", "as_json", help="Print one JSON document.")

@@ -38,7 +38,10 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     elif rows:
         show(table([_HEADINGS, *map(_cells, rows)], right={3}))
     else:
-        say(f"no runs in {root}; start one with: ndd-console train")
+        say(
+            f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
+            "--runs FOLDER"
+        )
     for name, count in home.damaged.items():
         say(f"warning: run {name}: {damage_text(count)}")
 
@@ -47,7 +50,7 @@ def _cells(row: RunRow) -> tuple[str, ...]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started_t)) if row.started_t else MISSING
     return (
         foreign(row.name), foreign(row.workload), foreign(row.status) + (" *" if row.live else ""),
-        f"{number(row.step)}/{number(row.total_steps)}", started, foreign(row.best),
+        f"{number(row.step)}/{number(row.total_steps)}" if row.total_steps else MISSING, started, foreign(row.best),
     )  # fmt: skip
 
 

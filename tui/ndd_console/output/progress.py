@@ -24,7 +24,7 @@ from ndd_console.view.throughput import (
 from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
 from ndd_engine.record.snapshot import Snapshot, TimedMark
-from ndd_engine.text import duration, number, printable
+from ndd_engine.text import counted, duration, number, printable
 
 # Kinds of marks that are reported.
 _REPORTED = frozenset({
@@ -171,7 +171,7 @@ def introduction(snapshot: Snapshot) -> list[str]:
     """The run, its device, and the size of a step and an epoch."""
     run = snapshot.run
     assert run is not None
-    threads = f", {run.threads} thread{'' if run.threads == 1 else 's'}" if run.device == "cpu" else ""
+    threads = f", {counted(run.threads, 'thread')}" if run.device == "cpu" and run.threads else ""
     items = item_name(snapshot)
     batch = run.config.get("batch", {})
     accumulation = batch.get("accumulation", 1)

@@ -115,7 +115,7 @@ def _table(report: Report, whole: Slice) -> Table:
 def _step_times(report: Report) -> list[Block]:
     series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
     found = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
-    note = "Each is computed per window of the record; a point is the mean of neighbouring windows."
+    note = "Each is computed per measuring interval of the record; a point is the mean of neighbouring ones."
     return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
 
 
@@ -270,7 +270,7 @@ def methods(report: Report) -> list[Block]:
         (idle.share is not None, "idle time", METHODS.get(idle.method, idle.method)),
         *((True, f"capture at step {item.step or at.step:,}", METHODS.get(item.method, item.method))
           for at, item in list(data.captures)[-1:]),
-        (True, "p50, p95, max", "steps of one window of the record, host clock"),
+        (True, "p50, p95, max", "steps of one measuring interval of the record, host clock"),
         (True, "throughput", "items over wall time, excluding evaluation, checkpoints, pauses and profiler captures"),
         (True, "loss", "mean of the losses that were read back; reading every loss would slow down training"),
         (data.marked("evaluation"), "evaluations", "on the evaluation data; durations by host clock"),

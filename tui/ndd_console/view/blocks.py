@@ -7,7 +7,7 @@ from typing import Any
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
-from ndd_engine.text import MISSING, duration, finite, number, size
+from ndd_engine.text import MISSING, counted, duration, finite, number, size
 
 from .bars import bar, progress_bar, stacked_bar
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
@@ -57,7 +57,7 @@ def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
     """ "RTX 4080 SUPER 16 GB", or "CPU, 8 threads"."""
     name = foreign(run.device_name)
     if not on_gpu(run):
-        threads = f", {run.threads} thread{'' if run.threads == 1 else 's'}" if run.threads else ""
+        threads = f", {counted(run.threads, 'thread')}" if run.threads else ""
         return f"{shorten(name, 40)}{threads}" if width >= 110 and name else f"CPU{threads}"
     for prefix in ("NVIDIA ", "GeForce "):
         name = name.removeprefix(prefix)
@@ -84,12 +84,13 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
         return ends(((shorten(stage, max(width - 12, 8)), "accent"),), ((since, "dim"),), width)
     share = snapshot.progress
     total = f"{run.total_steps:,}"
-    took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{time_left(snapshot):>13}"
+    left = time_left(snapshot)
+    took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{left:>13}" if left else ""
     pieces = [  # (rank, text): the highest rank is dropped first
         (0, f"{percent(share):>5}"),
         (1, f"step {snapshot.step:>{len(total)},}" + (f" of {total}" if width >= 90 else "")),
         (3, f"{steps_rate(snapshot):>12}"),
-        (2, took),
+        *([(2, took)] if took else []),
     ]
     epoch = f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run.epochs else ""
     while len(pieces) > 1 and sum(len(text) + 3 for _, text in pieces) + len(epoch) + 12 > width:

@@ -13,7 +13,7 @@ from ndd_engine.config import Config, Draft
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.text import number
+from ndd_engine.text import counted, number
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload, parameter_count
@@ -90,7 +90,7 @@ def choose_size(
         larger, faster, _ = _largest(sizes, draft, device, wanted, progress)
         if faster > rate:
             reason = f"no CUDA GPU: size {larger}, 1 thread, about {_in_run(faster)} steps/s"
-            shared = f"{_in_run(rate)} with {threads} threads: the cores are shared"
+            shared = f"{_in_run(rate)} with {counted(threads, 'thread')}: the cores are shared"
             return SizeChoice(larger, f"{reason}; {shared}", 1)
         torch.set_num_threads(threads)
     # Has to fit on one line of a narrow screen.
