@@ -17,6 +17,7 @@ from ndd_engine.workloads.base import Batch
 
 from .loader import CPU, Batches
 from .source import item_bytes
+from .stream import StreamOrder
 
 # Time limits of the measurements, in nanoseconds; each one runs at least once however long it takes.
 ITEMS_NS = 40_000_000
@@ -34,6 +35,9 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
     """
     source, sampler = batches.source, batches.sampler
     measured: dict[str, Any] = {}  # fields of LoaderEvent
+    if isinstance(source, StreamOrder):
+        # Reading more items would take them from the training; the sample was read item by item.
+        return LoaderEvent(0, sampler.micro, False, None, True, item_bytes(sample) or None, stream=True)
     with suppress(Exception), kept_random(CPU):
         indices = list(islice(sampler.tensors(), 2))[-1]
         if source.on.type == "cpu":
