@@ -1,4 +1,4 @@
-"""The order that a factory asks for: of a DataLoader, a sampler or an IterableDataset. What cannot be used is refused."""
+"""Reads the order of a factory's DataLoader, sampler or IterableDataset, and refuses what cannot be used."""
 
 from __future__ import annotations
 
@@ -273,7 +273,8 @@ def _check_size(
         found, argument = of, "batch_sampler"
     key = argument if name == "train_data" and argument == "batch_sampler" else f"{name}.{argument}"
     if train and found is not None and found != batch.micro:
-        message = f"{'makes batches of' if argument == 'batch_sampler' else 'is'} {found}, but batch.micro is {batch.micro}"
+        makes = "makes batches of" if argument == "batch_sampler" else "is"
+        message = f"{makes} {found}, but batch.micro is {batch.micro}"
         advice = f"build it with settings.micro, or set batch.micro = {found}"
         problems.add(key, message, None, None, advice)
     if train and order.batch_size is not None and not order.drop_last and batch.accumulation > 1:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import LONGEST, shortened
 from ndd_engine.text import printable

@@ -132,7 +132,12 @@ def identity(report: Report) -> list[Block]:
         ("step", f"{number(run.items_per_step)} items ({run.item})"),
         (
             "length",
-            f"{number(run.total_steps)} steps; {number(run.epochs)} epochs of {number(run.steps_per_epoch)} steps",
+            f"{number(run.total_steps or None)} steps; "
+            + (
+                f"{number(run.epochs)} epochs of {number(run.steps_per_epoch)} steps"
+                if run.steps_per_epoch
+                else f"{number(run.epochs or None)} epochs of unknown length"
+            ),
         ),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),

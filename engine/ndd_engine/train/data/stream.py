@@ -1,4 +1,4 @@
-"""Batches of an IterableDataset, in this process or by loader workers, with a position that a checkpoint can restore."""
+"""Batches of an IterableDataset, in this process or by workers, with a position that a checkpoint restores."""
 
 from __future__ import annotations
 
