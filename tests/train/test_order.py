@@ -63,17 +63,147 @@ def test_a_resumed_run_sees_the_data_that_it_would_have_seen(
     assert equal(training_state(whole.state(STEPS)), training_state(rest.state(STEPS)))
 
 
-@pytest.mark.parametrize("stop", [3, 13, 20])
-@pytest.mark.parametrize("more", ["", "loader.persistent=false"])
-@pytest.mark.parametrize("data", ["Items()", "Items(noise=True)"])
+@pytest.mark.parametrize(("stop", "more"), [(3, ""), (13, ""), (20, "loader.persistent=false")])
 def test_a_stream_read_by_workers_resumes_bit_for_bit(
-    trainer: Trainer, ordered: Sets, data: str, stop: int, more: str
+    trainer: Trainer, ordered: Sets, stop: int, more: str
 ) -> None:
-    sets = (*ordered(f"parts() | dict(train_data=DataLoader({data}, batch_size=4))"), "loader.workers=2")
-    if more:
-        sets = (*sets, more)
+    sets = ordered("parts() | dict(train_data=DataLoader(Items(noise=True), batch_size=4))")
+    sets = (*sets, "loader.workers=2", *filter(None, [more]))
     whole = trainer.train(*sets, "run.max_steps=30")
     half = trainer.train(*sets, f"run.max_steps={stop}")
     rest = trainer.train("run.max_steps=30", resume=half)
     assert [result.end.status for result in (whole, half, rest) if result.end] == ["done"] * 3
     assert losses(whole) == losses(half, rest)
+
+
+FAULTS = {
+    "raises": ("def __iter__(self):\n        yield from (1, 2, 3, 4, 5)\n        raise ValueError('lost')", "ValueError at step 2 in data_wait: lost"),
+    "too large": ("def __iter__(self):\n        return iter([1, 2, 3, 99])", "the sampler Own yielded the index 99, but train_data has 50 items (0 to 49)"),
+    "negative": ("def __iter__(self):\n        return iter([1, -2, 3, 4])", "the sampler Own yielded the index -2, but train_data has 50 items"),
+    "no number": ("def __iter__(self):\n        return iter(['a', 'b', 'c', 'd'])", "the sampler Own yielded ['a', 'b', 'c', 'd'], not whole numbers"),
+    "too few": ("def __iter__(self):\n        return iter([1, 2])", "pass 1 over train_data has only 0 micro-batches, and a step needs 1"),
+    "fewer than len()": ("def __len__(self):\n        return 40\n    def __iter__(self):\n        return iter(range(20))", "the sampler Own ended after 5 of the 10 batches that its len() promises"),
+    "more than len()": ("def __len__(self):\n        return 8\n    def __iter__(self):\n        return iter(range(20))", "the sampler Own yields more than the 2 batches that its len() promises"),
+    "endless, with a length": ("def __len__(self):\n        return 8\n    def __iter__(self):\n        return itertools.cycle(range(20))", "more than the 2 batches that its len() promises: remove __len__ if it is endless"),
+    "once": ("def __init__(self):\n        self.it = iter(range(20))\n    def __iter__(self):\n        return self.it", "pass 2 over train_data has only 0 micro-batches"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_sampler_is_one_clear_message(
+    trainer: Trainer, ordered: Sets, fault: str, workers: int
+) -> None:
+    if workers and fault not in ("negative", "raises"):
+        pytest.skip("the samplers run in this process either way")
+    body, words = FAULTS[fault]
+    sets = ordered("parts(sampler=Own())", f"\nclass Own(Sampler):\n    {body}\n")
+    end = trainer.train(*sets, "run.max_steps=12", f"loader.workers={workers}").end
+    assert end is not None and end.status == "failed"
+    assert words.replace("at step 2 ", "") in end.reason.replace("at step 2 ", "").replace(
+        "at step 1 ", ""
+    ), end.reason
+    assert "\n" not in end.reason
+
+
+def test_batches_of_a_sampler_that_are_wrong_are_refused(trainer: Trainer, ordered: Sets) -> None:
+    for batches, words in (
+        ("[[1, 2], []]", "yielded an empty list"),
+        ("[3, 4]", "yielded 3, not a list of indices"),
+    ):
+        end = trainer.train(*ordered(f"parts(batch_sampler={batches})"), "run.max_steps=4").end
+        assert end is not None and words in end.reason, end.reason
+
+
+def test_without_a_state_the_run_says_before_training_that_a_pass_starts_anew(
+    trainer: Trainer, ordered: Sets
+) -> None:
+    for result in ("parts() | dict(train_data=Forgetful())", "parts(sampler=Own())"):
+        sets = ordered(
+            result, "\nclass Own(Sampler):\n    def __iter__(self):\n        return iter(range(50))\n"
+        )
+        half = trainer.train(*sets, "run.max_steps=15")
+        rest = trainer.train("run.max_steps=30", resume=half)
+        notes = [mark for mark in half.marks("note") if "starts the pass over train_data anew" in mark.text]
+        assert notes and notes[0].step == 0 and "state_dict" in notes[0].text
+        assert rest.end is not None and rest.end.status == "done"
+        # A pass has 12 steps, and the second one is begun again after 3 of its steps.
+        whole = trainer.train(*sets, "run.max_steps=27")
+        assert rest.snapshot.epoch == whole.snapshot.epoch == 2
+
+
+def test_a_run_over_a_stream_of_unknown_length_ends_after_its_passes(trainer: Trainer, ordered: Sets) -> None:
+    sets = ordered("parts() | dict(train_data=DataLoader(Items(50), batch_size=4), eval_data=Items(10))")
+    more = ("evaluate.every_epochs=1", "checkpoint.every_epochs=1")
+    whole = trainer.train(*sets, "run.epochs=3", *more)
+    assert whole.end is not None and (whole.end.status, whole.end.step) == ("done", 39)
+    run = whole.identity
+    assert (run.total_steps, run.steps_per_epoch, run.items_per_epoch, run.epochs) == (0, 0, 0, 3)
+    assert [mark.text for mark in whole.marks("epoch")] == [f"epoch {epoch} of 3 done" for epoch in (1, 2, 3)]
+    assert [mark.step for mark in whole.marks("evaluation")] == [13, 26, 39]
+    assert whole.checkpoints == [13, 26, 39]
+    assert whole.snapshot.items == 150  # the last batch of a pass is smaller
+    assert whole.snapshot.eta_s is None and whole.snapshot.epoch_s is None
+    half = trainer.train(*sets, "run.epochs=1", *more)
+    rest = trainer.train("run.epochs=3", resume=half)
+    assert losses(whole) == losses(half, rest)
+    assert rest.identity.resumed_epoch == 1
+    again = trainer.train("run.epochs=3", resume=rest)
+    assert again.end is not None and "has finished all 39 steps" in again.end.reason
+
+
+def test_accumulation_leaves_out_an_incomplete_last_step_of_a_pass(trainer: Trainer, ordered: Sets) -> None:
+    sets = (*ordered("parts() | dict(train_data=Items(50), eval_data=Items(10))"), "batch.accumulation=5")
+    whole = trainer.train(*sets, "run.max_steps=8")
+    assert [mark.step for mark in whole.marks("epoch")] == [2, 4, 6]
+    half = trainer.train(*sets, "run.max_steps=3")
+    rest = trainer.train("run.max_steps=8", resume=half)
+    assert losses(whole) == losses(half, rest)
+
+
+def test_evaluations_of_a_stream_or_a_sampler_see_the_same_items_each_time(
+    trainer: Trainer, ordered: Sets
+) -> None:
+    for data in (
+        "Items(50)",
+        "DataLoader(Data(), batch_size=4, sampler=Endless())",
+        "DataLoader(Data(), batch_size=10)",
+    ):
+        sets = ordered(f"parts() | dict(eval_data={data})")
+        frozen = ("optimizer.lr=1e-30", "evaluate.every_steps=2", "evaluate.batches=3")
+        result = trainer.train(*sets, *frozen, "run.max_steps=6")
+        assert result.end is not None and result.end.status == "done", result.end
+        values = {mark.data["metrics"]["loss"] for mark in result.marks("evaluation")}
+        assert len(values) == 1, values
+
+
+def test_workers_that_repeat_a_stream_are_refused(trainer: Trainer, ordered: Sets) -> None:
+    sets = (*ordered("parts() | dict(train_data=Items(shard=False))"), "loader.workers=2", "run.max_steps=4")
+    end = trainer.train(*sets).end
+    assert end is not None and end.step == 0
+    assert end.reason.startswith("loader workers 0 and 1 return the same batches of train_data")
+
+
+@pytest.mark.parametrize("kept", ["loader.shuffle=false", ""])
+def test_another_order_is_refused_on_a_resume(trainer: Trainer, ordered: Sets, kept: str) -> None:
+    half = trainer.train(*ordered("parts()"), "run.max_steps=3", *filter(None, [kept]))
+    other = "loader.shuffle=true" if kept else "loader.shuffle=false"
+    rest = trainer.train("run.max_steps=6", other, resume=half)
+    assert rest.end is not None and "the order of the data was" in rest.end.reason, rest.end.reason
+
+
+def test_other_workers_are_refused_on_a_resume_of_a_stream_with_a_state(
+    trainer: Trainer, ordered: Sets
+) -> None:
+    half = trainer.train(*ordered("parts() | dict(train_data=Items())"), "run.max_steps=3")
+    rest = trainer.train("run.max_steps=6", "loader.workers=1", resume=half)
+    assert rest.end is not None and "set loader.workers = 0" in rest.end.reason
+
+
+def test_a_state_that_no_checkpoint_can_contain_is_refused_before_training(
+    trainer: Trainer, ordered: Sets
+) -> None:
+    source = "\nclass Odd(Items):\n    def state_dict(self):\n        return {'file': object()}\n"
+    end = trainer.train(*ordered("parts() | dict(train_data=Odd())", source), "run.max_steps=3").end
+    assert end is not None and end.step == 0
+    assert "position.stream.file contains a value of the type object" in end.reason, end.reason

@@ -119,7 +119,7 @@ def check_order(train: Data, has_eval: bool, config: Config, problems: Problems)
         why = "it is an IterableDataset" if train.streams else "its sampler covers all of its items"
         message = f"is missing, and no part of train_data can be kept for evaluation: {why}"
         problems.add("eval_data", message, None, None, "add eval_data")
-    settings = Problems("configuration", found=problems.found)
+    settings = Problems("workload", found=problems.found)
     if loader.shuffle is not None and order is not None:
         of = None
         if train.streams:
@@ -129,7 +129,7 @@ def check_order(train: Data, has_eval: bool, config: Config, problems: Problems)
         elif order.shuffle != loader.shuffle:
             of = f"the factory asks for shuffle={order.shuffle}"
         if of is not None:
-            settings.add("loader.shuffle", f"cannot be used: {of}", _toml(loader.shuffle), None, "remove it")
+            settings.add("loader.shuffle", f"cannot be used: {of}", _Toml(loader.shuffle), None, "remove it")
     if order is None:
         return
     unknown = train.streams or (chosen is not None and not hasattr(type(chosen), "__len__"))
@@ -209,8 +209,8 @@ class _Loader:
 
         def instead(argument: str, key: str, value: object) -> None:
             now = getattr(self.config.loader, key.removeprefix("loader."))
-            message = f"is {value}, but {key} is {'not set' if now is None else _toml(now)}"
-            self.refuse(argument, message, f"remove it from the DataLoader, and set {key} = {_toml(value)}")
+            message = f"is {value}, but {key} is {'not set' if now is None else _Toml(now)}"
+            self.refuse(argument, message, f"remove it from the DataLoader, and set {key} = {_Toml(value)}")
 
         if loader.num_workers not in (0, workers):
             instead("num_workers", f"{self.prefix}workers", loader.num_workers)
@@ -244,7 +244,7 @@ def _check_stream(name: str, data: Any, config: Config, problems: Problems) -> N
     if type(data).__iter__ is IterableDataset.__iter__:
         problems.add(name, f"{kind_of} does not define __iter__", None, DATA)
     loader = config.loader
-    settings = Problems("configuration", found=problems.found)
+    settings = Problems("workload", found=problems.found)
     why = f"{name} is an IterableDataset ({kind_of}), whose items have no index"
     for key, on in (
         ("cache", loader.cache),
@@ -252,8 +252,9 @@ def _check_stream(name: str, data: Any, config: Config, problems: Problems) -> N
         ("fetch", loader.fetch == "batch"),
     ):
         if on and not any(problem.key == f"loader.{key}" for problem in problems.found):
-            value = getattr(loader, key)
-            settings.add(f"loader.{key}", f"cannot be used: {why}", _toml(value), None, "remove it")
+            found = getattr(loader, key)
+            shown = found if isinstance(found, str) else _Toml(found)
+            settings.add(f"loader.{key}", f"cannot be used: {why}", shown, None, "remove it")
 
 
 def _check_size(
@@ -307,8 +308,14 @@ def _iterates(value: Any) -> bool:
     )
 
 
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+class _Toml:
+    """A value as it is written in TOML, without quotes."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return str(self._value).lower() if isinstance(self._value, bool) else str(self._value)
 
 
 def restarts(order: Order | None, data: Any, iterator: Any = None) -> str | None:
