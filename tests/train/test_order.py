@@ -1,5 +1,6 @@
 """The order of a user's own data: the same as a plain PyTorch loop's, and resumed where it was."""
 
+# ruff: noqa: E501  one loader or fault per line
 from __future__ import annotations
 
 import pytest

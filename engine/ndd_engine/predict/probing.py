@@ -280,12 +280,12 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
     else:
         batches = probe_batches(workload, config)
     if isinstance(batches.own, StreamOrder):
-        while True:
-            yield batches.sample()  # reading on would take items from other probes, and may never end
+        batches.sample()  # reads the items now, not in the first step
+        # Reading on would take items from other probes, and may never end.
+        return (batches.sample() for _ in count())
     if not batches.per_epoch:
         raise ValueError(f"the data has fewer than {micro} items")
-    for epoch in count():
-        yield from batches.epoch(epoch)
+    return (batch for epoch in count() for batch in batches.epoch(epoch))
 
 
 def extremes(workload: Workload) -> tuple[list[int], int]:
@@ -312,7 +312,11 @@ def extremes(workload: Workload) -> tuple[list[int], int]:
 def longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
     """Endless micro-batches that start with the items `first`, filled up with others."""
     if not first:
-        yield from endless(workload, config, micro)
+        return endless(workload, config, micro)
+    return _longest_first(workload, config, micro, first)
+
+
+def _longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
     source = probe_batches(workload, config).source
     assert isinstance(source, Source)  # only items with an index are looked for
     places = range(len(cast(Any, workload.train_data)))

@@ -136,7 +136,7 @@ class Side(ChildServer):
         prepared.sampler.stop()
         blocks = Blocks(self, run, prepared, begin)
         vars(prepared.loop.stepper)["step"] = blocks
-        prepared.loop.total_steps = 1 << 60
+        prepared.loop.total_steps, prepared.loop.passes = 1 << 60, None
         try:
             prepared.loop.run()
         except NddError:
@@ -225,7 +225,9 @@ class Blocks:
         timed steps within one epoch."""
         lead, steps = int(command["lead"]), int(command["steps"])
         loop = self._loop
-        if command["within"]:
+        if (
+            command["within"] and loop.batches.own is None
+        ):  # the place in other orders does not follow from the step
             done = loop.step % loop.steps_per_epoch
             if done + lead + steps >= loop.steps_per_epoch:
                 loop.step += loop.steps_per_epoch - done - 1  # makes this step the last one of the epoch

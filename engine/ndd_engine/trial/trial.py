@@ -352,7 +352,8 @@ class _Trial:
         return SidePace(facts.items_per_step, facts.steps_per_epoch, step_s, recurs)
 
     def _plan(self, base: SidePace, change: SidePace) -> BlockPlan:
-        if missing := never_happens(*self._configs, self._changed):
+        epochs = [facts.steps_per_epoch for facts in self._sides.facts]
+        if missing := never_happens(*self._configs, self._changed, all(epochs)):
             raise _NotMeasurableError(missing)
         if self._left_s < self.request.budget_s / 10:
             enough_s = FEWEST_ABBA * 4 * max(base.step_s, change.step_s, ESTIMATE_S)

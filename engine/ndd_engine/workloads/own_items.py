@@ -142,6 +142,11 @@ def try_items(train: Any, evaluation: Any, result: FactoryResult, where: str, co
             train[total]
     problems.check()
     notes = [note] if (note := restarts(result.order, train)) else []
+    if result.order is not None and result.order.batch_sampler is not None:
+        notes.append(
+            f"The {result.order.title} decides the number of items of each batch; batch.micro = {config.batch.micro} "
+            "is used for predictions and for the test step only."
+        )
     if steady:
         return notes
     return [

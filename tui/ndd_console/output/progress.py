@@ -171,12 +171,13 @@ def _epoch(run: RunEvent, items: str) -> str:
     if not run.steps_per_epoch:
         until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
         return f"the length of an epoch is unknown{until}"
-    return f"one epoch is {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {items}{_tokens(run)}"
+    of = f"{number(run.items_per_epoch or None)} {items}{_tokens(run)}"
+    return f"one epoch is {number(run.steps_per_epoch)} steps, {of}"
 
 
 def _tokens(run: RunEvent) -> str:
     """ ", 18,087,936 characters" per epoch."""
-    if not run.token or not run.tokens_per_item:
+    if not run.token or not run.tokens_per_item or not run.items_per_epoch:
         return ""
     return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
 

@@ -250,6 +250,17 @@ class Batches(_Loaded):
         )
 
     @property
+    def items_per_epoch(self) -> int | None:
+        """Items of an epoch, without those that no step is left for; None if that is unknown."""
+        steps, own = self.steps_per_epoch, self.own
+        if steps is None or (isinstance(own, IndexOrder) and own.order.batch_sampler is not None):
+            return None
+        items = steps * self.accumulation * self.sampler.micro
+        if not isinstance(own, IndexOrder) or own.order.drop_last:
+            return items
+        return min(items, own.items if own.order.sampler is None else len(own.order.sampler))
+
+    @property
     def counters(self) -> tuple[Callable[[], tuple[int, int]], Callable[[], int]] | tuple[()]:
         """Functions for the (epoch, step in it) and the items made so far; () if both follow from the step."""
         own = self.own
