@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import pytest
 from order_help import Sets, ordered, plain_losses
-from train_help import Result, Trainer, equal, training_state
+from test_kill import kill_at
+from train_help import Result, Trainer, equal, stop_at, training_state
+
+from ndd_engine.record.rundir import RunDir
 
 __all__ = ["ordered"]
 
@@ -208,3 +211,31 @@ def test_a_state_that_no_checkpoint_can_contain_is_refused_before_training(
     end = trainer.train(*ordered("parts() | dict(train_data=Odd())", source), "run.max_steps=3").end
     assert end is not None and end.step == 0
     assert "position.stream.file contains a value of the type object" in end.reason, end.reason
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_over_a_stream_resumes_as_if_nothing_had_happened(
+    trainer: Trainer, ordered: Sets, workers: int
+) -> None:
+    slow = """
+class Slow(Items):
+    def __iter__(self):
+        import time
+        for item in super().__iter__():
+            time.sleep(0.002)
+            yield item
+"""
+    data = "DataLoader(Slow(50, noise=True), batch_size=4)"
+    sets = (*ordered(f"parts() | dict(train_data={data})", slow), f"loader.workers={workers}", "run.max_steps=4000")
+    sets = (*sets, "checkpoint.every_steps=10", "checkpoint.keep=9")
+    killed = Result(RunDir(trainer.root / "killed"))
+    kill_at(trainer.process(*sets, name="killed"), killed, 35)
+    reached = max(killed.losses)
+    resumed = trainer.train(resume=killed, steer=stop_at(reached + 20))
+    start = resumed.identity.resumed_step
+    assert start is not None and 0 < start <= reached
+    whole = trainer.train(*sets, steer=stop_at(reached + 20))
+    last = min(max(resumed.losses), max(whole.losses))
+    assert last >= reached + 20
+    steps = range(1, last + 1)  # `losses` has compared the steps that were done twice
+    assert [resumed.losses[step] for step in steps] == [whole.losses[step] for step in steps]
