@@ -226,7 +226,11 @@ class Slow(Items):
             yield item
 """
     data = "DataLoader(Slow(50, noise=True), batch_size=4)"
-    sets = (*ordered(f"parts() | dict(train_data={data})", slow), f"loader.workers={workers}", "run.max_steps=4000")
+    sets = (
+        *ordered(f"parts() | dict(train_data={data})", slow),
+        f"loader.workers={workers}",
+        "run.max_steps=4000",
+    )
     sets = (*sets, "checkpoint.every_steps=10", "checkpoint.keep=9")
     killed = Result(RunDir(trainer.root / "killed"))
     kill_at(trainer.process(*sets, name="killed"), killed, 35)

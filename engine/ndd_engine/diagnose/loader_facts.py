@@ -80,6 +80,8 @@ def more_workers(view: View, loader: LoaderEvent) -> Change | None:
     needed = ceil(here * view.micro_steps / max(view.step_ns - view.wait.ns, 1.0))
     count = min(max(needed, view.workers + 1), cores, MOST_WORKERS)
     text = f"load with {count} worker{'s' if count > 1 else ''}"
+    if loader.stream and count > 1:
+        text += ", each of which has to read its own part of the stream (torch.utils.data.get_worker_info)"
     return Change(text, (f"loader.workers={count}", *off_device(view)))
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from ndd_engine.config import Config
-from ndd_engine.train.data.loader import ordered_steps
+from ndd_engine.train.data.place import ordered_steps
 from ndd_engine.train.loop import UNKNOWN_STEPS
 from ndd_engine.train.prepare import total_steps
 from ndd_engine.workloads.base import Workload, parameter_count

@@ -20,9 +20,8 @@ from ndd_engine.measure.losses import LossReader, first_bad
 from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import duration, printable, size
-from ndd_engine.train.data.indices import IndexOrder
 from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.data.stream import StreamOrder
+from ndd_engine.train.data.place import OwnOrder, end_pass
 from ndd_engine.train.step.stepper import Stepper
 
 from .checkpoint import CheckpointStore, Saved, free_space
@@ -156,17 +155,10 @@ class Loop:
         self._finish()
         return None
 
-    def _end_pass(self, own: IndexOrder | StreamOrder) -> None:
+    def _end_pass(self, own: OwnOrder) -> None:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
         self.boundary = True
-        if own.batches < self.config.batch.accumulation:
-            what = f"{own.batches} micro-batch{'' if own.batches == 1 else 'es'}"
-            needed = self.config.batch.accumulation
-            raise TrainingError(
-                f"pass {own.passes + 1} over {own.order.name} has only {what}, and a step needs {needed}: "
-                "does its iteration end early, or can it be iterated only once?"
-            )
-        own.end_pass()
+        end_pass(own, self.config.batch.accumulation)
         of = "" if not self.passes else f" of {self.passes}"
         self.put(MarkEvent("epoch", self.step, f"epoch {own.passes}{of} done"))
         self._act(own.passes)

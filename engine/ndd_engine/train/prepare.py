@@ -29,6 +29,7 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, MarkEvent, RunEvent
 from ndd_engine.text import printable
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.place import cannot_load
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.probes.autosize import decide
 from ndd_engine.train.probes.baseline import Baseline
@@ -259,7 +260,7 @@ def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> N
         for key, text in words.items()
         if state.get(key) != now[key] and not (key == "data_crc" and loop.batches.has_crc(state.get(key)))
     ]
-    if not changed and (why := loop.batches.cannot_load(state)) is not None:
+    if not changed and (why := cannot_load(loop.batches, state["position"])) is not None:
         changed.append(why)
     if changed:
         raise UsageError(f"cannot resume {name} from {saved.path.name}: {'; '.join(changed)}")

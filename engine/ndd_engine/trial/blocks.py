@@ -33,7 +33,7 @@ LEAD_MOST = 10
 
 @dataclass(frozen=True)
 class SidePace:
-    """A side's speed. items: per step. per_epoch: steps, 0 if unknown. step_s: seconds. period: of the change, in steps."""
+    """A side's speed. items: per step. per_epoch: steps, 0 if unknown. step_s: seconds. period: of what changes."""
 
     items: int
     per_epoch: int

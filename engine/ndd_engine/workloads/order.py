@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -69,6 +70,8 @@ class Stream(IterableDataset[Any]):
         self._start = [copy.deepcopy(data.state_dict())] if again and has_state(data) else None
         self._first: list[Any] = []
         self._rest: Iterator[Any] | None = None
+        # Of the items that were looked at: nanoseconds of wall and of CPU time, and their number.
+        self.spent = (0, 0, 0)
 
     def peek(self, count: int) -> list[Any]:
         """Up to `count` first items. Raises what the stream raises. Call it before the first pass only."""
@@ -78,7 +81,11 @@ class Stream(IterableDataset[Any]):
                 # Reading a stream can change it, and the workers' copies have to start at its beginning.
                 data = pickle.loads(pickle.dumps(self.data)) if self.in_workers else self.data
                 self._rest = iter(data)
+            begin, begin_cpu, before = time.perf_counter_ns(), time.thread_time_ns(), len(self._first)
             self._first += islice(self._rest, missing)
+            wall, cpu, items = self.spent
+            cpu += time.thread_time_ns() - begin_cpu
+            self.spent = (wall + time.perf_counter_ns() - begin, cpu, items + len(self._first) - before)
         return self._first[:count]
 
     @property

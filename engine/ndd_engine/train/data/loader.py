@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.base import Batch, Collate, Workload
+from ndd_engine.workloads.base import Batch, Collate
 from ndd_engine.workloads.order import Order, Stream, item_count
 
-from .indices import IndexOrder, length, mixed
+from .indices import IndexOrder, mixed
 from .source import Collated, Source, WholeBatches, make_source
 from .stream import StreamOrder
 from .workers import WatchedLoader, worker_options, worker_pids
@@ -268,18 +268,6 @@ class Batches(_Loaded):
             return ()
         return (lambda: (own.passes, own.batches // self.accumulation)), (lambda: own.made)
 
-    def cannot_load(self, state: dict[str, Any]) -> str | None:
-        """Why the position in a checkpoint means nothing here; None if it can be loaded."""
-        before, now = state["position"], self.state()
-        if before is None or now is None:
-            return None
-        if before["kind"] != now["kind"] or before.get("position") != now.get("position"):
-            return "the order of the data cannot be continued: its state_dict is new, or is gone"
-        if before.get("workers", 0) != now.get("workers", 0) and before.get("position") == "state":
-            was = before["workers"]
-            return f"each loader worker continues its own part of the stream: set loader.workers = {was}"
-        return None
-
     def state(self) -> dict[str, Any] | None:
         """The position in `own`, for a checkpoint; None if it follows from the step."""
         return None if self.own is None else self.own.state()
@@ -336,15 +324,6 @@ class EvalBatches(_Loaded):
             return self._begun(self._own.tensors())
         assert self._items is not None
         return self._begun(iter(torch.split(torch.arange(self._items), self._micro)))
-
-
-def ordered_steps(workload: Workload, config: Config) -> int | None:
-    """Optimizer steps of an epoch of the workload in its own order; None if that is unknown."""
-    items = item_count(workload.train_data)
-    if items is None:
-        return None
-    batches = length(workload.order or Order(), items, config.batch.micro)
-    return None if batches is None else batches // config.batch.accumulation
 
 
 def _counted(batches: Iterator[Batch], order: IndexOrder) -> Iterator[Batch]:

@@ -36,8 +36,14 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
     source, sampler = batches.source, batches.sampler
     measured: dict[str, Any] = {}  # fields of LoaderEvent
     if isinstance(source, StreamOrder):
-        # Reading more items would take them from the training; the sample was read item by item.
-        return LoaderEvent(0, sampler.micro, False, None, True, item_bytes(sample) or None, stream=True)
+        with suppress(Exception), kept_random(CPU):
+            wall, cpu, count = (
+                source.stream.spent
+            )  # of the sample: more items would be taken from the training
+            measured = {"item_ns": wall / count, "item_cpu_ns": min(cpu, wall) / count, "probed": count}
+            measured["collate_ns"] = fastest(lambda: source.sample(), 2, COLLATE_NS // 2)[0]
+        size = item_bytes(sample) or None
+        return LoaderEvent(0, sampler.micro, False, None, True, size, stream=True, **measured)
     with suppress(Exception), kept_random(CPU):
         indices = list(islice(sampler.tensors(), 2))[-1]
         if source.on.type == "cpu":
