@@ -3,11 +3,15 @@
 # ruff: noqa: E501  one loader or fault per line
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from order_help import Sets, ordered, plain_losses
 from test_kill import kill_at
 from train_help import Result, Trainer, equal, stop_at, training_state
 
+from ndd_console.output.progress import introduction, progress_line
+from ndd_engine.record.events import SettingEvent
 from ndd_engine.record.rundir import RunDir
 
 __all__ = ["ordered"]
@@ -243,3 +247,49 @@ class Slow(Items):
     assert last >= reached + 20
     steps = range(1, last + 1)  # `losses` has compared the steps that were done twice
     assert [resumed.losses[step] for step in steps] == [whole.losses[step] for step in steps]
+
+
+def test_another_micro_batch_is_refused_on_a_resume_within_a_pass(trainer: Trainer, ordered: Sets) -> None:
+    half = trainer.train(*ordered("parts(sampler=Endless())"), "run.max_steps=3")
+    rest = trainer.train("run.max_steps=6", "batch.micro=2", "batch.accumulation=2", resume=half)
+    assert rest.end is not None and "set batch.micro = 4" in rest.end.reason, rest.end.reason
+
+
+def test_a_worker_init_fn_runs_in_each_worker(trainer: Trainer, ordered: Sets, tmp_path: Path) -> None:
+    source = f"\ndef begin(worker):\n    open(f'{tmp_path}/worker-{{worker}}', 'w').close()\n"
+    data = "DataLoader(Data(), batch_size=4, num_workers=2, worker_init_fn=begin)"
+    sets = (*ordered(f"parts() | dict(train_data={data})", source), "loader.workers=2", "run.max_steps=2")
+    end = trainer.train(*sets).end
+    assert end is not None and end.status == "done"
+    assert sorted(path.name for path in tmp_path.glob("worker-*")) == ["worker-0", "worker-1"]
+
+
+def test_a_stateful_loader_of_torchdata_is_read_like_torchs(trainer: Trainer, ordered: Sets) -> None:
+    pytest.importorskip("torchdata")
+    source = "\nfrom torchdata.stateful_dataloader import StatefulDataLoader\n"
+    sets = ordered("parts() | dict(train_data=StatefulDataLoader(Items(), batch_size=4))", source)
+    whole = trainer.train(*sets, "run.max_steps=20")
+    half = trainer.train(*sets, "run.max_steps=7")
+    rest = trainer.train("run.max_steps=20", resume=half)
+    assert losses(whole) == losses(half, rest)
+    assert losses(whole) == pytest.approx(plain_losses(sets, 20), rel=1e-6)
+
+
+def test_a_builtin_workload_can_keep_the_order_of_its_data(trainer: Trainer) -> None:
+    result = trainer.train(*trainer.ndd, "run.max_steps=5", "loader.shuffle=false", "run.seed=1")
+    other = trainer.train(*trainer.ndd, "run.max_steps=5", "run.seed=1")
+    settings = {event.name: event for event in result.events if isinstance(event, SettingEvent)}
+    assert (
+        settings["loader.shuffle"].in_effect
+        and "in the order of the dataset" in settings["loader.shuffle"].verified
+    )
+    assert not equal(training_state(result.state(5)), training_state(other.state(5)))
+
+
+def test_a_stream_has_findings_and_costs_of_its_items(trainer: Trainer, ordered: Sets) -> None:
+    result = trainer.train(*ordered("parts() | dict(train_data=Items())"), "run.max_steps=20")
+    loader = result.snapshot.loader
+    assert loader is not None and loader.stream and loader.item_ns is not None and loader.probed == 4
+    text = "\n".join(introduction(result.snapshot))
+    assert "the length of an epoch is unknown" in text
+    assert "epoch 2 " in progress_line(result.snapshot)

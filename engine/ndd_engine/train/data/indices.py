@@ -221,7 +221,8 @@ class IndexOrder(Sampler[list[int]]):
     def state(self) -> dict[str, Any]:
         """The position after the last delivered batch, for a checkpoint."""
         copied, since = self._at
-        state = {"kind": self.position, "passes": self.passes, "batches": self.batches, "since": since}
+        state = {"kind": self.position, "passes": self.passes, "batches": self.batches, "since": since,
+                 "micro": self.micro}  # fmt: skip
         if copied is not None:
             more = {"sampler": copied.sampler, "generators": copied.generators, "random": copied.random}
             return {**state, **more}

@@ -34,6 +34,9 @@ def cannot_load(batches: Batches, before: dict[str, Any] | None) -> str | None:
         return None
     if before["kind"] != now["kind"] or before.get("position") != now.get("position"):
         return "the order of the data cannot be continued: its state_dict is new, or is gone"
+    if before["micro"] != now["micro"] and now.get("position", now["kind"]) != "anew":
+        was = before["micro"]
+        return f"the position in the data counts micro-batches of {was}: set batch.micro = {was}"
     if before.get("workers", 0) != now.get("workers", 0) and before.get("position") == "state":
         was = before["workers"]
         return f"each loader worker continues its own part of the stream: set loader.workers = {was}"

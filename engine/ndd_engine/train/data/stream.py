@@ -261,7 +261,7 @@ class StreamOrder:
     def state(self) -> dict[str, Any]:
         """The position after the last delivered batch, for a checkpoint."""
         state = {"kind": "stream", "position": self.position, "passes": self.passes, "batches": self.batches,
-                 "workers": self.workers, "turn": self._turn}  # fmt: skip
+                 "workers": self.workers, "turn": self._turn, "micro": self.micro}  # fmt: skip
         if self.position == "anew":
             return state
         if self.shards is not None:
