@@ -85,13 +85,12 @@ def test_a_part_of_data_that_gathers_or_changes_each_epoch_asks_for_the_right_it
 
 def test_a_loader_is_taken_apart(own: Prepare) -> None:
     source = "def join(items):\n    return [torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])]\n"
-    loader = "DataLoader(Pairs(), batch_size=16, num_workers=3, shuffle=True, collate_fn=join)"
+    loader = "DataLoader(Pairs(), batch_size=4, shuffle=True, collate_fn=join)"
     workload = own(source + giving(train_data=loader, eval_data="DataLoader(Pairs(8), collate_fn=join)"))
     assert len(workload.train_data) == 40 and workload.collate is not None  # type: ignore[arg-type]
-    notes = " ".join(workload.notes())
-    assert "batch_size 16 (batch.micro is 4)" in notes and "num_workers 3 (loader.workers is 0)" in notes
-    plain = own(giving(train_data="DataLoader(Pairs(), batch_size=4, shuffle=True)"))
-    assert plain.collate is None and "Ignored settings" not in " ".join(plain.notes())
+    assert workload.order is not None and workload.order.shuffle
+    plain = own(giving(train_data="DataLoader(Pairs(), batch_size=4)"))
+    assert plain.collate is None and plain.order is not None and not plain.order.shuffle
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,11 @@ class BatchSection(Section):
 
 
 class LoaderSection(Section):
+    shuffle: bool | None = Field(
+        None,
+        description="shuffle the training data in every epoch (true) or keep its order (false); default: true, or what "
+        "the DataLoader of a workload of your own does",
+    )
     workers: int = Field(
         0, ge=0, le=512, description="number of loader workers for training; 0: load in the training process"
     )

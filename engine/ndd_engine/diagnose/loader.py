@@ -189,6 +189,8 @@ def few_workers(view: View, loader: LoaderEvent) -> Finding | None:
     draft = Draft("few-workers", title, wait)
     draft.add(taken(wait, "waiting for data takes"))
     why = "change every epoch" if loader.epochs_differ else "cannot be cached"
+    if loader.stream:
+        why = "come from a stream, which cannot be cached"
     draft.saw(f"making a micro-batch takes {span(here)} of CPU time; items {why}", BASELINE)
     draft.add(facts.workers_are(view), facts.free(view), change)
     return draft.done()
@@ -209,7 +211,8 @@ def data_wait(view: View) -> Finding | None:
     if line:
         draft.saw(f"most stack samples are at {line}", "stack samples")
     draft.add(facts.untold_workers(view))
-    text = "do less work per batch in the dataset's __getitem__ and in the collate function"
+    method = "__iter__" if loader is not None and loader.stream else "__getitem__"
+    text = f"do less work per batch in the dataset's {method} and in the collate function"
     draft.change(text, where=line)
     facts.crowding(view, draft, "waiting for the loader")
     return draft.done()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
-from ndd_engine.text import duration, size, span
+from ndd_engine.text import counted, duration, size, span
 
 from .finding import Change, Evidence
 from .view import BASELINE, CONFIG, OTHERS, SAMPLES, SLOWED, Draft, View
@@ -87,7 +87,9 @@ def more_workers(view: View, loader: LoaderEvent) -> Change | None:
         return None
     needed = ceil(here * view.micro_steps / max(view.step_ns - view.wait.ns, 1.0))
     count = min(max(needed, view.workers + 1), cores, MOST_WORKERS)
-    text = f"load with {count} worker{'s' if count > 1 else ''}{in_host_memory(view)}"
+    text = f"load with {counted(count, 'worker')}{in_host_memory(view)}"
+    if loader.stream and count > 1:
+        text += ", each of which has to read its own part of the stream (torch.utils.data.get_worker_info)"
     return Change(text, (f"loader.workers={count}", *off_device(view)))
 
 

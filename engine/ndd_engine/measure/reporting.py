@@ -26,12 +26,17 @@ def compiled() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one optimizer step processes, and how many steps make an epoch."""
+    """What one optimizer step processes, and how many steps make an epoch.
+
+    place: the (epoch, step in it) of the run, and made: the items so far, if they do not follow from the step.
+    """
 
     items: int
     micro_steps: int
     tokens_per_item: float
     steps_per_epoch: int
+    place: Callable[[], tuple[int, int]] | None = None
+    made: Callable[[], int] | None = None
 
 
 class Stepping(Protocol):
@@ -74,6 +79,7 @@ class Reporter:
         self._watched: tuple[int, Callable[[], int], Callable[[], bool]] | None = None
         self._compiles = compiles
         self._graphs = 0  # compiled so far
+        self._made = 0  # items at the end of the last window
         self._has_gpu = losses.device.type == "cuda"
 
     def begin(self, step: Callable[[], int], paused: Callable[[], bool]) -> None:
@@ -131,8 +137,11 @@ class Reporter:
         steps, self.steps = self.steps, 0
         arrived, self.arrived = self.arrived, []
         items = steps * work.items
+        if work.made is not None:
+            made = work.made()
+            items, self._made = made - self._made, made
         p50, p95, longest = window.steps()
-        epoch, epoch_step = divmod(step, work.steps_per_epoch)
+        epoch, epoch_step = divmod(step, work.steps_per_epoch) if work.place is None else work.place()
         extras = self.losses.extras
         self.put(
             WindowEvent(

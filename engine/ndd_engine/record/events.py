@@ -65,10 +65,11 @@ class RunEvent(Event):
     config: the resolved configuration. device: "cpu" or "cuda:N". card: the GPU, see hardware.gpu.Gpu.to_dict; null
     without one. versions: package -> version. parameters: number of model parameters. precision: "fp32", "tf32",
     "bf16" or "fp16". item, token: names of the workload's units ("window", "character"); token may be null and
-    tokens_per_item 0. items_per_step: effective batch size. items_per_epoch, steps_per_epoch: of the training set.
-    total_steps: optimizer steps at which the run ends. model, data: descriptions. threads: CPU threads. usable_cores:
-    CPU cores available to the process (affinity and cgroup quota). resumed_step, resumed_from: step and checkpoint
-    file of a resume, else null.
+    tokens_per_item 0. items_per_step: effective batch size. items_per_epoch, steps_per_epoch: of the training set,
+    0 if unknown. epochs, total_steps: epochs and optimizer steps at which the run ends, 0 if unknown. model, data:
+    descriptions. threads: CPU threads. usable_cores: CPU cores available to the process (affinity and cgroup
+    quota). resumed_step, resumed_from: step and checkpoint file of a resume, else null; resumed_epoch: the epochs
+    done then, if they do not follow from the step.
     """
 
     type: ClassVar[str] = "run"
@@ -97,6 +98,7 @@ class RunEvent(Event):
     usable_cores: float | None = None
     resumed_step: int | None = None
     resumed_from: str | None = None
+    resumed_epoch: int | None = None
 
     @classmethod
     def of_checked(cls, body: Json) -> Self:

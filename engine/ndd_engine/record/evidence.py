@@ -13,14 +13,14 @@ from .parts import Finding, Frame, Kernel, ModuleTime, Side, ThreadTime
 class LoaderEvent(Event):
     """The training data and the cost of making a micro-batch in the training process, measured before training.
 
-    items: number of items. micro: items of a micro-batch. in_memory: tensors in memory, one gather operation makes a
-    batch. encoded: number of items that are encoded once and cached, or null. epochs_differ: items change every epoch
-    and cannot be cached. batch_bytes: size of a micro-batch. item_ns, item_cpu_ns: wall and CPU time of making an
-    item, mean of `probed` items. item_delay_ns: the part of item_ns in which the thread could run but other threads or
-    processes used the cores, null if the system does not report it; item_ns without both is time waiting for storage
-    or network. collate_ns: joining the
-    items of a micro-batch. gather_ns: making a micro-batch in one gather operation. Times that were not measured or
-    do not apply are null.
+    items: number of items; 0 if it is unknown. micro: items of a micro-batch. in_memory: tensors in memory, one
+    gather operation makes a batch. encoded: number of items that are encoded once and cached, or null.
+    epochs_differ: items change every epoch and cannot be cached. batch_bytes: size of a micro-batch. item_ns,
+    item_cpu_ns: wall and CPU time of making an item, mean of `probed` items. item_delay_ns: the part of item_ns in
+    which the thread could run but other threads or processes used the cores, null if the system does not report it;
+    item_ns without both is time waiting for storage or network. collate_ns: joining the items of a micro-batch.
+    gather_ns: making a micro-batch in one gather operation. Times that were not measured or do not apply are null.
+    stream: the items come from an IterableDataset, so they have no index and cannot be cached.
     """
 
     type: ClassVar[str] = "loader"
@@ -36,6 +36,7 @@ class LoaderEvent(Event):
     gather_ns: float | None = None
     probed: int = 0
     item_delay_ns: float | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

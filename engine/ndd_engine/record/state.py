@@ -130,7 +130,11 @@ class RunState:
         if event.resumed_step is not None:
             step = event.resumed_step
             self.step = step
-            self.epoch, self.epoch_step = divmod(step, max(event.steps_per_epoch, 1))
+            self.epoch, self.epoch_step = (
+                divmod(step, event.steps_per_epoch) if event.steps_per_epoch else (0, step)
+            )
+            if event.resumed_epoch is not None:
+                self.epoch = event.resumed_epoch
             self.items = step * event.items_per_step
             self.tokens = round(self.items * event.tokens_per_item)
             self.recent.clear()

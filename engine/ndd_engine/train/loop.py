@@ -21,6 +21,7 @@ from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.place import OwnOrder, end_pass
 from ndd_engine.train.step.precision import Precision
 from ndd_engine.train.step.stepper import Stepper
 
@@ -30,6 +31,9 @@ from .evaluate import Result, evaluate
 from .random_state import random_state
 from .request import OpenRun
 from .settings import VerifiedSettings
+
+# Steps of a run that ends after a number of passes of unknown length.
+UNKNOWN_STEPS = 1 << 62
 
 
 class Loop:
@@ -52,7 +56,9 @@ class Loop:
         # A resumed run creates the same model first, so that these do not depend on a checkpoint.
         self._finite_buffers = finite_buffers(stepper.model)
         self.total_steps = stepper.total_steps
-        self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
+        self.steps_per_epoch = batches.steps_per_epoch or 0  # 0: unknown
+        # The passes after which a run ends whose steps are not known beforehand.
+        self.passes = config.run.epochs if batches.steps_per_epoch is None else None
         self.losses = LossReader(stepper.device, config.log.every_steps)
         self.saved: Saved | None = None
         self.save_error: str | None = None
@@ -62,7 +68,7 @@ class Loop:
         self._last_result: tuple[int, Result] | None = None
         batch, log, speed = config.batch, config.log, config.speed
         tokens = stepper.workload.tokens_per_item
-        work = StepWork(batch.items, batch.accumulation, tokens, self.steps_per_epoch)
+        work = StepWork(batch.items, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters)
         self.reporter = Reporter(
             work, stepper, clock, self.losses, run.put, gc_every_steps=config.run.gc_every_steps,
             stacks_hz=log.stacks_hz, loop_file=__file__, compiles=speed.compile != "off",
@@ -78,6 +84,13 @@ class Loop:
         )
         self._epochs_begun = 0  # by this process
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left."""
+        own = self.batches.own
+        passed = self.passes is not None and own is not None and own.passes >= self.passes
+        return passed or self.step >= self.total_steps
 
     def run(self) -> str | None:
         """Return None at the end of training, or the status that a stop requested.
@@ -95,18 +108,24 @@ class Loop:
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
         collector, captures = self.reporter.collector, self.captures
-        while self.step < self.total_steps:
-            epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
+        own = self.batches.own
+        while not self.finished:
+            epoch, epoch_step = divmod(self.step, self.steps_per_epoch) if own is None else (own.passes, 0)
             clock.enter(phase.DATA_WAIT)
             # The first epoch includes one-time work, such as starting persistent workers.
             with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
                 iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
             self._loader_settings()
-            end = min(self.total_steps, (epoch + 1) * self.steps_per_epoch)
+            end = self.total_steps
+            if own is None:
+                end = min(end, (epoch + 1) * self.steps_per_epoch)
             action = self._next_action()
             while self.step < end:
                 self.boundary = False
                 loss = stepper.step(iterator, clock, self.step)
+                if loss is None and own is not None:
+                    self._end_pass(own)
+                    break
                 if loss is None:
                     early = f"the loader ended early, at step {self.step}"
                     raise TrainingError(f"{early}; the epoch has steps up to {end}")
@@ -132,13 +151,21 @@ class Loop:
                 if control.pending and self._obey():
                     return self._stop()
             del iterator
-            if self.step == (epoch + 1) * self.steps_per_epoch:
+            if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
                 epochs = -(-self.total_steps // self.steps_per_epoch)
                 self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {epochs} done"))
             if control.pending and self._obey():
                 return self._stop()
         self._finish()
         return None
+
+    def _end_pass(self, own: OwnOrder) -> None:
+        """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
+        self.boundary = True
+        end_pass(own, self.config.batch.accumulation)
+        of = "" if not self.passes else f" of {self.passes}"
+        self.put(MarkEvent("epoch", self.step, f"epoch {own.passes}{of} done"))
+        self._act(own.passes)
 
     # Between steps.
 
@@ -149,18 +176,22 @@ class Loop:
 
     def _periods(self, section: EvaluateSection | CheckpointSection) -> list[int]:
         """The section's periods in steps, without those that are off."""
-        every = (section.every_steps, section.every_epochs * self.steps_per_epoch)
+        epochs = section.every_epochs if self.batches.own is None else 0  # else see _end_pass
+        every = (section.every_steps, epochs * self.steps_per_epoch)
         return [steps for steps in every if steps]
 
-    def _due(self, section: EvaluateSection | CheckpointSection) -> bool:
+    def _due(self, section: EvaluateSection | CheckpointSection, passes: int) -> bool:
+        if passes:
+            return section.every_epochs > 0 and passes % section.every_epochs == 0
         return any(self.step % every == 0 for every in self._periods(section))
 
-    def _act(self) -> None:
+    def _act(self, passes: int = 0) -> None:
+        """passes: so many passes are done now; 0 after a step."""
         evaluation = self.config.evaluate
         # Evaluate before a checkpoint at the same step, so that the checkpoint carries the metric.
-        if self._due(evaluation) or (self.step >= self.total_steps and evaluation.at_end):
+        if self._due(evaluation, passes) or (self.step >= self.total_steps and evaluation.at_end):
             self.evaluate()
-        if self._due(self.config.checkpoint):
+        if self._due(self.config.checkpoint, passes):
             self.save()
         # Evaluations end windows: if they are frequent, no window gets long enough to check this elsewhere.
         self._save_if_long_ago()
@@ -283,15 +314,17 @@ class Loop:
             self.save()
 
     def state(self) -> dict[str, Any]:
-        """The contents of a checkpoint. The position in the data and the learning rate follow from the step."""
+        """The contents of a checkpoint. The learning rate follows from the step, as does the engine's order."""
         device = self.stepper.device
         return {
             "format": 1,
             "step": self.step,
             "workload": self.config.workload.name,
             "effective_batch": self.config.batch.items,
-            "items": self.batches.sampler.items,
+            "items": self.batches.items,
             "data_crc": self.batches.crc,
+            "order": self.batches.order,
+            "position": self.batches.state(),
             "seed": self.config.run.seed,
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),

@@ -72,7 +72,9 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
     if changed:
         raise UsageError(f"cannot resume {name}: {'; '.join(changed)}; start a new run to change these")
     limits = (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch)
-    if from_step is None and state.status == "done" and state.step >= min(filter(None, limits)):
+    # Without a limit in steps, the length of the data is unknown: the checkpoint says how many passes are done.
+    least = min(filter(None, limits), default=None)
+    if from_step is None and state.status == "done" and least is not None and state.step >= least:
         grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
         raise UsageError(f"run {name} has finished all {state.step} steps; to train longer, raise {grown}")
 

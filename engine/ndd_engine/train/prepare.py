@@ -29,6 +29,7 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.place import cannot_load
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.probes.autosize import decide
 from ndd_engine.train.probes.baseline import Baseline
@@ -42,7 +43,7 @@ from ndd_engine.workloads.registry import prepare
 from .checkpoint import Saved, newest_good
 from .contents import unloadable
 from .failures import out_of_memory
-from .loop import Loop
+from .loop import UNKNOWN_STEPS, Loop
 from .random_state import kept_random, restore_random_state
 from .request import OpenRun
 
@@ -77,9 +78,13 @@ def prepare_run(run: OpenRun) -> Prepared:
     with draft.locating():
         workload = prepare(config, run.stage)
     batches = training_batches(workload, config, device, run.stage)
-    evaluation = EvalBatches(workload.eval_data, config, workload.collate, device, run.stage)
-    steps_per_epoch = batches.per_epoch // config.batch.accumulation
-    total = total_steps(config, steps_per_epoch)
+    evaluation = EvalBatches(
+        workload.eval_data, config, workload.collate, device, run.stage, workload.eval_order
+    )
+    total = total_steps(config, batches.steps_per_epoch)
+    if not total:
+        text = f"a step needs {config.batch.accumulation} micro-batches of {config.batch.micro} items"
+        raise UsageError(f"a pass over the training data has {batches.per_epoch} micro-batches, but {text}")
     run.stage("moving the model to the device")
     if run.request.probes:
         memory_history.start(device, config.log.memory_history, run.directory.path)
@@ -94,8 +99,8 @@ def prepare_run(run: OpenRun) -> Prepared:
         run.stage("loading the checkpoint")
         _resume(run, loop, device)
         # A run that was killed between its last checkpoint and its end has nothing left to train: it ends as done.
-        if loop.step > total or (loop.step == total and run.request.from_step is not None):
-            done = f"run {run.directory.name} has finished all {total} steps"
+        if loop.finished and (loop.step > total or run.request.from_step is not None):
+            done = f"run {run.directory.name} has finished all {loop.step} steps"
             raise UsageError(f"{done}; to train longer, raise run.epochs")
     run.stage("running a test step")
     cores = usable_threads(machine.host) if run.request.probes else None
@@ -129,7 +134,7 @@ def training_batches(
 ) -> Batches:
     """The training batches of a workload. Raises UsageError and DoesNotFitError, see `Batches`."""
     differ = workload.epochs_differ
-    return Batches(workload.train_data, config, workload.collate, differ, device, tell)
+    return Batches(workload.train_data, config, workload.collate, differ, device, tell, workload.order)
 
 
 def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> Iterator[Event]:
@@ -185,11 +190,14 @@ def seed(value: int) -> None:
     random.seed(value)
 
 
-def total_steps(config: Config, steps_per_epoch: int) -> int:
-    """Optimizer steps of the whole run: run.epochs or run.max_steps, whichever ends first."""
+def total_steps(config: Config, steps_per_epoch: int | None) -> int:
+    """Optimizer steps of the whole run: run.epochs or run.max_steps, whichever ends first.
+
+    steps_per_epoch: None if it is unknown; UNKNOWN_STEPS is returned if the run ends after passes only.
+    """
     epochs = config.run.epochs
-    limits = (config.run.max_steps, None if epochs is None else epochs * steps_per_epoch)
-    return min(limit for limit in limits if limit is not None)
+    known = None if epochs is None or steps_per_epoch is None else epochs * steps_per_epoch
+    return min((limit for limit in (config.run.max_steps, known) if limit is not None), default=UNKNOWN_STEPS)
 
 
 def _determinism(config: Config) -> None:
@@ -226,10 +234,13 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
         run.put(
             MarkEvent("warning", saved.step, f"ignored a damaged file of a checkpoint: {printable(name)}")
         )
+    # Checkpoints before 0.7 know only the engine's order.
+    state = {"order": "shuffled", "position": None, **state}
     _check_data(run.directory.name, saved, state, loop)
     shown = printable(str(saved.path))
     try:
         loop.stepper.load(state)
+        loop.batches.load(state["position"])
         restore_random_state(state["random"], device)
         loop.step, saved_threads = int(state["step"]), state["threads"]
     except Exception as error:  # noqa: BLE001
@@ -251,18 +262,22 @@ def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> N
         "effective_batch": "items in a step (effective batch)",
         "seed": "run.seed",
         "data_crc": "the contents of the data (checksum)",
+        "order": "the order of the data",
     }
     changed = [
         f"{text} was {state[key]}, now {now[key]}"
         for key, text in words.items()
         if state.get(key) != now[key] and not (key == "data_crc" and loop.batches.has_crc(state.get(key)))
     ]
+    if not changed and (why := cannot_load(loop.batches, state["position"])) is not None:
+        changed.append(why)
     if changed:
         raise UsageError(f"cannot resume {name} from {saved.path.name}: {'; '.join(changed)}")
 
 
 def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
     config, stepper, saved, gpu = loop.config, loop.stepper, loop.saved, machine.chosen
+    own = loop.batches.own
     workload = stepper.workload
     return RunEvent(
         name=run.directory.name,
@@ -280,16 +295,19 @@ def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
         token=workload.token,
         tokens_per_item=workload.tokens_per_item,
         items_per_step=config.batch.items,
-        items_per_epoch=loop.steps_per_epoch * config.batch.items,
+        items_per_epoch=loop.batches.items_per_epoch or 0,
         steps_per_epoch=loop.steps_per_epoch,
-        epochs=-(-loop.total_steps // loop.steps_per_epoch),
-        total_steps=loop.total_steps,
+        epochs=-(-loop.total_steps // loop.steps_per_epoch)
+        if loop.steps_per_epoch
+        else config.run.epochs or 0,
+        total_steps=0 if loop.total_steps == UNKNOWN_STEPS else loop.total_steps,
         model=workload.describe_model(),
         data=workload.describe_data(),
         threads=torch.get_num_threads(),
         usable_cores=machine.host.usable_cpus,
         resumed_step=loop.step if saved is not None else None,
         resumed_from=saved.path.name if saved is not None else None,
+        resumed_epoch=None if saved is None or own is None else own.passes,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.text import plural
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.stream import StreamOrder
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.step.stepper import Stepper
 
@@ -171,6 +172,11 @@ class VerifiedSettings:
 
     def _items(self) -> None:
         source, seen = self.batches.source, self.batches.seen
+        shuffle = self.config.loader.shuffle
+        if shuffle is not None:
+            self._check("loader.shuffle", self.batches.shuffled, f"items come {self.batches.order}")
+        if isinstance(source, StreamOrder):
+            return
         kept = source.rest_of(plural(self.stepper.workload.item))
         if self.config.loader.cache:
             self._check("loader.cache", source.encoded is not None, kept)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ndd_engine.batches import map_tensors
-from ndd_engine.child import draft_of
+from ndd_engine.child import ChildError, draft_of
 from ndd_engine.config import Config, anywhere
 from ndd_engine.errors import TrainingError
 from ndd_engine.hardware.host import resident_peak
@@ -64,7 +64,7 @@ class Passes:
         self._iterator = None  # before the next one: its workers end
         self._epoch = 0 if first else self._epoch + 1
         self._iterator = self.batches.epoch(self._epoch)
-        self.left = self.batches.per_epoch
+        self.left = self.batches.per_epoch or 0
 
 
 class Switched:
@@ -94,6 +94,9 @@ class SwitchingBlocks(Blocks):
         loop = self._loop
         base, change = prepared.config, anywhere(draft_of({**command, **command["change"]}).resolve())
         changed = set(differences(base, change))
+        if loop.batches.own is not None:
+            # Both sides would draw from the same sampler or stream.
+            raise ChildError("failed", "the order of the data is the workload's own")
         workload = loop.stepper.workload
         batches, other = loop.batches, loop.batches
         if changed & LOADER:

@@ -24,7 +24,7 @@ from ndd_engine.train.preflight import preflight
 
 from .answers import RESERVED_SHARE, Answers, gpu_named, longest_sequence, usable_bytes
 from .proposals import Proposal, cost_in_words
-from .space import Batch, Model, batches, models, worth_a_row
+from .space import LARGEST_MICRO, Batch, Model, batches, models, worth_a_row
 
 # Number of micro-batches to time, and the maximum seconds of the slowest.
 TIMED = 4
@@ -123,7 +123,7 @@ class Planner:
             self._spec["sets"] = [*sets, f"workload.size={opened.size}"]
         answers.checked(config.batch.sequence, draft.sizes)
         hold = answers.step_items(config)
-        if hold is not None and hold > opened.train_items:
+        if hold is not None and opened.train_items is not None and hold > opened.train_items:
             raise UsageError(
                 f"the effective batch is {counted(hold, opened.item)}, but the training data has only "
                 f"{opened.train_items}; set a smaller one with --effective-batch N"
@@ -158,7 +158,7 @@ class Planner:
     def probe_one(self, situation: Situation, model: Model) -> ProbedModel:
         """Probe one model. Raises WizardStoppedError; other errors are returned as `why`."""
         grid = batches(
-            situation.config, self.answers.step_items(situation.config), situation.opened.train_items
+            situation.config, self.answers.step_items(situation.config), most_items(situation.opened)
         )
         command = {
             "do": "probe",
@@ -234,7 +234,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         least = min(loader_bytes.values())
         return peaks is None or bool(peaks.fit(micro, times, situation.free_bytes, least).fits)
 
-    grid = batches(config, hold, opened.train_items)
+    grid = batches(config, hold, most_items(opened))
     rows = []
     chosen = worth_a_row(grid, config.batch.micro, fits, hold is None)
     given = given_sets(situation, answers)
@@ -347,9 +347,19 @@ def placements(situation: Situation) -> list[str]:
     return sorted(("host", "device"), key=lambda place: place != loader.placement)
 
 
-def run_items(config: Config, train_items: int) -> int:
-    """Number of items that the run trains on."""
+def most_items(opened: Opened) -> int:
+    """The most items that a batch can have."""
+    return LARGEST_MICRO if opened.train_items is None else opened.train_items
+
+
+def run_items(config: Config, train_items: int | None) -> int:
+    """Number of items that the run trains on. Raises UsageError if it is unknown."""
     step = config.batch.items
+    if train_items is None:
+        if config.run.max_steps is None:
+            text = "the length of the training data is unknown, and so is the time of the run"
+            raise UsageError(f"{text}: set run.max_steps, or --items N")
+        return config.run.max_steps * step
     limits = [] if config.run.max_steps is None else [config.run.max_steps * step]
     if config.run.epochs is not None:
         limits.append(config.run.epochs * (train_items // step) * step)

@@ -3,13 +3,14 @@
 The factory returns an object, a dict or a SimpleNamespace. Required:
 
     model            a torch.nn.Module, on the CPU
-    train_data       a map-style dataset (__len__ and __getitem__), or a DataLoader, of which only the dataset and
-                     collate_fn are used
+    train_data       a map-style dataset (__len__ and __getitem__), an IterableDataset, or a DataLoader
     loss             a function (output, batch) -> mean loss, a scalar tensor
 
 Optional:
 
     eval_data        like train_data; default: the last 10 % of train_data are kept for evaluation
+    shuffle, sampler, batch_sampler
+                     the order of train_data, as in torch's DataLoader; default: shuffled in every epoch
     forward          a function (model, batch) -> output; default: model(batch) for a tensor, model(batch[0]) for a
                      tuple or list, model(**batch) for a dict
     metric           a function () -> an object with update(output, batch, loss) and result() -> {name: number}; the
@@ -48,6 +49,7 @@ from ndd_engine.text import printable
 
 from . import own_items, own_module
 from .base import Batch, Collate, MeanLoss, Metric, Parted, Weight, on_host
+from .order import item_count
 from .own_module import calling, kind
 from .own_result import FactoryResult, read_result
 from .problems import Problems, Progress, check_step
@@ -200,7 +202,9 @@ class OwnWeight:
 class Own:
     """A user's workload; implements Workload."""
 
-    def __init__(self, section: OwnSection, settings: Settings, result: FactoryResult, where: str) -> None:
+    def __init__(
+        self, section: OwnSection, settings: Settings, result: FactoryResult, where: str, config: Config
+    ) -> None:
         self.name = section.name
         self.item, self.token, self.tokens_per_item = result.item, result.token, result.tokens_per_item
         self.model: nn.Module = result.model
@@ -210,10 +214,11 @@ class Own:
         self.epochs_differ = result.epochs_differ
         self.weight: Weight | None = None if result.weight is None else OwnWeight(result.weight, where)
         self._result, self._settings, self._where = result, settings, where
-        train, evaluation, notes = own_items.train_and_eval(result, where)
+        self.order, self.eval_order = result.order, result.eval_order
+        train, evaluation, notes = own_items.train_and_eval(result, where, config)
         self.train_data: Dataset[Any] = train
         self.eval_data: Dataset[Any] = evaluation
-        self._notes = [*result.notes, *notes, *own_items.try_items(train, evaluation, result, where)]
+        self._notes = [*result.notes, *notes, *own_items.try_items(train, evaluation, result, where, config)]
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """The factory's forward, or the model called with the batch, its first element or its items as keywords."""
@@ -261,8 +266,11 @@ class Own:
         """One line: that of the factory, or the numbers of items."""
         if self._result.describe_data is not None:
             return self._result.describe_data
-        train, evaluation = (len(data) for data in (self.train_data, self.eval_data))  # type: ignore[arg-type]
-        return f"{train:,} items per epoch, {evaluation:,} for evaluation"
+        train, evaluation = (
+            "a stream of unknown length" if count is None else f"{count:,} items"
+            for count in map(item_count, (self.train_data, self.eval_data))
+        )
+        return f"{train}{' per epoch' * (self.order is None)}, {evaluation.removesuffix(' items')} for evaluation"
 
     def notes(self) -> Sequence[str]:
         """The place of the factory, its notes, notes about its data, and options that it did not read."""
@@ -297,9 +305,11 @@ def prepare(config: Config, section: OwnSection, progress: Progress) -> Own:
         )
     problems.check()
     progress(f"checking the data of {section.name}")
-    own = Own(section, settings, read_result(value, where, config), where)
-    check_step(config.batch, len(own.train_data), "items", problems)  # type: ignore[arg-type]
-    own_items.check_workers(own.train_data, own.eval_data, own.collate, config, problems)
+    own = Own(section, settings, read_result(value, where, config), where, config)
+    if (items := item_count(own.train_data)) is not None and own.order is None:
+        check_step(config.batch, items, "items", problems)
+    orders = own.order, own.eval_order
+    own_items.check_workers(own.train_data, own.eval_data, own.collate, config, problems, orders)
     problems.check()
     return own
 

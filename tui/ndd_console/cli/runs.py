@@ -50,7 +50,7 @@ def _cells(row: RunRow) -> tuple[str, ...]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started_t)) if row.started_t else MISSING
     return (
         foreign(row.name), foreign(row.workload), foreign(row.status) + (" *" if row.live else ""),
-        f"{number(row.step)}/{number(row.total_steps)}" if row.total_steps else MISSING, started, foreign(row.best),
+        number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""), started, foreign(row.best),
     )  # fmt: skip
 
 

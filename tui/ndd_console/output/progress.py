@@ -9,6 +9,7 @@ from pathlib import Path
 from ndd_console.view.blocks import percent
 from ndd_console.view.findings import at_most
 from ndd_console.view.throughput import (
+    epoch_of,
     item_name,
     items_rate,
     micro_steps,
@@ -179,17 +180,28 @@ def introduction(snapshot: Snapshot) -> list[str]:
     lines = [
         f"run {run.name}: {run.workload}, {number(run.parameters)} parameters ({printable(run.model)})",
         f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
-        f"{number(run.total_steps)} optimizer steps of {number(run.items_per_step)} {items}{micro};"
-        f" one epoch is {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {items}{_tokens(run)}",
+        f"{_steps(run)} of {number(run.items_per_step)} {items}{micro}; {_epoch(run, items)}",
     ]
     if run.resumed_step is not None:
         lines.append(f"resumed at step {number(run.resumed_step)} ({run.resumed_from})")
     return lines
 
 
+def _steps(run: RunEvent) -> str:
+    return f"{number(run.total_steps)} optimizer steps" if run.total_steps else "optimizer steps"
+
+
+def _epoch(run: RunEvent, items: str) -> str:
+    if not run.steps_per_epoch:
+        until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
+        return f"the length of an epoch is unknown{until}"
+    of = f"{number(run.items_per_epoch or None)} {items}{_tokens(run)}"
+    return f"one epoch is {number(run.steps_per_epoch)} steps, {of}"
+
+
 def _tokens(run: RunEvent) -> str:
     """ ", 18,087,936 characters" per epoch."""
-    if not run.token or not run.tokens_per_item:
+    if not run.token or not run.tokens_per_item or not run.items_per_epoch:
         return ""
     return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
 
@@ -197,11 +209,11 @@ def _tokens(run: RunEvent) -> str:
 def progress_line(snapshot: Snapshot) -> str:
     """step 1,200/43,050  epoch 3/25  loss 1.482  18.3 steps/s  2,343 windows/s  idle 12 % (host)  1 h 12 m left"""
     run = snapshot.run
-    total = f"/{number(run.total_steps)}" if run else ""
+    total = f"/{number(run.total_steps)}" if run and run.total_steps else ""
     idle = percent(snapshot.idle.share)
     parts = [
         f"step {number(snapshot.step)}{total}",
-        f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run else "",
+        epoch_of(snapshot),
         f"loss {number(snapshot.loss, 4)}",
         steps_rate(snapshot),
         items_rate(snapshot),

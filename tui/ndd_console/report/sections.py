@@ -15,7 +15,7 @@ from ndd_engine.diagnose import CAUSES, Finding
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.log import damage_text
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.text import MISSING, counted, duration, number, size
 from ndd_engine.trial.outcome import flatten
 
 from . import blocks, events, learning, machine, timings, trials
@@ -135,8 +135,12 @@ def identity(report: Report) -> list[Block]:
         ("step", f"{number(run.items_per_step)} items ({run.item})"),
         (
             "length",
-            f"{number(run.total_steps)} steps; {number(run.epochs)} epoch{'' if run.epochs == 1 else 's'} of "
-            f"{number(run.steps_per_epoch)} steps",
+            f"{number(run.total_steps or None)} steps; "
+            + (
+                f"{counted(run.epochs, 'epoch')} of {number(run.steps_per_epoch)} steps"
+                if run.steps_per_epoch
+                else f"{number(run.epochs or None)} epochs of unknown length"
+            ),
         ),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),

@@ -12,7 +12,7 @@ from ndd_engine.text import MISSING, counted, duration, finite, number, size
 from .bars import bar, progress_bar, stacked_bar
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
 from .style import Row, status_span
-from .throughput import micro_steps, steps_rate, time_left
+from .throughput import epoch_of, micro_steps, steps_rate, time_left
 
 _WAIT = frozenset({"data_wait"})
 _OVERHEAD = frozenset({"to_device", "log", "evaluate", "checkpoint", "other"})
@@ -83,16 +83,20 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
         since = "" if waited_s < 1 else f"{waited_s:.0f} s" if waited_s < 60 else duration(waited_s)
         return ends(((shorten(stage, max(width - 12, 8)), "accent"),), ((since, "dim"),), width)
     share = snapshot.progress
-    total = f"{run.total_steps:,}"
+    total = f"{run.total_steps:,}" if run.total_steps else MISSING
     left = time_left(snapshot)
     took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{left:>13}" if left else ""
     pieces = [  # (rank, text): the highest rank is dropped first
-        (0, f"{percent(share):>5}"),
-        (1, f"step {snapshot.step:>{len(total)},}" + (f" of {total}" if width >= 90 else "")),
+        (0, f"{percent(share) if run.total_steps else MISSING:>5}"),
+        (
+            1,
+            f"step {snapshot.step:>{len(total)},}"
+            + (f" of {total}" if width >= 90 and run.total_steps else ""),
+        ),
         (3, f"{steps_rate(snapshot):>12}"),
         *([(2, took)] if took else []),
     ]
-    epoch = f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run.epochs else ""
+    epoch = epoch_of(snapshot)
     while len(pieces) > 1 and sum(len(text) + 3 for _, text in pieces) + len(epoch) + 12 > width:
         if epoch and len(pieces) <= 2:
             epoch = ""

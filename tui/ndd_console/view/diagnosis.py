@@ -240,9 +240,10 @@ def _loader(loader: LoaderEvent | None, width: int) -> list[Row]:
     gather = f"{_ns(loader.gather_ns)} per micro-batch" if loader.gather_ns is not None else MISSING
     if not loader.in_memory:
         gather += ": the dataset cannot gather a whole batch at once"
+    differ = "items come from a stream" if loader.stream else "items differ between epochs"
     facts = (
-        ("items", f"{number(loader.items)}, {cached} cached"),
-        ("", "items differ between epochs and cannot be cached" if loader.epochs_differ else ""),
+        ("items", f"{number(loader.items or None)}, {cached} cached"),
+        ("", f"{differ} and cannot be cached" if loader.epochs_differ else ""),
         ("micro-batch", f"{_items(loader.micro)}, {size(loader.batch_bytes)}"),
         ("one item", one if loader.item_ns is not None else MISSING),
         ("collate", f"{_ns(loader.collate_ns)} per micro-batch"),

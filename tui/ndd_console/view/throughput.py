@@ -46,6 +46,16 @@ def rates(snapshot: Snapshot) -> list[str]:
     return [text for text in found if text]
 
 
+def epoch_of(snapshot: Snapshot) -> str:
+    """ "epoch 3/25"; without the total if it is unknown, "" for what has no epochs."""
+    run = snapshot.run
+    if run is None:
+        return ""
+    if not run.epochs:
+        return "" if run.steps_per_epoch else f"epoch {snapshot.epoch + 1}"
+    return f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}"
+
+
 def step_time(snapshot: Snapshot) -> str:
     """ "step 54.6 ms (16 micro-steps of 3.41 ms)"; without accumulation only the step."""
     if snapshot.step_ns is None:

@@ -18,6 +18,7 @@ from ndd_engine.workloads.base import Batch
 
 from .loader import CPU, Batches
 from .source import item_bytes
+from .stream import StreamOrder
 
 # Time limits of the measurements, in nanoseconds; each one runs at least once however long it takes.
 ITEMS_NS = 40_000_000
@@ -35,6 +36,15 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
     """
     source, sampler = batches.source, batches.sampler
     measured: dict[str, Any] = {}  # fields of LoaderEvent
+    if isinstance(source, StreamOrder):
+        with suppress(Exception), kept_random(CPU):
+            wall, cpu, count = (
+                source.stream.spent
+            )  # of the sample: more items would be taken from the training
+            measured = {"item_ns": wall / count, "item_cpu_ns": min(cpu, wall) / count, "probed": count}
+            measured["collate_ns"] = fastest(lambda: source.sample(), 2, COLLATE_NS // 2)[0]
+        size = item_bytes(sample) or None
+        return LoaderEvent(0, sampler.micro, False, None, True, size, stream=True, **measured)
     with suppress(Exception), kept_random(CPU):
         indices = list(islice(sampler.tensors(), 2))[-1]
         if source.on.type == "cpu":
