@@ -37,8 +37,10 @@ class StepWork:
 class Stepping(Protocol):
     """The part of a stepper that the reporter reads: the learning rate, and events waiting to be recorded."""
 
-    lr: float
     reports: list[Event]
+
+    @property
+    def lr(self) -> float | None: ...
 
 
 class Reporter:

@@ -50,7 +50,9 @@ from . import own_items, own_module
 from .base import Batch, Collate, MeanLoss, Metric, Parted, Weight, on_host
 from .own_module import calling, kind
 from .own_result import FactoryResult, read_result
+from .own_training import Values
 from .problems import Problems, Progress, check_step
+from .training import TrainingParts
 
 T = TypeVar("T")
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
@@ -97,17 +99,20 @@ class Options(Mapping[str, Any]):
             return default
         return type(default)(value) if isinstance(default, (float, tuple)) else value
 
-    def unused(self) -> list[str]:
-        """Notes about options that are set but were not read."""
+    def unused(self, problems: Problems) -> None:
+        """Adds a problem for each option that is set but was not read."""
         read = ", ".join(sorted(self.read))
-        tail = f"; it reads {printable(read)}" if read else ", which reads no options"
-        notes = []
-        for name in self._values:
+        tail = f", which reads {printable(read)}" if read else ", which reads no options"
+        for name, value in self._values.items():
             if name not in self.read:
                 close = difflib.get_close_matches(name, self.read, n=1)
-                meant = f" (did you mean {printable(close[0])}?)" if close else ""
-                notes.append(f"Option {printable(name)} is not used by the factory{tail}{meant}.")
-        return notes
+                advice = (
+                    f"did you mean {printable(close[0])}?"
+                    if close
+                    else "remove it, or read it in the factory"
+                )
+                message = f"is not used by the factory{tail}"
+                problems.add(f"workload.options.{name}", message, value, suggestion=advice)
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,9 @@ class Settings:
         data: `workload.data`, a string with a meaning of your choice, such as a path; "builtin" if it is not set.
         size: `workload.size`, a string with a meaning of your choice, such as "small"; None if it is not set.
         options: `[workload.options]`, a read-only mapping of your own options; `option` reads one with a default.
+        max_steps, epochs: `run.max_steps` and `run.epochs`; None if not set.
+        optimizer, schedule: the sections `[optimizer]` and `[schedule]`, as in `settings.optimizer.lr`, for a factory
+            that returns its own optimizer. Values that are set and neither used nor read are an error.
 
     Example::
 
@@ -140,6 +148,10 @@ class Settings:
     data: str
     size: str | None
     options: Options
+    max_steps: int | None = None
+    epochs: int | None = None
+    optimizer: Any = None
+    schedule: Any = None
 
     @overload
     def option(self, name: str) -> Any: ...
@@ -209,22 +221,27 @@ class Own:
         self.parts: Mapping[str, Parted] = result.parts
         self.epochs_differ = result.epochs_differ
         self.weight: Weight | None = None if result.weight is None else OwnWeight(result.weight, where)
+        self.training: TrainingParts = result.training
         self._result, self._settings, self._where = result, settings, where
         train, evaluation, notes = own_items.train_and_eval(result, where)
         self.train_data: Dataset[Any] = train
         self.eval_data: Dataset[Any] = evaluation
         self._notes = [*result.notes, *notes, *own_items.try_items(train, evaluation, result, where)]
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """The factory's forward, or the model called with the batch, its first element or its items as keywords."""
+    def forward(self, model: nn.Module, batch: Batch, *state: Any) -> Any:
+        """The factory's forward, or the model called with the batch, its first element or its items as keywords.
+
+        state: what the model carries from batch to batch, if the factory returned `state`.
+        """
         if self._result.forward is not None:
-            return self._result.forward(model, batch)
+            return self._result.forward(model, batch, *state)
         if isinstance(batch, dict):
-            return model(**batch)
-        return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+            return model(**batch, **({"state": state[0]} if state else {}))
+        return model(batch[0] if isinstance(batch, (tuple, list)) else batch, *state)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The factory's loss. Raises TrainingError if it is not a scalar with a gradient."""
+        assert self._result.loss is not None  # else the factory has its own step and eval_step
         value = self._result.loss(output, batch)
         if not isinstance(value, Tensor):
             raise self._wrong(f"loss returned {kind(value)}, not a scalar tensor")
@@ -265,8 +282,8 @@ class Own:
         return f"{train:,} items per epoch, {evaluation:,} for evaluation"
 
     def notes(self) -> Sequence[str]:
-        """The place of the factory, its notes, notes about its data, and options that it did not read."""
-        return [f"{self.name} is defined at {self._where}", *self._notes, *self._settings.options.unused()]
+        """The place of the factory, its notes, and notes about its data."""
+        return [f"{self.name} is defined at {self._where}", *self._notes]
 
     def _wrong(self, message: str) -> TrainingError:
         return TrainingError(f"{self._where}: {message}")
@@ -283,9 +300,11 @@ def prepare(config: Config, section: OwnSection, progress: Progress) -> Own:
     factory = own_module.load(section)
     where = own_module.definition(factory)
     batch = config.batch
+    optimizer, schedule = Values.of_optimizer(config), Values.of_schedule(config)
     settings = Settings(
-        batch.sequence, batch.micro, config.run.seed, section.data, section.size, Options(section.options)
-    )
+        batch.sequence, batch.micro, config.run.seed, section.data, section.size, Options(section.options),
+        config.run.max_steps, config.run.epochs, optimizer, schedule,
+    )  # fmt: skip
     # Random numbers drawn by the import must not matter: the module is imported once, but prepared several times.
     _seed(config.run.seed)
     progress(f"calling {section.name}")
@@ -297,7 +316,8 @@ def prepare(config: Config, section: OwnSection, progress: Progress) -> Own:
         )
     problems.check()
     progress(f"checking the data of {section.name}")
-    own = Own(section, settings, read_result(value, where, config), where)
+    own = Own(section, settings, read_result(value, where, config, optimizer, schedule), where)
+    settings.options.unused(problems)
     check_step(config.batch, len(own.train_data), "items", problems)  # type: ignore[arg-type]
     own_items.check_workers(own.train_data, own.eval_data, own.collate, config, problems)
     problems.check()

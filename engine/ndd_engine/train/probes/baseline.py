@@ -129,6 +129,7 @@ def time_micro(
     gpu = stepper.device.type == "cuda"
 
     def before() -> None:
+        stepper.carry.value = None  # the number of items may differ
         # With accumulation, most micro-batches add to existing gradients.
         if stepper.config.batch.accumulation == 1:
             stepper.optimizer.zero_grad(set_to_none=True)
