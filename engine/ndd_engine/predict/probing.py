@@ -141,7 +141,7 @@ class Prober:
                 point, update_s = self._point(stepper, micro)
             except RuntimeError as error:
                 if points and is_out_of_memory(error):
-                    stepper.optimizer.zero_grad(set_to_none=True)
+                    stepper.drop_gradients()
                     break
                 raise
             points.append(point)
@@ -176,11 +176,10 @@ class Prober:
             at = time.perf_counter()
             batch = next(batches)
             data = time.perf_counter() - at
+            stepper.carry.value = None  # of another number of items
             host, compute = self._timed(stepper, batch)
             at = time.perf_counter()
-            stepper.set_rate(0)
-            stepper.update(_nowhere)
-            stepper.optimizer.zero_grad(set_to_none=stepper.config.optimizer.set_to_none)
+            stepper.finish_step(_nowhere, 0)
             self._wait()
             samples.append((compute, host, data, time.perf_counter() - at))
             if compute > HOPELESS_S:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ndd_engine.errors import TrainingError, shortened
+from ndd_engine.record.events import MarkEvent
 from ndd_engine.train.data.loader import EvalBatches, to_device
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, MeanLoss, Weight
@@ -34,6 +35,12 @@ class Result:
     @property
     def headline(self) -> tuple[str, float]:
         return next(iter(self.metrics.items()))
+
+    def mark(self, step: int, better: str) -> MarkEvent:
+        """For the record. better: "lower" or "higher"."""
+        text = shortened(", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items()))
+        data = {"metrics": self.metrics, "seconds": self.seconds, "batches": self.batches, "better": better}
+        return MarkEvent("evaluation", step, f"evaluation at step {step:,}: {text}", data)
 
 
 def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None]) -> Result:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from ndd_engine.config.schema import CheckpointSection, EvaluateSection
-from ndd_engine.errors import TrainingError, said, shortened
+from ndd_engine.errors import TrainingError, said
 from ndd_engine.limits import limit_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure import memory_history
@@ -23,9 +22,13 @@ from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.step.stepper import Stepper
 
+from .callbacks import Callbacks, Monitor, failure
 from .checkpoint import CheckpointStore, Saved, free_space
 from .contents import changed, finite_buffers, layout, not_finite, unloadable
+from .control import pause_mark
+from .due import Due
 from .evaluate import Result, evaluate
+from .failures import unstable
 from .random_state import random_state
 from .request import OpenRun
 from .settings import VerifiedSettings
@@ -52,10 +55,19 @@ class Loop:
         self._finite_buffers = finite_buffers(stepper.model)
         self.total_steps = stepper.total_steps
         self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
+        self.due = Due(config, self.steps_per_epoch)
         self.losses = LossReader(stepper.device, config.log.every_steps)
         self.saved: Saved | None = None
         self.save_error: str | None = None
         self.boundary = True
+        # Why training ends before its last step, as early stopping or the user's own code asked.
+        self.early: str | None = None
+        self._may_end_early = run.request.probes  # trials measure a number of steps
+        mode = {"min": "lower", "max": "higher"}.get(config.evaluate.mode or "")
+        self.better = mode or stepper.workload.better
+        self.monitor = Monitor(config.evaluate, self.better == "lower")
+        self.callbacks = Callbacks(stepper, run.request.probes, run.put, self._callback_failed)
+        self._judged = 0  # the step of the last evaluation that the monitor and the schedulers saw
         self._window_ns = int(config.log.window_s * 1e9)
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
@@ -91,15 +103,20 @@ class Loop:
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
         window_ns, collector, captures = self._window_ns, self.reporter.collector, self.captures
-        while self.step < self.total_steps:
+        training = stepper.training
+        if self.step and self.due.at(self.config.evaluate, self.step) and self._judged < self.step:
+            self._act()  # the checkpoint was written before the evaluation of its step
+        while self.step < self.total_steps and self.early is None:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
+            if not epoch_step:
+                stepper.begin_epoch()
             clock.enter(phase.DATA_WAIT)
             # The first epoch includes one-time work, such as starting persistent workers.
             with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
                 iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
             self._loader_settings()
             end = min(self.total_steps, (epoch + 1) * self.steps_per_epoch)
-            action = self._next_action()
+            action = self.due.next(self.step, self.total_steps)
             while self.step < end:
                 self.boundary = False
                 loss = stepper.step(iterator, clock, self.step)
@@ -107,26 +124,36 @@ class Loop:
                     early = f"the loader ended early, at step {self.step}"
                     raise TrainingError(f"{early}; the epoch has steps up to {end}")
                 self.step += 1
+                training.step, training.loss = self.step, loss
+                if self.step == end and end == (epoch + 1) * self.steps_per_epoch:
+                    stepper.optimizer.end_epoch()
                 self.boundary = True
                 arrived = self.losses.add(self.step, loss, stepper.extras)
                 if arrived:
                     self._check(arrived)
+                if self.callbacks.each_step:
+                    self.callbacks.step()
+                if training.logged or training.stopping:
+                    self._heard()
                 collector.after_step(self.step, clock)
                 clock.end_step()
                 self.reporter.steps += 1
                 if clock.window_ns >= window_ns:
                     self._window()
-                    self._save_if_long_ago()
+                    if self.step < action:
+                        self._save_if_long_ago()
                 if self.step >= captures.next:
                     captures.look(self.step, action - self.step)
                 # Act before stopping: after the last step there would be no other chance.
                 if self.step >= action:
                     self._act()
-                    action = self._next_action()
+                    action = self.due.next(self.step, self.total_steps)
                     if self.step >= captures.next:
                         captures.look(self.step, action - self.step)
                 if control.pending and self._obey():
                     return self._stop()
+                if self.early is not None:
+                    break
             del iterator
             if self.step == (epoch + 1) * self.steps_per_epoch:
                 epochs = -(-self.total_steps // self.steps_per_epoch)
@@ -138,25 +165,12 @@ class Loop:
 
     # Between steps.
 
-    def _next_action(self) -> int:
-        """The next step after which an evaluation or a checkpoint is due; the loop compares only this number."""
-        periods = self._periods(self.config.evaluate) + self._periods(self.config.checkpoint)
-        return min([self.total_steps, *((self.step // every + 1) * every for every in periods)])
-
-    def _periods(self, section: EvaluateSection | CheckpointSection) -> list[int]:
-        """The section's periods in steps, without those that are off."""
-        every = (section.every_steps, section.every_epochs * self.steps_per_epoch)
-        return [steps for steps in every if steps]
-
-    def _due(self, section: EvaluateSection | CheckpointSection) -> bool:
-        return any(self.step % every == 0 for every in self._periods(section))
-
     def _act(self) -> None:
         evaluation = self.config.evaluate
         # Evaluate before a checkpoint at the same step, so that the checkpoint carries the metric.
-        if self._due(evaluation) or (self.step >= self.total_steps and evaluation.at_end):
+        if self.due.at(evaluation, self.step) or (self.step >= self.total_steps and evaluation.at_end):
             self.evaluate()
-        if self._due(self.config.checkpoint):
+        if self.due.at(self.config.checkpoint, self.step):
             self.save()
         # Evaluations end windows: if they are frequent, no window gets long enough to check this elsewhere.
         self._save_if_long_ago()
@@ -186,7 +200,7 @@ class Loop:
                 paused_at = time.monotonic()
                 self._resting = "paused"
                 self._status("paused")
-                self.put(_pause_mark(self.step, list(control.holders)))
+                self.put(pause_mark(self.step, list(control.holders)))
             control.wait(0.5)
             self.reporter.skip()
         if paused_at is not None:
@@ -213,6 +227,10 @@ class Loop:
         if self.config.evaluate.at_end:
             self.evaluate()
         saved = not self.config.checkpoint.at_end or self.save()
+        if self._last_result is not None and self._judged < self._last_result[0] == self.step:
+            # An evaluation at the end only: a run that continues from the checkpoint must not have seen it.
+            self.callbacks.evaluated(self._last_result[1].metrics)
+            self._heard()
         self._window()
         if not saved:
             raise TrainingError(f"finished all {self.step} steps, but {self.save_error}")
@@ -229,12 +247,41 @@ class Loop:
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
             self.put(event)
-        text = shortened(", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items()))
-        data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
-                "better": self.stepper.workload.better}  # fmt: skip
-        self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step:,}: {text}", data))
+        self.put(result.mark(self.step, self.better))
+        self.callbacks.samples(self.step)
+        if self.due.at(self.config.evaluate, self.step) and self._judged < self.step:
+            self._judge(result)
         self._status(self._resting)
         self._window()
+
+    def _judge(self, result: Result) -> None:
+        """Show an evaluation that the configuration asks for to what depends on it; one on request changes nothing."""
+        self._judged = self.step
+        name, value = result.headline
+        self.stepper.optimizer.end_evaluation(value)
+        reason = self.monitor.see(name, value)
+        if self._may_end_early:
+            self.early = reason
+        self.callbacks.evaluated(result.metrics)
+        self._heard()
+
+    def _heard(self) -> None:
+        """Take what the user's own code logged, and whether it asked to stop."""
+        training = self.stepper.training
+        self.losses.log(training.logged)
+        training.logged = []
+        if training.stopping is not None and self._may_end_early:
+            self.early = training.stopping
+        training.stopping = None
+
+    def _callback_failed(self, name: str, error: BaseException) -> TrainingError:
+        """What to raise for a callback that raised, after saving a checkpoint: between steps, the state is complete."""
+        self.callbacks.on = self.callbacks.each_step = False
+        text = failure(name, self.step, self.stepper.workload_parts, error)
+        if self.boundary and self.step and not self.save():
+            return TrainingError(f"{text}; {self.save_error}")
+        resume = f"resume with: ndd-console train --resume {self.store.folder.parent.name}"
+        return TrainingError(f"{text}; {self._last_good()}{f'; {resume}' if self.saved else ''}")
 
     def save(self, again: bool = False) -> bool:
         """Write a checkpoint of this step. Returns False on failure, with the reason in `save_error`."""
@@ -255,7 +302,7 @@ class Loop:
             raise TrainingError(f"no checkpoint at step {step}: {why}; {self._last_good()}")
         self._last_save = time.monotonic()
         try:
-            saved = self.store.save(step, state, metric, self.stepper.workload.better == "lower")
+            saved = self.store.save(step, state, metric, self.better == "lower")
         except OSError as error:
             self.save_error = (
                 f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
@@ -267,6 +314,8 @@ class Loop:
             self.saved, self.save_error = saved, None
             data = {"file": saved.path.name, "bytes": saved.bytes}
             self.put(MarkEvent("checkpoint", step, f"checkpoint at step {step} ({size(saved.bytes)})", data))
+            self.callbacks.saved(saved.path)
+            self._heard()
         self.clock.enter(phase.OTHER)
         self._status(self._resting)
         return self.save_error is None
@@ -290,8 +339,17 @@ class Loop:
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),
             "random": random_state(device),
+            "evaluated": self._judged,
+            "monitor": self.monitor.state(),
             **self.stepper.state(),
         }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore a checkpoint, except for the random generators. Raises what Stepper.load raises."""
+        self.stepper.load(state)
+        self.step = int(state["step"])
+        self._judged = int(state.get("evaluated", self.step))
+        self.monitor.load(state.get("monitor", {}))
 
     def slept(self, seconds: float) -> None:
         """Exclude time in which the caller suspended the loop from windows and from checkpoint.every_minutes."""
@@ -333,10 +391,7 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        advice = "try a lower optimizer.lr, or clip.max_norm = 1.0"
-        if self.stepper.precision.scaler is not None:
-            advice += ' or precision.amp = "bf16"'
-        return f"{what} at step {step}, so training stopped; {self._last_good()}; {advice}"
+        return f"{what} at step {step}, so training stopped; {self._last_good()}; {unstable(self.stepper)}"
 
     def _last_good(self) -> str:
         if self.saved is None:
@@ -346,11 +401,3 @@ class Loop:
     def _window(self) -> None:
         self.reporter.window(self.step)
         memory_history.settle(self.step)
-
-
-def _pause_mark(step: int, holders: list[int]) -> MarkEvent:
-    """holders: ids of the processes that hold the pause."""
-    if not holders:
-        return MarkEvent("pause", step, f"paused at step {step}")
-    who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"
-    return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": holders})

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ndd_engine.batches import map_tensors
 from ndd_engine.errors import TrainingError
@@ -44,7 +45,7 @@ class Scheduler:
 
 def takes_metric(scheduler: Any) -> bool:
     """Whether a scheduler's `step` needs the value of a metric."""
-    return hasattr(scheduler, "is_better") and hasattr(scheduler, "mode")
+    return isinstance(scheduler, ReduceLROnPlateau)
 
 
 @dataclass

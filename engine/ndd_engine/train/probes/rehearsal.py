@@ -80,7 +80,7 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
                 counted = found.counter.operations if found.counter is not None else None
                 found.baseline = baseline.measure(stepper, batch, counted)
         finally:
-            stepper.optimizer.zero_grad(set_to_none=True)
+            stepper.drop_gradients()
             stepper.extras = extras
     if stepper.workload_parts.step is None:  # else they were restored
         found.changed_parameters = versions != [_version(parameter) for parameter in stepper.parameters]

@@ -67,6 +67,8 @@ class Optimizers:
 
     @property
     def lr(self) -> float | None:
+        if self._set is not None:
+            return self._set  # a tensor on the device would have to be read back
         groups = self.param_groups
         return float(groups[0]["lr"]) if groups and "lr" in groups[0] else self._rate
 

@@ -138,19 +138,27 @@ class Stepper:
                 total = part if total is None else total + part
         finally:
             self.parts.clock = None
-        if own:
-            assert total is not None
+        self.finish_step(enter, step)
+        if self.config.optimizer.set_to_none:
+            self._kept.clear()
+        enter(phase.LOG)
+        return total
+
+    def finish_step(self, enter: Callable[[int], object], step: int) -> None:
+        """Update the parameters, unless the factory's own step did, and the schedulers; drop the gradients."""
+        if self.workload_parts.step is not None:
             self.training.end_step()
         else:
             self.set_rate(step)
             self.update(enter)
         self.optimizer.end_step()
         enter(phase.ZERO_GRAD)
-        self._zero_grad(everything=own)
-        if self.config.optimizer.set_to_none:
-            self._kept.clear()
-        enter(phase.LOG)
-        return total
+        self._zero_grad(everything=self.workload_parts.step is not None)
+
+    def drop_gradients(self) -> None:
+        """Set the gradients of all parameters to None."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def moved(self, batch: Batch) -> Batch:
         """The batch on the device; tensors already there are not copied."""

@@ -1,0 +1,138 @@
+"""Calls the callbacks of a factory, judges evaluations for early stopping, and records scalars and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ndd_engine.config.schema import EvaluateSection
+from ndd_engine.errors import TrainingError, said
+from ndd_engine.limits import limit_of
+from ndd_engine.record.events import Event, TextsEvent
+from ndd_engine.text import number, printable
+from ndd_engine.workloads.own_module import kind, place
+from ndd_engine.workloads.training import TrainingParts
+
+from .random_state import kept_random
+from .step.stepper import Stepper
+
+MOST_SAMPLES = 50
+SAMPLE_LENGTH = 4000
+
+
+@dataclass
+class Monitor:
+    """Early stopping on the first metric. best: its best value so far; waited: evaluations since then."""
+
+    section: EvaluateSection
+    lower: bool
+    best: float | None = None
+    waited: int = 0
+
+    def see(self, name: str, value: float) -> str | None:
+        """Count an evaluation; returns why to stop, or None. NaN is no improvement."""
+        if self.best is None:
+            better = value == value
+        else:
+            gain = self.best - value if self.lower else value - self.best
+            better = gain > self.section.min_delta
+        if better:
+            self.best, self.waited = value, 0
+            return None
+        self.waited += 1
+        if not self.section.patience or self.waited < self.section.patience:
+            return None
+        times = f"{self.waited} evaluation{'s' if self.waited > 1 else ''}"
+        since = "" if self.best is None else f" since its best value {number(self.best, 4)}"
+        return f"{printable(name)} has not improved in {times}{since} (evaluate.patience)"
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"best": self.best, "waited": self.waited}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore `state`; older checkpoints have none."""
+        self.best, self.waited = state.get("best"), int(state.get("waited", 0))
+
+
+class Callbacks:
+    """The callbacks of a factory. on: whether they are called; trials and predictions do not.
+
+    fail: called with the name of a callback and its error; returns what to raise.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        on: bool,
+        put: Callable[[Event], None],
+        fail: Callable[[str, BaseException], TrainingError],
+    ) -> None:
+        self.stepper, self.on = stepper, on
+        self._put, self._fail = put, fail
+        self._parts: TrainingParts = stepper.workload_parts
+        self.each_step = on and self._parts.on_step is not None
+
+    def step(self) -> None:
+        """After each optimizer step."""
+        with self._calling("on_step"):
+            assert self._parts.on_step is not None
+            self._parts.on_step(self.stepper.training)
+
+    def evaluated(self, metrics: dict[str, float]) -> None:
+        """After an evaluation."""
+        if self.on and self._parts.on_evaluate is not None:
+            with self._calling("on_evaluate"):
+                self._parts.on_evaluate(dict(metrics), self.stepper.training)
+
+    def saved(self, path: Any) -> None:
+        """After a checkpoint was written."""
+        if self.on and self._parts.on_checkpoint is not None:
+            with self._calling("on_checkpoint"):
+                self._parts.on_checkpoint(path, self.stepper.training)
+
+    def samples(self, step: int) -> None:
+        """After an evaluation: record the texts that the factory's `samples` returns."""
+        if not self.on or self._parts.samples is None:
+            return
+        model, seed = self.stepper.model, self.stepper.config.run.seed
+        model.eval()
+        try:
+            # The same random numbers each time, and without a trace in the training's.
+            with kept_random(self.stepper.device), torch.no_grad(), self._calling("samples"):
+                torch.manual_seed(seed)
+                texts = _checked(self._parts.samples(model))
+        finally:
+            model.train()
+        self._put(TextsEvent(step, texts))
+
+    @contextmanager
+    def _calling(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise self._fail(name, error) from error
+
+
+def failure(name: str, step: int, parts: TrainingParts, error: BaseException) -> str:
+    """The message for a callback that raised: its place, its name and its error."""
+    text = limit_of(error) or (str(error) if isinstance(error, TrainingError) else said(error))
+    return f"{place(error) or parts.where}: {name} failed at step {step}: {text}"
+
+
+def _checked(found: Any) -> list[str]:
+    """The samples as texts. Raises TypeError if they are not."""
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"samples(model) returned {kind(found)}, not a list of strings")
+    return [_lines(text) for text in texts[:MOST_SAMPLES]]
+
+
+def _lines(text: str) -> str:
+    """A sample, printable apart from its line breaks, and at most SAMPLE_LENGTH characters."""
+    shown = "\n".join(map(printable, text[:SAMPLE_LENGTH].replace("\r\n", "\n").split("\n")))
+    return shown if len(text) <= SAMPLE_LENGTH else f"{shown}…"
