@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
@@ -39,7 +38,9 @@ def data() -> TensorDataset:
 
 
 def judged(output: Tensor, real: bool) -> Tensor:
-    return F.binary_cross_entropy_with_logits(output, torch.full_like(output, 0.9 if real else 0.0))
+    return nn.functional.binary_cross_entropy_with_logits(
+        output, torch.full_like(output, 0.9 if real else 0.0)
+    )
 
 
 def factory(settings: Any) -> dict[str, Any]:

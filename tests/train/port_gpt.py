@@ -1,4 +1,4 @@
-"""A GPT as public training codes have it: decay groups, warm-up plus cosine, clipping. The factory and the plain loop."""
+"""A GPT as public training codes have it: decay groups, warm-up plus cosine, clipping. A factory and a plain loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 WORDS, LENGTH, WIDTH, BATCH, LR, MIN_LR, WARM_UP, STEPS = 32, 12, 16, 4, 3e-3, 3e-4, 10, 50
@@ -23,8 +22,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, t, c = x.shape
         q, k, v = self.qkv(self.first(x)).view(b, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + F.dropout(self.out(mixed.transpose(1, 2).reshape(b, t, c)), 0.1, self.training)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + nn.functional.dropout(self.out(mixed.transpose(1, 2).reshape(b, t, c)), 0.1, self.training)
         return x + self.mlp(self.second(x))
 
 
@@ -48,7 +47,7 @@ def data() -> TensorDataset:
 
 
 def loss(output: Tensor, batch: Any) -> Tensor:
-    return F.cross_entropy(output.flatten(0, 1), batch[1].flatten())
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -70,7 +69,8 @@ def rate(step: int) -> float:
 def factory(settings: Any) -> dict[str, Any]:
     model = Gpt()
     return {
-        "model": model, "train_data": data(), "eval_data": data(), "loss": loss, "optimizer": optimizer(model), "lr": rate,
+        "model": model, "train_data": data(), "eval_data": data(), "loss": loss,
+        "optimizer": optimizer(model), "lr": rate,
     }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 WORDS, LENGTH, WIDTH, BATCH, LR, CLIP, STEPS = 24, 6, 12, 4, 4.0, 0.25, 50
@@ -36,7 +35,7 @@ def data(seed: int = 5) -> TensorDataset:
 
 
 def loss(output: Tensor, batch: Any) -> Tensor:
-    return F.cross_entropy(output.flatten(0, 1), batch[1].flatten())
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
 
 
 class Annealing:
@@ -81,7 +80,8 @@ def factory(settings: Any) -> dict[str, Any]:
 
     return {
         "model": model, "train_data": data(), "eval_data": data(6), "loss": loss, "step": step, "optimizer": [],
-        "state": lambda batch: model.begin(len(batch[0])), "forward": lambda model, batch, state: model(batch[0], state),
+        "state": lambda batch: model.begin(len(batch[0])),
+        "forward": lambda model, batch, state: model(batch[0], state),
         "stateful": {"annealing": annealing}, "on_evaluate": lambda metrics, train: annealing.see(metrics["loss"]),
     }  # fmt: skip
 
@@ -92,8 +92,10 @@ def hooked(settings: Any) -> dict[str, Any]:
     sgd = torch.optim.SGD(model.parameters(), lr=LR)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd, factor=0.25, patience=0, threshold=0.0)
     return {
-        "model": model, "train_data": data(), "eval_data": data(6), "loss": loss, "optimizer": sgd, "scheduler": plateau,
-        "state": lambda batch: model.begin(len(batch[0])), "forward": lambda model, batch, state: model(batch[0], state),
+        "model": model, "train_data": data(), "eval_data": data(6), "loss": loss,
+        "optimizer": sgd, "scheduler": plateau,
+        "state": lambda batch: model.begin(len(batch[0])),
+        "forward": lambda model, batch, state: model(batch[0], state),
     }  # fmt: skip
 
 

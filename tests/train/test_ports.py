@@ -1,4 +1,4 @@
-"""Public training codes as factories: the losses of 50 steps are those of the plain loop, and runs resume bit for bit."""
+"""Public training codes as factories: 50 steps have the losses of the plain loop, and runs resume bit for bit."""
 
 from __future__ import annotations
 

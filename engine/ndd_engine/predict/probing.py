@@ -30,6 +30,7 @@ from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Workload
+from ndd_engine.workloads.training import training_of
 
 from .linearity import alike
 from .memory import Items, Memory
@@ -93,6 +94,8 @@ class Prober:
         """The trace of steps with this micro-batch."""
         self._tell(f"recording allocations with micro-batch {micro}")
         seed(self.config.run.seed)
+        # What earlier steps left must not be freed during the recording.
+        training_of(self.workload).reset()
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
             _forget(self.device)

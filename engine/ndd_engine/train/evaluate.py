@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ndd_engine.config.schema import EvaluateSection
 from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.train.data.loader import EvalBatches, to_device
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.base import Batch, MeanLoss, Weight
+from ndd_engine.workloads.base import Batch, MeanLoss, Weight, Workload
 from ndd_engine.workloads.own_module import kind
 from ndd_engine.workloads.training import Carry
 
@@ -80,6 +81,11 @@ def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None])
     finally:
         model.train()
     return Result(metrics, count, time.perf_counter() - begin, inference)
+
+
+def better_of(section: EvaluateSection, workload: Workload) -> str:
+    """ "lower" or "higher": how the first metric improves."""
+    return workload.better if section.mode is None else {"min": "lower", "max": "higher"}[section.mode]
 
 
 def monitored_first(metrics: dict[str, float], name: str | None) -> dict[str, float]:

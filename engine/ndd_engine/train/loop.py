@@ -27,7 +27,7 @@ from .checkpoint import CheckpointStore, Saved, free_space
 from .contents import changed, finite_buffers, layout, not_finite, unloadable
 from .control import pause_mark
 from .due import Due
-from .evaluate import Result, evaluate
+from .evaluate import Result, better_of, evaluate
 from .failures import unstable
 from .random_state import random_state
 from .request import OpenRun
@@ -63,8 +63,7 @@ class Loop:
         # Why training ends before its last step, as early stopping or the user's own code asked.
         self.early: str | None = None
         self._may_end_early = run.request.probes  # trials measure a number of steps
-        mode = {"min": "lower", "max": "higher"}.get(config.evaluate.mode or "")
-        self.better = mode or stepper.workload.better
+        self.better = better_of(config.evaluate, stepper.workload)
         self.monitor = Monitor(config.evaluate, self.better == "lower")
         self.callbacks = Callbacks(stepper, run.request.probes, run.put, self._callback_failed)
         self._judged = 0  # the step of the last evaluation that the monitor and the schedulers saw
@@ -227,9 +226,10 @@ class Loop:
         if self.config.evaluate.at_end:
             self.evaluate()
         saved = not self.config.checkpoint.at_end or self.save()
-        if self._last_result is not None and self._judged < self._last_result[0] == self.step:
+        last = self._last_result
+        if last is not None and self._judged < last[0] == self.step:
             # An evaluation at the end only: a run that continues from the checkpoint must not have seen it.
-            self.callbacks.evaluated(self._last_result[1].metrics)
+            self.callbacks.evaluated(last[1].metrics)
             self._heard()
         self._window()
         if not saved:
@@ -277,11 +277,12 @@ class Loop:
     def _callback_failed(self, name: str, error: BaseException) -> TrainingError:
         """What to raise for a callback that raised, after saving a checkpoint: between steps, the state is complete."""
         self.callbacks.on = self.callbacks.each_step = False
+        saved = not self.boundary or not self.step or self.save()
+        resume = (
+            f"; resume with: ndd-console train --resume {self.store.folder.parent.name}" if self.saved else ""
+        )
         text = failure(name, self.step, self.stepper.workload_parts, error)
-        if self.boundary and self.step and not self.save():
-            return TrainingError(f"{text}; {self.save_error}")
-        resume = f"resume with: ndd-console train --resume {self.store.folder.parent.name}"
-        return TrainingError(f"{text}; {self._last_good()}{f'; {resume}' if self.saved else ''}")
+        return TrainingError(f"{text}; {self._last_good() if saved else self.save_error}{resume}")
 
     def save(self, again: bool = False) -> bool:
         """Write a checkpoint of this step. Returns False on failure, with the reason in `save_error`."""

@@ -272,7 +272,9 @@ class Own:
         leaves = [module for module in self.model.modules() if not any(module.children())]
         kinds = Counter(type(module).__name__ for module in leaves if module is not self.model)
         layers = ", ".join(f"{count} {name}" for name, count in kinds.most_common(4))
-        return printable(type(self.model).__name__ + (f": {layers}" if layers else ""))
+        model = self.model
+        name = ", ".join(model) if isinstance(model, nn.ModuleDict) else type(model).__name__
+        return printable(name + (f": {layers}" if layers else ""))
 
     def describe_data(self) -> str:
         """One line: that of the factory, or the numbers of items."""
