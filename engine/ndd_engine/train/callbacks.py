@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ import torch
 from ndd_engine.config.schema import EvaluateSection
 from ndd_engine.errors import TrainingError, said
 from ndd_engine.limits import limit_of
+from ndd_engine.measure.losses import LossReader
 from ndd_engine.record.events import Event, TextsEvent
 from ndd_engine.text import number, printable
 from ndd_engine.workloads.own_module import kind, place
 from ndd_engine.workloads.training import TrainingParts
 
+from .evaluate import Result
 from .random_state import kept_random
 from .step.stepper import Stepper
 
@@ -60,9 +63,11 @@ class Monitor:
 
 
 class Callbacks:
-    """The callbacks of a factory. on: whether they are called; trials and predictions do not.
+    """The callbacks of a factory, and what depends on evaluations.
 
-    fail: called with the name of a callback and its error; returns what to raise.
+    on: whether callbacks are called and training may end early; not in trials and predictions, which measure steps.
+    early: why training ends before its last step. judged: the step of the last evaluation that the monitor, the
+    schedulers and on_evaluate saw. fail: called with the name of a callback and its error; returns what to raise.
     """
 
     def __init__(
@@ -70,10 +75,15 @@ class Callbacks:
         stepper: Stepper,
         on: bool,
         put: Callable[[Event], None],
+        losses: LossReader,
+        better: str,
         fail: Callable[[str, BaseException], TrainingError],
     ) -> None:
         self.stepper, self.on = stepper, on
-        self._put, self._fail = put, fail
+        self.early: str | None = None
+        self.judged = 0
+        self.monitor = Monitor(stepper.config.evaluate, better == "lower")
+        self._put, self._losses, self._fail = put, losses, fail
         self._parts: TrainingParts = stepper.workload_parts
         self.each_step = on and self._parts.on_step is not None
 
@@ -82,18 +92,52 @@ class Callbacks:
         with self._calling("on_step"):
             assert self._parts.on_step is not None
             self._parts.on_step(self.stepper.training)
+        self.heard()
+
+    def heard(self) -> None:
+        """Take what the user's own code logged, and whether it asked to stop."""
+        training = self.stepper.training
+        if training.logged:
+            self._losses.log(training.logged)
+            training.logged = []
+        if training.stopping is not None:
+            if self.on:
+                self.early = training.stopping
+            training.stopping = None
+
+    def judge(self, step: int, result: Result) -> None:
+        """Show an evaluation that the configuration asks for to what depends on it, once; others change nothing."""
+        if self.judged >= step:
+            return
+        self.judged = step
+        name, value = result.headline
+        self.stepper.optimizer.end_evaluation(value)
+        if (reason := self.monitor.see(name, value)) is not None and self.on:
+            self.early = reason
+        self.evaluated(result.metrics)
 
     def evaluated(self, metrics: dict[str, float]) -> None:
         """After an evaluation."""
         if self.on and self._parts.on_evaluate is not None:
             with self._calling("on_evaluate"):
                 self._parts.on_evaluate(dict(metrics), self.stepper.training)
+            self.heard()
 
-    def saved(self, path: Any) -> None:
+    def saved(self, path: Path) -> None:
         """After a checkpoint was written."""
         if self.on and self._parts.on_checkpoint is not None:
             with self._calling("on_checkpoint"):
                 self._parts.on_checkpoint(path, self.stepper.training)
+            self.heard()
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"evaluated": self.judged, "monitor": self.monitor.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore `state`; older checkpoints were written after the evaluation of their step."""
+        self.judged = int(state.get("evaluated", state["step"]))
+        self.monitor.load(state.get("monitor", {}))
 
     def samples(self, step: int) -> None:
         """After an evaluation: record the texts that the factory's `samples` returns."""

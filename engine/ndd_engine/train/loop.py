@@ -22,7 +22,7 @@ from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.step.stepper import Stepper
 
-from .callbacks import Callbacks, Monitor, failure
+from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, free_space
 from .contents import changed, finite_buffers, layout, not_finite, unloadable
 from .control import pause_mark
@@ -57,16 +57,13 @@ class Loop:
         self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
         self.due = Due(config, self.steps_per_epoch)
         self.losses = LossReader(stepper.device, config.log.every_steps)
+        self.better = better_of(config.evaluate, stepper.workload)
+        self.callbacks = Callbacks(
+            stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
+        )
         self.saved: Saved | None = None
         self.save_error: str | None = None
         self.boundary = True
-        # Why training ends before its last step, as early stopping or the user's own code asked.
-        self.early: str | None = None
-        self._may_end_early = run.request.probes  # trials measure a number of steps
-        self.better = better_of(config.evaluate, stepper.workload)
-        self.monitor = Monitor(config.evaluate, self.better == "lower")
-        self.callbacks = Callbacks(stepper, run.request.probes, run.put, self._callback_failed)
-        self._judged = 0  # the step of the last evaluation that the monitor and the schedulers saw
         self._window_ns = int(config.log.window_s * 1e9)
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
@@ -103,9 +100,9 @@ class Loop:
         clock, control, stepper = self.clock, self.control, self.stepper
         window_ns, collector, captures = self._window_ns, self.reporter.collector, self.captures
         training = stepper.training
-        if self.step and self.due.at(self.config.evaluate, self.step) and self._judged < self.step:
+        if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
-        while self.step < self.total_steps and self.early is None:
+        while self.step < self.total_steps and self.callbacks.early is None:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
             if not epoch_step:
                 stepper.begin_epoch()
@@ -124,7 +121,7 @@ class Loop:
                     raise TrainingError(f"{early}; the epoch has steps up to {end}")
                 self.step += 1
                 training.step, training.loss = self.step, loss
-                if self.step == end and end == (epoch + 1) * self.steps_per_epoch:
+                if self.step == (epoch + 1) * self.steps_per_epoch:
                     stepper.optimizer.end_epoch()
                 self.boundary = True
                 arrived = self.losses.add(self.step, loss, stepper.extras)
@@ -132,8 +129,8 @@ class Loop:
                     self._check(arrived)
                 if self.callbacks.each_step:
                     self.callbacks.step()
-                if training.logged or training.stopping:
-                    self._heard()
+                elif training.logged or training.stopping:
+                    self.callbacks.heard()
                 collector.after_step(self.step, clock)
                 clock.end_step()
                 self.reporter.steps += 1
@@ -151,7 +148,7 @@ class Loop:
                         captures.look(self.step, action - self.step)
                 if control.pending and self._obey():
                     return self._stop()
-                if self.early is not None:
+                if self.callbacks.early is not None:
                     break
             del iterator
             if self.step == (epoch + 1) * self.steps_per_epoch:
@@ -227,10 +224,9 @@ class Loop:
             self.evaluate()
         saved = not self.config.checkpoint.at_end or self.save()
         last = self._last_result
-        if last is not None and self._judged < last[0] == self.step:
+        if last is not None and self.callbacks.judged < last[0] == self.step:
             # An evaluation at the end only: a run that continues from the checkpoint must not have seen it.
             self.callbacks.evaluated(last[1].metrics)
-            self._heard()
         self._window()
         if not saved:
             raise TrainingError(f"finished all {self.step} steps, but {self.save_error}")
@@ -249,30 +245,10 @@ class Loop:
             self.put(event)
         self.put(result.mark(self.step, self.better))
         self.callbacks.samples(self.step)
-        if self.due.at(self.config.evaluate, self.step) and self._judged < self.step:
-            self._judge(result)
+        if self.due.at(self.config.evaluate, self.step):
+            self.callbacks.judge(self.step, result)
         self._status(self._resting)
         self._window()
-
-    def _judge(self, result: Result) -> None:
-        """Show an evaluation that the configuration asks for to what depends on it; one on request changes nothing."""
-        self._judged = self.step
-        name, value = result.headline
-        self.stepper.optimizer.end_evaluation(value)
-        reason = self.monitor.see(name, value)
-        if self._may_end_early:
-            self.early = reason
-        self.callbacks.evaluated(result.metrics)
-        self._heard()
-
-    def _heard(self) -> None:
-        """Take what the user's own code logged, and whether it asked to stop."""
-        training = self.stepper.training
-        self.losses.log(training.logged)
-        training.logged = []
-        if training.stopping is not None and self._may_end_early:
-            self.early = training.stopping
-        training.stopping = None
 
     def _callback_failed(self, name: str, error: BaseException) -> TrainingError:
         """What to raise for a callback that raised, after saving a checkpoint: between steps, the state is complete."""
@@ -316,7 +292,6 @@ class Loop:
             data = {"file": saved.path.name, "bytes": saved.bytes}
             self.put(MarkEvent("checkpoint", step, f"checkpoint at step {step} ({size(saved.bytes)})", data))
             self.callbacks.saved(saved.path)
-            self._heard()
         self.clock.enter(phase.OTHER)
         self._status(self._resting)
         return self.save_error is None
@@ -340,8 +315,7 @@ class Loop:
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),
             "random": random_state(device),
-            "evaluated": self._judged,
-            "monitor": self.monitor.state(),
+            **self.callbacks.state(),
             **self.stepper.state(),
         }
 
@@ -349,8 +323,7 @@ class Loop:
         """Restore a checkpoint, except for the random generators. Raises what Stepper.load raises."""
         self.stepper.load(state)
         self.step = int(state["step"])
-        self._judged = int(state.get("evaluated", self.step))
-        self.monitor.load(state.get("monitor", {}))
+        self.callbacks.load(state)
 
     def slept(self, seconds: float) -> None:
         """Exclude time in which the caller suspended the loop from windows and from checkpoint.every_minutes."""
