@@ -15,7 +15,7 @@ from ndd_engine.errors import TrainingError, said
 from ndd_engine.limits import limit_of
 from ndd_engine.measure.losses import LossReader
 from ndd_engine.record.events import Event, TextsEvent
-from ndd_engine.text import number, printable
+from ndd_engine.text import printable
 from ndd_engine.workloads.own_module import kind, place
 from ndd_engine.workloads.training import TrainingParts
 
@@ -50,7 +50,7 @@ class Monitor:
         if not self.section.patience or self.waited < self.section.patience:
             return None
         times = f"{self.waited} evaluation{'s' if self.waited > 1 else ''}"
-        since = "" if self.best is None else f" since its best value {number(self.best, 4)}"
+        since = "" if self.best is None else f" since its best value {self.best:.4g}"
         return f"{printable(name)} has not improved in {times}{since} (evaluate.patience)"
 
     def state(self) -> dict[str, Any]:

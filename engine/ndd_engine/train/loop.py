@@ -322,7 +322,7 @@ class Loop:
     def load(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint, except for the random generators. Raises what Stepper.load raises."""
         self.stepper.load(state)
-        self.step = int(state["step"])
+        self.step = self.stepper.training.step = int(state["step"])
         self.callbacks.load(state)
 
     def slept(self, seconds: float) -> None:
