@@ -146,9 +146,7 @@ class Stepper:
 
     def finish_step(self, enter: Callable[[int], object], step: int) -> None:
         """Update the parameters, unless the factory's own step did, and the schedulers; drop the gradients."""
-        if self.workload_parts.step is not None:
-            self.training.end_step()
-        else:
+        if self.workload_parts.step is None:
             self.set_rate(step)
             self.update(enter)
         self.optimizer.end_step()
@@ -216,7 +214,9 @@ class Stepper:
         self.carry.begin(batch)
         found = parts.step(batch, training)
         self.carry.value = detached(self.carry.value)
-        return training.checked(found, parts.where)
+        loss = training.checked(found, parts.where)
+        training.end_step()
+        return loss
 
     def _zero_grad(self, everything: bool) -> None:
         """Drop or clear the gradients. everything: also those that no optimizer has."""
