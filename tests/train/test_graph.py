@@ -79,7 +79,7 @@ def made(*sets: str, error: str | None = None, graphed: bool = True) -> tuple[St
     workload = prepare(config)
     stepper = Stepper(workload, config, CPU, total_steps=20)
     if graphed:
-        stepper.optimizer = make_optimizer(config.optimizer, stepper.model, CPU)
+        stepper.optimizer.by_name = {"": make_optimizer(config.optimizer, stepper.model, CPU)}
         for group in stepper.optimizer.param_groups:
             group["lr"] = torch.tensor(group["lr"])
         stepper.graph = StepGraph(stepper, StandIn(stepper, error))

@@ -177,17 +177,17 @@ def test_weights_depend_on_the_seed_alone(own: Prepare) -> None:
 # Options.
 
 
-def test_options_reach_the_factory_and_unused_ones_are_told(own: Prepare) -> None:
+def test_options_reach_the_factory_and_unused_ones_are_refused(own: Prepare) -> None:
     source = giving(model="Net(settings.option('width', 4))", item="settings.options.get('word', 'pair')")
-    workload = own(source, options={"width": 9, "hiden": 3})
+    workload = own(source, options={"width": 9})
     assert workload.model.encoder.out_features == 9 and workload.item == "pair"  # type: ignore[union-attr]
-    notes = " ".join(workload.notes())
-    assert "Option hiden is not used by the factory; it reads width, word." in notes
-    assert "width is not used" not in notes
-    close = own(source, options={"widht": 9})
-    assert "(did you mean width?)" in " ".join(close.notes())
-    everything = own(giving(model="Net(**settings.options)"), options={"width": 2})
-    assert "not used" not in " ".join(everything.notes())
+    (unused,) = mistakes(own, source, options={"width": 9, "shape": 3})
+    assert (
+        "workload.options.shape = 3: is not used by the factory, which reads width, word; remove it" in unused
+    )
+    (close,) = mistakes(own, source, options={"widht": 9})
+    assert "did you mean width?" in close
+    own(giving(model="Net(**settings.options)"), options={"width": 2})
 
 
 @pytest.mark.parametrize(

@@ -223,9 +223,9 @@ def test_a_setting_that_cannot_apply_to_a_stream_is_refused(
     assert any(expected in text for text in found), found
 
 
-def test_a_name_that_nothing_reads_is_told(own: Prepare) -> None:
-    notes = " ".join(own(giving(eval_datta="Pairs(8)")).notes())
-    assert "also returned eval_datta, which is not used (did you mean eval_data?)" in notes
+def test_a_name_that_nothing_reads_is_refused(own: Prepare) -> None:
+    (text,) = mistakes(own, giving(eval_datta="Pairs(8)"))
+    assert "eval_datta: is no part of a workload, so it would not be used; did you mean eval_data?" in text
 
 
 @pytest.mark.parametrize(

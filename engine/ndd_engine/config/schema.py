@@ -198,6 +198,11 @@ class OptimizerSection(Section):
     name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="optimizer algorithm")
     lr: float = Field(1e-3, gt=0, description="learning rate")
     weight_decay: float = Field(0.01, ge=0, description="weight decay coefficient")
+    decay: Literal["weights", "all"] = Field(
+        "weights",
+        description="parameters that weight decay applies to; weights: not to biases and the parameters of "
+        "normalization layers",
+    )
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=[0.9, 0.999], min_length=2, max_length=2, description="beta coefficients (adam, adamw)"
     )
@@ -230,6 +235,17 @@ class EvaluateSection(Section):
         None, ge=1, le=STEPS, description="maximum number of evaluation batches; default: all"
     )
     at_end: bool = Field(True, description="evaluate when the run ends")
+    metric: Annotated[str, Field(min_length=1, max_length=80)] | None = Field(
+        None,
+        description="metric that decides the best checkpoint, early stopping and ReduceLROnPlateau; default: the first",
+    )
+    mode: Literal["min", "max"] | None = Field(
+        None, description="whether a lower or a higher metric is better; default: chosen by the workload"
+    )
+    patience: int = Field(
+        0, ge=0, le=MANY, description="stop after this many evaluations without improvement; 0: never"
+    )
+    min_delta: float = Field(0.0, ge=0, description="smallest change of the metric that is an improvement")
     inference_mode: bool = Field(True, description="use torch.inference_mode instead of torch.no_grad")
 
 

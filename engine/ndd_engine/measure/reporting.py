@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ndd_engine.record.events import Event, MarkEvent, WindowEvent
+from ndd_engine.record.events import Event, MarkEvent, ScalarsEvent, WindowEvent
 from ndd_engine.text import printable
 
 from .clock import PhaseClock
@@ -42,8 +42,10 @@ class StepWork:
 class Stepping(Protocol):
     """The part of a stepper that the reporter reads: the learning rate, and events waiting to be recorded."""
 
-    lr: float
     reports: list[Event]
+
+    @property
+    def lr(self) -> float | None: ...
 
 
 class Reporter:
@@ -169,6 +171,9 @@ class Reporter:
                 profiled=self.profiled,
             )
         )
+        if self.losses.scalars:
+            self.put(ScalarsEvent(step, _means(self.losses.scalars)))
+            self.losses.scalars = []
         for event in self._stepping.reports:
             self.put(event)
         self._stepping.reports.clear()
@@ -184,3 +189,11 @@ class Reporter:
                 self._has_gpu = False
                 text = f"cannot read the memory counters: {printable(str(error))}"
                 self.put(MarkEvent("warning", step, text))
+
+
+def _means(scalars: list[tuple[str, float]]) -> dict[str, float]:
+    """The mean of the values of each name."""
+    values: dict[str, list[float]] = {}
+    for name, value in scalars:
+        values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}

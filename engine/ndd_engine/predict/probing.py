@@ -32,6 +32,7 @@ from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Workload
 from ndd_engine.workloads.order import Stream, item_count
+from ndd_engine.workloads.training import training_of
 
 from .linearity import alike
 from .memory import Items, Memory
@@ -95,6 +96,8 @@ class Prober:
         """The trace of steps with this micro-batch."""
         self._tell(f"recording allocations with micro-batch {micro}")
         seed(self.config.run.seed)
+        # What earlier steps left must not be freed during the recording.
+        training_of(self.workload).reset()
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
             _forget(self.device)
@@ -145,7 +148,7 @@ class Prober:
                 point, update_s = self._point(stepper, micro)
             except RuntimeError as error:
                 if points and is_out_of_memory(error):
-                    stepper.optimizer.zero_grad(set_to_none=True)
+                    stepper.drop_gradients()
                     break
                 raise
             points.append(point)
@@ -180,11 +183,10 @@ class Prober:
             at = time.perf_counter()
             batch = next(batches)
             data = time.perf_counter() - at
+            stepper.carry.value = None  # of another number of items
             host, compute = self._timed(stepper, batch)
             at = time.perf_counter()
-            stepper.set_rate(0)
-            stepper.update(_nowhere)
-            stepper.optimizer.zero_grad(set_to_none=stepper.config.optimizer.set_to_none)
+            stepper.finish_step(_nowhere, 0)
             self._wait()
             samples.append((compute, host, data, time.perf_counter() - at))
             if compute > HOPELESS_S:

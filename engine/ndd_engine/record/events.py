@@ -17,6 +17,8 @@ are incomplete or have a value of another type than declared.
     stacks   stack samples of the training thread
     finding  a finding appeared or disappeared
     trial    a candidate configuration was measured against a baseline
+    scalars  scalars that the user's own training code logged
+    texts    samples of an evaluation, as text
     mark     an occurrence: epoch, evaluation, checkpoint, compile, pause, warning, choice
     fold     the accumulated state, written regularly so that long records open fast
     end      the end of the run
@@ -37,8 +39,9 @@ from .shape import Time, check_of
 
 __all__ = [
     "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FoldEvent", "Json", "KernelsEvent",
-    "LoaderEvent", "MarkEvent", "MemoryEvent", "RunEvent", "SampleEvent", "SettingEvent", "StacksEvent", "StageEvent",
-    "TrialEvent", "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
+    "LoaderEvent", "MarkEvent", "MemoryEvent", "RunEvent", "SampleEvent", "ScalarsEvent", "SettingEvent",
+    "StacksEvent", "StageEvent",
+    "TextsEvent", "TrialEvent", "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
 ]  # fmt: skip
 
 # Phases of a step in display order; `other` is the wall time outside the other phases.
@@ -245,6 +248,30 @@ class WorkEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ScalarsEvent(Event):
+    """Scalars that the user's own training code logged since the last window.
+
+    step: optimizer steps done. values: the mean of the values of each name; null if it is not finite.
+    """
+
+    type: ClassVar[str] = "scalars"
+    step: int
+    values: Annotated[dict[str, float], dict[str, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextsEvent(Event):
+    """Samples of an evaluation that the user's own training code returned.
+
+    step: optimizer steps done. texts: one per sample; control characters other than line breaks are escaped.
+    """
+
+    type: ClassVar[str] = "texts"
+    step: int
+    texts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class MarkEvent(Event):
     """An occurrence during the run.
 
@@ -289,7 +316,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
     kind.type: kind
     for kind in (
         RunEvent, StageEvent, WindowEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent, LoaderEvent,
-        BaselineEvent, KernelsEvent, StacksEvent, FindingEvent, TrialEvent, MarkEvent, FoldEvent, EndEvent,
+        BaselineEvent, KernelsEvent, StacksEvent, FindingEvent, TrialEvent, ScalarsEvent, TextsEvent, MarkEvent,
+        FoldEvent, EndEvent,
     )
 }  # fmt: skip
 

@@ -65,8 +65,7 @@ def unloadable(state: dict[str, Any]) -> str | None:
     for path, what in _unloadable(state, "", 0):
         name = shortened(path.removeprefix("model."), 120)
         allowed = "tensors, numbers, strings, and lists, tuples, sets or dicts of them"
-        whose = "the state of the data" if path.startswith("position.") else "the model's state"
-        return f"{name} {what}, which a checkpoint cannot contain; {whose} may consist of {allowed}"
+        return f"{name} {what}, which a checkpoint cannot contain; allowed: {allowed}"
     return None
 
 

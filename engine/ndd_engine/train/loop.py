@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ndd_engine.config.schema import CheckpointSection, Config, EvaluateSection
-from ndd_engine.errors import TrainingError, said, shortened
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import TrainingError, said
 from ndd_engine.limits import limit_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure import memory_history
@@ -25,9 +25,13 @@ from ndd_engine.train.data.place import OwnOrder, end_pass
 from ndd_engine.train.step.precision import Precision
 from ndd_engine.train.step.stepper import Stepper
 
+from .callbacks import Callbacks, failure
 from .checkpoint import CheckpointStore, Saved, free_space
 from .contents import changed, finite_buffers, layout, not_finite, unloadable
-from .evaluate import Result, evaluate
+from .control import pause_mark
+from .due import Due
+from .evaluate import Result, better_of, evaluate
+from .failures import unstable
 from .random_state import random_state
 from .request import OpenRun
 from .settings import VerifiedSettings
@@ -59,7 +63,12 @@ class Loop:
         self.steps_per_epoch = batches.steps_per_epoch or 0  # 0: unknown
         # The passes after which a run ends whose steps are not known beforehand.
         self.passes = config.run.epochs if batches.steps_per_epoch is None else None
+        self.due = Due(config, self.steps_per_epoch if batches.own is None else 0)
         self.losses = LossReader(stepper.device, config.log.every_steps)
+        self.better = better_of(config.evaluate, stepper.workload)
+        self.callbacks = Callbacks(
+            stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
+        )
         self.saved: Saved | None = None
         self.save_error: str | None = None
         self.boundary = True
@@ -108,9 +117,13 @@ class Loop:
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
         collector, captures = self.reporter.collector, self.captures
-        own = self.batches.own
-        while not self.finished:
+        own, training = self.batches.own, stepper.training
+        if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
+            self._act()  # the checkpoint was written before the evaluation of its step
+        while not self.finished and self.callbacks.early is None:
             epoch, epoch_step = divmod(self.step, self.steps_per_epoch) if own is None else (own.passes, 0)
+            if not (epoch_step if own is None else own.batches):
+                stepper.begin_epoch()
             clock.enter(phase.DATA_WAIT)
             # The first epoch includes one-time work, such as starting persistent workers.
             with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
@@ -119,7 +132,7 @@ class Loop:
             end = self.total_steps
             if own is None:
                 end = min(end, (epoch + 1) * self.steps_per_epoch)
-            action = self._next_action()
+            action = self.due.next(self.step, self.total_steps)
             while self.step < end:
                 self.boundary = False
                 loss = stepper.step(iterator, clock, self.step)
@@ -130,26 +143,36 @@ class Loop:
                     early = f"the loader ended early, at step {self.step}"
                     raise TrainingError(f"{early}; the epoch has steps up to {end}")
                 self.step += 1
+                training.step, training.loss = self.step, loss
+                if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
+                    stepper.optimizer.end_epoch()
                 self.boundary = True
                 arrived = self.losses.add(self.step, loss, stepper.extras)
                 if arrived:
                     self._check(arrived)
+                if self.callbacks.each_step:
+                    self.callbacks.step()
+                elif training.logged or training.stopping:
+                    self.callbacks.heard()
                 collector.after_step(self.step, clock)
                 clock.end_step()
                 self.reporter.steps += 1
                 if clock.window_ns >= self._window_ns:
                     self._window()
-                    self._save_if_long_ago()
+                    if self.step < action:
+                        self._save_if_long_ago()
                 if self.step >= captures.next:
                     captures.look(self.step, action - self.step)
                 # Act before stopping: after the last step there would be no other chance.
                 if self.step >= action:
                     self._act()
-                    action = self._next_action()
+                    action = self.due.next(self.step, self.total_steps)
                     if self.step >= captures.next:
                         captures.look(self.step, action - self.step)
                 if control.pending and self._obey():
                     return self._stop()
+                if self.callbacks.early is not None:
+                    break
             del iterator
             if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
                 epochs = -(-self.total_steps // self.steps_per_epoch)
@@ -163,35 +186,21 @@ class Loop:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
         self.boundary = True
         end_pass(own, self.config.batch.accumulation)
+        self.stepper.optimizer.end_epoch()
         of = "" if not self.passes else f" of {self.passes}"
         self.put(MarkEvent("epoch", self.step, f"epoch {own.passes}{of} done"))
         self._act(own.passes)
 
     # Between steps.
 
-    def _next_action(self) -> int:
-        """The next step after which an evaluation or a checkpoint is due; the loop compares only this number."""
-        periods = self._periods(self.config.evaluate) + self._periods(self.config.checkpoint)
-        return min([self.total_steps, *((self.step // every + 1) * every for every in periods)])
-
-    def _periods(self, section: EvaluateSection | CheckpointSection) -> list[int]:
-        """The section's periods in steps, without those that are off."""
-        epochs = section.every_epochs if self.batches.own is None else 0  # else see _end_pass
-        every = (section.every_steps, epochs * self.steps_per_epoch)
-        return [steps for steps in every if steps]
-
-    def _due(self, section: EvaluateSection | CheckpointSection, passes: int) -> bool:
-        if passes:
-            return section.every_epochs > 0 and passes % section.every_epochs == 0
-        return any(self.step % every == 0 for every in self._periods(section))
-
     def _act(self, passes: int = 0) -> None:
         """passes: so many passes are done now; 0 after a step."""
         evaluation = self.config.evaluate
+        due = self.due.at(evaluation, self.step, passes)
         # Evaluate before a checkpoint at the same step, so that the checkpoint carries the metric.
-        if self._due(evaluation, passes) or (self.step >= self.total_steps and evaluation.at_end):
-            self.evaluate()
-        if self._due(self.config.checkpoint, passes):
+        if due or (self.step >= self.total_steps and evaluation.at_end):
+            self.evaluate(due=due)
+        if self.due.at(self.config.checkpoint, self.step, passes):
             self.save()
         # Evaluations end windows: if they are frequent, no window gets long enough to check this elsewhere.
         self._save_if_long_ago()
@@ -221,7 +230,7 @@ class Loop:
                 paused_at = time.monotonic()
                 self._resting = "paused"
                 self._status("paused")
-                self.put(_pause_mark(self.step, list(control.holders)))
+                self.put(pause_mark(self.step, list(control.holders)))
             control.wait(0.5)
             self.reporter.skip()
         if paused_at is not None:
@@ -248,12 +257,19 @@ class Loop:
         if self.config.evaluate.at_end:
             self.evaluate()
         saved = not self.config.checkpoint.at_end or self.save()
+        last = self._last_result
+        if last is not None and self.callbacks.judged < last[0] == self.step:
+            # An evaluation at the end only: a run that continues from the checkpoint must not have seen it.
+            self.callbacks.evaluated(last[1].metrics)
         self._window()
         if not saved:
             raise TrainingError(f"finished all {self.step} steps, but {self.save_error}")
 
-    def evaluate(self, again: bool = False) -> None:
-        """Evaluate now. Does nothing if this step was already evaluated, unless `again`."""
+    def evaluate(self, again: bool = False, due: bool = False) -> None:
+        """Evaluate now. Does nothing if this step was already evaluated, unless `again`.
+
+        due: the configuration asks for it at the end of a pass.
+        """
         if self._last_result is not None and self._last_result[0] == self.step and not again:
             return
         self._status("evaluating")
@@ -264,14 +280,24 @@ class Loop:
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
             self.put(event)
-        text = shortened(", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items()))
-        data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
-                "better": self.stepper.workload.better}  # fmt: skip
-        self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step:,}: {text}", data))
+        self.put(result.mark(self.step, self.better))
         if warning := result.not_finite:
             self.put(MarkEvent("warning", self.step, warning))
+        self.callbacks.samples(self.step)
+        if due or self.due.at(self.config.evaluate, self.step):
+            self.callbacks.judge(self.step, result)
         self._status(self._resting)
         self._window()
+
+    def _callback_failed(self, name: str, error: BaseException) -> TrainingError:
+        """What to raise for a callback that raised, after saving a checkpoint: between steps, the state is complete."""
+        self.callbacks.on = self.callbacks.each_step = False
+        saved = not self.boundary or not self.step or self.save()
+        resume = (
+            f"; resume with: ndd-console train --resume {self.store.folder.parent.name}" if self.saved else ""
+        )
+        text = failure(name, self.step, self.stepper.workload_parts, error)
+        return TrainingError(f"{text}; {self._last_good() if saved else self.save_error}{resume}")
 
     def save(self, again: bool = False) -> bool:
         """Write a checkpoint of this step. Returns False on failure, with the reason in `save_error`."""
@@ -292,7 +318,7 @@ class Loop:
             raise TrainingError(f"no checkpoint at step {step}: {why}; {self._last_good()}")
         self._last_save = time.monotonic()
         try:
-            saved = self.store.save(step, state, metric, self.stepper.workload.better == "lower")
+            saved = self.store.save(step, state, metric, self.better == "lower")
         except OSError as error:
             self.save_error = (
                 f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
@@ -304,6 +330,7 @@ class Loop:
             self.saved, self.save_error = saved, None
             data = {"file": saved.path.name, "bytes": saved.bytes}
             self.put(MarkEvent("checkpoint", step, f"checkpoint at step {step} ({size(saved.bytes)})", data))
+            self.callbacks.saved(saved.path)
         self.clock.enter(phase.OTHER)
         self._status(self._resting)
         return self.save_error is None
@@ -329,8 +356,16 @@ class Loop:
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),
             "random": random_state(device),
+            **self.callbacks.state(),
             **self.stepper.state(),
         }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore a checkpoint, except for the random generators. Raises what Stepper.load raises."""
+        self.stepper.load(state)
+        self.batches.load(state["position"])
+        self.step = self.stepper.training.step = int(state["step"])
+        self.callbacks.load(state)
 
     def switch(self, config: Config, precision: Precision) -> None:
         """Continue with another configuration, between two steps; it must not need another model or optimizer."""
@@ -380,10 +415,7 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        advice = "try a lower optimizer.lr, or clip.max_norm = 1.0"
-        if self.stepper.precision.scaler is not None:
-            advice += ' or precision.amp = "bf16"'
-        return f"{what} at step {step}, so training stopped; {self._last_good()}; {advice}"
+        return f"{what} at step {step}, so training stopped; {self._last_good()}; {unstable(self.stepper)}"
 
     def _last_good(self) -> str:
         if self.saved is None:
@@ -393,11 +425,3 @@ class Loop:
     def _window(self) -> None:
         self.reporter.window(self.step)
         memory_history.settle(self.step)
-
-
-def _pause_mark(step: int, holders: list[int]) -> MarkEvent:
-    """holders: ids of the processes that hold the pause."""
-    if not holders:
-        return MarkEvent("pause", step, f"paused at step {step}")
-    who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"
-    return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": holders})

@@ -65,9 +65,10 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
         for key, value in now.items()
         if key not in MAY_CHANGE and key != "name" and before.get(key) != value
     ]
-    for section, key in (("batch", "sequence"), ("optimizer", "name")):
+    for section, key in (("batch", "sequence"), ("optimizer", "name"), ("optimizer", "decay")):
         value = getattr(getattr(config, section), key)
-        if (was := _section(run, section).get(key)) != value:
+        was = _section(run, section).get(key)
+        if was != value and not (key == "decay" and was is None):  # older records have none
             changed.append(f"{section}.{key} was {was}, now {value}")
     if changed:
         raise UsageError(f"cannot resume {name}: {'; '.join(changed)}; start a new run to change these")

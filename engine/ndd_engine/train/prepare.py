@@ -107,6 +107,7 @@ def prepare_run(run: OpenRun) -> Prepared:
     rehearsal = _rehearse(stepper, batches, cores)
     if run.request.resume is not None and rehearsal.changed_parameters:
         _resume(run, loop, device)
+    config = loop.config
     heading = f"Run {run.directory.name}, as resolved for {machine.device}."
     try:
         with replacing(run.directory.config, PATIENCE_S) as file:
@@ -239,15 +240,21 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
     _check_data(run.directory.name, saved, state, loop)
     shown = printable(str(saved.path))
     try:
-        loop.stepper.load(state)
-        loop.batches.load(state["position"])
+        saved_threads = state["threads"]
+        loop.load(state)
         restore_random_state(state["random"], device)
-        loop.step, saved_threads = int(state["step"]), state["threads"]
+    except UsageError as error:
+        raise UsageError(f"cannot resume {run.directory.name}: {error}") from None
     except Exception as error:  # noqa: BLE001
         where = place(error)  # the user's own set_extra_state or load_state_dict
         text = f"{shown} belongs to another model or optimizer: {message_of(error)}"
         raise UsageError(text + (f" ({where})" if where else "")) from (error if where else None)
     loop.saved = saved
+    if loop.stepper.optimizer.decay != loop.config.optimizer.decay:
+        section = loop.config.optimizer.model_copy(update={"decay": loop.stepper.optimizer.decay})
+        loop.config = loop.stepper.config = loop.config.model_copy(update={"optimizer": section})
+        text = 'the checkpoint applies weight decay to all parameters, so optimizer.decay is "all"'
+        run.put(MarkEvent("note", loop.step, text))
     threads = torch.get_num_threads()
     if device.type == "cpu" and saved_threads != threads:
         text = f"the checkpoint was saved with {counted(saved_threads, 'thread')}, this run uses {threads}"

@@ -217,6 +217,8 @@ class Run:
             gc.unfreeze()  # frozen by `prepare_run`: what the run leaves behind can be collected again
         loop = prepared.loop
         if status is None:
+            if (early := loop.callbacks.early) is not None:
+                return self._ended("done", f"ended early at step {loop.step}: {early}")
             return self._ended("done", f"finished all {loop.step} steps")
         return self._ended(status, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
 

@@ -22,6 +22,7 @@ from ndd_engine.record.events import (
     MemoryEvent,
     RunEvent,
     SampleEvent,
+    ScalarsEvent,
     WindowEvent,
 )
 from ndd_engine.record.recorder import Listener
@@ -105,6 +106,8 @@ class Scalars:
             self._step = event.step
             if not event.profiled:
                 self._add(t, event.step, _window(self._run, event, self._sample))
+        elif isinstance(event, ScalarsEvent):
+            self._add(t, event.step, ((f"own/{name}", value) for name, value in event.values.items()))
         elif isinstance(event, MemoryEvent):
             self._add(t, self._step, ((f"memory/{name}", getattr(event, name)) for name in _ALLOCATOR))
         elif isinstance(event, MarkEvent) and event.kind == "evaluation":

@@ -36,9 +36,10 @@ class VerifiedSettings:
         self._precision(rehearsal)
         self._speed(rehearsal)
         self._attention(rehearsal)
-        group = self.stepper.optimizer.param_groups[0]
-        applied = "fused" if group["fused"] else "foreach" if group["foreach"] else "loop"
-        self._check("optimizer.implementation", applied, "read back from the optimizer")
+        if not self.stepper.optimizer.own:
+            group = self.stepper.optimizer.param_groups[0]
+            applied = "fused" if group["fused"] else "foreach" if group["foreach"] else "loop"
+            self._check("optimizer.implementation", applied, "read back from the optimizer")
         if self.stepper.no_graph is not None:
             self._check("speed.cuda_graph", False, self.stepper.no_graph)
         batch = self.config.batch

@@ -19,6 +19,7 @@ from ndd_engine.text import size
 
 from .order import Order
 from .problems import Progress
+from .training import TrainingParts
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to
@@ -106,6 +107,8 @@ class Workload(Protocol):
     eval_order: Order | None
     # Items change every epoch: item i of epoch e has the index e * len(train_data) + i, and cannot be cached.
     epochs_differ: bool
+    # Its own optimizers, step, carried state and callbacks; see training_of for workloads without.
+    training: TrainingParts
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """The model's output for a batch on the device."""
@@ -141,6 +144,7 @@ class BuiltinWorkload:
     order: Order | None = None
     eval_order: Order | None = None
     epochs_differ: bool = False
+    training: TrainingParts = TrainingParts()
 
     def __init__(self, data: str, notes: Sequence[str]) -> None:
         """data: the one-line description of the data."""

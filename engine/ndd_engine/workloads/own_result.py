@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import LONGEST, shortened
@@ -19,9 +18,12 @@ from ndd_engine.text import printable
 
 from .base import Collate, Parted, Weight
 from .order import Order
+from .own_model import read_model
 from .own_module import calling, kind
 from .own_order import Data, check_order, read_data, with_parts
+from .own_training import Values, check_conflicts, read_training
 from .problems import Problems
+from .training import TrainingParts
 
 NAME_LENGTH = 40  # characters of the name of an item, a token or a part
 MOST_NOTES = 100
@@ -34,7 +36,7 @@ class FactoryResult:
 
     model: nn.Module
     train_data: Any
-    loss: Callable[..., Any]
+    loss: Callable[..., Any] | None
     eval_data: Any = None
     forward: Callable[..., Any] | None = None
     metric: Callable[..., Any] | None = None
@@ -54,14 +56,26 @@ class FactoryResult:
     batch_sampler: Any = None
     order: Order | None = None
     eval_order: Order | None = None
+    training: TrainingParts = field(default_factory=TrainingParts)
 
 
 NEEDED = ("model", "train_data", "loss")
-OPTIONAL = [part.name for part in fields(FactoryResult) if part.name not in (*NEEDED, "order", "eval_order")]
+_DERIVED = ("order", "eval_order", "training")
+_OF_TRAINING = [
+    part.name for part in fields(TrainingParts) if part.name not in ("where", "optimizers", "schedulers")
+]
+OPTIONAL = [
+    *(part.name for part in fields(FactoryResult) if part.name not in (*NEEDED, *_DERIVED)),
+    "optimizer", "scheduler", "scheduler_every", *_OF_TRAINING,
+]  # fmt: skip
 
 
-def read_result(value: object, where: str, config: Config) -> FactoryResult:
+def read_result(
+    value: object, where: str, config: Config, optimizer: Values | None = None, schedule: Values | None = None
+) -> FactoryResult:
     """The parts of the value that a factory returned. where: file and line of the factory.
+
+    optimizer, schedule: what the factory read of these sections of the configuration.
 
     Raises ConfigError with everything that is missing or wrong.
     """
@@ -69,12 +83,12 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
     if (wrong := _wrong_result(value)) is not None:
         problems.add("", f"the factory returned {wrong}", allowed=RESULT)
         problems.check()
-    reader = _Reader(value, problems)
-    model = reader.model()
+    reader = Reader(value, problems)
+    model = read_model(reader)
     train = reader.data("train_data", config, needed=True)
     evaluation = reader.data("eval_data", config)
     train = reader.ordered(train, evaluation.data is not None, config)
-    loss = reader.function("loss", ("output", "batch"), needed=True)
+    loss = reader.function("loss", ("output", "batch"), needed=not reader.given("step", "eval_step"))
     if isinstance(loss, nn.modules.loss._Loss):
         name = type(loss).__name__
         advice = f"write it as: lambda output, batch: nn.{name}()(output, batch[1])"
@@ -83,9 +97,20 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
     if better not in ("lower", "higher"):
         message = "this is not a direction in which a metric improves"
         problems.add("better", message, better, '"lower" or "higher"')
+    training = read_training(reader, model, config, better)
+    check_conflicts(
+        reader,
+        training,
+        config,
+        optimizer or Values.of_optimizer(config),
+        schedule or Values.of_schedule(config),
+    )
+    reader.check_unknown()
+    carried = ("state",) if training.state is not None else ()
     others: dict[str, Any] = {
         "better": better,
-        "forward": reader.function("forward", ("model", "batch")),
+        "training": training,
+        "forward": reader.function("forward", ("model", "batch", *carried)),
         "metric": reader.function("metric", ()),
         "weight": reader.function("weight", ("batch",)),
         "item": reader.text("item", longest=NAME_LENGTH) or "item",
@@ -96,20 +121,20 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
         "epochs_differ": reader.typed("epochs_differ", bool, "True or False") is True,
         "describe_model": reader.text("describe_model", called=True),
         "describe_data": reader.text("describe_data", called=True),
-        "notes": [*reader.lines("notes"), *reader.unknown()],
+        "notes": reader.lines("notes"),
         "order": train.order,
         "eval_order": evaluation.order,
     }
     problems.check()
-    assert model is not None and loss is not None
+    assert model is not None
     return FactoryResult(model, train.data, loss, evaluation.data, **others)
 
 
-class _Reader:
+class Reader:
     """Reads the attributes of the factory's result and adds a problem for each wrong one."""
 
     def __init__(self, value: object, problems: Problems) -> None:
-        self.value = SimpleNamespace(**value) if isinstance(value, Mapping) else value
+        self.value: Any = SimpleNamespace(**value) if isinstance(value, Mapping) else value
         self.problems, self._type = problems, shortened(type(value).__name__, 80)
 
     def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
@@ -141,43 +166,25 @@ class _Reader:
         self.add(name, f"is {kind(found)}", allowed)
         return None
 
-    def unknown(self) -> list[str]:
-        """Notes about unknown names in a dict or SimpleNamespace; other objects may have attributes of their own."""
-        if type(self.value) is not SimpleNamespace:
-            return []
-        notes = []
-        for name in self._names():
-            if name not in (*NEEDED, *OPTIONAL):
-                close = difflib.get_close_matches(name, OPTIONAL, n=1)
-                meant = f" (did you mean {close[0]}?)" if close else ""
-                notes.append(f"The factory also returned {printable(name)}, which is not used{meant}.")
-        return notes
+    def given(self, *names: str) -> list[str]:
+        """Those of these parts that the factory returned."""
+        return [name for name in names if self.get(name) is not None]
 
-    def model(self) -> nn.Module | None:
-        found: nn.Module | None = self.typed("model", nn.Module, "a torch.nn.Module", needed=True)
-        if found is None:
-            return None
-        if "_parameters" not in vars(found):
-            self.add("model", f"{type(found).__name__} does not call super().__init__()")
-            return None
-        lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
-        if lazy:
-            advice = "run one batch through the model in the factory"
-            self.add("model", f"the parameter {lazy[0]} has no shape yet (lazy layer)", suggestion=advice)
-        elif not any(parameter.requires_grad for parameter in found.parameters()):
-            advice = "set requires_grad to True for the parameters to train"
-            self.add("model", f"{type(found).__name__} has no trainable parameter", suggestion=advice)
-        for name, module in found.named_modules():
-            mine, plain = type(module), nn.Module
-            if (
-                mine.get_extra_state is not plain.get_extra_state
-                and mine.set_extra_state is plain.set_extra_state
-            ):
-                message = f"{name or 'the model'} ({mine.__name__}) defines get_extra_state, but not set_extra_state"
-                self.add(
-                    "model", message, suggestion="define both: a run could not resume from its checkpoints"
+    def check_unknown(self) -> None:
+        """Adds a problem for each unknown name in a dict or SimpleNamespace; other objects may have attributes of
+        their own."""
+        if type(self.value) is not SimpleNamespace:
+            return
+        known = [*NEEDED, *OPTIONAL]
+        for name in self._names():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                advice = (
+                    f"did you mean {close[0]}?" if close else f"remove it; the parts are {', '.join(known)}"
                 )
-        return found
+                self.add(
+                    printable(name), "is no part of a workload, so it would not be used", suggestion=advice
+                )
 
     def data(self, name: str, config: Config, needed: bool = False) -> Data:
         """A dataset, which may be that of a DataLoader, with its order."""

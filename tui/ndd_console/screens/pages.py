@@ -12,6 +12,7 @@ from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
 from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.frame import Keys
+from ndd_console.view.own_values import own_values_lines
 from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
 from ndd_console.view.rows import foreign, lines_of
 from ndd_console.view.settings import settings_lines
@@ -161,6 +162,16 @@ class SettingsScreen(RunPage):
 
     def lines(self, width: int) -> list[Row]:
         return settings_lines(self._latest, width)
+
+
+class OwnValuesScreen(RunPage):
+    """What the user's own training code logged, and its samples."""
+
+    title_text = "logged values and samples"
+    leave_keys = LEAVE | {"v"}
+
+    def lines(self, width: int) -> list[Row]:
+        return own_values_lines(self._latest, width)
 
 
 class DiagnosisScreen(RunPage):

@@ -18,6 +18,7 @@ HELP_KEYS: Keys = (
     ("e", "evaluate"),
     ("k", "profile a few steps: exact idle time and its causes"),
     ("i", "settings and whether they are in effect; work per step"),
+    ("v", "values that your own training code logs, and its samples"),
     ("l", "log: captured output (print, warnings)"),
     ("s", "stop an attached run"),
     ("q", "quit: stop after a checkpoint, or keep the run running"),
