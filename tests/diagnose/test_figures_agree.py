@@ -294,9 +294,15 @@ def test_lines_of_a_headless_run_agree(run: Planted) -> None:
     line, lines = progress_line(snapshot), summary(snapshot, None, "runs/one")
     rates = [re.findall(r"([0-9.,]+) steps/s", part) for part in (line, *lines)]
     assert len({value for found in rates for value in found}) == 1
-    shares = next(part for part in lines if part.startswith("recent time by phase"))
+    shares = next(part for part in lines if part.startswith("recent steps by phase"))
     assert sum(percents(shares)) <= 1.02
     assert "/" not in shares
+    # A wait that is a finding has the same share here.
+    for item in diagnose(snapshot):
+        found = re.match(r"input-bound: ([0-9]+) % of each step is spent waiting", item.title)
+        waits = re.search(r"data_wait ([0-9]+) %", shares)
+        if found is not None and waits is not None:
+            assert found[1] == waits[1]
 
 
 @settings(deadline=None, max_examples=20)

@@ -235,11 +235,13 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if run is not None and snapshot.step:
         done = f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {item_name(snapshot)}"
         lines.append(f"{done} in {duration(snapshot.elapsed_s)}; last loss {number(snapshot.loss, 4)}")
-        phases = [phase for phase in snapshot.phases if "/" not in phase.name]
-        top = sorted(phases, key=lambda phase: -phase.share)[:4]
-        if top:
-            shares = ", ".join(f"{share.name} {percent(share.share)}" for share in top)
-            lines.append(f"recent time by phase: {shares}")
+        aside = ("evaluate", "checkpoint")
+        phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in aside]
+        top = sorted(phases, key=lambda phase: -phase.host_ns)[:4]
+        if top and snapshot.step_ns:
+            step_ns = snapshot.step_ns
+            shares = ", ".join(f"{phase.name} {percent(phase.host_ns / step_ns)}" for phase in top)
+            lines.append(f"recent steps by phase: {shares}")
     if snapshot.step_ns is not None:
         lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
         lines += [", ".join(work)] if (work := work_texts(snapshot)) else []
