@@ -19,6 +19,7 @@ from ndd_engine.record.events import RunEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.train.request import RunRequest
 
+from ..terminal.screen import START_S, Terminal
 from .program import run, start
 
 pytestmark = pytest.mark.timeout(170)
@@ -74,8 +75,8 @@ def end(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
 def test_preempted_twice_it_equals_a_run_without_interruption(tmp_path: Path) -> None:
     """SIGTERM, as SLURM sends it, then SIGKILL; the same command each time."""
     job, whole = RunDir(tmp_path / "runs" / "job"), RunDir(tmp_path / "runs" / "whole")
-    saved = ("--set", "checkpoint.every_steps=50", "--set", "evaluate.every_epochs=0")
-    steps = 4000
+    saved = ("--set", "checkpoint.every_steps=200", "--set", "evaluate.every_epochs=0")
+    steps = 3000
     process = start(*command(steps, *saved), folder=tmp_path)
     until(process, lambda: job.events.exists() and len(losses(job)) > 120)
     status, text = end(process, signal.SIGTERM)
@@ -95,11 +96,11 @@ def test_preempted_twice_it_equals_a_run_without_interruption(tmp_path: Path) ->
     before = job.events.read_bytes()
     again = run(*command(steps, *saved), folder=tmp_path)
     assert (
-        again.returncode == 0 and "run job has finished at step 4,000: there is nothing to do" in again.stderr
+        again.returncode == 0 and "run job has finished at step 3,000: there is nothing to do" in again.stderr
     )
     assert again.stdout == "" and job.events.read_bytes() == before
     longer = run(*command(steps + 5, *saved), folder=tmp_path)
-    assert longer.returncode == 0 and "run.max_steps 4000 -> 4005" in longer.stderr
+    assert longer.returncode == 0 and "run.max_steps 3000 -> 3005" in longer.stderr
     assert max(losses(job)) == steps + 5
 
 
@@ -205,3 +206,18 @@ def test_size_auto_stays_what_it_was(tmp_path: Path) -> None:
         "run job resumes from its latest checkpoint, with a changed configuration: run.max_steps 2 -> 3\n"
         in second.stderr
     )
+
+
+def test_it_works_with_the_screen(tmp_path: Path) -> None:
+    """Stopped with ^C on the screen, then resumed by the same command, and finished without a screen."""
+    job = RunDir(tmp_path / "job")
+    arguments = [part for part in command(100_000) if part != "--headless"]
+    before = 0
+    for _ in range(2):
+        with Terminal(*arguments, runs=tmp_path) as terminal:
+            terminal.until("● training", START_S)
+            terminal.until(lambda _, before=before: max(losses(job), default=0) > before + 5)
+            terminal.press("\x03")
+            assert terminal.wait() == 130
+        before = max(losses(job))
+    assert resumed_at(job)[0] is None and resumed_at(job)[1]
