@@ -161,7 +161,7 @@ def test_home_shows_the_machine_and_starts_a_workload(tmp_path: Path) -> None:
         terminal.until("chartext", 20)
         terminal.until("eeg")
         terminal.until("usable", 20)
-        terminal.press("\r")
+        terminal.press("s")
         terminal.until("● training", START_S)
         terminal.press("\x03")
         terminal.until(lambda text: "stopping" in text or "interrupted" in text)

@@ -114,7 +114,7 @@ def test_a_noisy_machine_is_measured_for_longer_until_the_difference_is_clear() 
 
 
 def test_a_slow_first_round_leaves_time_to_compare() -> None:
-    choice, found = measured({2: 0.1, 4: 0.1, 8: 20.0, 16: 20.0}, 2, quiet, budget_s=40.0)
+    choice, found = measured({2: 0.1, 4: 0.1, 8: 20.0, 16: 20.0}, 2, quiet, budget_s=48.0)
     assert choice.best is not None and choice.best.batch.micro == 4, choice.text
     slow = next(one.measured for one in found if one.batch.micro == 8)
     assert slow is not None and len(slow.rounds_s) == 1
