@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError, said
@@ -26,14 +23,14 @@ from ndd_engine.train.step.precision import Precision
 from ndd_engine.train.step.stepper import Stepper
 
 from .callbacks import Callbacks, failure
-from .checkpoint import CheckpointStore, Saved, free_space
+from .checkpoint import CheckpointStore, Saved, free_space, last_good
 from .contents import changed, finite_buffers, layout, not_finite, unloadable
 from .control import pause_mark
 from .due import Due
 from .evaluate import Result, better_of, evaluate
 from .failures import unstable
-from .random_state import random_state
 from .request import OpenRun
+from .restoring import state_of
 from .settings import VerifiedSettings
 
 # Steps of a run that ends after a number of passes of unknown length.
@@ -297,7 +294,7 @@ class Loop:
             f"; resume with: ndd-console train --resume {self.store.folder.parent.name}" if self.saved else ""
         )
         text = failure(name, self.step, self.stepper.workload_parts, error)
-        return TrainingError(f"{text}; {self._last_good() if saved else self.save_error}{resume}")
+        return TrainingError(f"{text}; {last_good(self.saved) if saved else self.save_error}{resume}")
 
     def save(self, again: bool = False) -> bool:
         """Write a checkpoint of this step. Returns False on failure, with the reason in `save_error`."""
@@ -313,9 +310,9 @@ class Loop:
         self._flush_losses()
         if (bad := not_finite(self.stepper.model, self._finite_buffers)) is not None:
             raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
-        state = self.state()
+        state = state_of(self)
         if why := unloadable(state) or changed(self.layout, layout(state["model"])):
-            raise TrainingError(f"no checkpoint at step {step}: {why}; {self._last_good()}")
+            raise TrainingError(f"no checkpoint at step {step}: {why}; {last_good(self.saved)}")
         self._last_save = time.monotonic()
         try:
             saved = self.store.save(step, state, metric, self.better == "lower")
@@ -323,7 +320,7 @@ class Loop:
             self.save_error = (
                 f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
                 f"{limit_of(error) or error.strerror or said(error)} "
-                f"({size(free_space(self.store.folder))} free); {self._last_good()}"
+                f"({size(free_space(self.store.folder))} free); {last_good(self.saved)}"
             )
             self.put(MarkEvent("warning", step, self.save_error))
         else:
@@ -339,33 +336,6 @@ class Loop:
         every_s = self.config.checkpoint.every_minutes * 60
         if every_s and time.monotonic() - self._last_save >= every_s:
             self.save()
-
-    def state(self) -> dict[str, Any]:
-        """The contents of a checkpoint. The learning rate follows from the step, as does the engine's order."""
-        device = self.stepper.device
-        return {
-            "format": 1,
-            "step": self.step,
-            "workload": self.config.workload.name,
-            "effective_batch": self.config.batch.items,
-            "items": self.batches.items,
-            "data_crc": self.batches.crc,
-            "order": self.batches.order,
-            "position": self.batches.state(),
-            "seed": self.config.run.seed,
-            "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__),
-            "random": random_state(device),
-            **self.callbacks.state(),
-            **self.stepper.state(),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore a checkpoint, except for the random generators. Raises what Stepper.load raises."""
-        self.stepper.load(state)
-        self.batches.load(state["position"])
-        self.step = self.stepper.training.step = int(state["step"])
-        self.callbacks.load(state)
 
     def switch(self, config: Config, precision: Precision) -> None:
         """Continue with another configuration, between two steps; it must not need another model or optimizer."""
@@ -415,12 +385,9 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        return f"{what} at step {step}, so training stopped; {self._last_good()}; {unstable(self.stepper)}"
-
-    def _last_good(self) -> str:
-        if self.saved is None:
-            return "there is no checkpoint"
-        return f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
+        return (
+            f"{what} at step {step}, so training stopped; {last_good(self.saved)}; {unstable(self.stepper)}"
+        )
 
     def _window(self) -> None:
         self.reporter.window(self.step)

@@ -46,6 +46,7 @@ from .failures import out_of_memory
 from .loop import UNKNOWN_STEPS, Loop
 from .random_state import kept_random, restore_random_state
 from .request import OpenRun
+from .restoring import load_state, state_of
 
 
 @dataclass
@@ -214,7 +215,7 @@ def _determinism(config: Config) -> None:
 
 def _check_resumable(loop: Loop) -> None:
     """Raise UsageError if the model's state cannot be saved, or cannot be loaded into the same model."""
-    if (why := unloadable(loop.state())) is not None:
+    if (why := unloadable(state_of(loop))) is not None:
         raise UsageError(why)
     model = loop.stepper.model
     for name, value in model.state_dict().items():
@@ -235,13 +236,13 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
         run.put(
             MarkEvent("warning", saved.step, f"ignored a damaged file of a checkpoint: {printable(name)}")
         )
-    # Checkpoints before 0.7 know only the engine's order.
+    # Checkpoints before 0.6 know only the engine's order.
     state = {"order": "shuffled", "position": None, **state}
     _check_data(run.directory.name, saved, state, loop)
     shown = printable(str(saved.path))
     try:
         saved_threads = state["threads"]
-        loop.load(state)
+        load_state(loop, state)
         restore_random_state(state["random"], device)
     except UsageError as error:
         raise UsageError(f"cannot resume {run.directory.name}: {error}") from None
@@ -263,7 +264,7 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
 
 def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
     """Refuse to resume on other data or another order, where the saved position has no meaning."""
-    now = loop.state()
+    now = state_of(loop)
     words = {
         "items": "training items",
         "effective_batch": "items in a step (effective batch)",
