@@ -129,7 +129,7 @@ def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyP
 def test_an_effective_batch_larger_than_the_data_is_rejected() -> None:
     answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)
     with pytest.raises(
-        UsageError, match="the effective batch is 100000 windows, but the training data has only"
+        UsageError, match="the effective batch is 100,000 windows, but the training data has only"
     ):
         propose(answers, tell, threading.Event())
 
