@@ -25,12 +25,12 @@ def mistakes(path: Path, *sets: str) -> list[str]:
 def test_later_files_override_earlier_ones_key_by_key(tmp_path: Path) -> None:
     write(
         tmp_path,
-        root='[workload]\nname = "ndd"\n[run]\nepochs = 3\nseed = 7\n[optimizer]\nlr = 0.1\n',
+        root='[workload]\nname = "antispoof"\n[run]\nepochs = 3\nseed = 7\n[optimizer]\nlr = 0.1\n',
         base='extends = "root.toml"\n[optimizer]\nlr = 0.2\nweight_decay = 0.5\n',
         run='extends = "base.toml"\n[run]\nepochs = 9\n',
     )
     config = read(tmp_path / "run.toml", ("optimizer.weight_decay=0.25",)).resolve()
-    assert (config.workload.name, config.run.epochs, config.run.seed) == ("eeg", 9, 7)
+    assert (config.workload.name, config.run.epochs, config.run.seed) == ("antispoof", 9, 7)
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.2, 0.25)
     assert "extends" not in to_toml(config)
     assert read(tmp_path / "x.toml", text=to_toml(config)).resolve() == config
