@@ -307,7 +307,7 @@ class EvalBatches(_Loaded):
             return
         assert self._items is not None
         source = make_source(data, collate, loader, device, False, tell)
-        if order.chosen is None and not order.drop_last:
+        if order.chosen is None and not order.drop_last and not order.shuffle:
             super().__init__(source, config, pin, workers, batch_size=self._micro, shuffle=False)
             return
         self._own = IndexOrder(order, self._items, self._micro, config.run.seed)
