@@ -106,7 +106,7 @@ class Loop:
         window_ns, collector, captures = self._window_ns, self.reporter.collector, self.captures
         own = self.batches.own
         while not self.finished:
-            epoch, epoch_step = divmod(self.step, self.steps_per_epoch) if own is None else (own.passes, 0)
+            epoch, epoch_step = self.batches.place(self.step)
             clock.enter(phase.DATA_WAIT)
             # The first epoch includes one-time work, such as starting persistent workers.
             with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
