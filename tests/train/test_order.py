@@ -328,3 +328,17 @@ def test_a_shuffled_evaluation_loader_is_used(trainer: Trainer, ordered: Sets) -
         result = trainer.train(*sets, "run.max_steps=2", "evaluate.at_end=true", "evaluate.batches=2")
         values.append(result.marks("evaluation")[-1].data["metrics"]["loss"])
     assert values[0] != values[1]
+
+
+def test_passes_of_a_known_length_are_epochs(trainer: Trainer, ordered: Sets) -> None:
+    sets = ordered("parts() | dict(train_data=DataLoader(Data(), batch_size=4))")
+    result = trainer.train(*sets, "run.epochs=2", "evaluate.every_epochs=1", "checkpoint.every_epochs=1")
+    assert [(mark.step, mark.text) for mark in result.marks("epoch")] == [
+        (13, "epoch 1 of 2 done"), (26, "epoch 2 of 2 done"),
+    ]  # fmt: skip
+    assert [mark.step for mark in result.marks("evaluation")] == [13, 26] == result.checkpoints
+    run = result.identity
+    assert (run.steps_per_epoch, run.total_steps, run.items_per_epoch, run.epochs) == (13, 26, 50, 2)
+    more = trainer.train("run.epochs=3", resume=result)
+    assert more.end is not None and more.end.step == 39
+    assert losses(more) == losses(trainer.train(*sets, "run.epochs=3"))

@@ -147,6 +147,8 @@ class Loop:
                 if control.pending and self._obey():
                     return self._stop()
             del iterator
+            if own is not None and self.step >= self.total_steps and self._at_pass_end(own):
+                self._end_pass(own)
             if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
                 epochs = -(-self.total_steps // self.steps_per_epoch)
                 self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {epochs} done"))
@@ -155,11 +157,15 @@ class Loop:
         self._finish()
         return None
 
+    def _at_pass_end(self, own: OwnOrder) -> bool:
+        """Whether the last step was the last one of its pass, as far as its length is known."""
+        return 0 < self.steps_per_epoch == own.batches // self.config.batch.accumulation
+
     def _end_pass(self, own: OwnOrder) -> None:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
         self.boundary = True
         end_pass(own, self.config.batch.accumulation)
-        of = "" if not self.passes else f" of {self.passes}"
+        of = "" if not self.config.run.epochs else f" of {self.config.run.epochs}"
         self.put(MarkEvent("epoch", self.step, f"epoch {own.passes}{of} done"))
         self._act(own.passes)
 
