@@ -11,8 +11,11 @@ from test_kill import kill_at
 from train_help import Result, Trainer, equal, stop_at, training_state
 
 from ndd_console.output.progress import introduction, progress_line
+from ndd_engine.config import read
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.train.probes.autosize import probe_batches
+from ndd_engine.workloads.registry import prepare
 
 __all__ = ["ordered"]
 
@@ -293,3 +296,49 @@ def test_a_stream_has_findings_and_costs_of_its_items(trainer: Trainer, ordered:
     text = "\n".join(introduction(result.snapshot))
     assert "the length of an epoch is unknown" in text
     assert "epoch 2 " in progress_line(result.snapshot)
+
+
+def test_items_of_a_stream_may_be_whole_batches(trainer: Trainer, ordered: Sets) -> None:
+    source = """
+class Whole(IterableDataset):
+    def __iter__(self):
+        for at in range(0, 40, 4):
+            x = torch.stack([torch.sin(torch.arange(1.0, 5.0) * (at + i + 1)) for i in range(4)])
+            yield x, x.sum(1)
+"""
+    sets = ordered("parts() | dict(train_data=DataLoader(Whole(), batch_size=None))", source)
+    result = trainer.train(*sets, "run.max_steps=20")
+    assert losses(result) == pytest.approx(plain_losses(sets, 20), rel=1e-6)
+    draft = read(None, (*sets, "run.max_steps=20"))
+    workload = prepare(draft.resolve())
+    # A probe makes batches of other sizes of them.
+    config = draft.resolve().model_copy(
+        update={"batch": draft.resolve().batch.model_copy(update={"micro": 6})}
+    )
+    x, y = probe_batches(workload, config).sample()
+    assert (x.shape, y.shape) == ((6, 4), (6,)) and bool((x[4] == x[0]).all())
+    wrong = trainer.train(*sets, "run.max_steps=20", "batch.micro=8").end
+    assert wrong is not None and "yields batches of 4 items, but batch.micro is 8" in wrong.reason
+
+
+def test_a_shuffled_evaluation_loader_is_used(trainer: Trainer, ordered: Sets) -> None:
+    values = []
+    for shuffle in (False, True):
+        sets = ordered(f"parts() | dict(eval_data=DataLoader(Data(), batch_size=4, shuffle={shuffle}))")
+        result = trainer.train(*sets, "run.max_steps=2", "evaluate.at_end=true", "evaluate.batches=2")
+        values.append(result.marks("evaluation")[-1].data["metrics"]["loss"])
+    assert values[0] != values[1]
+
+
+def test_passes_of_a_known_length_are_epochs(trainer: Trainer, ordered: Sets) -> None:
+    sets = ordered("parts() | dict(train_data=DataLoader(Data(), batch_size=4))")
+    result = trainer.train(*sets, "run.epochs=2", "evaluate.every_epochs=1", "checkpoint.every_epochs=1")
+    assert [(mark.step, mark.text) for mark in result.marks("epoch")] == [
+        (13, "epoch 1 of 2 done"), (26, "epoch 2 of 2 done"),
+    ]  # fmt: skip
+    assert [mark.step for mark in result.marks("evaluation")] == [13, 26] == result.checkpoints
+    run = result.identity
+    assert (run.steps_per_epoch, run.total_steps, run.items_per_epoch, run.epochs) == (13, 26, 50, 2)
+    more = trainer.train("run.epochs=3", resume=result)
+    assert more.end is not None and more.end.step == 39
+    assert losses(more) == losses(trainer.train(*sets, "run.epochs=3"))

@@ -118,8 +118,8 @@ class Loop:
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
         while not self.finished and self.callbacks.early is None:
-            epoch, epoch_step = divmod(self.step, self.steps_per_epoch) if own is None else (own.passes, 0)
-            if not (epoch_step if own is None else own.batches):
+            epoch, epoch_step = self.batches.place(self.step)
+            if not epoch_step:
                 stepper.begin_epoch()
             clock.enter(phase.DATA_WAIT)
             # The first epoch includes one-time work, such as starting persistent workers.
@@ -171,6 +171,8 @@ class Loop:
                 if self.callbacks.early is not None:
                     break
             del iterator
+            if own is not None and self.step >= self.total_steps and self._at_pass_end(own):
+                self._end_pass(own)
             if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
                 epochs = -(-self.total_steps // self.steps_per_epoch)
                 self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {epochs} done"))
@@ -179,12 +181,16 @@ class Loop:
         self._finish()
         return None
 
+    def _at_pass_end(self, own: OwnOrder) -> bool:
+        """Whether the last step was the last one of its pass, as far as its length is known."""
+        return 0 < self.steps_per_epoch == own.batches // self.config.batch.accumulation
+
     def _end_pass(self, own: OwnOrder) -> None:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
         self.boundary = True
         end_pass(own, self.config.batch.accumulation)
         self.stepper.optimizer.end_epoch()
-        of = "" if not self.passes else f" of {self.passes}"
+        of = "" if not self.config.run.epochs else f" of {self.config.run.epochs}"
         self.put(MarkEvent("epoch", self.step, f"epoch {own.passes}{of} done"))
         self._act(own.passes)
 

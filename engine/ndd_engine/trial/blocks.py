@@ -155,6 +155,18 @@ def never_happens(base: Config, change: Config, changed: Iterable[str], epochs_k
     keys = set(changed)
     if not epochs_known and needs_epochs(base, change, keys):
         return "the length of an epoch is unknown, and the change acts only between epochs"
+    if (
+        not epochs_known
+        and evaluates(keys)
+        and not (base.evaluate.every_steps or change.evaluate.every_steps)
+    ):
+        return "the length of an epoch is unknown: set evaluate.every_steps to measure evaluations"
+    if (
+        not epochs_known
+        and saves(keys)
+        and not (base.checkpoint.every_steps or change.checkpoint.every_steps)
+    ):
+        return "the length of an epoch is unknown: set checkpoint.every_steps to measure checkpoints"
     if evaluates(keys) and not any(
         config.evaluate.every_steps or config.evaluate.every_epochs for config in (base, change)
     ):

@@ -80,6 +80,12 @@ class Switched:
 class _NoBatches:
     """In the place of the loop's own batches: the sides have theirs."""
 
+    own = None
+
+    def place(self, step: int) -> tuple[int, int]:
+        """One endless epoch."""
+        return 0, step
+
     def epoch(self, _epoch: int, _start: int = 0) -> Iterator[Batch]:
         """No batches."""
         return iter(())

@@ -260,13 +260,17 @@ class Batches(_Loaded):
             return items
         return min(items, own.items if own.order.sampler is None else len(own.order.sampler))
 
+    def place(self, step: int) -> tuple[int, int]:
+        """(epoch, optimizer step in it) after `step` steps of the run; of `own`, the place that it counts itself."""
+        if self.own is not None:
+            return self.own.passes, self.own.batches // self.accumulation
+        return divmod(step, self.per_epoch // self.accumulation)  # type: ignore[operator]
+
     @property
     def counters(self) -> tuple[Callable[[], tuple[int, int]], Callable[[], int]] | tuple[()]:
         """Functions for the (epoch, step in it) and the items made so far; () if both follow from the step."""
         own = self.own
-        if own is None:
-            return ()
-        return (lambda: (own.passes, own.batches // self.accumulation)), (lambda: own.made)
+        return () if own is None else ((lambda: self.place(0)), (lambda: own.made))
 
     def state(self) -> dict[str, Any] | None:
         """The position in `own`, for a checkpoint; None if it follows from the step."""
@@ -307,7 +311,7 @@ class EvalBatches(_Loaded):
             return
         assert self._items is not None
         source = make_source(data, collate, loader, device, False, tell)
-        if order.chosen is None and not order.drop_last:
+        if order.chosen is None and not order.drop_last and not order.shuffle:
             super().__init__(source, config, pin, workers, batch_size=self._micro, shuffle=False)
             return
         self._own = IndexOrder(order, self._items, self._micro, config.run.seed)

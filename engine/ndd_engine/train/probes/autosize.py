@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.facts import problems
+from ndd_engine.workloads.order import Stream
 from ndd_engine.workloads.registry import prepare
 
 # The probe runs alone; the run shares the cores with the screen, the recorder and other users.
@@ -174,4 +175,7 @@ def steps_per_second(config: Config, workload: Workload, device: torch.device, g
 def probe_batches(workload: Workload, config: Config) -> Batches:
     """Batches for a probe, created in this process: starting workers or caching would take too long."""
     config = config.model_copy(update={"loader": config.loader.model_copy(update=ALONE)})
-    return Batches(workload.train_data, config, workload.collate, workload.epochs_differ)
+    order = None
+    if isinstance(workload.train_data, Stream) and workload.order is not None:
+        order = replace(workload.order, batch_size=None)  # of any size, also if its items are batches
+    return Batches(workload.train_data, config, workload.collate, workload.epochs_differ, order=order)
