@@ -72,6 +72,7 @@ def end(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     return process.returncode, text
 
 
+@pytest.mark.slow
 def test_preempted_twice_it_equals_a_run_without_interruption(tmp_path: Path) -> None:
     """SIGTERM, as SLURM sends it, then SIGKILL; the same command each time."""
     job, whole = RunDir(tmp_path / "runs" / "job"), RunDir(tmp_path / "runs" / "whole")
@@ -208,6 +209,7 @@ def test_size_auto_stays_what_it_was(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_works_with_the_screen(tmp_path: Path) -> None:
     """Stopped with ^C on the screen, then resumed by the same command, and finished without a screen."""
     job = RunDir(tmp_path / "job")

@@ -98,7 +98,7 @@ def test_a_different_effective_batch_is_warned_about(two_runs: Path) -> None:
     [
         (("nope", "slow"), "no run nope"),
         (("fast", "fast"), "same run"),
-        (("fast", "empty"), "run empty has no windows"),
+        (("fast", "empty"), "run empty has no measured steps"),
         (("fast", "slow", "--fail-if-slower", "5"), "as in 5% or 0.05"),
         (("fast", "slow", "--fail-if-slower", "much%"), "as in 5% or 0.05"),
         (("fast", "slow", "--fail-if-slower", "-1%"), "as in 5% or 0.05"),

@@ -160,7 +160,7 @@ def test_a_run_over_a_stream_of_unknown_length_ends_after_its_passes(trainer: Tr
     assert losses(whole) == losses(half, rest)
     assert rest.identity.resumed_epoch == 1
     again = trainer.train("run.epochs=3", resume=rest)
-    assert again.end is not None and "has finished all 39 steps" in again.end.reason
+    assert again.end is not None and "finished all 39 steps" in again.end.reason
 
 
 def test_accumulation_leaves_out_an_incomplete_last_step_of_a_pass(trainer: Trainer, ordered: Sets) -> None:

@@ -271,7 +271,7 @@ def test_a_run_without_a_checkpoint_cannot_go_on(trainer: Trainer) -> None:
 def test_another_number_of_threads_is_a_warning(trainer: Trainer, stopped: Result) -> None:
     again = trainer.train("run.max_steps=22", "run.threads=2", resume=stopped)
     assert [mark.text for mark in again.marks("warning")] == [
-        "the checkpoint was saved with 1 threads, this run uses 2: losses may differ in the last digits"
+        "the checkpoint was saved with 1 thread, this run uses 2: losses may differ in the last digits"
     ]
     assert again.end is not None
     assert again.end.status == "done"

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 CACHES = "NDD_TRIAL_CACHES"
 # Maximum seconds until the system assigns an orphan to another parent.
 ORPHANED_S = 0.2
+# Steps of a run that never ends by itself.
+ENDLESS = 1 << 60
 # Number of first losses that are compared between the two sides.
 LOSSES = 10
 
@@ -143,7 +145,7 @@ class Side(ChildServer):
         prepared.sampler.stop()
         blocks = self._blocks(command, run, prepared, begin)
         vars(prepared.loop.stepper)["step"] = blocks
-        prepared.loop.total_steps, prepared.loop.passes = 1 << 60, None
+        prepared.loop.total_steps, prepared.loop.passes = ENDLESS, None
         try:
             prepared.loop.run()
         except NddError:

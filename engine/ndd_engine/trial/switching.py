@@ -28,7 +28,7 @@ from ndd_engine.train.step.precision import make_precision
 from ndd_engine.workloads.base import Batch
 
 from .outcome import differences
-from .side import LOSSES, Blocks, Side, SideFacts, peak_memory, signal_to, worker_bytes
+from .side import ENDLESS, LOSSES, Blocks, Side, SideFacts, peak_memory, signal_to, worker_bytes
 from .toggles import LOADER, MODEL
 
 
@@ -118,7 +118,7 @@ class SwitchingBlocks(Blocks):
         )
         self._current = 0
         loop.batches = _NoBatches()  # type: ignore[assignment]
-        loop.steps_per_epoch = loop.total_steps
+        loop.steps_per_epoch = ENDLESS
 
     def _train(self, _batches: Iterator[Batch], clock: PhaseClock, _step: int) -> Tensor | None:
         side = self._sides[self._current]

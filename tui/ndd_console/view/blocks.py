@@ -195,7 +195,9 @@ class StepTable:
     def _adding_up(self, parts: list[PhaseShare]) -> dict[str, str]:
         """name -> milliseconds, rounded such that they add up to the heading; {} if they do not add up unrounded."""
         step_ns, unit = self.snapshot.step_ns or 0.0, 10.0 ** (6 - self.decimals)
-        if abs(sum(phase.host_ns for phase in parts) - step_ns) > unit / 2:
+        if (
+            not abs(sum(phase.host_ns for phase in parts) - step_ns) <= unit / 2
+        ):  # also for NaN, of a damaged record
             return {}
         floors = {phase.name: int(phase.host_ns // unit) for phase in parts}
         missing = round(step_ns / unit) - sum(floors.values())
