@@ -54,7 +54,9 @@ def keys(workload: str = DEFAULT_WORKLOAD) -> list[Key]:
     defaults = profile.get("defaults", {})
     found = []
     for section, field in Config.model_fields.items():
-        model = SECTIONS[kind({"name": workload}) or workload] if section == "workload" else field.annotation
+        model: object = field.annotation
+        if section == "workload":
+            model = SECTIONS[kind({"name": workload}) or workload]
         assert isinstance(model, type) and issubclass(model, Section)
         for key in section_keys(section, model):
             name = key.name.partition(".")[2]
