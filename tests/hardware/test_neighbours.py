@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from ndd_engine.hardware.host import detect_host
 from ndd_engine.hardware.neighbours import EVERY, MOST, Neighbours, ancestors
 
 ALL = frozenset(range(4096))
+# Seconds for a busy process to get a core on a machine that runs other tests.
+PATIENCE_S = 20.0
 SPIN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 # Starts a process that computes, says its id and ends: the process then belongs to nobody here.
 ORPHAN = (
@@ -40,12 +43,14 @@ def neighbour() -> Iterator[int]:
 def test_a_busy_process_is_named(neighbour: int) -> None:
     neighbours = Neighbours(Path("/"), ALL)
     assert neighbours.read(0.9) is None  # the first call only starts the search
-    time.sleep(0.6)
-    found = neighbours.read(0.9)
-    assert found is not None
-    mine = next((item for item in found if item["pid"] == neighbour), None)
-    # Where many others compute too, three may be busier.
-    assert mine is not None or len(found) == MOST
+    mine, found, deadline = None, None, time.monotonic() + PATIENCE_S
+    # Where many others compute too, it may have to wait for a core, or three may be busier.
+    while mine is None and (found is None or len(found) < MOST) and time.monotonic() < deadline:
+        time.sleep(0.6)
+        found = neighbours.read(0.9)
+        assert found is not None
+        mine = next((item for item in found if item["pid"] == neighbour), None)
+    assert mine is not None or (found is not None and len(found) == MOST)
     if mine is not None:
         assert mine["name"].startswith("python") and 0 < mine["cores"] < 1.5
 
@@ -54,13 +59,18 @@ def test_a_busy_process_is_named(neighbour: int) -> None:
 def test_samples_name_it_from_the_third_on(neighbour: int) -> None:
     found = LinuxCounters(detect_host(), None, lambda *_: None)
     samples = []
-    for _ in range(3):
+    deadline = time.monotonic() + PATIENCE_S
+    while len(samples) < 3 or (not named(samples[-1], neighbour) and time.monotonic() < deadline):
         samples.append(found.read()["neighbours"])
         time.sleep(0.5)
     found.close()
     assert samples[:2] == [None, None]
-    assert samples[2] is not None
-    assert neighbour in {item["pid"] for item in samples[2]} or len(samples[2]) == MOST
+    assert named(samples[-1], neighbour)
+
+
+def named(sample: list[dict[str, Any]] | None, pid: int) -> bool:
+    """Whether a sample names the process, or as many others as it names at most."""
+    return sample is not None and (pid in {item["pid"] for item in sample} or len(sample) == MOST)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

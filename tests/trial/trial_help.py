@@ -105,6 +105,10 @@ def measured(
     """The result of a trial, which leaves nothing behind."""
     before = children()
     event = run_trial(TrialRequest(base, sets, budget_s), tell or (lambda _: None))
+    # The server of loader workers ends once it reads that its process is gone.
+    deadline = time.monotonic() + 10
+    while not children() <= before and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert children() <= before, "a process was left behind"
     return event
 
