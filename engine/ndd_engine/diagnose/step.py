@@ -38,7 +38,7 @@ def optimizer(view: View) -> Finding | None:
         edits["optimizer.set_to_none=true"] = "set gradients to None instead of zero"
     if not edits and cost.share < MUCH:
         return None
-    title = f"the optimizer takes {percent(cost.share)} of each step"
+    title = f"the optimizer (with zero_grad) takes {percent(cost.share)} of each step"
     draft = Draft("optimizer", title, cost, "certain" if used in ("loop", "foreach") else "likely")
     draft.add(taken(cost, "the parameter update takes"))
     if isinstance(used, str):

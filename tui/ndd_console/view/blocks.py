@@ -233,8 +233,10 @@ def idle_heading(snapshot: Snapshot, width: int) -> str:
     what = "GPU idle" if on_gpu(snapshot.run) else "compute idle" if width >= 34 else "idle"
     shown = "host clock" if idle.method == "host" else foreign(idle.method)
     method = f" ({shown})" if idle.share is not None else ""
-    bound = ">" if idle.share is not None and idle.reason == LOWER_BOUND else ""
-    return f"{what} {bound}{percent(idle.share)}{method}"
+    share = percent(idle.share)
+    # "<1 %" cannot be a lower bound, too.
+    bound = ">" if idle.share is not None and idle.reason == LOWER_BOUND and not share.startswith("<") else ""
+    return f"{what} {bound}{share}{method}"
 
 
 def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
