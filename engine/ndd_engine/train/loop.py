@@ -140,6 +140,7 @@ class Loop:
                     early = f"the loader ended early, at step {self.step}"
                     raise TrainingError(f"{early}; the epoch has steps up to {end}")
                 self.step += 1
+                self.reporter.steps += 1  # also if a callback or a check raises
                 training.step, training.loss = self.step, loss
                 if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
                     stepper.optimizer.end_epoch()
@@ -153,7 +154,6 @@ class Loop:
                     self.callbacks.heard()
                 collector.after_step(self.step, clock)
                 clock.end_step()
-                self.reporter.steps += 1
                 if clock.window_ns >= self._window_ns:
                     self._window()
                     if self.step < action:
