@@ -94,25 +94,15 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     return Told(tmp_path / "told")
 
 
-def train(trainer: Trainer, *sets: str, resume: Result | None = None) -> Result:
-    """A run to its end; its checkpoints must be those of a run without a logger."""
-    run = trainer.open(*sets, resume=resume)
-    try:
-        end = run.execute()
-    finally:
-        run.close()
-    return Result(run.directory, end)
-
-
 def warnings(result: Result) -> list[str]:
     return [mark.text for mark in result.marks("warning") if "writing to" in mark.text]
 
 
 def test_a_resume_continues_the_same_run_of_the_logger(trainer: Trainer, told: Told) -> None:
-    first = train(
-        trainer, *trainer.ndd, *ON, "run.max_steps=6", "log.project=thesis", "evaluate.every_steps=3"
+    first = trainer.execute(
+        *trainer.ndd, *ON, "run.max_steps=6", "log.project=thesis", "evaluate.every_steps=3"
     )
-    second = train(trainer, "run.max_steps=9", resume=first)
+    second = trainer.execute("run.max_steps=9", resume=first)
     assert warnings(second) == [] and second.end is not None and second.end.status == "done"
     one, other = told.all("init")
     assert (
@@ -141,9 +131,9 @@ def test_a_logger_that_fails_costs_one_warning_and_changes_no_step(
     trainer: Trainer, told: Told, monkeypatch: pytest.MonkeyPatch, fail: str, why: str
 ) -> None:
     sets = (*trainer.ndd, *EVERY_STEP, "run.max_steps=12")
-    plain = train(trainer, *sets)
+    plain = trainer.execute(*sets)
     monkeypatch.setenv("FAIL", fail)
-    result = train(trainer, *sets, "log.wandb=offline")
+    result = trainer.execute(*sets, "log.wandb=offline")
     assert result.end is not None and (result.end.status, result.end.step) == ("done", 12)
     (text,) = warnings(result)
     assert why in text and text.startswith("writing to Weights & Biases failed and stops: ")
@@ -159,7 +149,7 @@ def test_a_logger_that_hangs_is_killed_at_the_end(
     monkeypatch.setenv("FAIL", fail)
     monkeypatch.setattr(logger_process, "PATIENCE_S", 1.0)
     monkeypatch.setattr(loggers, "PATIENCE_S", 3.0)
-    result = train(trainer, *trainer.ndd, *ON, "run.max_steps=12")
+    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=12")
     assert result.end is not None and result.end.status == "done"
     (text,) = warnings(result)
     assert "it has not finished within 1 s after the run" in text
@@ -216,7 +206,7 @@ def test_a_folder_named_like_a_package_is_no_package(tmp_path: Path, monkeypatch
 
 
 def test_nothing_is_started_without_the_setting(trainer: Trainer, told: Told) -> None:
-    result = train(trainer, *trainer.ndd, *EVERY_STEP, "run.max_steps=3")
+    result = trainer.execute(*trainer.ndd, *EVERY_STEP, "run.max_steps=3")
     assert told.all("init") == [] and not (result.directory.path / "loggers").exists()
 
 
@@ -257,8 +247,8 @@ def test_the_real_wandb_writes_offline_and_a_resume_continues(
     trainer: Trainer, connections: Callable[[], int]
 ) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: make test-extras")
-    first = train(trainer, *trainer.ndd, *ON, "run.max_steps=4", "log.project=thesis")
-    result = train(trainer, "run.max_steps=7", resume=first)
+    first = trainer.execute(*trainer.ndd, *ON, "run.max_steps=4", "log.project=thesis")
+    result = trainer.execute("run.max_steps=7", resume=first)
     assert warnings(result) == [] and connections() == 0
     folder = result.directory.path / "loggers" / "wandb"
     files = sorted(folder.glob("offline-run-*/run-*.wandb"))
@@ -276,10 +266,10 @@ def test_the_real_mlflow_reads_back_what_was_written(
     pytest.importorskip("sqlalchemy", reason=reason)
     monkeypatch.chdir(tmp_path)
     on = ("log.mlflow=results.db", "log.project=thesis", *EVERY_STEP)
-    first = train(trainer, *trainer.ndd, *on, "run.max_steps=4", "optimizer.lr=0.0125")
+    first = trainer.execute(*trainer.ndd, *on, "run.max_steps=4", "optimizer.lr=0.0125")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    result = train(trainer, "run.max_steps=7", resume=first)
+    result = trainer.execute("run.max_steps=7", resume=first)
     assert warnings(result) == [] and connections() == 0
     client = tracking.MlflowClient(f"sqlite:///{tmp_path}/results.db", f"file://{tmp_path}/registry")
     (run,) = client.search_runs([client.get_experiment_by_name("thesis").experiment_id])
@@ -297,13 +287,13 @@ def test_the_real_mlflow_on_a_full_disk_costs_one_warning(
     pytest.importorskip("sqlalchemy", reason="mlflow is not installed: make test-extras")
     pytest.importorskip("mlflow.tracking", reason="mlflow is not installed: make test-extras")
     disk = small_disk(64)
-    result = train(trainer, *trainer.ndd, f"log.mlflow={disk}/results.db", *EVERY_STEP, "run.max_steps=6")
+    result = trainer.execute(*trainer.ndd, f"log.mlflow={disk}/results.db", *EVERY_STEP, "run.max_steps=6")
     assert result.end is not None and (result.end.status, result.end.step) == ("done", 6)
     assert len(warnings(result)) == 1 and "MLflow" in warnings(result)[0]
 
 
 def test_what_a_failed_logger_was_told_before_is_recorded(trainer: Trainer, told: Told) -> None:
     """The record itself does not depend on a logger."""
-    result = train(trainer, *trainer.ndd, *ON, "run.max_steps=5")
+    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=5")
     assert [event.step for event in result.events if isinstance(event, WindowEvent) and event.steps][-1] == 5
     assert not [event for event in result.events if isinstance(event, MarkEvent) and "failed" in event.text]

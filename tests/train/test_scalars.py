@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_help import EVERY_STEP, Result, Trainer
+from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent, RunEvent, WindowEvent
@@ -63,21 +63,12 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     yield told
 
 
-def train(trainer: Trainer, *sets: str, resume: Result | None = None) -> Result:
-    run = trainer.open(*sets, resume=resume)
-    try:
-        end = run.execute()
-    finally:
-        run.close()
-    return Result(run.directory, end)
-
-
 ON = ("log.tensorboard=true", *EVERY_STEP)
 
 
 def test_a_run_writes_its_figures_by_step(trainer: Trainer, writers: dict[str, Any]) -> None:
-    result = train(
-        trainer, *trainer.ndd, *ON, "run.max_steps=12", "evaluate.every_steps=6", "clip.max_norm=1.0"
+    result = trainer.execute(
+        *trainer.ndd, *ON, "run.max_steps=12", "evaluate.every_steps=6", "clip.max_norm=1.0"
     )
     assert result.end is not None and result.end.status == "done"
     (writer,) = writers["made"]
@@ -96,8 +87,8 @@ def test_a_run_writes_its_figures_by_step(trainer: Trainer, writers: dict[str, A
 
 
 def test_a_resume_hides_what_it_does_again(trainer: Trainer, writers: dict[str, Any]) -> None:
-    first = train(trainer, *trainer.ndd, *ON, "run.max_steps=6")
-    train(trainer, "run.max_steps=9", resume=first)
+    first = trainer.execute(*trainer.ndd, *ON, "run.max_steps=6")
+    trainer.execute("run.max_steps=9", resume=first)
     assert [writer.purge_step for writer in writers["made"]] == [None, 7]
 
 
@@ -106,7 +97,7 @@ def test_a_disk_that_fails_costs_one_warning_and_no_step(
     trainer: Trainer, writers: dict[str, Any], fails_at: int
 ) -> None:
     writers["fails_at"] = fails_at
-    result = train(trainer, *trainer.ndd, *ON, "run.max_steps=12")
+    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=12")
     assert result.end is not None and result.end.status == "done" and result.end.step == 12
     told = [mark.text for mark in result.marks("warning") if "TensorBoard" in mark.text]
     assert len(told) == 1 and "No space left on device" in told[0] and "training continues" in told[0]
@@ -125,7 +116,7 @@ def test_an_installation_that_is_broken_costs_one_warning(
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    result = train(trainer, *trainer.ndd, *ON, "run.max_steps=3")
+    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=3")
     assert result.end is not None and result.end.status == "done"
     assert ["numpy is of another world" in mark.text for mark in result.marks("warning")] == [True]
     assert not (result.directory.path / FOLDER).exists()
@@ -144,7 +135,7 @@ def test_without_the_package_the_run_is_refused_before_anything_is_written(
 
 
 def test_without_the_setting_nothing_is_made(trainer: Trainer, writers: dict[str, Any]) -> None:
-    result = train(trainer, *trainer.ndd, "run.max_steps=3")
+    result = trainer.execute(*trainer.ndd, "run.max_steps=3")
     assert writers["made"] == [] and not (result.directory.path / FOLDER).exists()
 
 
@@ -193,8 +184,8 @@ def test_the_real_package_reads_back_what_was_written(trainer: Trainer) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    first = train(trainer, *trainer.ndd, *ON, "run.max_steps=6")
-    result = train(trainer, "run.max_steps=9", resume=first)
+    first = trainer.execute(*trainer.ndd, *ON, "run.max_steps=6")
+    result = trainer.execute("run.max_steps=9", resume=first)
     assert [mark for mark in result.marks("warning") if "TensorBoard" in mark.text] == []
     read = EventAccumulator(str(result.directory.path / FOLDER))
     read.Reload()

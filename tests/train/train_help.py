@@ -105,6 +105,15 @@ class Trainer:
         draft = read(directory.config if directory else None, sets)
         return Run.open(RunRequest(draft, self.root, directory, from_step), listener)
 
+    def execute(self, *sets: str, resume: Result | None = None) -> Result:
+        """Train to the end with the listeners that the run itself has, such as loggers."""
+        run = self.open(*sets, resume=resume)
+        try:
+            end = run.execute()
+        finally:
+            run.close()
+        return Result(run.directory, end)
+
     def train(
         self,
         *sets: str,
