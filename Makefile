@@ -2,6 +2,7 @@
 #   make run     set up and train the default workload in the console
 #   make test    set up and run lint, types, import contracts, docs and tests
 # Others: test-slow (the tests that take long), test-textual (the UI tests with the lowest and the highest Textual),
+# test-extras (every optional dependency, installed and used),
 # docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills, limits, fuzzed input),
 # gpu (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 8 minutes), screenshots.
 
@@ -10,6 +11,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH_VENV ?= $(VENV)-bench
 GPU_VENV ?= $(VENV)-gpu
+EXTRAS_VENV ?= $(VENV)-extras
+# All optional dependencies of pyproject.toml; tests/extras fails when one is missing here.
+EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,bench
 # Test files at a time.
 JOBS ?= 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -18,20 +22,26 @@ PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 # Both ends of the range in pyproject.toml.
 TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test test-slow test-textual lint docs dist bench faults gpu hostile screenshots clean
+.PHONY: run test test-slow test-textual test-extras lint docs dist bench faults gpu hostile screenshots clean
 
 # In the background, so that a SIGTERM that only make receives reaches the program; a signal ends wait, not the program.
 run: $(VENV)/.run
 	@again=yes; child=; trap 'again=yes' INT; trap 'again=yes; kill -TERM $$child' TERM; exec 3<&0; \
 	$(BIN)/ndd-console train $(ARGS) <&3 3<&- & child=$$!; \
 	while [ $$again ]; do again=; wait $$child; status=$$?; done; \
-	echo "the program is $(BIN)/ndd-console; to call it as ndd-console: source $(BIN)/activate" >&2; exit $$status
+	echo "call the program with: $(BIN)/ndd-console (or: make run ARGS='--max-steps 200' to train again);" >&2; \
+	echo "to call it as ndd-console in this shell: source $(BIN)/activate" >&2; exit $$status
 
 test: lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+# The tests that use the real packages; without the packages they are skipped. REQUIRE_EXTRAS makes a skip a failure.
+test-extras: $(EXTRAS_VENV)/.extras
+	REQUIRE_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/extras \
+		tests/train/test_scalars.py tests/train/test_loggers.py tests/train/test_export.py tests/docs/test_weights.py
 
 # Snapshots belong to the pinned version only.
 test-textual: $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)/.dev)
@@ -95,6 +105,12 @@ $(VENV)/.docs: $(VENV)/.dev
 	@$(PIP) --editable '.[dev,docs]'
 	@touch $@
 
+$(EXTRAS_VENV)/.extras: pyproject.toml constraints.txt
+	@test -x $(EXTRAS_VENV)/bin/python || $(PYTHON) -m venv $(EXTRAS_VENV)
+	@echo "installing torch, the dependencies and all extras into $(EXTRAS_VENV); this takes a few minutes" >&2
+	@$(EXTRAS_VENV)/bin/python $(INSTALL) --editable '.[$(EXTRAS)]'
+	@touch $@
+
 $(VENV)-textual-%/.dev: pyproject.toml constraints.txt
 	@test -x $(VENV)-textual-$*/bin/python || $(PYTHON) -m venv $(VENV)-textual-$*
 	@$(VENV)-textual-$*/bin/python $(INSTALL) --editable '.[dev]'
@@ -109,5 +125,5 @@ $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(GPU_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site dist \
+	rm -rf $(VENV) $(BENCH_VENV) $(GPU_VENV) $(EXTRAS_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site dist \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -120,7 +120,7 @@ def guides(device: str) -> tuple[Guide, ...]:
             loads=True,
         ),
         Guide(
-            "ndd",
+            "eeg",
             ("workload.dropout=0.0",),
             plain,
             (_workers(3, cores, 8, gpu), _GATHER, _ON_DEVICE, _FUSED, _TF32, _BF16, _GRAPH, _COMPILE),

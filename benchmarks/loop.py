@@ -51,7 +51,7 @@ _MINI = ("workload.size=mini",)
 CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("chartext mini, default allocator", "chartext", _MINI),
     ("tiny step", TINY_WORKLOAD, TINY),
-    ("ndd, the guide's settings", "ndd", ()),
+    ("eeg, the guide's settings", "eeg", ()),
     ("chartext mini", "chartext", _MINI),
     ("chartext, default size for this machine", "chartext", ()),
 )
@@ -61,7 +61,7 @@ def _text_loss(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"chartext": _text_loss, "ndd": F.mse_loss}
+_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"chartext": _text_loss, "eeg": F.mse_loss}
 
 
 class BareLoop:

@@ -28,7 +28,7 @@ PRECISIONS = ("off", "bf16")
 BELOW = 0.02
 _MANUAL = ("workload.size=tiny", "workload.examples=78", "workload.eval_examples=1")
 MODELS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "ndd": (
+    "eeg": (
         ("workload.hidden=[32]",), ("workload.hidden=[256, 128]",),
         ("workload.hidden=[64, 64, 64]", "batch.sequence=64"),
     ),

@@ -58,7 +58,7 @@ CASES = (
     ),
     Case("chartext", 300, ("workload.size=tiny", "evaluate.batches=20")),
     Case("finetune", 100, ("workload.size=tiny", "loader.cache=true")),
-    Case("ndd", 200, ("workload.samples=20000", "batch.micro=256")),
+    Case("eeg", 200, ("workload.samples=20000", "batch.micro=256")),
     Case(
         "summarise", 40, ("workload.size=tiny", "schedule.warmup_steps=10", "evaluate.batches=10",
                           "workload.summaries=0"),

@@ -77,7 +77,7 @@ CASES = (
         only_full=True,
     ),
     Case("finetune", "tiny", ("workload.size=tiny", _FP32)),
-    Case("ndd", "the guide's settings", (_FP32,), overhead=True),
+    Case("eeg", "the guide's settings", (_FP32,), overhead=True),
     Case("summarise", "tiny", ("workload.size=tiny", _FP32)),
 )
 

@@ -21,7 +21,7 @@ from ndd_engine.trial.blocks import (
 from ndd_engine.trial.confirm import over
 from ndd_engine.trial.paired import Estimate, abba_log_ratio, estimate
 from ndd_engine.trial.replicates import ENOUGH, Replicates, Usual, pooled
-from ndd_engine.trial.toggles import SwitchedBlocks
+from ndd_engine.trial.toggles import OneProcess
 from ndd_engine.trial.verdict import FLOOR, Call, judged
 
 # Rates of a segment in the order of an ABBA block (0: baseline) and of its reverse.
@@ -166,7 +166,7 @@ def switched_trial(machine: Machine, course: Course) -> Outcome:
     segment_s = max(LEAST_S, STEPS_ENOUGH * course.step_s)
     spent, abba_s = course.start_s, BLOCKS * OVERHEAD * segment_s
     machine.start(together=True)
-    blocks = SwitchedBlocks()
+    blocks = OneProcess()
     verdict: Call | None = None
     for order in cycle(ORDERS):
         blocks.add(machine.block(order, segment_s))

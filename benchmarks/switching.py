@@ -23,7 +23,7 @@ CASES = (
     ("chartext", ("workload.size=mini", "run.epochs=1000"), "run.threads=1"),
     ("chartext", ("workload.size=mini", "run.epochs=1000"), "precision.amp=bf16"),
     ("chartext", ("workload.size=mini", "run.epochs=1000"), "loader.workers=1"),
-    ("ndd", ("run.epochs=1000",), "loader.fetch=item"),
+    ("eeg", ("run.epochs=1000",), "loader.fetch=item"),
     ("antispoof", ("run.epochs=1000",), "loader.workers=1"),
     ("finetune", ("run.epochs=1000",), "speed.attention=math"),
 )

@@ -31,7 +31,7 @@ BLOCK_S = 1.5
 ABBA_BLOCKS = 6
 # Sizes suitable for few cores.
 SETS: dict[str, tuple[str, ...]] = {
-    "ndd": ("run.device={device}",),
+    "eeg": ("run.device={device}",),
     "chartext": ("run.device={device}", "workload.size=mini"),
     "antispoof": ("run.device={device}", "workload.size=tiny", "workload.clips=160", "loader.cache=true"),
     "finetune": ("run.device={device}", "workload.size=tiny", "workload.document_chars=3000"),

@@ -20,6 +20,7 @@ from typing import Any, get_type_hints
 
 import ndd_profiles
 from ndd_console.view.glossary import GLOSSARY
+from ndd_engine.config.reference import allowed, section_keys
 from ndd_engine.config.schema import Config
 from ndd_engine.config.workload_sections import OWN, SECTIONS, Section
 from ndd_engine.diagnose import CAUSES
@@ -136,49 +137,10 @@ def _workload(name: str, section: type[Section]) -> str:
 def _keys(section: str, model: type[Section]) -> str:
     schema = model.model_json_schema()["properties"]
     rows = []
-    for name, field in model.model_fields.items():
-        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
-        description = field.description or {"name": "the workload"}.get(name, "")
-        rows.append((f"`{section}.{name}`", allowed(schema[name]), default, description))
+    for key in section_keys(section, model):
+        default = "required" if key.required else _value(key.default)
+        rows.append((f"`{key.name}`", allowed(schema[key.name.partition(".")[2]], "`"), default, key.effect))
     return _table(("key", "allowed", "default", "description"), rows)
-
-
-def allowed(schema: Mapping[str, Any]) -> str:
-    """The values that a JSON schema of one key allows, in words."""
-    if "anyOf" in schema:
-        return " or ".join(allowed(item) for item in schema["anyOf"] if item.get("type") != "null")
-    if "const" in schema:
-        return f"`{json.dumps(schema['const'])}`"
-    if "enum" in schema:
-        return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
-    match schema.get("type"):
-        case "boolean":
-            return "`true`, `false`"
-        case "integer":
-            return "integer" + _range(schema)
-        case "number":
-            return "number" + _range(schema)
-        case "array":
-            low, high = schema.get("minItems"), schema.get("maxItems")
-            count = f" of {low}" if low is not None and low == high else ""
-            return f"list{count}, each " + allowed(schema["items"])
-        case "object":
-            return "table"
-        case "string":
-            return f"text matching `{schema['pattern']}`" if "pattern" in schema else "text"
-    return "any"
-
-
-def _range(schema: Mapping[str, Any]) -> str:
-    words = {
-        "minimum": "≥",
-        "exclusiveMinimum": ">",
-        "maximum": "≤",
-        "exclusiveMaximum": "<",
-        "multipleOf": "multiple of",
-    }
-    limits = [f"{sign} {schema[key]:,}" for key, sign in words.items() if key in schema]
-    return f" {' and '.join(limits)}" if limits else ""
 
 
 def _settings(tables: Mapping[str, Any]) -> str:

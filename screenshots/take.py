@@ -69,7 +69,7 @@ def wizard(_run: RunSource | None) -> WizardJob:
 async def take_run(root: Path) -> None:
     """A slow run: live screen, diagnosis, the trial of the proposed change; and the home screen with this run."""
     for number in (1, 2):
-        short = read(workload="ndd", overrides={"run": {"name": f"ndd-00{number}", "epochs": 2}})
+        short = read(workload="eeg", overrides={"run": {"name": f"eeg-00{number}", "epochs": 2}})
         run = Run.open(RunRequest(short, root))
         run.execute()
         run.close()
@@ -128,7 +128,7 @@ def cached(screen: TrialScreen) -> int:
 
 async def take_tuning() -> None:
     """Tuning of a run with a slow data loader, at its end."""
-    base = Base("the workload ndd", workload="ndd", sets=("loader.fetch=item",))
+    base = Base("the workload eeg", workload="eeg", sets=("loader.fetch=item",))
     job = TuningJob(base.name, lambda tell, stop: run_tuning(
         base, TUNING_BUDGET_S, ("gather", "workers", "threads"), tell, stop))  # fmt: skip
     app = TuningApp(job, on_first_paint=job.start)

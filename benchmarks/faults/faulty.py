@@ -55,9 +55,9 @@ LOADER: list[Case] = [
         "item-collate",
         "windows in memory are fetched item by item (loader.fetch), with smaller and smaller models",
         [
-            ("ndd", (*NDD, "workload.hidden=[512, 256]")),
+            ("eeg", (*NDD, "workload.hidden=[512, 256]")),
             ("chartext", _small_text(4, 1024)),
-            ("ndd", (*NDD, "workload.hidden=[64, 32]")),
+            ("eeg", (*NDD, "workload.hidden=[64, 32]")),
         ],
         sets=['loader.fetch="item"'],
         cure=['loader.fetch="auto"'],
@@ -67,8 +67,8 @@ LOADER: list[Case] = [
         "1, 2 and 4 loader workers for data in memory",
         [
             ("chartext", (*_small_text(16, 256), "loader.workers=1")),
-            ("ndd", (*NDD, "loader.workers=2")),
-            ("ndd", (*NDD, "loader.workers=4")),
+            ("eeg", (*NDD, "loader.workers=2")),
+            ("eeg", (*NDD, "loader.workers=4")),
         ],
         cure=["loader.workers=0"],
     ),
@@ -127,7 +127,7 @@ STEP: list[Case] = [
         "checkpoint",
         "a checkpoint every 8 steps, every 3 steps and every step",
         [
-            ("ndd", (*NDD, "workload.hidden=[256, 128]", "checkpoint.every_steps=8")),
+            ("eeg", (*NDD, "workload.hidden=[256, 128]", "checkpoint.every_steps=8")),
             ("finetune", (*FINETUNE, "checkpoint.every_steps=3")),
             ("finetune", (*FINETUNE, "checkpoint.every_steps=1")),
         ],
@@ -198,7 +198,7 @@ STEP: list[Case] = [
     *three(
         "neighbour-cores",
         "other processes compute on the same cores: one fewer than the cores, as many, and one more",
-        [("chartext", CHARTEXT), ("ndd", NDD), ("antispoof", ANTISPOOF)],
+        [("chartext", CHARTEXT), ("eeg", NDD), ("antispoof", ANTISPOOF)],
         busy=[max(CORES - 1, 1), CORES, CORES + 1],
         trial_s=60.0,
     ),

@@ -20,7 +20,7 @@ def _innocent(
 
 INNOCENTS: list[Case] = [
     _innocent(
-        "read-every-step", "ndd", "the loss is read back every step (log.every_steps = 1)",
+        "read-every-step", "eeg", "the loss is read back every step (log.every_steps = 1)",
         (*NDD, "log.every_steps=1"), ("logging", "sync"),
     ),
     _innocent(
@@ -54,7 +54,7 @@ INNOCENTS: list[Case] = [
         ("clip", "sync"),
     ),
     _innocent(
-        "sleeping-neighbours", "ndd", "three other processes, all asleep", NDD,
+        "sleeping-neighbours", "eeg", "three other processes, all asleep", NDD,
         ("neighbour-cores", "oversubscribed", "quota"), asleep=3,
     ),
     _innocent(
@@ -82,7 +82,7 @@ INNOCENTS: list[Case] = [
 HEALTHY: list[Case] = [
     Case("healthy", workload, "", workload, "no planted fault", sets)
     for workload, sets in (
-        ("ndd", NDD),
+        ("eeg", NDD),
         ("chartext", CHARTEXT),
         ("antispoof", ANTISPOOF),
         ("finetune", FINETUNE),

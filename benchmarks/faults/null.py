@@ -19,7 +19,7 @@ BUDGET_S = 16.0
 # The interval of progress lines in headless runs; trials print none.
 CHANGE = ("log.headless_s=7.5",)
 SIDES = (
-    ("ndd", NDD), ("chartext", CHARTEXT), ("antispoof", ANTISPOOF), ("finetune", FINETUNE), ("summarise", SUMMARISE),
+    ("eeg", NDD), ("chartext", CHARTEXT), ("antispoof", ANTISPOOF), ("finetune", FINETUNE), ("summarise", SUMMARISE),
 )  # fmt: skip
 CALLS = ("faster", "slower")
 LIMIT = 0.05

@@ -20,7 +20,7 @@ TARGET = 0.99
 CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("tiny step", TINY_WORKLOAD, TINY),
     ("chartext small", "chartext", ("workload.size=small",)),
-    ("ndd", "ndd", ()),
+    ("eeg", "eeg", ()),
     ("chartext guide", "chartext", ("workload.size=guide", "workload.dropout=0.0")),
 )
 

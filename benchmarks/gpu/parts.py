@@ -85,7 +85,7 @@ def parts() -> tuple[Part, ...]:
         (MEMORY, "chartext", f"{MODULE}.memory", ("chartext",), 90, 40),
         (MEMORY, "antispoof", f"{MODULE}.memory", ("antispoof",), 150, 0),
         (MEMORY, "finetune", f"{MODULE}.memory", ("finetune",), 90, 0),
-        (MEMORY, "ndd", f"{MODULE}.memory", ("ndd",), 60, 0),
+        (MEMORY, "eeg", f"{MODULE}.memory", ("eeg",), 60, 0),
         (MEMORY, "summarise", f"{MODULE}.memory", ("summarise",), 90, 0),
         (CAPPED, "bf16", f"{MODULE}.capped", ("bf16",), 240, 40),
         (CAPPED, "fp32", f"{MODULE}.capped", ("off",), 180, 0),

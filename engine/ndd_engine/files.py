@@ -38,6 +38,11 @@ _REFUSED = {
 }
 
 
+def expanded(path: str) -> Path:
+    """The path with ~ replaced by the home folder; ~name of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  Path.expanduser raises for an unknown user
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     """Open a regular file without blocking on anything else. Raises OSError, also for a FIFO, a device or a folder."""
     try:

@@ -73,6 +73,22 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{max(digits - whole, 0)}f}" if abs(value) >= 1e-3 else f"{value:.{digits}g}"
 
 
+def plural(word: str) -> str:
+    """The plural of a unit: "windows", "batches", "entries", "series"."""
+    if word.endswith(("ch", "sh", "x", "z", "ss")):
+        return f"{word}es"
+    if word.endswith("s"):
+        return word
+    if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
+        return f"{word[:-1]}ies"
+    return f"{word}s"
+
+
+def counted(value: float, word: str) -> str:
+    """A number with its unit: "1 thread", "2 threads", "1,600 batches"."""
+    return f"{number(value)} {word if value == 1 else plural(word)}"
+
+
 def rate(value: float | None, unit: str) -> str:
     """A rate with its unit: 18.3 step/s."""
     return f"{number(value)} {unit}/s" if value is not None else f"{MISSING} {unit}/s"

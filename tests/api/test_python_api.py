@@ -42,7 +42,7 @@ from ndd_engine import (
 pytestmark = pytest.mark.timeout(170)
 
 TINY: dict[str, Any] = {
-    "workload": {"name": "ndd", "samples": 400, "channels": 2, "hidden": [8]},
+    "workload": {"name": "eeg", "samples": 400, "channels": 2, "hidden": [8]},
     "batch": {"sequence": 8, "micro": 16},
     "run": {"threads": 1, "device": "cpu", "max_steps": 20},
     "log": {"window_s": 0},
@@ -120,14 +120,14 @@ def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
 
 def test_a_file_and_values_on_top(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('workload = { name = "ndd", samples = 400, channels = 2, hidden = [8] }\n')
+    file.write_text('workload = { name = "eeg", samples = 400, channels = 2, hidden = [8] }\n')
     values = {
         "run.max_steps": 3,
         "run": {"threads": 1, "device": "cpu"},
         "batch": {"sequence": 8, "micro": 32},
     }
     result = run_training(file, sets=values, runs=tmp_path / "runs")
-    assert result.status == "done" and result.path.name == "ndd-001"
+    assert result.status == "done" and result.path.name == "eeg-001"
     assert (result.record.config.batch.micro, result.record.config.run.max_steps) == (32, 3)
 
 
@@ -236,7 +236,7 @@ def test_a_record_gives_events_configuration_and_checkpoints(trained: Result) ->
     assert isinstance(events[-1], EndEvent) and any(isinstance(event, RunEvent) for event in events)
     windows = [event for _, event in record.events(WindowEvent)]
     assert sum(window.steps for window in windows) == 20
-    assert isinstance(record.config, Config) and record.config.workload.name == "ndd"
+    assert isinstance(record.config, Config) and record.config.workload.name == "eeg"
     (checkpoint,) = record.checkpoints[-1:]
     assert torch.load(checkpoint, weights_only=True)["step"] == 20
     assert record.snapshot().status == "done" and record.snapshot().step == 20

@@ -35,7 +35,7 @@ FAULT = Outcome(
     tried=measured(2.0), cured=measured(2.0),
 )  # fmt: skip
 INNOCENT = Outcome(
-    "b", "innocent", "clipping", "", "ndd", "healthy", named="healthy", found=(("healthy", None),),
+    "b", "innocent", "clipping", "", "eeg", "healthy", named="healthy", found=(("healthy", None),),
     suspects=("clip", "sync"),
 )  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_every_case_and_its_cure_can_be_configured(case: Case, tmp_path: Path) -
 
 def test_a_case_with_a_cause_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown cause gremlins"):
-        Case("fault", "gremlins", "low", "ndd", "", ())
+        Case("fault", "gremlins", "low", "eeg", "", ())
 
 
 def test_cases_are_chosen_by_fault_severity_kind_and_workload() -> None:
@@ -247,8 +247,8 @@ def test_the_binomial_interval_is_the_exact_one() -> None:
 
 def test_calls_of_null_trials_are_counted() -> None:
     verdicts = ["no difference"] * 17 + ["faster", "slower", "inconclusive"]
-    nulls = [null.Null(index, "ndd", verdict, 1.0, 0.9, 1.1, 9.0) for index, verdict in enumerate(verdicts)]
-    failed = null.Null(20, "ndd", "failed: it hung", None, None, None, 0.0)
+    nulls = [null.Null(index, "eeg", verdict, 1.0, 0.9, 1.1, 9.0) for index, verdict in enumerate(verdicts)]
+    failed = null.Null(20, "eeg", "failed: it hung", None, None, None, 0.0)
     table = null.table([*nulls, failed])
     assert table.rows[-1][:7] == ("all", "21", "1", "1", "17", "1", "1")
     assert "2 of 20" in table.notes[0]

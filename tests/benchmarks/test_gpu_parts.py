@@ -48,9 +48,9 @@ def test_a_median_below_the_target_fails_only_with_its_interval() -> None:
 
 
 def test_memory_is_predicted_and_compared_with_a_replay(tmp_path: Path) -> None:
-    given = task(tmp_path, "ndd")
+    given = task(tmp_path, "eeg")
     sets = ("workload.hidden=[32]",)
-    cases = list(memory.extrapolated(given, "ndd", sets, "off"))
+    cases = list(memory.extrapolated(given, "eeg", sets, "off"))
     assert [case.times for case in cases] == [1, 4]
     assert all(abs(case.error) < 0.05 for case in cases)
     memory.summary(given, cases)

@@ -113,7 +113,7 @@ def test_every_setting_of_the_guides_can_be_configured(device: str) -> None:
 
 
 def test_the_rivals_meet_the_engines_epochs_in_whole_steps() -> None:
-    with engine("ndd", (*TINY, *ONLY_STEPS)) as subject:
+    with engine("eeg", (*TINY, *ONLY_STEPS)) as subject:
         config, batches = subject.prepared.config, subject.loop.batches
         workload = prepare(config)
         order = InOrder(config, workload)
@@ -129,7 +129,7 @@ def test_the_rivals_meet_the_engines_epochs_in_whole_steps() -> None:
 
 
 def test_the_bare_loop_and_the_engine_do_the_same_work() -> None:
-    with engine("ndd", (*TINY, *ONLY_STEPS, "loader.fetch=item")) as subject:
+    with engine("eeg", (*TINY, *ONLY_STEPS, "loader.fetch=item")) as subject:
         config = subject.prepared.config
         seed(config.run.seed)
         workload = prepare(config)

@@ -80,7 +80,7 @@ def test_broken_text_files(tmp_path: Path, content: bytes, expected: str) -> Non
         (["attach", "nope"], "no run"),
         (["attach"], "no run"),
         (["train", "--max-steps", "0"], "max-steps"),
-        (["tain"], "No such command"),
+        (["tain"], "did you mean train?"),
         (["train", "--set", "run.name=../../etc"], "run.name"),
     ],
 )

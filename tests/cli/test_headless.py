@@ -72,7 +72,7 @@ def test_events_as_lines(tmp_path: Path) -> None:
         "train",
         "--json",
         "--workload",
-        "ndd",
+        "eeg",
         "--max-steps",
         "20",
         "--set",
@@ -87,7 +87,7 @@ def test_events_as_lines(tmp_path: Path) -> None:
     for window in windows:
         top = [item["host_ns"] for name, item in window["phases"].items() if name in PHASES]
         assert sum(top) == window["wall_ns"]
-    recorded = (tmp_path / "runs" / "ndd-001" / "events.jsonl").read_text().splitlines()
+    recorded = (tmp_path / "runs" / "eeg-001" / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["type"] for line in recorded] == [event["type"] for event in events]
 
 
@@ -208,7 +208,7 @@ def test_a_run_whose_reader_stopped_reading_exits_with_its_status(tmp_path: Path
         "--run",
     ]
     process = subprocess.Popen(
-        [*command, "one", *more, "--workload", "ndd", "--set", "run.epochs=100000", "--set", "run.threads=1"],
+        [*command, "one", *more, "--workload", "eeg", "--set", "run.epochs=100000", "--set", "run.threads=1"],
         cwd=tmp_path, env=environment(), stdout=write, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     wait_for(tmp_path, '"type":"window"')
@@ -251,7 +251,7 @@ def test_closed_standard_streams_do_not_change_the_status_of_a_run(
     tmp_path: Path, closed: tuple[int, ...]
 ) -> None:
     shell = " ".join(f"{number}>&-" for number in closed)
-    train = "train --headless --run one --max-steps 3 --workload ndd"
+    train = "train --headless --run one --max-steps 3 --workload eeg"
     done = subprocess.run(
         ["sh", "-c", f"exec {sys.executable} -m ndd_console --runs runs {train} {shell}"],
         cwd=tmp_path,
@@ -271,7 +271,7 @@ def test_closed_standard_streams_do_not_change_the_status_of_a_run(
 def test_a_full_standard_output_is_a_warning_of_a_run_and_a_failure_of_a_list(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         for arguments, code in (
-            (("train", "--headless", "--run", "one", "--max-steps", "3", "--workload", "ndd"), 0),
+            (("train", "--headless", "--run", "one", "--max-steps", "3", "--workload", "eeg"), 0),
             (("runs",), 1),
         ):
             done = subprocess.run(

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(150)
 
 TINY = (
     "--workload",
-    "ndd",
+    "eeg",
     "--set",
     "workload.samples=4000",
     "--set",

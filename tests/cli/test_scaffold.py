@@ -193,9 +193,13 @@ def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None
     (tmp_path / "project" / "run.toml").write_text(
         '[workload]\nname = "my_workload:factory"\n[workload.options]\nunknown = 3\n[run]\nmax_steps = 3\n'
     )
+    wrong = run("train", "project/run.toml", *QUICK, folder=tmp_path)
+    assert wrong.returncode == 2
+    assert "workload.options.unknown = 3: is not used by the factory" in wrong.stdout + wrong.stderr
+    file = tmp_path / "project" / "run.toml"
+    file.write_text(file.read_text().replace("unknown = 3\n", ""))
     done = run("train", "project/run.toml", *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Option unknown is not used by the factory" in done.stderr
     assert "my_workload:factory is defined at project/my_workload.py:" in done.stderr
 
 

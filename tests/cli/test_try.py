@@ -23,7 +23,7 @@ from .program import run, start
 pytestmark = pytest.mark.timeout(170)
 
 TINY = (
-    "--workload", "ndd", "--set", "workload.samples=400", "--set", "batch.sequence=8", "--set", "batch.micro=16",
+    "--workload", "eeg", "--set", "workload.samples=400", "--set", "batch.sequence=8", "--set", "batch.micro=16",
     "--set", "run.threads=1", "--set", "run.device=cpu", "--set", "evaluate.every_epochs=0",
 )  # fmt: skip
 

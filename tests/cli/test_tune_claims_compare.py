@@ -31,7 +31,7 @@ NDD = (
 
 def train(folder: Path, name: str, *sets: str, steps: int = 400) -> None:
     options = [part for item in sets for part in ("--set", item)]
-    command = ("train", "--headless", "--workload", "ndd", "--run", name, "--max-steps", str(steps))
+    command = ("train", "--headless", "--workload", "eeg", "--run", name, "--max-steps", str(steps))
     done = run(*command, *NDD, *options, "--set", "run.epochs=1000", folder=folder)
     assert done.returncode == 0, done.stderr
 
@@ -70,6 +70,17 @@ def test_the_other_way_round_it_passes(two_runs: Path) -> None:
     assert all(point["a"] == pytest.approx(point["b"], rel=0.2) for point in body["losses"])
 
 
+def test_several_runs_are_compared_with_the_first(two_runs: Path) -> None:
+    train(two_runs, "again", steps=200)
+    done = run("compare", "fast", "slow", "again", "--fail-if-slower", "30%", folder=two_runs)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "check: B is slower than A by more than 30 %" in done.stderr and "check: C is" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    body = json.loads(run("compare", "fast", "slow", "again", "--json", folder=two_runs).stdout)
+    assert [each["run"]["run"] for each in body["candidates"]] == ["slow", "again"]
+    assert body["candidates"][0]["verdict"] == "slower" and body["candidates"][0]["check"] is None
+
+
 def test_runs_are_named_by_path_too(two_runs: Path, tmp_path: Path) -> None:
     paths = [str(two_runs / "runs" / name) for name in ("fast", "slow")]
     done = run("compare", *paths, folder=tmp_path)
@@ -87,7 +98,7 @@ def test_a_different_effective_batch_is_warned_about(two_runs: Path) -> None:
     [
         (("nope", "slow"), "no run nope"),
         (("fast", "fast"), "same run"),
-        (("fast", "empty"), "run empty has no windows"),
+        (("fast", "empty"), "run empty has no measured steps"),
         (("fast", "slow", "--fail-if-slower", "5"), "as in 5% or 0.05"),
         (("fast", "slow", "--fail-if-slower", "much%"), "as in 5% or 0.05"),
         (("fast", "slow", "--fail-if-slower", "-1%"), "as in 5% or 0.05"),
@@ -127,19 +138,19 @@ def test_names_in_a_record_cannot_steer_the_terminal(two_runs: Path) -> None:
 def test_tuning_prints_its_table_and_writes_its_configuration(
     tmp_path: Path,
 ) -> None:
-    command = ("tune", "--workload", "ndd", *NDD, "--set", "loader.fetch=item", "--only", "gather")
+    command = ("tune", "--workload", "eeg", *NDD, "--set", "loader.fetch=item", "--only", "gather")
     done = run(*command, "--budget", "8", "-o", "best.toml", folder=tmp_path, timeout=170)
     assert done.returncode == 0, done.stderr
     assert "gather" in done.stdout and "vs. baseline" in done.stdout
     assert "not tried: " in done.stdout and "CUDA" in done.stdout
     assert "measuring" in done.stderr
     written = read(tmp_path / "best.toml").resolve()
-    assert (written.batch.micro, written.workload.name) == (256, "ndd")
+    assert (written.batch.micro, written.workload.name) == (256, "eeg")
     assert not (tmp_path / "runs").exists()
 
 
 def test_ctrl_c_prints_the_results_so_far(tmp_path: Path) -> None:
-    process = start("tune", "--workload", "ndd", *NDD, "--budget", "60", "--json", folder=tmp_path)
+    process = start("tune", "--workload", "eeg", *NDD, "--budget", "60", "--json", folder=tmp_path)
     assert process.stderr is not None
     watchdog = threading.Timer(120, process.kill)
     watchdog.start()
@@ -160,7 +171,7 @@ def test_ctrl_c_prints_the_results_so_far(tmp_path: Path) -> None:
     [
         (("missing.toml",), "missing.toml"),
         (("--set", "batch.micro=0"), "batch.micro"),
-        (("--only", "nonsense", "--workload", "ndd"), "allowed: gather"),
+        (("--only", "nonsense", "--workload", "eeg"), "allowed: gather"),
         (("--run", "nope"), "no run"),
         (("--run", "nope", "x.toml"), "omit CONFIG"),
         (("-o", "no/such/folder/x.toml"), "does not exist"),
@@ -223,7 +234,7 @@ def test_mistakes_in_claims_are_reported(tmp_path: Path, arguments: tuple[str, .
     assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "ndd", "summarise"])
+@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "eeg", "summarise"])
 def test_the_help_of_tune_lists_what_only_accepts(workload: str) -> None:
     listed = ", ".join(ONLY).split(", ")
     config = read(workload=workload, sets=["batch.accumulation=4", "loader.persistent=false"]).resolve()

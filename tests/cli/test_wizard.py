@@ -131,10 +131,10 @@ def test_progress_prints_each_stage_once() -> None:
 def test_the_written_file_is_toml(tmp_path: Path) -> None:
     small = ("workload.samples=400", "batch.sequence=8", "batch.micro=16", "run.device=cpu")
     sets = [part for item in small for part in ("--set", item)]
-    done = run("wizard", "--workload", "ndd", *sets, "--headless", "--no-verify", folder=tmp_path)
+    done = run("wizard", "--workload", "eeg", *sets, "--headless", "--no-verify", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     # stdout has nothing else, so it can be redirected to a file.
-    assert tomli.loads(done.stdout)["workload"]["name"] == "ndd"
+    assert tomli.loads(done.stdout)["workload"]["name"] == "eeg"
     assert "total time" in done.stderr
 
 
@@ -143,7 +143,7 @@ def test_a_file_is_changed_and_an_invalid_one_is_rejected_first(
 ) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text(
-        '# mine\n[workload]\nname = "ndd" # the recordings\nsamples = 400\n[batch]\nsequence = 8\nmicro = 16\n'
+        '# mine\n[workload]\nname = "eeg" # the recordings\nsamples = 400\n[batch]\nsequence = 8\nmicro = 16\n'
         '[run]\ndevice = "cpu"\nmax_steps = 5\n'
     )
     arguments = ("--headless", "--no-verify", "--effective-batch", "32", "--force", "-o", "mine.toml")
@@ -154,7 +154,7 @@ def test_a_file_is_changed_and_an_invalid_one_is_rejected_first(
     batch = read(mine).resolve().batch
     assert batch.micro * batch.accumulation == 32
     mine.write_text("[batch\n")
-    done = run("wizard", "--workload", "ndd", *arguments, folder=tmp_path)
+    done = run("wizard", "--workload", "eeg", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert "not valid TOML" in done.stderr and "probing" not in done.stderr
 
@@ -169,7 +169,7 @@ def test_an_effective_batch_larger_than_the_data_is_rejected(tmp_path: Path) -> 
     )
     sets = [part for item in small for part in ("--set", item)]
     done = run(
-        "wizard", "--workload", "ndd", *sets, "--headless", "--effective-batch", "100000", folder=tmp_path
+        "wizard", "--workload", "eeg", *sets, "--headless", "--effective-batch", "100000", folder=tmp_path
     )
     assert done.returncode == 2
     assert "training data has only" in done.stderr

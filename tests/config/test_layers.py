@@ -27,8 +27,8 @@ def test_nothing_written_is_the_default_workload_with_its_profile() -> None:
 
 
 def test_the_defaults_of_another_workload_are_its_own() -> None:
-    config = read(workload="ndd").resolve()
-    assert (config.workload.name, config.batch.micro, config.optimizer.lr) == ("ndd", 1024, 0.01)
+    config = read(workload="eeg").resolve()
+    assert (config.workload.name, config.batch.micro, config.optimizer.lr) == ("eeg", 1024, 0.01)
     assert config.clip.max_norm == 0.0
 
 
@@ -84,7 +84,7 @@ def test_overrides_are_command_line_values(toml: Path) -> None:
 def test_a_workload_on_the_command_line_beats_the_file(toml: Path) -> None:
     toml.write_text('[workload]\nname = "chartext"\nsize = "tiny"\n')
     with pytest.raises(ConfigError) as caught:
-        read(toml, workload="ndd").resolve()
+        read(toml, workload="eeg").resolve()
     # The size of another workload is an error, reported with its line.
     assert "run.toml line 3: workload.size" in str(caught.value)
     assert "guide, large, lstm, gru" in str(caught.value)
@@ -127,7 +127,7 @@ def test_the_last_of_two_sets_of_one_key_counts() -> None:
 
 
 def test_every_size_of_every_workload_is_a_valid_configuration() -> None:
-    for workload in ("chartext", "ndd"):
+    for workload in ("chartext", "eeg"):
         draft = read(workload=workload)
         assert draft.sizes
         for size in draft.sizes:

@@ -152,14 +152,14 @@ def test_the_workload_given_as_a_value_is_one_message(toml: Path) -> None:
             "tie_weights requires objective autoregressive",
         ),
         (
-            ("workload.name=ndd", "workload.model=lstm", "workload.hidden=[3,4]"),
+            ("workload.name=eeg", "workload.model=lstm", "workload.hidden=[3,4]"),
             "exactly one hidden size, found [3, 4]",
         ),
         (("schedule.min_lr=0.9",), "schedule.min_lr 0.9 is greater than optimizer.lr"),
     ],
 )
 def test_impossible_combinations_say_which_two(sets: tuple[str, ...], part: str) -> None:
-    sets = sets if "workload.name=ndd" in sets else ("workload.size=tiny", *sets)
+    sets = sets if "workload.name=eeg" in sets else ("workload.size=tiny", *sets)
     text = only(sets=sets)
     assert part in text
     assert "Value error" not in text
@@ -176,14 +176,14 @@ def test_an_unknown_workload_suggests_and_still_checks_the_rest(toml: Path) -> N
     first, second = problems(toml)
     assert str(first) == (
         f'{toml} line 2: workload.name = "chartxt": there is no such workload; '
-        'allowed: antispoof, chartext, finetune, ndd, summarise, or "package.module:factory" for your own model; '
+        'allowed: antispoof, chartext, eeg, finetune, summarise, or "package.module:factory" for your own model; '
         "did you mean chartext?"
     )
     assert second.key == "batch.micro"
 
 
 def test_size_auto_is_refused_where_nothing_says_how_to_decide_it() -> None:
-    text = only(sets=("workload.name=ndd", "workload.size=auto"))
+    text = only(sets=("workload.name=eeg", "workload.size=auto"))
     assert "there is no such size" in text
     assert "guide, large, lstm, gru" in text
 

@@ -91,13 +91,13 @@ def test_what_is_written_reads_back_equal(
 def test_the_other_workload_reads_back_equal(
     tmp_path: Path, hidden: list[int], rate: float, dropout: float
 ) -> None:
-    section = {"name": "ndd", "size": "large", "hidden": hidden, "sample_rate": rate, "dropout": dropout}
+    section = {"name": "eeg", "size": "large", "hidden": hidden, "sample_rate": rate, "dropout": dropout}
     config = Config.model_validate({"run": {"epochs": 1}, "workload": section})
     assert reread(config, tmp_path / "run.toml") == config
 
 
 def test_each_resolved_default_reads_back_equal(tmp_path: Path) -> None:
-    for workload, size in (("chartext", "tiny"), ("chartext", "guide"), ("ndd", "gru")):
+    for workload, size in (("chartext", "tiny"), ("chartext", "guide"), ("eeg", "gru")):
         config = read(None, [f"workload.size={size}"], workload).resolve()
         assert reread(config, tmp_path / f"{size}.toml") == config
 

@@ -28,7 +28,7 @@ def recompiled(step: int) -> tuple[Event, ...]:
 
 WAITING = healthy(data_wait=20.0)
 BETTER = alone(threads=1, by_threads=[[2.0, 10.5e6]])
-NEIGHBOUR = [{"pid": 4711, "name": "stress", "cores": 0.9}]
+NEIGHBOUR = [{"pid": 4711, "name": "stress", "cores": 0.9, "stoppable": True}]
 COMPILING = MarkEvent("compile", 0, "", {"seconds": 20.0, "mode": "default"})
 COMPILED = ("speed.compile=default",)
 OWN_LOOP = seen(

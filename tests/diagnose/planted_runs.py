@@ -52,7 +52,7 @@ class Planted:
     sets: as on the command line. wobble: relative difference between windows. windows: of `steps` steps each.
     """
 
-    workload: str = "ndd"
+    workload: str = "eeg"
     sets: Sequence[str] = ()
     phases: Mapping[str, float] = field(default_factory=lambda: dict(HEALTHY))
     device: Mapping[str, float] | None = None

@@ -37,15 +37,16 @@ def test_a_ceiling_is_a_bound_of_a_gain(pair: Pair) -> None:
     for item in pair.guilty.found():
         assert item.ceiling is None or item.ceiling >= 1
         assert item.share is None or 0 <= item.share <= 1
-        if item.ceiling is not None and item.share is not None and item.share < 1:
-            assert item.ceiling >= 1 / (1 - item.share) * 0.999 or item.ceiling > 20
+        if item.ceiling is not None:
+            assert item.share is not None
+            assert item.ceiling == pytest.approx(1 / max(1 - item.share, 0.01))
 
 
 def test_every_cause_is_planted_once() -> None:
     assert {pair.cause for pair in PAIRS} | ELSEWHERE == set(CAUSES)
 
 
-@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "ndd", "summarise"])
+@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "eeg", "summarise"])
 def test_a_healthy_run_is_called_healthy(workload: str) -> None:
     run = Planted(workload, loader=data(), baseline=alone(), work=work(), host=cores(1.95, 1.9))
     (found,) = run.found()

@@ -9,15 +9,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ndd_engine.hardware.cgroup import read_limits
 from ndd_engine.hardware.counters import LinuxCounters
 from ndd_engine.hardware.host import detect_host
-from ndd_engine.hardware.neighbours import EVERY, MOST, Neighbours
+from ndd_engine.hardware.neighbours import EVERY, MOST, Neighbours, ancestors
 
 ALL = frozenset(range(4096))
+# Seconds for a busy process to get a core on a machine that runs other tests.
+PATIENCE_S = 20.0
 SPIN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 # Starts a process that computes, says its id and ends: the process then belongs to nobody here.
 ORPHAN = (
@@ -40,12 +43,14 @@ def neighbour() -> Iterator[int]:
 def test_a_busy_process_is_named(neighbour: int) -> None:
     neighbours = Neighbours(Path("/"), ALL)
     assert neighbours.read(0.9) is None  # the first call only starts the search
-    time.sleep(0.6)
-    found = neighbours.read(0.9)
-    assert found is not None
-    mine = next((item for item in found if item["pid"] == neighbour), None)
-    # Where many others compute too, three may be busier.
-    assert mine is not None or len(found) == MOST
+    mine, found, deadline = None, None, time.monotonic() + PATIENCE_S
+    # Where many others compute too, it may have to wait for a core, or three may be busier.
+    while mine is None and (found is None or len(found) < MOST) and time.monotonic() < deadline:
+        time.sleep(0.6)
+        found = neighbours.read(0.9)
+        assert found is not None
+        mine = next((item for item in found if item["pid"] == neighbour), None)
+    assert mine is not None or (found is not None and len(found) == MOST)
     if mine is not None:
         assert mine["name"].startswith("python") and 0 < mine["cores"] < 1.5
 
@@ -54,13 +59,18 @@ def test_a_busy_process_is_named(neighbour: int) -> None:
 def test_samples_name_it_from_the_third_on(neighbour: int) -> None:
     found = LinuxCounters(detect_host(), None, lambda *_: None)
     samples = []
-    for _ in range(3):
+    deadline = time.monotonic() + PATIENCE_S
+    while len(samples) < 3 or (not named(samples[-1], neighbour) and time.monotonic() < deadline):
         samples.append(found.read()["neighbours"])
         time.sleep(0.5)
     found.close()
     assert samples[:2] == [None, None]
-    assert samples[2] is not None
-    assert neighbour in {item["pid"] for item in samples[2]} or len(samples[2]) == MOST
+    assert named(samples[-1], neighbour)
+
+
+def named(sample: list[dict[str, Any]] | None, pid: int) -> bool:
+    """Whether a sample names the process, or as many others as it names at most."""
+    return sample is not None and (pid in {item["pid"] for item in sample} or len(sample) == MOST)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -198,3 +208,44 @@ def test_without_a_quota_nothing_is_said_of_throttling(tree: Callable[[dict[str,
     time.sleep(0.1)
     assert found.read()["cpu_throttled"] is None
     found.close()
+
+
+def test_only_the_users_own_processes_may_be_stopped(
+    tree: Callable[[dict[str, str]], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pid -> (name, parent, session, terminal)
+    listed = {
+        1: ("systemd", 0, 1, 0), 20: ("kworker", 2, 0, 0), 30: ("training", 1, 30, 0), 31: ("sshd", 1, 31, 0),
+        32: ("shell", 1, 32, 34816),
+    }  # fmt: skip
+    root = tree({"proc/loadavg": "\n"})
+
+    def found(uid: int, *pids: int) -> dict[int, bool]:
+        monkeypatch.setattr(os, "getuid", lambda: uid)
+        neighbours = Neighbours(root, frozenset({0}))
+        for ticks in (0, 50):
+            for pid in pids:
+                name, parent, session, terminal = listed[pid]
+                words = ["R", str(parent), "0", str(session), str(terminal), *["0"] * 6, str(ticks), "0"]
+                words += [*["0"] * 6, "77", *["0"] * 16, "0", "0"]
+                (root / f"proc/{pid}").mkdir(exist_ok=True)
+                (root / f"proc/{pid}/stat").write_text(f"{pid} ({name}) {' '.join(words)}\n")
+            if not ticks:
+                neighbours.read(2.0)
+                time.sleep(0.25)
+        return {item["pid"]: item["stoppable"] for item in neighbours.read(2.0) or ()}
+
+    owner = (root / "proc").stat().st_uid
+    monkeypatch.setattr("ndd_engine.hardware.neighbours.PEOPLE", 0)
+    assert found(owner, 1, 20, 30) == {1: False, 20: False, 30: True}
+    assert found(owner, 31, 32) == {31: False, 32: True}
+    assert found(owner + 1, 30, 32) == {30: False, 32: False}  # of another user
+    # As root, as in a container, a process without a terminal may be a part of the system.
+    monkeypatch.setattr("ndd_engine.hardware.neighbours.PEOPLE", owner + 1)
+    assert found(owner, 30, 32) == {30: False, 32: True}
+
+
+def test_what_this_process_depends_on_is_not_to_be_stopped() -> None:
+    parents = {9: 8, 8: 5, 5: 1, 1: 0, 7: 1}
+    assert ancestors(9, parents) == {8, 5, 1}
+    assert ancestors(3, {3: 3}) == {3}

@@ -63,15 +63,19 @@ DATA = [
             def __iter__(self):
                 while True:
                     yield torch.ones(4), torch.ones(())
+            def state_dict(self):
+                return {}
+            def load_state_dict(self, state):
+                pass
         EXTRA = {'train_data': Stream()}
-    """, "is an IterableDataset"),
+    """),
     code("data: tensors", "x = torch.randn(40, 4)\nEXTRA = {'train_data': TensorDataset(x, x.sum(1))}"),
     code("data: a subset", "EXTRA = {'train_data': Subset(Data(), range(5, 30))}"),
     code("data: several", "EXTRA = {'train_data': ConcatDataset([Data(20), Data(17)])}"),
-    code("data: a loader", "EXTRA = {'train_data': DataLoader(Data(), batch_size=7, num_workers=3)}"),
-    code("data: a loader with weights",
-          "EXTRA = {'train_data': DataLoader(Data(), sampler=WeightedRandomSampler([1] * 48, 48))}", "a custom sampler"),
-    code("data: a loader of whole batches", "EXTRA = {'train_data': DataLoader(Data(), batch_size=None)}", "batch_size=None"),
+    code("data: a loader", "EXTRA = {'train_data': DataLoader(Data(), batch_size=7, num_workers=3)}", "batch_size: is 7"),
+    code("data: a sampler with weights",
+          "EXTRA = {'sampler': WeightedRandomSampler([1] * 48, 48)}"),
+    code("data: a loader of whole batches", "EXTRA = {'train_data': DataLoader(Data(), batch_size=None)}", "batch_size: is None"),
     code("data: no evaluation items", "EXTRA = {'eval_data': Data(0)}", "eval_data: is empty"),
     code("data: evaluation from training", "EXTRA = {'eval_data': None}"),
     code("data: cached", "", settings=(("loader.cache", "true"),)),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 SETS = (
-    "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
+    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
     "batch.micro=16", "run.threads=1", "run.max_steps=12", "checkpoint.every_steps=4", "log.window_s=0",
 )  # fmt: skip
 TRAIN = ("train", "--headless", "--run", "one", *(part for each in SETS for part in ("--set", each)))

@@ -14,7 +14,7 @@ from ndd_engine.train.run import Run, RunRequest
 from tests.report.report_help import whole_life
 
 SETS = (
-    "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
+    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
     "batch.micro=16", "run.threads=1", "log.every_steps=1", "log.window_s=0", "run.max_steps=30",
     "evaluate.every_steps=10", "checkpoint.every_steps=10", "run.device=cpu",
 )  # fmt: skip

@@ -47,7 +47,11 @@ WRONG_LINES = (
     "[" + " " * 20_000, "[" + "a" * 20_000,
     "[workload.options]", "[[workload.options]]", "run = 3", "run.epochs = 3", '"""', "'''",
     "#" * 50_000, "\r", "\x1b[31m",
-    "[a]\n" * 2000, "extends = \"/dev/zero\"", "\n".join(f"k{index} = 1" for index in range(3000)),
+    "[a]\n" * 2000, "extends = \"/dev/zero\"", "extends = []", "extends = 1e400", "extends = \"\"",
+    "extends = \"~nobody-at-all/x\"", "extends = \"" + "../" * 3000 + "\"", "extends = \"" + "x" * 300_000 + "\"",
+    "extends = \"\\u001b[2J\"", "extends = \"hostile.toml\"", "extends = \".\"", "extends = \"/proc/self/mem\"",
+    "[extends]", "[[extends]]", "extends.a = 1",
+    "\n".join(f"k{index} = 1" for index in range(3000)),
 )  # fmt: skip
 
 

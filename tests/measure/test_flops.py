@@ -215,7 +215,7 @@ def test_a_formula_that_fails_does_not_end_the_training() -> None:
 
 
 def config_of(*settings: str) -> Config:
-    return read(None, ["workload.name=ndd", "run.epochs=1", *settings]).resolve()
+    return read(None, ["workload.name=eeg", "run.epochs=1", *settings]).resolve()
 
 
 def profile(**changes: Any) -> GpuProfile:

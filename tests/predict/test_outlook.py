@@ -36,6 +36,7 @@ def lines(found: Outlook) -> str:
         "available_bytes": found.available_bytes, "retries": found.retries, "notes": [], "advice": [],
         "bytes_without_retries": found.fit.roomy_bytes, "step_s": 1.0, "step_measured": True, "epoch_s": 1.0,
         "steps_per_epoch": 1, "total_s": 1.0, "total_steps": 1,
+        "step_doubt": found.time.doubt,
     }  # fmt: skip
     return "\n".join(" ".join(pair) for pair in describe(report))
 

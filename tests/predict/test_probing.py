@@ -216,7 +216,7 @@ def test_the_peak_is_predicted_for_the_longest_items() -> None:
 
 
 def test_a_step_leaves_the_optimizer_state_allocated() -> None:
-    probe = prober("ndd", "workload.hidden=[64]")
+    probe = prober("eeg", "workload.hidden=[64]")
     moments = 2 * sum(parameter.nbytes for parameter in probe.workload.model.parameters())
     left = probe.trace(4).until(ONE).left()
     order = 8 * len(probe.workload.train_data)  # the epoch's permutation
@@ -224,7 +224,7 @@ def test_a_step_leaves_the_optimizer_state_allocated() -> None:
 
 
 def test_accumulation_keeps_the_gradients_allocated() -> None:
-    memory = prober("ndd", "workload.hidden=[512, 256]").memory(outside_bytes=100 * MIB)
+    memory = prober("eeg", "workload.hidden=[512, 256]").memory(outside_bytes=100 * MIB)
     assert memory.reliable
     assert memory.peak(64, 4) >= memory.peak(64, 1) > 100 * MIB
     assert memory.peak(64, 2) == memory.peak(64, 8)
@@ -287,10 +287,10 @@ def test_a_slow_micro_batch_ends_the_timing() -> None:
 
 @pytest.mark.parametrize(
     "workload",
-    ["chartext", "ndd", pytest.param("antispoof", marks=pytest.mark.slow), "finetune"],  # 23 s
+    ["chartext", "eeg", pytest.param("antispoof", marks=pytest.mark.slow), "finetune"],  # 23 s
 )
 def test_steps_are_traced_with_fake_tensors(workload: str) -> None:
-    size = {"ndd": "workload.hidden=[64]"}.get(workload, "workload.size=tiny")
+    size = {"eeg": "workload.hidden=[64]"}.get(workload, "workload.size=tiny")
     config, found = made(workload, size, "precision.amp=bf16")
     (first, flops), (second, more) = (traced(config, found, micro) for micro in (2, 4))
     family = fit(first, second, (2, 4))
@@ -314,7 +314,7 @@ def test_attention_on_a_gpu_does_not_store_scores() -> None:
 
 def test_the_optimizer_implementation_is_that_of_the_run() -> None:
     def labels(*sets: str) -> Counter[str]:
-        config, found = made("ndd", "workload.hidden=[512, 512]", *sets)
+        config, found = made("eeg", "workload.hidden=[512, 512]", *sets)
         return Counter(traced(config, found, 2)[0].labels)
 
     # The default on a GPU is fused, which only allocates its state; the others allocate temporaries.
@@ -323,7 +323,7 @@ def test_the_optimizer_implementation_is_that_of_the_run() -> None:
 
 
 def test_an_lstm_is_one_call() -> None:
-    config, found = made("ndd", "workload.size=lstm", "batch.sequence=96")
+    config, found = made("eeg", "workload.size=lstm", "batch.sequence=96")
     labels = traced(config, found, 2)[0].labels
-    longer, wider = made("ndd", "workload.size=lstm", "batch.sequence=192")
+    longer, wider = made("eeg", "workload.size=lstm", "batch.sequence=192")
     assert abs(len(labels) - len(traced(longer, wider, 2)[0].labels)) < 20

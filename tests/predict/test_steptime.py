@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndd_engine.child import decoded
-from ndd_engine.predict.steptime import StepTime, TimedBatch, merged, spread
+from ndd_engine.predict.steptime import StepTime, TimedBatch, merged, spread, variation
 
 
 def line(
@@ -65,3 +65,17 @@ def test_time_is_never_negative(points: list[tuple[int, float]], micro: int) -> 
 )
 def test_sizes_are_spaced_geometrically(least: int, most: int, expected: list[int]) -> None:
     assert spread(least, most) == expected
+
+
+def test_times_that_vary_much_have_low_confidence() -> None:
+    quiet = [0.1, 0.102, 0.101, 0.11]
+    busy = [0.1, 0.1, 0.25, 0.758, 0.4]
+    assert variation(quiet[:2]) is None
+    for times, doubt in (
+        (quiet, ""),
+        (busy, "repeated steps vary by 658% (a busy machine, or items of different lengths)"),
+    ):
+        points = (TimedBatch(8, 0.1, 0.1, 0.0, variation(times)), TimedBatch(16, 0.2, 0.2, 0.0))
+        assert StepTime(points, 0.0, on_gpu=False).doubt == doubt
+    # A few slow steps among many are usual.
+    assert (variation([0.1] * 19 + [0.5]) or 0.0) == 0.0

@@ -14,8 +14,10 @@ from ndd_engine.record.events import (
     MemoryEvent,
     RunEvent,
     SampleEvent,
+    ScalarsEvent,
     SettingEvent,
     StageEvent,
+    TextsEvent,
     WindowEvent,
     WorkEvent,
     parse,
@@ -132,7 +134,7 @@ def event_sequences(draw: st.DrawFn) -> list[Event]:
     """What a run could record: steps rise, and a resume takes them back."""
     step = 0
     events: list[Event] = []
-    for kind in draw(st.lists(st.sampled_from("wwwwwwsmkeckrtpxgo"), min_size=1, max_size=60)):
+    for kind in draw(st.lists(st.sampled_from("wwwwwwsmkeckrtpxgovy"), min_size=1, max_size=60)):
         if kind == "w":
             steps = draw(st.integers(0, 40))
             step += steps
@@ -172,6 +174,11 @@ def event_sequences(draw: st.DrawFn) -> list[Event]:
                     better=draw(st.sampled_from(["lower", "higher"])),
                 )
             )
+        elif kind == "v":
+            values = draw(st.dictionaries(st.sampled_from(["own", "x" * 20]), _FIGURE, max_size=2))
+            events.append(ScalarsEvent(step, values))
+        elif kind == "y":
+            events.append(TextsEvent(step, draw(st.lists(st.text(max_size=5), max_size=2))))
         elif kind == "c":
             events.append(mark("checkpoint", step, file="f.pt", bytes=3))
         elif kind == "p":

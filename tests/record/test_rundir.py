@@ -111,36 +111,36 @@ def test_a_lock_that_says_nothing_is_still_a_lock(run: RunDir) -> None:
 
 
 def test_runs_are_numbered_behind_the_highest(tmp_path: Path) -> None:
-    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-001"
-    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-002"
-    (tmp_path / "ndd-017").mkdir()
+    assert new_run_dir(tmp_path, None, "eeg").name == "eeg-001"
+    assert new_run_dir(tmp_path, None, "eeg").name == "eeg-002"
+    (tmp_path / "eeg-017").mkdir()
     (tmp_path / "ndd-x").mkdir()
     (tmp_path / "chartext-400").mkdir()
-    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-018"
+    assert new_run_dir(tmp_path, None, "eeg").name == "eeg-018"
     # A number is not given twice, even when the run before was removed.
-    (tmp_path / "ndd-001").rmdir()
-    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-019"
-    (tmp_path / "ndd-999").mkdir()
-    assert new_run_dir(tmp_path, None, "ndd").name == "ndd-1000"
+    (tmp_path / "eeg-001").rmdir()
+    assert new_run_dir(tmp_path, None, "eeg").name == "eeg-019"
+    (tmp_path / "eeg-999").mkdir()
+    assert new_run_dir(tmp_path, None, "eeg").name == "eeg-1000"
 
 
 def test_many_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
     found: list[str] = []
     threads = [
-        threading.Thread(target=lambda: found.append(new_run_dir(tmp_path, None, "ndd").name))
+        threading.Thread(target=lambda: found.append(new_run_dir(tmp_path, None, "eeg").name))
         for _ in range(20)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == [f"ndd-{number:03d}" for number in range(1, 21)]
+    assert sorted(found) == [f"eeg-{number:03d}" for number in range(1, 21)]
 
 
 def test_a_name_that_is_taken_says_how_to_go_on(tmp_path: Path) -> None:
-    assert new_run_dir(tmp_path, "mine", "ndd").path == tmp_path / "mine"
+    assert new_run_dir(tmp_path, "mine", "eeg").path == tmp_path / "mine"
     with pytest.raises(UsageError) as caught:
-        new_run_dir(tmp_path, "mine", "ndd")
+        new_run_dir(tmp_path, "mine", "eeg")
     assert (
         str(caught.value)
         == f"run.name: {tmp_path}/mine already exists; choose another name, or resume with: "
@@ -154,14 +154,14 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         with pytest.raises(
             UsageError, match=r"choose another folder|cannot be written|already exists"
         ) as caught:
-            new_run_dir(root, None, "ndd")
+            new_run_dir(root, None, "eeg")
         assert str(root) in str(caught.value)
 
 
 def test_a_run_is_found_by_name_by_path_and_the_newest_without(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there are no runs in"):
         find_run(tmp_path, None)
-    runs = [new_run_dir(tmp_path, name, "ndd") for name in ("b", "a", "c")]
+    runs = [new_run_dir(tmp_path, name, "eeg") for name in ("b", "a", "c")]
     for age, each in enumerate(runs):
         each.events.write_text("")
         os.utime(each.path, (1000 + age, 1000 + age))
@@ -180,16 +180,18 @@ def test_a_run_is_found_by_name_by_path_and_the_newest_without(tmp_path: Path) -
 
 def test_a_run_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     for age in range(10):
-        each = new_run_dir(tmp_path, None, "ndd")
+        each = new_run_dir(tmp_path, None, "eeg")
         each.events.write_text("")
         os.utime(each.path, (1000 + age, 1000 + age))
     with pytest.raises(UsageError) as caught:
-        find_run(tmp_path, "ndd-1\x1b[31m")
+        find_run(tmp_path, "eeg-1\x1b[31m")
     assert str(caught.value) == (
-        f"there is no run ndd-1\\x1b[31m in {tmp_path}; existing runs: "
-        "ndd-010, ndd-009, ndd-008, ndd-007, ndd-006, ndd-005, ndd-004, ndd-003"
+        f"there is no run eeg-1\\x1b[31m in {tmp_path}; existing runs: "
+        "eeg-010, eeg-009, eeg-008, eeg-007, eeg-006, eeg-005, eeg-004, eeg-003"
     )
-    with pytest.raises(UsageError, match=r"there is no run x in \S+none$"):
+    with pytest.raises(
+        UsageError, match=r"there is no run x in \S+none; name another folder with --runs FOLDER$"
+    ):
         find_run(tmp_path / "none", "x")
 
 
@@ -274,7 +276,7 @@ def test_a_lock_that_is_a_fifo_blocks_nobody(run: RunDir) -> None:
 
 
 def test_a_new_folder_is_discarded_with_what_opening_a_run_creates_only(tmp_path: Path) -> None:
-    one, two = new_run_dir(tmp_path, "one", "ndd"), new_run_dir(tmp_path, "two", "ndd")
+    one, two = new_run_dir(tmp_path, "one", "eeg"), new_run_dir(tmp_path, "two", "eeg")
     for each in (one, two):
         for path in (each.lock, each.events, each.console_log):
             path.touch()

@@ -159,9 +159,9 @@ def test_failed_run_shows_why_and_keeps_the_screen(tmp_path: Path) -> None:
 def test_home_shows_the_machine_and_starts_a_workload(tmp_path: Path) -> None:
     with Terminal(runs=tmp_path, NDD_RUNS=str(tmp_path), columns=100, rows=30) as terminal:
         terminal.until("chartext", 20)
-        terminal.until("ndd")
+        terminal.until("eeg")
         terminal.until("usable", 20)
-        terminal.press("\r")
+        terminal.press("s")
         terminal.until("● training", START_S)
         terminal.press("\x03")
         terminal.until(lambda text: "stopping" in text or "interrupted" in text)

@@ -14,18 +14,18 @@ pytestmark = pytest.mark.timeout(200)
 def test_the_screen_stops_and_leaves_the_table(tmp_path: Path) -> None:
     output = tmp_path / "found.toml"
     arguments = (
-        "tune", "--workload", "ndd", "--set", "workload.samples=20000", "--set", "run.threads=1",
+        "tune", "--workload", "eeg", "--set", "workload.samples=20000", "--set", "run.threads=1",
         "--only", "workers", "--budget", "60", "-o", str(output),
     )  # fmt: skip
     with Terminal(*arguments, runs=tmp_path / "runs", columns=110, rows=40) as terminal:
         terminal.until("◐ measuring", START_S)
-        assert "tuning the workload ndd" in terminal.text and "· skipped" in terminal.text
+        assert "tuning the workload eeg" in terminal.text and "· skipped" in terminal.text
         terminal.press("\x1b")
         terminal.until("written to", 90)
         terminal.press("q")
         assert terminal.wait() == 1  # stopped before its end
         assert terminal.echoes() and "workers" in terminal.words
-    assert "from the workload ndd" in output.read_text()
+    assert "from the workload eeg" in output.read_text()
 
 
 def test_a_mistake_in_the_configuration_is_reported_before_the_screen(tmp_path: Path) -> None:

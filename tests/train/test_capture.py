@@ -20,7 +20,7 @@ from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run
-from ndd_engine.workloads.ndd import Ndd, SampleWindows
+from ndd_engine.workloads.eeg import Eeg, SampleWindows
 
 QUIET = (
     "evaluate.every_epochs=0",
@@ -101,7 +101,7 @@ def test_training_is_the_same_with_bursts(trainer: Trainer) -> None:
 def test_sleep_between_operators_shows_as_launch_gaps(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow(monkeypatch, Ndd, "loss", 0.1)
+    slow(monkeypatch, Eeg, "loss", 0.1)
     (event,) = kernels(trainer.train(*trainer.ndd, *steps(10), "log.kernels_every=5"))
     found = shares(event)
     assert event.wall_ns >= 3 * 100_000_000
@@ -137,7 +137,7 @@ def test_operators_that_make_the_batch_are_not_the_models_work(
 def test_the_snapshot_takes_the_burst_instead_of_the_clock(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow(monkeypatch, Ndd, "loss", 0.05)
+    slow(monkeypatch, Eeg, "loss", 0.05)
     seen: list[Snapshot] = []
     result = trainer.train(
         *trainer.ndd, *steps(16), "log.kernels_every=8", "log.window_s=0.1",
@@ -231,7 +231,7 @@ def test_a_crash_in_the_middle_of_a_burst_frees_the_profiler(
 
         def begin(self: ProfilerCapture) -> None:
             plain(self)
-            patch.setattr(Ndd, "loss", lambda *_: 1 / 0)
+            patch.setattr(Eeg, "loss", lambda *_: 1 / 0)
 
         patch.setattr(ProfilerCapture, "begin", begin)
         result = trainer.train(*trainer.ndd, *steps(50), "log.kernels_every=5")

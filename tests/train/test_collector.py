@@ -15,7 +15,7 @@ from ndd_engine.measure.collector import Collector
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.control import StopNow
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.ndd import Ndd
+from ndd_engine.workloads.eeg import Eeg
 
 LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")
 
@@ -66,17 +66,17 @@ def test_it_collects_every_so_many_steps_and_at_no_other_time() -> None:
 
 def cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every forward pass leaves objects behind that only a collection finds, next to a large heap."""
-    plain = Ndd.forward
+    plain = Eeg.forward
     heap: list[Any] = [[number] for number in range(200_000)]
 
-    def forward(self: Ndd, model: Any, batch: Any) -> Any:
+    def forward(self: Eeg, model: Any, batch: Any) -> Any:
         for _ in range(2_000):
             node: list[Any] = []
             node.append(node)
         assert heap
         return plain(self, model, batch)
 
-    monkeypatch.setattr(Ndd, "forward", forward)
+    monkeypatch.setattr(Eeg, "forward", forward)
 
 
 def test_a_run_shows_what_collecting_costs(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +104,13 @@ def test_a_run_that_collects_at_chosen_steps_says_so_and_leaves_the_rest_to_pyth
 def test_a_run_that_fails_gives_collecting_back_too(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Ndd.loss
+    plain = Eeg.loss
 
-    def loss(self: Ndd, output: Any, batch: Any) -> Any:
+    def loss(self: Eeg, output: Any, batch: Any) -> Any:
         assert not in_step()
         return plain(self, output, batch)
 
-    monkeypatch.setattr(Ndd, "loss", loss)
+    monkeypatch.setattr(Eeg, "loss", loss)
     failed = trainer.train(*trainer.ndd, *LONG, "run.max_steps=60", "run.gc_every_steps=20")
     assert failed.end is not None and failed.end.status == "failed"
     assert "at step 1 in loss" in failed.end.reason

@@ -62,6 +62,19 @@ def test_training_goes_on_as_if_there_had_been_none(trainer: Trainer) -> None:
     assert len(each.losses) == 15
 
 
+def test_a_result_that_is_not_finite_is_a_warning(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(*_: object) -> torch.Tensor:
+        return torch.tensor(float("nan"))
+
+    config, workload = made(trainer)
+    assert run(config, workload).not_finite == ""
+    workload.loss = loss  # type: ignore[method-assign]
+    assert "loss is nan; check the evaluation data and the loss" in run(config, workload).not_finite
+    assert Result({"rmse": 0.5, "auroc": float("nan")}, 1, 1.0, True).not_finite == ""
+    bad = Result({"rmse": float("inf"), "loss": float("nan")}, 1, 1.0, True)
+    assert "rmse is inf, loss is nan" in bad.not_finite
+
+
 def test_nothing_is_dropped_out(trainer: Trainer) -> None:
     config, workload = made(trainer)
     plain_config, plain = made(trainer, "workload.dropout=0.0")

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
 from train_help import EVERY_STEP, Trainer, in_step, until
 
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
-from ndd_engine.train.data import workers as workers_module
-from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.failures import explain, smaller_batch
 from ndd_engine.train.run import Run
 from ndd_engine.train.step.stepper import Stepper
@@ -64,17 +57,17 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(trainer: Trainer, r
 
 
 def test_a_bad_loss_is_found_late_but_named_right(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ndd_engine.workloads.ndd import Ndd
+    from ndd_engine.workloads.eeg import Eeg
 
     calls = []
-    plain = Ndd.loss
+    plain = Eeg.loss
 
-    def loss(self: Ndd, output: Any, batch: Any) -> torch.Tensor:
+    def loss(self: Eeg, output: Any, batch: Any) -> torch.Tensor:
         calls.append(in_step())
         value = plain(self, output, batch)
         return value * math.nan if calls.count(True) == 23 else value
 
-    monkeypatch.setattr(Ndd, "loss", loss)
+    monkeypatch.setattr(Eeg, "loss", loss)
     result = trainer.train(
         *trainer.ndd, *LONG, "run.max_steps=60", "log.every_steps=10", "checkpoint.every_steps=20"
     )
@@ -269,87 +262,6 @@ def test_not_every_error_about_memory_is_one() -> None:
         assert not is_out_of_memory(RuntimeError(text))
     assert not is_out_of_memory(ValueError("can't allocate memory"))
     assert not is_out_of_memory(RuntimeError("memory format channels_last"))
-
-
-def workers_of(before: set[int]) -> list[int]:
-    """Loader workers that came since: grandchildren, because the fork server is in between."""
-    mine = os.getpid()
-    children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if child.pid not in before and child.ppid() != mine]
-
-
-@pytest.mark.parametrize("persistent", ["true", "false"])
-def test_a_killed_worker_is_named_and_the_moment_is_saved(trainer: Trainer, persistent: str) -> None:
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    victims: list[int] = []
-
-    def steer(run: Run, event: Event) -> None:
-        if isinstance(event, WindowEvent) and event.step >= 30 and not victims:
-            victims.extend(workers_of(before)[:1])
-            for pid in victims:
-                os.kill(pid, signal.SIGKILL)
-
-    begin = time.monotonic()
-    result = trainer.train(
-        *trainer.ndd, *EVERY_STEP, *LONG, "workload.samples=40000", "loader.workers=2",
-        f"loader.persistent={persistent}", steer=steer,
-    )  # fmt: skip
-    # Far sooner than the 120 seconds after which workers count as stuck.
-    assert time.monotonic() - begin < 60
-    end = result.end
-    assert end is not None
-    assert (end.status, end.exit_status) == ("failed", 1)
-    assert end.reason.startswith(f"loader worker {victims[0]} was killed by SIGKILL"), end.reason
-    assert f"at step {end.step + 1} in data_wait" in end.reason
-    assert end.reason.endswith(
-        f"the last checkpoint is step {end.step}; resume with: ndd-console train --resume ndd-001"
-    )
-    assert result.checkpoints == [end.step]
-    again = trainer.train(
-        "loader.workers=0", "loader.persistent=false", f"run.max_steps={end.step + 5}", resume=result
-    )
-    assert again.end is not None
-    assert (again.end.status, again.end.step) == ("done", end.step + 5)
-    assert sorted(again.losses) == list(range(1, end.step + 6))
-    # The other worker may wait for ever for a lock that the killed one held.
-    for pid in workers_of(before):
-        os.kill(pid, signal.SIGKILL)
-
-
-class Slow(Dataset[int]):
-    """One item takes longer than the workers are left unwatched."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        if index == 2:
-            time.sleep(1.0)
-        return index
-
-
-def test_a_stuck_worker_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "CHECK_S", 0.1)
-    config = read(None, ["workload.size=tiny", "batch.micro=1", "loader.workers=1"]).resolve()
-    assert sorted(int(batch) for batch in Batches(Slow(), config).epoch(0)) == [0, 1, 2, 3]
-    hasty = read(
-        None, ["workload.size=tiny", "batch.micro=1", "loader.workers=1", "loader.timeout_s=0.3"]
-    ).resolve()
-    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.3 seconds") as caught:
-        list(Batches(Slow(), hasty).epoch(0))
-    text = explain(caught.value, 3, "data_wait", hasty, CPU, None).text
-    assert text.startswith("the loader workers returned no batch within 300 ms at step 3 in data_wait")
-
-
-class Broken(Slow):
-    def __getitem__(self, index: int) -> int:
-        raise ValueError("row 3 has no label")
-
-
-def test_an_error_inside_a_worker_keeps_its_own_words() -> None:
-    config = read(None, ["workload.size=tiny", "batch.micro=1", "loader.workers=1"]).resolve()
-    with pytest.raises(ValueError, match="row 3 has no label"):
-        list(Batches(Broken(), config).epoch(0))
 
 
 def test_a_full_disk_costs_checkpoints_but_not_the_training(

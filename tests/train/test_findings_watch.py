@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from train_help import EVERY_STEP, Trainer
 
-from ndd_engine.diagnose import Finding
+from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import EndEvent, FindingEvent, MarkEvent, parse
 from ndd_engine.record.recorder import Recorder
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.train.findings import FindingWatch
-from ndd_engine.workloads.ndd import Ndd
+from ndd_engine.workloads.eeg import Eeg
 
 EMPTY = RunState().snapshot()
 
@@ -50,8 +51,17 @@ def test_a_ceiling_that_moves_much_is_told_again() -> None:
     def at(ceiling: float | None) -> list[Finding]:
         return [finding("gc", ceiling)]
 
-    looks = told(at(1.5), at(1.5), at(1.6), at(1.9), at(1.6), at(1.9), at(1.9), at(None), at(None))
+    looks = told(at(1.5), at(1.5), at(1.9), at(2.1), at(1.9), at(2.1), at(2.1), at(None), at(None))
     assert [place for place, each in enumerate(looks) if each] == [1, 6, 8]
+
+
+def test_a_finding_whose_advice_changes_is_told_again() -> None:
+    def trying(sets: str) -> list[Finding]:
+        return [replace(finding("gc"), changes=(Change("collect less often", (sets,)),))]
+
+    first, other = trying("run.gc_every_steps=50"), trying("run.gc_every_steps=500")
+    looks = told(first, first, other, other, other)
+    assert [place for place, each in enumerate(looks) if each] == [1, 3]
 
 
 def test_too_short_is_not_told_and_healthy_only_as_the_verdict() -> None:
@@ -118,13 +128,13 @@ def test_rules_that_fail_are_told_once_and_lose_no_event(tmp_path: Path) -> None
 
 
 def test_a_run_records_its_findings_before_its_end(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Ndd.metric
+    plain = Eeg.metric
 
-    def metric(self: Ndd) -> Any:
+    def metric(self: Eeg) -> Any:
         time.sleep(0.1)  # an evaluation after every other step takes most of the time
         return plain(self)
 
-    monkeypatch.setattr(Ndd, "metric", metric)
+    monkeypatch.setattr(Eeg, "metric", metric)
     result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=60", "evaluate.every_steps=2")
     kinds = [event.type for event in result.events]
     found = [event for event in result.events if isinstance(event, FindingEvent)]

@@ -29,8 +29,8 @@ CASES: dict[str, tuple[str, ...]] = {
                            "workload.data={text}"),
     "finetune": ("workload.name=finetune", "workload.size=tiny", "workload.document_chars=1500", "workload.data={text}",
                  "workload.examples=10", "workload.vocabulary=300"),
-    "ndd": ("workload.name=ndd",),
-    "ndd-lstm": ("workload.name=ndd", "workload.size=lstm"),
+    "eeg": ("workload.name=eeg",),
+    "ndd-lstm": ("workload.name=eeg", "workload.size=lstm"),
     "summarise": ("workload.name=summarise", "workload.size=tiny", "workload.data={pairs}", "batch.effective=4"),
     "summarise-stepwise": (
         "workload.name=summarise", "workload.size=tiny", "workload.data={pairs}", "batch.effective=4",

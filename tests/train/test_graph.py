@@ -74,12 +74,12 @@ class Static(StandIn):
 
 
 def made(*sets: str, error: str | None = None, graphed: bool = True) -> tuple[Stepper, Batches, Config]:
-    config = read(None, [*SETS, *sets], "ndd").resolve()
+    config = read(None, [*SETS, *sets], "eeg").resolve()
     torch.manual_seed(3)
     workload = prepare(config)
     stepper = Stepper(workload, config, CPU, total_steps=20)
     if graphed:
-        stepper.optimizer = make_optimizer(config.optimizer, stepper.model, CPU)
+        stepper.optimizer.by_name = {"": make_optimizer(config.optimizer, stepper.model, CPU)}
         for group in stepper.optimizer.param_groups:
             group["lr"] = torch.tensor(group["lr"])
         stepper.graph = StepGraph(stepper, StandIn(stepper, error))
@@ -219,7 +219,7 @@ def test_a_step_that_cannot_be_recorded_trains_all_the_same() -> None:
 
 def test_what_cannot_be_recorded_is_known_before() -> None:
     def reason(device: str, *sets: str) -> str | None:
-        config = read(None, [*SETS, *sets], "ndd").resolve()
+        config = read(None, [*SETS, *sets], "eeg").resolve()
         return why_not(config, torch.device(device), make_precision(config, CPU))
 
     assert reason("cpu") == "there is no CUDA GPU"

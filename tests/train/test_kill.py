@@ -59,10 +59,10 @@ def lives(process: psutil.Process) -> bool:
     ("workload", "more", "kill_step"),
     [
         ("chartext", ("clip.max_norm=1.0",), 35),
-        ("ndd", (), 95),
+        ("eeg", (), 95),
         ("chartext", ("precision.amp=fp16", "optimizer.lr=0.01"), 35),
     ],
-    ids=["chartext", "ndd", "fp16"],
+    ids=["chartext", "eeg", "fp16"],
 )
 def test_killed_and_resumed_equals_uninterrupted(
     trainer: Trainer, workload: str, more: tuple[str, ...], kill_step: int

@@ -100,9 +100,9 @@ def test_a_scale_that_overflows_is_halved_and_the_step_left_out(trainer: Trainer
 def test_each_implementation_is_taken_and_auto_is_fused_where_torch_has_it(name: str, wanted: str) -> None:
     section = OptimizerSection(name=name, lr=0.1, weight_decay=0.02, implementation=wanted)  # type: ignore[arg-type]
     optimizer = make_optimizer(section, nn.Linear(3, 3), CPU)
-    (group,) = optimizer.param_groups
-    assert (group["fused"], group["foreach"]) == (wanted in ("auto", "fused"), wanted == "foreach")
-    assert (group["lr"], group["weight_decay"]) == (0.1, 0.02)
+    for group, decay in zip(optimizer.param_groups, (0.02, 0.0), strict=True):
+        assert (group["fused"], group["foreach"]) == (wanted in ("auto", "fused"), wanted == "foreach")
+        assert (group["lr"], group["weight_decay"]) == (0.1, decay)
     assert type(optimizer).__name__.lower() == name
 
 
@@ -111,7 +111,7 @@ def test_the_optimizer_is_given_what_is_configured_and_only_what_trains() -> Non
     model[0].requires_grad_(False)
     adam = make_optimizer(OptimizerSection(betas=[0.8, 0.7], eps=1e-3), model, CPU)
     assert (adam.param_groups[0]["betas"], adam.param_groups[0]["eps"]) == ((0.8, 0.7), 1e-3)
-    assert len(adam.param_groups[0]["params"]) == 2
+    assert [group["params"] for group in adam.param_groups] == [[model[1].weight], [model[1].bias]]
     sgd = make_optimizer(OptimizerSection(name="sgd", momentum=0.5), model, CPU)
     assert sgd.param_groups[0]["momentum"] == 0.5
 

@@ -22,7 +22,7 @@ from ndd_engine.train.probes.baseline import Baseline
 from ndd_engine.train.probes.rehearsal import rehearse
 from ndd_engine.train.random_state import random_state
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.ndd import Ndd
+from ndd_engine.workloads.eeg import Eeg
 from ndd_engine.workloads.registry import prepare
 
 
@@ -67,6 +67,13 @@ def test_items_that_wait_are_told_from_items_that_compute() -> None:
     assert storage.item_ns >= 30e6 and storage.item_cpu_ns < storage.item_ns / 5  # type: ignore[operator]
     assert encoding.item_cpu_ns >= 9e6  # type: ignore[operator]
     assert encoding.item_ns >= encoding.item_cpu_ns  # type: ignore[operator]
+    # Waiting for a core is not waiting for storage; null where the kernel does not report it.
+    for event in (storage, encoding):
+        if event.item_delay_ns is not None:
+            rest = (event.item_ns or 0.0) - (event.item_cpu_ns or 0.0)
+            assert 0 <= event.item_delay_ns <= rest * 1.05 + 1e6
+    if storage.item_delay_ns is not None:
+        assert storage.item_delay_ns < 0.5 * (storage.item_ns or 0.0)
 
 
 def test_few_items_are_made_when_they_are_slow_and_none_of_the_sample_again() -> None:
@@ -142,7 +149,7 @@ def test_what_the_data_raises_is_told_as_ever(trainer: Trainer, monkeypatch: pyt
 
 
 def made(*sets: str) -> tuple[Stepper, Batches]:
-    config = read(None, ["batch.micro=8", "workload.samples=300", "batch.sequence=8", *sets], "ndd").resolve()
+    config = read(None, ["batch.micro=8", "workload.samples=300", "batch.sequence=8", *sets], "eeg").resolve()
     torch.manual_seed(5)
     workload = prepare(config)
     return Stepper(workload, config, CPU, 10), Batches(workload.train_data, config)
@@ -175,14 +182,14 @@ def test_what_would_take_long_is_left_out() -> None:
     baseline = Baseline(batches.sample, 1e9, 1)  # an item of a second
     event = rehearse(stepper, batches.sample(), baseline).baseline
     assert event is not None and event.other_ns is None and event.other_micro is None
-    plain = Ndd.forward
+    plain = Eeg.forward
 
-    def slow(self: Ndd, model: Any, batch: Any) -> Any:
+    def slow(self: Eeg, model: Any, batch: Any) -> Any:
         time.sleep(0.5)
         return plain(self, model, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ndd, "forward", slow)
+        patch.setattr(Eeg, "forward", slow)
         event = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline
         patch.setattr(probes, "SLOW_NS", 0.3e9)
         slower = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline

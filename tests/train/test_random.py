@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from train_help import EVERY_STEP, Trainer, stop_at
+from train_help import EVERY_STEP, Trainer, equal, stop_at
 
 from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
 
@@ -129,3 +130,17 @@ def test_a_run_whose_data_and_model_draw_pythons_numbers_resumes_exactly(
     rest = trainer.train(resume=part)
     assert {**part.losses, **rest.losses} == whole.losses
     assert len(whole.losses) == 60
+
+
+def test_the_random_state_goes_on_where_it_was() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    random.gauss(0, 1)  # leaves half of a pair in the generator
+    buffer = io.BytesIO()
+    torch.save(random_state(CPU), buffer)
+    expected = (torch.rand(4), random.gauss(0, 1), random.random())
+    torch.manual_seed(99)
+    random.seed(99)
+    buffer.seek(0)
+    restore_random_state(torch.load(buffer, weights_only=True), CPU)
+    assert equal((torch.rand(4), random.gauss(0, 1), random.random()), expected)

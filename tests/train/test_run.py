@@ -16,7 +16,7 @@ from ndd_engine.record import writer
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.run import Run, RunRequest
-from ndd_engine.workloads.ndd import Ndd
+from ndd_engine.workloads.eeg import Eeg
 
 STEPS_PER_EPOCH = 22  # of Trainer.ndd
 ENDLESS = ("run.epochs=100000",)
@@ -39,7 +39,7 @@ def test_a_run_is_done_and_everything_it_did_is_in_its_record(trainer: Trainer) 
     figures = end.data["figures"]
     assert end == EndEvent(
         "done", "finished all 44 steps", 44, 0, "step-00000044.pt",
-        {"run": "ndd-001", "dropped_events": 0, "figures": figures},
+        {"run": "eeg-001", "dropped_events": 0, "figures": figures},
     )  # fmt: skip
     assert figures["items_per_s"] == pytest.approx(16 * figures["steps_per_s"])
     assert figures["flops_per_s"] > 0 and figures["evaluation_s"] > 0 and figures["checkpoint_s"] > 0
@@ -229,7 +229,7 @@ def test_loader_workers_do_not_change_the_losses(trainer: Trainer) -> None:
 
 def test_mistakes_are_refused_before_anything_is_written(trainer: Trainer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        trainer.open("workload.name=ndd", f"workload.data={tmp_path}/none.csv", "batch.mikro=3")
+        trainer.open("workload.name=eeg", f"workload.data={tmp_path}/none.csv", "batch.mikro=3")
     text = str(caught.value)
     # Mistakes in the file and in the data are reported at once.
     assert "did you mean micro?" in text
@@ -261,15 +261,15 @@ def test_an_error_in_the_model_is_told_with_step_and_phase(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    plain = Ndd.loss
+    plain = Eeg.loss
 
-    def loss(self: Ndd, output: object, batch: object) -> object:
+    def loss(self: Eeg, output: object, batch: object) -> object:
         calls.append(in_step())
         if calls.count(True) == 7:
             raise RuntimeError("shapes \x1b[31mdo not match\nsecond line")
         return plain(self, output, batch)
 
-    monkeypatch.setattr(Ndd, "loss", loss)
+    monkeypatch.setattr(Eeg, "loss", loss)
     result = trainer.train(
         *trainer.ndd, "run.max_steps=20", "checkpoint.every_steps=4", "evaluate.every_epochs=0"
     )
@@ -277,7 +277,7 @@ def test_an_error_in_the_model_is_told_with_step_and_phase(
     assert (result.end.status, result.end.exit_status, result.end.step) == ("failed", 1, 6)
     assert re.fullmatch(
         r"RuntimeError at step 7 in loss: shapes \\x1b\[31mdo not match \(\S*test_run\.py:\d+; full traceback "
-        r"in console\.log\); the last checkpoint is step 4; resume with: ndd-console train --resume ndd-001",
+        r"in console\.log\); the last checkpoint is step 4; resume with: ndd-console train --resume eeg-001",
         result.end.reason,
     ), result.end.reason
     assert "second line" in result.directory.console_log.read_text()
@@ -288,7 +288,7 @@ def test_an_error_in_the_model_is_told_with_step_and_phase(
 def test_a_model_that_leaves_the_program_fails_the_run(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ndd, "loss", lambda *_: exit(3))
+    monkeypatch.setattr(Eeg, "loss", lambda *_: exit(3))
     result = trainer.train(*trainer.ndd, "run.max_steps=20")
     assert result.end is not None
     assert (result.end.status, result.end.exit_status) == ("failed", 1)
@@ -298,7 +298,7 @@ def test_a_model_that_leaves_the_program_fails_the_run(
 def test_an_error_in_an_evaluation_names_the_step_before_it(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ndd, "metric", lambda _: None)
+    monkeypatch.setattr(Eeg, "metric", lambda _: None)
     result = trainer.train(*trainer.ndd, "run.max_steps=20", "evaluate.every_steps=7")
     assert result.end is not None
     assert result.end.reason.startswith("AttributeError at step 7 in evaluate: ")

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_help import EVERY_STEP, Result, Trainer
+from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import EndEvent, MarkEvent, MemoryEvent, RunEvent, WindowEvent
-from ndd_engine.train import run as run_module
-from ndd_engine.train import scalars
-from ndd_engine.train.scalars import FOLDER, Scalars, both
+from ndd_engine.train import loggers
+from ndd_engine.train.loggers import TENSORBOARD as FOLDER
+from ndd_engine.train.loggers import TensorBoard
+from ndd_engine.train.scalars import Scalars, both
 
 
 @dataclass
@@ -53,30 +54,21 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         told["made"].append(writer)
         return writer
 
-    class Faked(Scalars):
-        def __init__(self, folder: Path, put: Any) -> None:
-            super().__init__(folder, put, opener)
+    class Faked(TensorBoard):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder, opener)
 
-    monkeypatch.setattr(run_module, "Scalars", Faked)
-    monkeypatch.setattr(scalars, "available", lambda: True)
+    monkeypatch.setattr(loggers, "TensorBoard", Faked)
+    monkeypatch.setattr(loggers, "installed", lambda package: True)
     yield told
-
-
-def train(trainer: Trainer, *sets: str, resume: Result | None = None) -> Result:
-    run = trainer.open(*sets, resume=resume)
-    try:
-        end = run.execute()
-    finally:
-        run.close()
-    return Result(run.directory, end)
 
 
 ON = ("log.tensorboard=true", *EVERY_STEP)
 
 
 def test_a_run_writes_its_figures_by_step(trainer: Trainer, writers: dict[str, Any]) -> None:
-    result = train(
-        trainer, *trainer.ndd, *ON, "run.max_steps=12", "evaluate.every_steps=6", "clip.max_norm=1.0"
+    result = trainer.execute(
+        *trainer.ndd, *ON, "run.max_steps=12", "evaluate.every_steps=6", "clip.max_norm=1.0"
     )
     assert result.end is not None and result.end.status == "done"
     (writer,) = writers["made"]
@@ -95,8 +87,8 @@ def test_a_run_writes_its_figures_by_step(trainer: Trainer, writers: dict[str, A
 
 
 def test_a_resume_hides_what_it_does_again(trainer: Trainer, writers: dict[str, Any]) -> None:
-    first = train(trainer, *trainer.ndd, *ON, "run.max_steps=6")
-    train(trainer, "run.max_steps=9", resume=first)
+    first = trainer.execute(*trainer.ndd, *ON, "run.max_steps=6")
+    trainer.execute("run.max_steps=9", resume=first)
     assert [writer.purge_step for writer in writers["made"]] == [None, 7]
 
 
@@ -105,7 +97,7 @@ def test_a_disk_that_fails_costs_one_warning_and_no_step(
     trainer: Trainer, writers: dict[str, Any], fails_at: int
 ) -> None:
     writers["fails_at"] = fails_at
-    result = train(trainer, *trainer.ndd, *ON, "run.max_steps=12")
+    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=12")
     assert result.end is not None and result.end.status == "done" and result.end.step == 12
     told = [mark.text for mark in result.marks("warning") if "TensorBoard" in mark.text]
     assert len(told) == 1 and "No space left on device" in told[0] and "training continues" in told[0]
@@ -115,7 +107,7 @@ def test_a_disk_that_fails_costs_one_warning_and_no_step(
 def test_an_installation_that_is_broken_costs_one_warning(
     trainer: Trainer, writers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "Scalars", Scalars)
+    monkeypatch.setattr(loggers, "TensorBoard", TensorBoard)
     real = importlib.import_module
 
     def broken(name: str, package: str | None = None) -> Any:
@@ -124,7 +116,7 @@ def test_an_installation_that_is_broken_costs_one_warning(
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    result = train(trainer, *trainer.ndd, *ON, "run.max_steps=3")
+    result = trainer.execute(*trainer.ndd, *ON, "run.max_steps=3")
     assert result.end is not None and result.end.status == "done"
     assert ["numpy is of another world" in mark.text for mark in result.marks("warning")] == [True]
     assert not (result.directory.path / FOLDER).exists()
@@ -133,7 +125,7 @@ def test_an_installation_that_is_broken_costs_one_warning(
 def test_without_the_package_the_run_is_refused_before_anything_is_written(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalars, "available", lambda: False)
+    monkeypatch.setattr(loggers, "installed", lambda package: False)
     with pytest.raises(UsageError) as caught:
         trainer.open(*trainer.ndd, "log.tensorboard=true")
     assert "log.tensorboard" in str(caught.value) and "pip install 'ndd-console[tensorboard]'" in str(
@@ -143,7 +135,7 @@ def test_without_the_package_the_run_is_refused_before_anything_is_written(
 
 
 def test_without_the_setting_nothing_is_made(trainer: Trainer, writers: dict[str, Any]) -> None:
-    result = train(trainer, *trainer.ndd, "run.max_steps=3")
+    result = trainer.execute(*trainer.ndd, "run.max_steps=3")
     assert writers["made"] == [] and not (result.directory.path / FOLDER).exists()
 
 
@@ -155,7 +147,7 @@ def test_what_is_missing_is_not_written(tmp_path: Path) -> None:
         return made[0]
 
     marks: list[Any] = []
-    view = Scalars(tmp_path, marks.append, opener)
+    view = Scalars(TensorBoard(tmp_path, opener), marks.append)
     values: dict[str, Any] = dict.fromkeys(RunEvent.__dataclass_fields__, 1)
     values.pop("type", None)
     identity = RunEvent(**{**values, "device": "cuda:0", "resumed_step": None})
@@ -192,8 +184,8 @@ def test_the_real_package_reads_back_what_was_written(trainer: Trainer) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    first = train(trainer, *trainer.ndd, *ON, "run.max_steps=6")
-    result = train(trainer, "run.max_steps=9", resume=first)
+    first = trainer.execute(*trainer.ndd, *ON, "run.max_steps=6")
+    result = trainer.execute("run.max_steps=9", resume=first)
     assert [mark for mark in result.marks("warning") if "TensorBoard" in mark.text] == []
     read = EventAccumulator(str(result.directory.path / FOLDER))
     read.Reload()

@@ -17,7 +17,7 @@ from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.probes.rehearsal import rehearse
 from ndd_engine.train.random_state import random_state
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.ndd import Ndd
+from ndd_engine.workloads.eeg import Eeg
 from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def made(*sets: str, workload: str) -> tuple[Stepper, Batches]:
 @pytest.mark.parametrize(
     ("workload", "sets"),
     [
-        ("ndd", ("workload.samples=300", "workload.dropout=0.5", "batch.sequence=8")),
+        ("eeg", ("workload.samples=300", "workload.dropout=0.5", "batch.sequence=8")),
         ("chartext", ("workload.size=tiny", "workload.dropout=0.5", "workload.objective=diffusion")),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_model_that_fails_in_the_trial_step_is_told_before_anything_is_trained
     def loss(*_: Any) -> torch.Tensor:
         raise ValueError("labels and outputs differ in length")
 
-    monkeypatch.setattr(Ndd, "loss", loss)
+    monkeypatch.setattr(Eeg, "loss", loss)
     end = trainer.train(*trainer.ndd, "run.max_steps=3").end
     assert end is not None
     assert (end.status, end.exit_status, end.step) == ("failed", 1, 0)

@@ -38,7 +38,7 @@ def config(*sets: str, workload: str = "chartext") -> Config:
             "batch.sequence=16",
             "batch.micro=8",
         ],
-        "ndd": ["workload.samples=200", "workload.channels=3", "batch.sequence=8", "batch.micro=16"],
+        "eeg": ["workload.samples=200", "workload.channels=3", "batch.sequence=8", "batch.micro=16"],
     }
     return read(None, [*small[workload], *sets], workload).resolve()
 
@@ -58,7 +58,7 @@ def same(first: list[list[Tensor]], second: list[list[Tensor]]) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", ["chartext", "ndd"])
+@pytest.mark.parametrize("name", ["chartext", "eeg"])
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_every_way_gives_the_same_batches(name: str, way: list[str]) -> None:
     chosen = config(*way, workload=name)
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.Monke
 
 def test_data_that_lies_in_memory_is_refused_by_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "free_bytes", lambda _: 1000)
-    chosen = config("loader.placement=device", workload="ndd")
+    chosen = config("loader.placement=device", workload="eeg")
     with pytest.raises(MachineError, match="does not fit"):
         of(prepare(chosen), chosen)
 

@@ -129,7 +129,7 @@ def test_where_only_a_library_runs_its_innermost_frame_is_told(waiting: threadin
         (os.__file__, False),
         (pytest.__file__, False),
         (stacks.__file__, False),
-        (str(Path(stacks.__file__).parents[1] / "workloads" / "ndd.py"), True),
+        (str(Path(stacks.__file__).parents[1] / "workloads" / "eeg.py"), True),
         (__file__, True),
         ("<string>", False),
     ],

@@ -23,7 +23,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.train.run import Run, RunRequest
 
 NDD = (
-    "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]",
+    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]",
     "batch.sequence=8", "batch.micro=16", "run.threads=1",
 )  # fmt: skip
 CHARTEXT = (
@@ -104,6 +104,15 @@ class Trainer:
         directory = resume.directory if resume else None
         draft = read(directory.config if directory else None, sets)
         return Run.open(RunRequest(draft, self.root, directory, from_step), listener)
+
+    def execute(self, *sets: str, resume: Result | None = None) -> Result:
+        """Train to the end with the listeners that the run itself has, such as loggers."""
+        run = self.open(*sets, resume=resume)
+        try:
+            end = run.execute()
+        finally:
+            run.close()
+        return Result(run.directory, end)
 
     def train(
         self,

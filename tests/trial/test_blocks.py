@@ -20,7 +20,7 @@ from ndd_engine.trial.blocks import (
 
 
 def config(*sets: str) -> Config:
-    return read(sets=sets, workload="ndd").resolve()
+    return read(sets=sets, workload="eeg").resolve()
 
 
 def test_both_sides_train_as_many_items_in_blocks_of_a_second_or_so() -> None:
@@ -128,6 +128,18 @@ def test_what_never_happens_cannot_be_measured() -> None:
     assert "only evaluated at its end" in never_happens(never, never, ["evaluate.batches"])
     assert "only writes a checkpoint at its end" in never_happens(never, never, ["checkpoint.keep"])
     assert never_happens(never, config(), ["evaluate.every_epochs"]) == ""
+
+
+def test_epochs_of_unknown_length_leave_only_what_recurs_by_steps() -> None:
+    unknown = SidePace(16, 0, 0.010)
+    plan = plan_blocks(unknown, unknown, 50.0, False, start_s=4.0)
+    assert min(plan.steps) > 10
+    kept = config("loader.workers=2", "loader.persistent=true")
+    assert "acts only between epochs" in never_happens(kept, kept, ["loader.persistent"], False)
+    assert "evaluate.every_steps" in never_happens(kept, kept, ["evaluate.batches"], False)
+    assert "checkpoint.every_steps" in never_happens(kept, kept, ["checkpoint.keep"], False)
+    often = config("evaluate.every_steps=5")
+    assert never_happens(often, often, ["evaluate.batches"], False) == ""
 
 
 def test_keeping_workers_only_shows_where_epochs_begin() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from written_runs import ITEMS, STEPS, evaluation, run_event, sample, steady, window, windows, write_run
 
-from ndd_console.cli.compare import describe
+from ndd_console.cli.compare import describe, describe_several
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event
-from ndd_engine.trial.compare import Comparison, compare
+from ndd_engine.trial.compare import Comparison, compare, compare_several
 from ndd_engine.trial.series import Stretch, rate, ratio, spread, warm_up
 
 
@@ -57,7 +57,7 @@ def test_two_windows_have_no_interval_and_so_no_verdict(tmp_path: Path) -> None:
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     a, empty = write_run(tmp_path / "a", windows(steady(9, 1.0))), write_run(tmp_path / "empty", [])
-    with pytest.raises(UsageError, match="run empty has no windows with steps"):
+    with pytest.raises(UsageError, match="run empty has no measured steps"):
         compare(a, empty)
     with pytest.raises(UsageError, match="same run"):
         compare(a, a)
@@ -125,7 +125,7 @@ def test_what_is_not_alike_is_warned_of(tmp_path: Path) -> None:
     assert any("effective batch differs (16, 64 items per step)" in text for text in found.unlike)
 
 
-@pytest.mark.parametrize("other", [{"workload": "ndd"}, {"parameters": 5}])
+@pytest.mark.parametrize("other", [{"workload": "eeg"}, {"parameters": 5}])
 def test_runs_of_different_models_have_no_verdict(tmp_path: Path, other: dict[str, object]) -> None:
     found = compared(tmp_path, windows(steady(60, 1.0)), windows(steady(60, 3.0, seed=1)), **other)
     assert found.verdict == "not comparable"
@@ -189,3 +189,58 @@ def test_a_rate_is_all_items_over_all_time_however_long_its_windows() -> None:
     assert spread(found).ratio == found.value
     with pytest.raises(ValueError, match="nothing"):
         rate([])
+
+
+# More than two runs.
+
+
+def test_each_run_is_compared_with_the_first(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base", [*windows(steady(60, 1.0)), evaluation(600, rmse=0.5)])
+    slow = write_run(tmp_path / "slow", [*windows(steady(60, 1.1, seed=1)), evaluation(600, rmse=0.4)])
+    short = write_run(
+        tmp_path / "short", windows(steady(40, 0.8, seed=2), loss=4.0), config={"optimizer": {"lr": 0.5}}
+    )
+    other = write_run(tmp_path / "other", windows(steady(60, 1.0, seed=3)), parameters=99, model="bigger")
+    found = compare_several((base, slow, short, other))
+    assert [each.verdict for each in found.candidates] == ["slower", "faster", "not comparable"]
+    for each, run in zip(found.candidates, (slow, short, other), strict=True):
+        assert each == compare(base, run)  # exactly what a comparison of two says
+    # Losses at the same number of items for all: those of the shortest run.
+    assert found.losses[-1].items == 40 * STEPS * ITEMS and len(found.losses[-1].losses) == 4
+    assert found.losses[-1].losses[2] == pytest.approx(2 * (found.losses[-1].losses[0] or 0))
+    body = found.to_dict()
+    assert body["baseline"]["run"] == "base"
+    assert [each["run"]["run"] for each in body["candidates"]] == ["slow", "short", "other"]
+    assert "losses" not in body["candidates"][0] and body["losses"][0]["share"] == 0.25
+    lines = list(describe_several(found))
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("A  base: chartext, 10 parameters, done at step 600")
+    assert "optimizer.lr: not set -> 0.5" in text
+    rows = {line[0]: line for line in lines[lines.index(next(x for x in lines if "95 % CI" in x)) + 1 :][:4]}
+    assert (
+        "baseline" in rows["A"]
+        and "slower" in rows["B"]
+        and "faster" in rows["C"]
+        and "other model" in rows["D"]
+    )
+    assert "best rmse" in text and "0.4" in text and "loss 100 %" in text
+
+
+def test_many_runs_with_long_names_and_phases_fit_80_columns(tmp_path: Path) -> None:
+    names = [f"forward/a part with a long name {index}" for index in range(4)]
+    phases = {name: {"host_ns": 10**9, "device_ns": None} for name in names}
+    identity = {"parameters": 123456789, "device_name": "GPU " * 9}
+    runs = [
+        write_run(
+            tmp_path / f"{'long' * 15}-{index:02d}",
+            [window((at + 1) * STEPS, 1.0 + index, 2.0, phases=phases) for at in range(12)],
+            config={"workload": {"data": "/a/very/long/path" * 12 + str(index)}}, **identity,
+        )
+        for index in range(15)
+    ]  # fmt: skip
+    lines = list(describe_several(compare_several(runs)))
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("time per step") for line in lines) == 3
+    with pytest.raises(UsageError, match="are the same run"):
+        compare_several((*runs, runs[3]))

@@ -38,8 +38,8 @@ def test_the_length_of_the_run_applies_to_both_sides(monkeypatch: pytest.MonkeyP
 
 
 def test_only_what_differs_counts_as_changed() -> None:
-    base = read(sets=["loader.workers=0"], workload="ndd").resolve()
-    change = read(sets=["loader.workers=2", "batch.micro=48"], workload="ndd").resolve()
+    base = read(sets=["loader.workers=0"], workload="eeg").resolve()
+    change = read(sets=["loader.workers=2", "batch.micro=48"], workload="eeg").resolve()
     found = differences(base, change)
     assert found["loader.workers"] == (0, 2)
     assert found["batch.micro"][1] == 48

@@ -115,7 +115,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def run(budget_s: float = 60.0, tell: Callable[[Progress], None] = lambda told: None) -> TrialEvent:
-    base = Base("it", None, "ndd", ("run.device=cpu",))
+    base = Base("it", None, "eeg", ("run.device=cpu",))
     return trial_module.run_trial(TrialRequest(base, (CHANGE,), budget_s, restarts=True), tell)
 
 

@@ -28,7 +28,7 @@ def test_workers_are_switched_with_their_own_loaders(tmp_path: Path) -> None:
         )
 
     base = planted(tmp_path, sleep=0.002)
-    event = measured(base, "loader.workers=2", "loader.persistent=true", budget_s=40.0, tell=tell)
+    event = measured(base, "loader.workers=2", "loader.persistent=true", budget_s=20.0, tell=tell)
     assert event.method == METHOD and event.pairs == 0, event.text
     assert event.ratio is not None and event.ratio > 1.3, event.text
     assert event.in_effect is True and "both sides in one process" in event.text
@@ -49,7 +49,7 @@ def test_the_precision_is_switched_and_verified() -> None:
     base = Base(
         "it", None, "chartext", ("run.epochs=100", "run.device=cpu", "workload.size=mini", "run.threads=1")
     )
-    event = measured(base, "precision.amp=bf16", budget_s=30.0)
+    event = measured(base, "precision.amp=bf16", budget_s=20.0)
     assert event.method == METHOD and event.in_effect is True, event.text
     assert event.loss == "close", event.loss_text
     # What one side needs cannot be told from what the other one did.
@@ -57,10 +57,11 @@ def test_the_precision_is_switched_and_verified() -> None:
 
 
 def test_a_side_that_fails_is_named_by_processes_of_its_own(tmp_path: Path) -> None:
-    event = measured(planted(tmp_path, fault="broken"), "log.every_steps=1", budget_s=40.0)
+    event = measured(planted(tmp_path, fault="broken"), "log.every_steps=1", budget_s=20.0)
     assert event.verdict == "failed" and "this model is broken" in event.text and event.pairs == 0
 
 
+@pytest.mark.slow
 def test_stopped_workers_of_both_sides_end_with_a_killed_process(tmp_path: Path) -> None:
     killed: list[int] = []
 
@@ -74,7 +75,7 @@ def test_stopped_workers_of_both_sides_end_with_a_killed_process(tmp_path: Path)
 
     base = planted(tmp_path, sleep=0.001)
     # `measured` asserts that no process is left.
-    event = measured(base, "loader.workers=2", budget_s=40.0, tell=tell)
+    event = measured(base, "loader.workers=2", budget_s=15.0, tell=tell)
     assert killed and event.verdict in (
         "faster",
         "slower",
@@ -85,7 +86,9 @@ def test_stopped_workers_of_both_sides_end_with_a_killed_process(tmp_path: Path)
     )
 
 
-@pytest.mark.parametrize("change", ["loader.workers=1", "run.gc_every_steps=5"])
+@pytest.mark.parametrize(
+    "change", [pytest.param("loader.workers=1", marks=pytest.mark.slow), "run.gc_every_steps=5"]
+)
 def test_short_epochs_are_no_problem(tmp_path: Path, change: str) -> None:
-    event = measured(planted(tmp_path, count=12, sleep=0.001), change, budget_s=15.0)
+    event = measured(planted(tmp_path, count=12, sleep=0.001), change, budget_s=8.0)
     assert event.method == METHOD and event.ratio is not None and event.quads >= 2, event.text

@@ -9,7 +9,7 @@ import pytest
 
 from ndd_engine.config import Config
 from ndd_engine.trial.outcome import differences
-from ndd_engine.trial.toggles import FIRST_LOOK, METHOD, SwitchedBlocks, can_switch, trimmed
+from ndd_engine.trial.toggles import FIRST_LOOK, METHOD, OneProcess, can_switch, trimmed
 
 
 def config(**sections: dict[str, object]) -> Config:
@@ -68,8 +68,8 @@ def test_compiled_code_and_encoded_data_stay_what_they_are() -> None:
     assert switches(config(**cached), config(**cached, precision={"amp": "bf16"}))
 
 
-def blocks(values: list[float]) -> SwitchedBlocks:
-    found = SwitchedBlocks()
+def blocks(values: list[float]) -> OneProcess:
+    found = OneProcess()
     for value in values:
         found.add(value)
     return found
@@ -96,7 +96,7 @@ def test_a_disturbed_block_does_not_decide() -> None:
 
 
 def test_it_looks_rarely_and_not_too_early() -> None:
-    found = SwitchedBlocks()
+    found = OneProcess()
     looks = []
     for number in range(1, 101):
         found.add(0.001 * (-1) ** number)

@@ -21,7 +21,7 @@ SUMMARISE = (
 )  # fmt: skip
 
 
-def tune(bench: Bench, *sets: str, workload: str = "ndd", **options: Any) -> TuningState:
+def tune(bench: Bench, *sets: str, workload: str = "eeg", **options: Any) -> TuningState:
     options.setdefault("machine", machine())
     return run_tuning(Base("a test", None, workload, sets or NDD), 5.0, measure=bench, **options)
 
@@ -193,7 +193,7 @@ def test_larger_micro_batches_keep_the_effective_batch_and_end_when_memory_runs_
 
 def test_every_candidate_of_every_workload_is_the_same_training() -> None:
     place = Place(gpu=True, cores=16, capability=(9, 0))
-    for workload in ("antispoof", "chartext", "finetune", "ndd", "summarise"):
+    for workload in ("antispoof", "chartext", "finetune", "eeg", "summarise"):
         config = read(None, ["precision.amp=off", "precision.tf32=false"], workload).resolve()
         for candidate in candidates(config, place):
             if not candidate.sets:
@@ -224,7 +224,7 @@ def test_a_cpu_without_bf16_does_not_try_it(tmp_path: Path) -> None:
         place = Place.of(machine(), flags)
         assert place.bf16 is has
         candidate = next(
-            item for item in candidates(read(workload="ndd").resolve(), place) if item.name == "bf16"
+            item for item in candidates(read(workload="eeg").resolve(), place) if item.name == "bf16"
         )
         assert bool(candidate.missing) is (has is False)
 
@@ -265,7 +265,7 @@ def test_the_resulting_configuration_loads_and_says_why() -> None:
 
 def test_every_trial_begins_from_the_same_written_configuration(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('[workload]\nname = "ndd"\n[batch]\nmicro = 32\n')
+    file.write_text('[workload]\nname = "eeg"\n[batch]\nmicro = 32\n')
     bench = Bench({}, after=lambda request: seen.append(read(request.base.config).resolve().batch.micro))
     seen: list[int] = []
     run_tuning(Base("mine", file, None, ("run.seed=3",)), 5.0, measure=bench, machine=machine())

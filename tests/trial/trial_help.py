@@ -105,6 +105,10 @@ def measured(
     """The result of a trial, which leaves nothing behind."""
     before = children()
     event = run_trial(TrialRequest(base, sets, budget_s), tell or (lambda _: None))
+    # The server of loader workers ends once it reads that its process is gone.
+    deadline = time.monotonic() + 10
+    while not children() <= before and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert children() <= before, "a process was left behind"
     return event
 
@@ -127,7 +131,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 NDD = (
-    "workload.name=ndd", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
+    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
     "batch.micro=16", "run.threads=1", "run.device=cpu", "evaluate.every_epochs=0", "checkpoint.every_epochs=0",
     "evaluate.at_end=false",
 )  # fmt: skip

@@ -126,12 +126,15 @@ class FakeHome:
         return [
             RunRow("charlm-003", "chartext", "training", 4_218, 6_900, T0, "loss 1.498", True),
             RunRow("charlm-002", "chartext", "done", 6_900, 6_900, T0 - 8_000, "loss 1.402", False),
-            RunRow("eeg-lstm", "ndd", "failed", 120, 2_440, T0 - 90_000, "", False),
+            RunRow("eeg-lstm", "eeg", "failed", 120, 2_440, T0 - 90_000, "", False),
             RunRow("charlm-001", "chartext", "lost", 77, 6_900, T0 - 100_000, "loss 2.310", False),
         ]
+
+    def details(self, row: StartRow) -> list[str]:
+        return [f"ndd-console train --workload {row.name}", "details of \x1b[1m" + row.title]
 
     def workloads(self) -> list[StartRow]:
         return [
             StartRow("chartext", "character-level text model", "sizes tiny, mini, small, medium, guide"),
-            StartRow("ndd", "EEG forecasters", "sizes guide, large, lstm, gru"),
+            StartRow("eeg", "EEG forecasters", "sizes guide, large, lstm, gru"),
         ]

@@ -56,6 +56,7 @@ class FakeWizard:
         self.saved: list[Proposal] = []
         self.cannot_save = self.cannot_show = ""
         self.there = True
+        self.edited = False
 
     def machine_lines(self) -> tuple[str, ...]:
         return (
@@ -66,7 +67,7 @@ class FakeWizard:
     def workloads(self) -> tuple[StartRow, ...]:
         return (
             StartRow("chartext", "character-level text model", "sizes tiny, mini, small, medium, guide"),
-            StartRow("ndd", "EEG forecasters", "sizes guide, large, lstm, gru"),
+            StartRow("eeg", "EEG forecasters", "sizes guide, large, lstm, gru"),
         )
 
     def choose(self, place: int) -> tuple[str, ...]:
@@ -131,8 +132,12 @@ class FakeWizard:
     def preview(self, chosen: Proposal) -> Preview:
         if self.cannot_show:
             raise NddError(self.cannot_show)
+        self.edited = False
         diff = ("--- mine.toml (current)", "+++ mine.toml (new)", "-micro = 64", "+micro = 128")
         return Preview(TOML, "mine.toml", self.there, diff if self.there else ())
+
+    def changed(self) -> bool:
+        return self.edited
 
     def save(self, chosen: Proposal) -> str:
         if self.cannot_save:

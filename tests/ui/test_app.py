@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from ndd_console.screens.base import CanvasScreen
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.interfaces import RunSource
+from ndd_console.screens.interfaces import RunSource, StartRow
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.style import Look
@@ -74,8 +74,8 @@ def test_from_home_to_the_wizard_and_what_it_wrote_is_trained() -> None:
     async def scenario() -> None:
         wizard, asked, trained = FakeWizard(), [], []
 
-        def opener(source: RunSource | None) -> FakeWizard:
-            asked.append(source)
+        def opener(source: RunSource | None, row: StartRow | None) -> FakeWizard:
+            asked.append((source, row))
             return wizard
 
         def train(path: str) -> FakeSource:
@@ -91,7 +91,11 @@ def test_from_home_to_the_wizard_and_what_it_wrote_is_trained() -> None:
             assert ("t", "write and train") in screen.view.keys
             await pilot.press("t")
             await until(pilot, lambda: isinstance(app.screen, LiveScreen))
-            assert asked == [None] and trained == ["mine.toml"] and wizard.saved
+            assert (
+                [(source, row.name) for source, row in asked] == [(None, "chartext")]
+                and trained == ["mine.toml"]
+                and wizard.saved
+            )
             assert app.wizard is None
 
     asyncio.run(scenario())
@@ -100,7 +104,7 @@ def test_from_home_to_the_wizard_and_what_it_wrote_is_trained() -> None:
 def test_a_closed_wizard_leads_back_home_and_its_work_ends() -> None:
     async def scenario() -> None:
         wizard = FakeWizard()
-        app = make(None, FakeHome(), wizard=lambda _: wizard)
+        app = make(None, FakeHome(), wizard=lambda *_: wizard)
         async with app.run_test(size=(100, 30)) as pilot:
             await pilot.pause()
             await pilot.press("w", "enter", "enter", "enter")
@@ -116,7 +120,7 @@ def test_beside_a_run_the_wizard_writes_and_does_not_train() -> None:
     async def scenario() -> None:
         wizard, source, asked = FakeWizard(), FakeSource(), []
 
-        def opener(run: RunSource | None) -> FakeWizard:
+        def opener(run: RunSource | None, row: StartRow | None) -> FakeWizard:
             asked.append(run)
             return wizard
 
@@ -142,19 +146,45 @@ async def test_home_starts_a_run_in_a_thread() -> None:
 
     def start(name: str) -> RunSource:
         threads.append(threading.current_thread())
-        assert ready.wait(5) and name == "ndd"
+        assert ready.wait(5) and name == "eeg"
         return source
 
     app = make(None, FakeHome(), start=start)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app) and "4080" in text_of(app))
-        await pilot.press("down", "enter", "enter")
-        assert "starting ndd…" in text_of(app)
+        await pilot.press("down", "s", "s")
+        assert "starting eeg…" in text_of(app)
         ready.set()
         await until(pilot, lambda: isinstance(app.screen, LiveScreen))
         assert threads[0] is not threading.main_thread() and len(threads) == 1 and app.source is source
         await pilot.press("q", "d")
     assert app.return_value == "detach"
+
+
+async def test_enter_opens_and_a_named_key_starts() -> None:
+    started: list[str] = []
+
+    def start(name: str) -> FakeSource:
+        started.append(name)
+        return FakeSource()
+
+    app = make(None, FakeHome(), start=start, wizard=lambda *_: FakeWizard())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "charlm-003" in text_of(app))
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: "ndd-console train --workload eeg" in text_of(app))
+        assert "details of" in text_of(app) and "\x1b" not in text_of(app) and not started
+        await pilot.press("w")
+        assert isinstance(app.screen, WizardScreen)
+        await pilot.press("q", "enter", "escape")
+        assert isinstance(app.screen, HomeScreen) and not started
+        await pilot.press("end", "s")
+        assert "press enter to open run charlm-001" in text_of(app) and not started
+        await pilot.press("home", "enter")
+        await pilot.press("s")
+        await until(pilot, lambda: isinstance(app.screen, LiveScreen))
+        assert started == ["chartext"]
+        await pilot.press("q", "d")
 
 
 async def test_home_shows_why_a_run_cannot_start() -> None:
@@ -164,7 +194,7 @@ async def test_home_shows_why_a_run_cannot_start() -> None:
     app = make(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "charlm-003" in text_of(app))
-        await pilot.press("enter")
+        await pilot.press("s")
         await until(pilot, lambda: "must be at least 1" in text_of(app))
         # A run opens, and closing its viewer comes back to the list.
         await pilot.press("end", "enter")

@@ -163,3 +163,38 @@ def test_findings_and_trials_are_told_as_they_come() -> None:
         "trial of loader.workers=4, loader.pin_memory=true vs. run charlm-001: "
         "faster: 1.42 times as many windows per second as the baseline",
     ]
+
+
+def test_a_finding_whose_ceiling_moves_is_one_line() -> None:
+    lines: list[str] = []
+    progress = teller(lines)
+
+    def event(
+        share: float, sets: tuple[str, ...] = ("loader.workers=4",), gone: bool = False
+    ) -> FindingEvent:
+        changes = (Change("load with workers", sets),)
+        title = f"{share:.0%} waiting"
+        found = Finding("few-workers", title, (), "likely", share, 1 / (1 - share), changes)
+        return FindingEvent(9, found.cause, title, gone, found.to_dict())
+
+    for share in (0.5, 0.2, 0.7, 0.5):
+        progress.hear(1.0, event(share))
+    assert lines == ["finding: 50% waiting, at most 2.0x; try loader.workers=4"]
+    # Other advice is news, and so are its end and its return.
+    progress.hear(2.0, event(0.5, ("loader.workers=8",)))
+    progress.hear(3.0, event(0.5, ("loader.workers=8",), gone=True))
+    progress.hear(4.0, event(0.5, ("loader.workers=8",)))
+    assert [line.split()[1] for line in lines[1:]] == ["50%", "cleared:", "50%"]
+
+
+def test_a_line_of_a_finding_names_the_change_that_it_tries() -> None:
+    lines: list[str] = []
+    stop, fewer = Change("stop your own process x (pid 9)"), Change("use fewer threads", ("run.threads=1",))
+    found = Finding(
+        "neighbour-cores", "others use 1 core", (), "likely", changes=(stop, fewer), from_steps=1200
+    )
+    teller(lines).hear(1.0, FindingEvent(9, found.cause, found.title, False, found.to_dict()))
+    assert lines == [
+        "finding: others use 1 core; stop your own process x (pid 9); or for a run of 1,200 steps and more, "
+        "try run.threads=1"
+    ]

@@ -206,7 +206,7 @@ async def test_the_page_of_the_diagnosis() -> None:
         await pilot.press("d")
         text = text_of(app)
         for part in (
-            "too few loader workers, certain; costs up to 57 % of wall time",
+            "too few loader workers, certain; costs up to 57 % of the time",
             "one item takes 29 ms (loader probe)", "waiting for data takes 57 % of wall time (host clock)",
             "ndd-console try charlm-001 --set loader.workers=4 --set loader.pin_memory=true",
             "in clips.py:41 in load", "leave as is", "before the change breaks even",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ndd_console.output.progress import progress_line
 from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
 from ndd_console.view.home import HomeState, home_rows
 from ndd_console.view.learning import end_rows, small
@@ -252,6 +253,17 @@ def test_time_left_marks_what_was_not_measured() -> None:
     assert "1 min 30 s left" in screen(snapshot(left=TimeLeft(90.0, 2, 1.5, 1, 0.5)))
     assert "1 min 30 s+ left" in screen(snapshot(left=TimeLeft(90.0, 2, None)))
     assert "1 min 30 s left" in screen(snapshot(left=TimeLeft(90.0, 0, None)))
+
+
+def test_a_paused_run_shows_no_speed_and_no_time_left() -> None:
+    running, paused = snapshot(), snapshot(status="paused")
+    for size in ((60, 20), (80, 24), (120, 40), (200, 50)):
+        assert "/s" in screen(running, *size)
+        text = screen(paused, *size)
+        assert not re.search(r"\d+ (steps|windows|characters|items)/s", text), text
+        assert " left" not in text and "FLOP/s" not in text.split("work")[0]
+        assert "paused" in text
+    assert "paused" in progress_line(paused) and "left" not in progress_line(paused)
 
 
 def test_units_are_the_runs_own() -> None:

@@ -30,9 +30,9 @@ def press(made: WizardJob, name: str, by: int = 1) -> str:
 def test_the_data_of_the_chosen_workload_is_described() -> None:
     made = WizardJob(Answers(), None, 10.0)
     names = [row.name for row in made.workloads()]
-    assert set(names) == {"ndd", "chartext", "antispoof", "finetune", "summarise"}
-    assert "training windows" in " ".join(made.choose(names.index("ndd")))
-    assert made.answers.workload == "ndd" and not made.problem()
+    assert set(names) == {"eeg", "chartext", "antispoof", "finetune", "summarise"}
+    assert "training windows" in " ".join(made.choose(names.index("eeg")))
+    assert made.answers.workload == "eeg" and not made.problem()
 
 
 def test_the_goal_time_asks_for_the_number_of_items() -> None:

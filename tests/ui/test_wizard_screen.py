@@ -88,6 +88,26 @@ async def test_from_the_machine_to_the_file() -> None:
     assert len(wizard.saved) == 1
 
 
+async def test_only_the_named_key_writes_and_a_changed_file_asks() -> None:
+    wizard = FakeWizard()
+    app = WizardApp(wizard)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("enter", "enter", "enter")
+        wizard.go_on()
+        await seen(pilot, lambda view: view.page == TABLE)
+        await pilot.press("enter", "enter", "enter")
+        assert screen_of(pilot).view.page == FILE and not wizard.saved
+        assert "press w to write mine.toml" in text_of(pilot)
+        wizard.edited = True
+        await pilot.press("t")
+        assert not wizard.saved and not app.to_train
+        assert "mine.toml was changed after it was read" in text_of(pilot)
+        await pilot.press("enter")
+        assert not wizard.saved
+        await pilot.press("w")
+        assert len(wizard.saved) == 1 and "wrote mine.toml" in text_of(pilot)
+
+
 async def test_back_goes_one_page_and_closes_at_the_first() -> None:
     wizard = FakeWizard()
     app = WizardApp(wizard)

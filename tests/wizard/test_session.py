@@ -65,7 +65,7 @@ def test_stopping_ends_probing() -> None:
 
 def test_stopping_between_two_models_keeps_the_first() -> None:
     stop = threading.Event()
-    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), min_sequence=4)
+    answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), min_sequence=4)
     proposed = propose(answers, tell, stop, lambda now: stop.set() if now.rows else None)
     assert {one.model.sequence for one in proposed.rows} == {8}
 
@@ -121,15 +121,15 @@ def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
 def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
     monkeypatch.setattr("ndd_engine.hardware.gpu.free_memory", lambda: 80 << 30)  # such as of a GPU
-    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD))
+    answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD))
     with Planner(answers, tell, threading.Event()) as planner:
         assert planner.open().free_bytes == pytest.approx(0.92 * (3 << 30), rel=0.01)
 
 
 def test_an_effective_batch_larger_than_the_data_is_rejected() -> None:
-    answers = Answers(workload="ndd", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)
+    answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)
     with pytest.raises(
-        UsageError, match="the effective batch is 100000 windows, but the training data has only"
+        UsageError, match="the effective batch is 100,000 windows, but the training data has only"
     ):
         propose(answers, tell, threading.Event())
 

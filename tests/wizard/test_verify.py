@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,12 @@ class FakeSide:
     most: int
     steps: dict[int, list[int]]
     dies: int | None
+    now_s: float  # time on the machine: what was trained
+    noise: Callable[[int], float]  # factor on the time of a block, by micro-batch
+
+    @classmethod
+    def clock(cls) -> float:
+        return cls.now_s
 
     def __init__(self, spec: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         assert not environment  # the same environment as in training
@@ -46,7 +52,9 @@ class FakeSide:
     def train(self, steps: int, _limit_s: float, tick: Any, **_: Any) -> tuple[float, int]:
         tick(None)
         FakeSide.steps.setdefault(self.micro, []).append(steps)
-        return steps * STEP_S[self.micro], steps
+        seconds = steps * STEP_S[self.micro] * FakeSide.noise(self.micro)
+        FakeSide.now_s += min(seconds, 4.0)
+        return seconds, steps
 
     def learn(self, _tick: Any) -> None:
         return
@@ -58,6 +66,7 @@ class FakeSide:
 @pytest.fixture(autouse=True)
 def _sides(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSide.open, FakeSide.most, FakeSide.steps, FakeSide.dies = set(), 0, {}, None
+    FakeSide.now_s, FakeSide.noise = 0.0, staticmethod(lambda _micro: 1.0)
     monkeypatch.setattr(module, "SideProcess", FakeSide)
 
 
@@ -67,16 +76,20 @@ def proposals(memory: int) -> list[Proposal]:
     ]
 
 
-def race(rows: list[Proposal], budget_s: float = 60.0, stop: threading.Event | None = None) -> list[Proposal]:
+def race(
+    rows: list[Proposal], budget_s: float = 600.0, stop: threading.Event | None = None
+) -> list[Proposal]:
     there = situation(gpu=None)
-    return verify(there, Answers(), rows, budget_s, lambda *_: None, stop or threading.Event())
+    return verify(
+        there, Answers(), rows, budget_s, lambda *_: None, stop or threading.Event(), FakeSide.clock
+    )
 
 
 def test_faster_proposals_advance() -> None:
     found = race(proposals(100))
     assert [one.measured.step_s for one in found if one.measured] == pytest.approx(list(STEP_S.values()))
     # A warm-up and one block per round; the two best take part in all rounds.
-    assert {micro: len(steps) for micro, steps in FakeSide.steps.items()} == {2: 2, 4: 5, 8: 5, 16: 2}
+    assert {micro: len(steps) for micro, steps in FakeSide.steps.items()} == {2: 2, 4: 7, 8: 7, 16: 2}
     spreads = [one.measured.spread for one in found if one.measured]
     assert spreads[0] is None and spreads[1:3] == pytest.approx([0.0, 0.0])
     assert not FakeSide.open
@@ -93,7 +106,7 @@ def test_a_machine_that_slows_down_favours_neither_finalist(monkeypatch: pytest.
     monkeypatch.setattr(FakeSide, "train", train)
     found = race(proposals(100))
     known = {one.batch.micro: one.measured for one in found}
-    best = [micro for micro, one in known.items() if one is not None and len(one.rounds_s) == 4]
+    best = [micro for micro, one in known.items() if one is not None and len(one.rounds_s) == 6]
     assert len(best) == 2
     rates = [micro / one.step_s for micro in best if (one := known[micro]) is not None and one.step_s]
     assert rates[0] == pytest.approx(rates[1], rel=0.01)

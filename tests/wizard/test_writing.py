@@ -126,6 +126,25 @@ def test_the_changed_file_equals_the_proposal(tmp_path: Path, mine: str, model: 
     assert (found.batch.micro, found.batch.items) == (batch.micro, batch.items)
 
 
+@pytest.mark.parametrize("base", ['size = "guide"', 'size = "auto"\n[batch]\nmicro = 16\neffective = 96'])
+@pytest.mark.parametrize("batch", [Batch(16, 1), Batch(16, 6), Batch(8, 8)])
+def test_a_file_that_extends_another_one_keeps_doing_so(tmp_path: Path, base: str, batch: Batch) -> None:
+    (tmp_path / "base.toml").write_text(f'[workload]\nname = "chartext"\n{base}\n')
+    path = tmp_path / "mine.toml"
+    path.write_text('# mine\nextends = "base.toml"\n\n[run]\nepochs = 7\n')
+    before = (tmp_path / "base.toml").read_text()
+    answers = Answers(config=path)
+    one = replace(BASE, model=Model("tiny", 64, "off"), batch=batch)
+    text = written_into(answers, situation(gpu=None), one, path)
+    assert (
+        text.startswith('# mine\nextends = "base.toml"\n') and (tmp_path / "base.toml").read_text() == before
+    )
+    path.write_text(text)
+    found = read(path).resolve()
+    assert found == configuration(answers, one)
+    assert (found.batch.micro, found.batch.items, found.run.epochs) == (batch.micro, batch.items, 7)
+
+
 def test_saving_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text("old")

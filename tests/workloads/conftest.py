@@ -27,7 +27,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def make_config() -> MakeConfig:
-    """make_config({"name": "ndd"}, micro=8, sequence=16) with the other values at their defaults."""
+    """make_config({"name": "eeg"}, micro=8, sequence=16) with the other values at their defaults."""
 
     def make(workload: dict[str, Any], seed: int = 1337, **batch: int) -> Config:
         return Config.model_validate(

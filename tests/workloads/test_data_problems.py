@@ -29,7 +29,7 @@ def test_facts_import_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["chartext", "ndd"])
+@pytest.mark.parametrize("name", ["chartext", "eeg"])
 def test_missing_file_and_directory(make_config: MakeConfig, tmp_path: Path, name: str) -> None:
     (tmp_path / "recording.csv").touch()
     (tmp_path / "recording.txt").touch()
@@ -105,21 +105,21 @@ def test_longest_sequence_that_is_allowed_is_accepted(make_config: MakeConfig, t
 
 
 def test_builtin_recording_too_short(make_config: MakeConfig) -> None:
-    config = make_config({"name": "ndd", "samples": 64}, micro=64, sequence=16)
+    config = make_config({"name": "eeg", "samples": 64}, micro=64, sequence=16)
     text = "\n".join(map(str, problems(config, "x")))
     assert "the evaluation part has 7 samples, but a window needs 17" in text
     assert "one optimizer step takes 64 windows" in text
 
 
 def test_batch_normalisation_needs_two_items(make_config: MakeConfig, tmp_path: Path) -> None:
-    assert [problem.key for problem in problems(make_config({"name": "ndd"}, micro=1), "x")] == [
+    assert [problem.key for problem in problems(make_config({"name": "eeg"}, micro=1), "x")] == [
         "batch.micro"
     ]
     path = tmp_path / "short.csv"
     path.write_text("1,2\n" * 40)
-    found = problems(make_config({"name": "ndd", "data": str(path)}, micro=1, sequence=50), "x")
+    found = problems(make_config({"name": "eeg", "data": str(path)}, micro=1, sequence=50), "x")
     assert [problem.key for problem in found] == ["batch.micro", "batch.sequence"]  # both at once
-    gru = {"name": "ndd", "model": "gru", "hidden": [4]}
+    gru = {"name": "eeg", "model": "gru", "hidden": [4]}
     assert problems(make_config(gru, micro=1), "x") == []
 
 
@@ -158,7 +158,7 @@ HEAD = "@relation r\n@attribute a numeric\n@attribute b numeric\n@attribute clas
 def test_arff_mistakes(make_config: MakeConfig, tmp_path: Path, content: str, expected: list[str]) -> None:
     path = tmp_path / "r.arff"
     path.write_text(content)
-    text = told(make_config, "ndd", path)
+    text = told(make_config, "eeg", path)
     assert all(part in text for part in expected), text
 
 
@@ -179,14 +179,14 @@ def test_arff_mistakes(make_config: MakeConfig, tmp_path: Path, content: str, ex
 def test_csv_mistakes(make_config: MakeConfig, tmp_path: Path, content: str, expected: str) -> None:
     path = tmp_path / "r.csv"
     path.write_text(content)
-    text = told(make_config, "ndd", path)
+    text = told(make_config, "eeg", path)
     assert expected in text and "\x1b" not in text
 
 
 def test_other_kinds_of_recording_are_refused(make_config: MakeConfig, tmp_path: Path) -> None:
     path = tmp_path / "r.xyz"
     path.write_text("1,2\n")
-    assert "allowed: .arff, .csv, .tsv" in told(make_config, "ndd", path)
+    assert "allowed: .arff, .csv, .tsv" in told(make_config, "eeg", path)
 
 
 def test_a_megabyte_of_text_is_nothing_to_complain_about(make_config: MakeConfig, tmp_path: Path) -> None:

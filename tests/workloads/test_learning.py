@@ -20,7 +20,7 @@ from ndd_engine.workloads.registry import prepare
 MakeConfig = Callable[..., Config]
 
 TINY_TEXT: dict[str, Any] = {"name": "chartext", "layers": 2, "heads": 2, "width": 32, "dropout": 0.0}
-TINY_EEG: dict[str, Any] = {"name": "ndd", "samples": 6000, "channels": 4}
+TINY_EEG: dict[str, Any] = {"name": "eeg", "samples": 6000, "channels": 4}
 CASES: dict[str, dict[str, Any]] = {
     "autoregressive": TINY_TEXT,
     "diffusion": {**TINY_TEXT, "objective": "diffusion"},
@@ -158,7 +158,7 @@ def test_shakespeare_beats_the_frequency_of_its_characters(make_config: MakeConf
 def test_real_recording_beats_the_mean(make_config: MakeConfig, real_data: Path) -> None:
     """Only the mean: real EEG drifts slowly, and repeating the last sample beats a short training."""
     torch.manual_seed(1)
-    section = {"name": "ndd", "data": str(real_data / "eeg" / "eye-state.arff")}
+    section = {"name": "eeg", "data": str(real_data / "eeg" / "eye-state.arff")}
     workload = prepare(make_config(section, micro=256, sequence=32))
     mean = evaluate(workload, lambda batch: torch.zeros_like(batch[1]))
     train(workload, 150, 0.01, 256)

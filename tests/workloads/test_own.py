@@ -85,13 +85,12 @@ def test_a_part_of_data_that_gathers_or_changes_each_epoch_asks_for_the_right_it
 
 def test_a_loader_is_taken_apart(own: Prepare) -> None:
     source = "def join(items):\n    return [torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])]\n"
-    loader = "DataLoader(Pairs(), batch_size=16, num_workers=3, shuffle=True, collate_fn=join)"
+    loader = "DataLoader(Pairs(), batch_size=4, shuffle=True, collate_fn=join)"
     workload = own(source + giving(train_data=loader, eval_data="DataLoader(Pairs(8), collate_fn=join)"))
     assert len(workload.train_data) == 40 and workload.collate is not None  # type: ignore[arg-type]
-    notes = " ".join(workload.notes())
-    assert "batch_size 16 (batch.micro is 4)" in notes and "num_workers 3 (loader.workers is 0)" in notes
-    plain = own(giving(train_data="DataLoader(Pairs(), batch_size=4, shuffle=True)"))
-    assert plain.collate is None and "Ignored settings" not in " ".join(plain.notes())
+    assert workload.order is not None and workload.order.shuffle
+    plain = own(giving(train_data="DataLoader(Pairs(), batch_size=4)"))
+    assert plain.collate is None and plain.order is not None and not plain.order.shuffle
 
 
 @pytest.mark.parametrize(
@@ -178,17 +177,17 @@ def test_weights_depend_on_the_seed_alone(own: Prepare) -> None:
 # Options.
 
 
-def test_options_reach_the_factory_and_unused_ones_are_told(own: Prepare) -> None:
+def test_options_reach_the_factory_and_unused_ones_are_refused(own: Prepare) -> None:
     source = giving(model="Net(settings.option('width', 4))", item="settings.options.get('word', 'pair')")
-    workload = own(source, options={"width": 9, "hiden": 3})
+    workload = own(source, options={"width": 9})
     assert workload.model.encoder.out_features == 9 and workload.item == "pair"  # type: ignore[union-attr]
-    notes = " ".join(workload.notes())
-    assert "Option hiden is not used by the factory; it reads width, word." in notes
-    assert "width is not used" not in notes
-    close = own(source, options={"widht": 9})
-    assert "(did you mean width?)" in " ".join(close.notes())
-    everything = own(giving(model="Net(**settings.options)"), options={"width": 2})
-    assert "not used" not in " ".join(everything.notes())
+    (unused,) = mistakes(own, source, options={"width": 9, "shape": 3})
+    assert (
+        "workload.options.shape = 3: is not used by the factory, which reads width, word; remove it" in unused
+    )
+    (close,) = mistakes(own, source, options={"widht": 9})
+    assert "did you mean width?" in close
+    own(giving(model="Net(**settings.options)"), options={"width": 2})
 
 
 @pytest.mark.parametrize(

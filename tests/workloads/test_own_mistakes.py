@@ -117,24 +117,115 @@ def test_each_mistake_names_itself(own: Prepare, source: str, expected: str) -> 
     assert ".py:" in text or "workload: " in text
 
 
+LOADER = "DataLoader(Pairs(), batch_size=4, {})"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            "num_workers=3",
+            "train_data.num_workers: is 3, but loader.workers is 0; remove it from the DataLoader, and set",
+        ),
+        ("pin_memory=True", "pin_memory: is True, but loader.pin_memory is false"),
+        ("num_workers=2, prefetch_factor=7", "prefetch_factor: is 7, but loader.prefetch is not set"),
+        ("num_workers=2, timeout=9", "timeout: is 9, but loader.timeout_s is 120"),
+        ("num_workers=2, multiprocessing_context='fork'", 'multiprocessing_context: is "fork"'),
+        ("in_order=False", "in_order: is False"),
+        ("pin_memory_device='cuda:1'", "pin_memory_device: is"),
+    ],
+)
+def test_an_argument_of_a_loader_that_is_not_used_is_refused(
+    own: Prepare, arguments: str, expected: str
+) -> None:
+    found = mistakes(own, giving(train_data=LOADER.format(arguments)))
+    assert any(expected in text and "train_data" in text and ".py:" in text for text in found), found
+
+
+def test_persistent_workers_are_refused_only_where_they_contradict(own: Prepare) -> None:
+    loader = LOADER.format("num_workers=1, persistent_workers=True")
+    assert own(giving(train_data=loader), loader={"workers": 1}).order is not None
+    text = "\n".join(mistakes(own, giving(train_data=loader), loader={"workers": 1, "persistent": False}))
+    assert "persistent_workers: is True, but loader.persistent is false" in text
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (
+            "DataLoader(Pairs(), batch_size=16)",
+            "batch_size: is 16, but batch.micro is 4; build it with settings.micro",
+        ),
+        ("DataLoader(Pairs())", "batch_size: is 1, but batch.micro is 4"),
+        ("DataLoader(Pairs(), batch_size=None)", "batch_size: is None, so that each index is a whole batch"),
+        (
+            "DataLoader(Stream(), batch_size=4)",
+            "eval_data: is missing, and no part of train_data can be kept",
+        ),
+        ("Stream()", "it is an IterableDataset; add eval_data"),
+        (
+            "DataLoader(Pairs(), sampler=WeightedRandomSampler([1.0] * 40, 40), batch_size=4)",
+            "its sampler covers all",
+        ),
+    ],
+)
+def test_an_order_that_cannot_be_used_is_refused(own: Prepare, data: str, expected: str) -> None:
+    found = mistakes(own, giving(train_data=data))
+    assert any(expected in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"shuffle": "False", "sampler": "[1, 2]"}, "sampler: shuffle and sampler are mutually exclusive"),
+        (
+            {"sampler": "[1]", "batch_sampler": "[[1]]"},
+            "batch_sampler: sampler and batch_sampler are mutually exclusive",
+        ),
+        ({"shuffle": "1"}, "shuffle: is an int; allowed: True or False"),
+        ({"sampler": "7"}, "sampler: is an int; allowed: an iterable of indices"),
+        (
+            {"sampler": "[1]", "train_data": "DataLoader(Pairs(), batch_size=4)"},
+            "pass sampler to the DataLoader",
+        ),
+        ({"shuffle": "True", "train_data": "Stream()"}, "an IterableDataset has an order of its own"),
+        ({"train_data": "Stream()"}, "train_data: is empty: its __iter__ yields nothing"),
+        (
+            {"epochs_differ": "True", "train_data": "Numbers()"},
+            "epochs_differ: cannot be used with an IterableDataset",
+        ),
+    ],
+)
+def test_parts_of_the_order_that_contradict_are_refused(
+    own: Prepare, parts: dict[str, str], expected: str
+) -> None:
+    source = "class Numbers(IterableDataset):\n    def __iter__(self):\n"
+    source += "        return ((torch.ones(3), torch.ones(())) for _ in range(9))\n"
+    found = mistakes(own, source + giving(**{"eval_data": "Pairs(8)", **parts}))
+    assert any(expected in text for text in found), found
+
+
 @pytest.mark.parametrize(
     ("loader", "expected"),
     [
-        ("DataLoader(Pairs(), sampler=WeightedRandomSampler([1.0] * 40, 40))", "WeightedRandomSampler"),
-        ("DataLoader(Pairs(), batch_sampler=[[0, 1], [2]])", "a custom batch_sampler"),
-        ("DataLoader(Pairs(), batch_size=None)", "returns whole batches"),
-        ("DataLoader(Stream())", "Stream is an IterableDataset"),
-        ("Stream()", "Stream is an IterableDataset"),
+        ({"cache": True}, "loader.cache = true: cannot be used: train_data is an IterableDataset (Numbers)"),
+        ({"placement": "device"}, 'loader.placement = "device": cannot be used'),
+        ({"fetch": "batch"}, 'loader.fetch = "batch": cannot be used'),
+        ({"shuffle": True}, "loader.shuffle = true: cannot be used"),
     ],
 )
-def test_an_order_that_cannot_be_resumed_is_refused(own: Prepare, loader: str, expected: str) -> None:
-    (text,) = mistakes(own, giving(train_data=loader))
-    assert expected in text and "train_data" in text and "a map-style dataset" in text
+def test_a_setting_that_cannot_apply_to_a_stream_is_refused(
+    own: Prepare, loader: dict[str, object], expected: str
+) -> None:
+    source = "class Numbers(IterableDataset):\n    def __iter__(self):\n"
+    source += "        return ((torch.ones(3), torch.ones(())) for _ in range(9))\n"
+    found = mistakes(own, source + giving(train_data="Numbers()", eval_data="Pairs(8)"), loader=loader)
+    assert any(expected in text for text in found), found
 
 
-def test_a_name_that_nothing_reads_is_told(own: Prepare) -> None:
-    notes = " ".join(own(giving(eval_datta="Pairs(8)")).notes())
-    assert "also returned eval_datta, which is not used (did you mean eval_data?)" in notes
+def test_a_name_that_nothing_reads_is_refused(own: Prepare) -> None:
+    (text,) = mistakes(own, giving(eval_datta="Pairs(8)"))
+    assert "eval_datta: is no part of a workload, so it would not be used; did you mean eval_data?" in text
 
 
 @pytest.mark.parametrize(
@@ -238,7 +329,7 @@ def test_another_module_of_that_name_is_not_taken_for_it(
         ("my_workload:factory", "my_workload-001"),
         ("a.b.net:make", "net-001"),
         ("_über:f", "ber-001"),
-        ("ndd", "ndd-001"),
+        ("eeg", "eeg-001"),
     ],
 )
 def test_the_run_is_named_after_the_module(tmp_path: Path, workload: str, name: str) -> None:

@@ -28,8 +28,8 @@ from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import error_text
 
 Opener = Callable[[str], RunSource]
-# Opens the wizard for the run on the screen; None if there is no run.
-WizardOpener = Callable[[RunSource | None], WizardSource]
+# Opens the wizard for the run on the screen, else for an entry of the home screen; None if there is none.
+WizardOpener = Callable[[RunSource | None, StartRow | None], WizardSource]
 
 
 class CanvasApp(App[str], inherit_bindings=False):
@@ -189,8 +189,10 @@ class ConsoleApp(CanvasApp):
         if self.source is not None:
             return self._live_screen(self.source, self._on_first_paint)
         assert self.home is not None
-        wizard = None if self._new_wizard is None else lambda: self._open_wizard(None)
-        return HomeScreen(self.home, self._look, self._choose, self._quit, self._on_first_paint, wizard)
+        wizard = None if self._new_wizard is None else lambda row: self._open_wizard(None, row)
+        return HomeScreen(
+            self.home, self._look, self._open_run, self._train, self._quit, self._on_first_paint, wizard
+        )
 
     @property
     def closing(self) -> bool:
@@ -245,11 +247,11 @@ class ConsoleApp(CanvasApp):
         if not self._opening:
             self._finish("quit")
 
-    def _choose(self, entry: StartRow | RunRow) -> None:
-        if isinstance(entry, StartRow):
-            self._begin(self._start_run, entry.name, "starting")
-        else:
-            self._begin(self._attach_run, entry.name, "opening")
+    def _open_run(self, run: RunRow) -> None:
+        self._begin(self._attach_run, run.name, "opening")
+
+    def _train(self, row: StartRow) -> None:
+        self._begin(self._start_file if row.kind == "file" else self._start_run, row.name, "starting")
 
     def _begin(self, opener: Opener | None, name: str, word: str) -> None:
         """Start or attach in a thread, since that may take seconds."""
@@ -259,11 +261,14 @@ class ConsoleApp(CanvasApp):
         self._say(f"{word} {name}…")
         threading.Thread(target=self._open, args=(opener, name), name="ndd-open", daemon=True).start()
 
-    def _open_wizard(self, run: RunSource | None) -> None:
-        """Open the wizard. If there is a run on the screen, the new file cannot be trained from here."""
+    def _open_wizard(self, run: RunSource | None, row: StartRow | None = None) -> None:
+        """Open the wizard. If there is a run on the screen, the new file cannot be trained from here.
+
+        row: the entry of the home screen to begin with.
+        """
         if self._new_wizard is None or self.wizard is not None or self._opening:
             return
-        self.wizard = self._new_wizard(run)
+        self.wizard = self._new_wizard(run, row)
         can_train = run is None and self._start_file is not None
         self.push_screen(WizardScreen(self._look, self.wizard, self._leave_wizard, can_train=can_train))
 

@@ -1,14 +1,15 @@
 """Builds a validated configuration from TOML and --set, and reports all mistakes at once.
 
-Values come from three layers; later ones override earlier ones: the workload's defaults, the file, the command line.
-A size or a preset expands to several values in the layer that names it, below the explicit keys of that layer.
+Values come from layers; later ones override earlier ones: the workload's defaults, the files that the file extends, the
+file, the command line. A size or a preset expands to several values in the layer that names it, below the explicit keys
+of that layer.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +19,13 @@ from pydantic import ValidationError
 
 import ndd_profiles
 from ndd_engine.errors import ConfigError, Problem
+from ndd_engine.files import expanded
+from ndd_engine.renamed import with_todays_names
 from ndd_engine.text import printable
 
+from .extending import Written, chain
 from .messages import explain, in_short, meant, shown, suggest
-from .parsing import COMMAND_LINE, Table, parsed, put, text_of
+from .parsing import COMMAND_LINE, Table, put
 from .schema import Config
 from .workload_sections import OWN, WORKLOADS
 
@@ -35,11 +39,14 @@ OWN_ALLOWED = 'or "package.module:factory" for your own model'
 
 @dataclass(frozen=True)
 class Draft:
-    """A configuration as written, before the model size is resolved."""
+    """A configuration as written, before the model size is resolved.
+
+    layers: (file or option, its values), the lowest first. source: the file, "" without one. texts: contents by file.
+    """
 
     layers: tuple[tuple[str, Table], ...]
-    source_text: str = ""
     source: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
     profile: Table = field(default_factory=dict)
 
     @property
@@ -151,7 +158,7 @@ class Draft:
         """Where a key was set: "--set", "run.toml line 12" or "defaults"."""
         for where, layer in reversed(self.layers):
             if path and _has(layer, path):
-                if where == self.source and (line := _line_of(self.source_text, path)):
+                if where in self.texts and (line := _line_of(self.texts[where], path)):
                     return f"{printable(where)} line {line}"
                 return printable(where)
         return printable(self.source) or "command line"
@@ -203,36 +210,37 @@ def read(
     """A draft from an optional TOML file, `--set key=value` strings and a workload name.
 
     overrides: further command-line values ({"run": {"max_steps": 100}}). text: contents of the file; if given, the
-    file is not read. Raises ConfigError.
+    file is not read, but those that it extends are. Raises ConfigError.
     """
     problems: list[Problem] = []
-    written: Table = {}
-    if path is not None:
-        text = text_of(path) if text is None else text
-        written = parsed(str(path), text)
-    text = text or ""
+    files = [Written("", "", {})] if path is None else chain(path, text)
+    texts = {file.name: file.text for file in files if file.name}
+    layers = tuple((file.name, with_todays_names(file.table)) for file in files)
     command_line: Table = {}
     problems.extend(problem for item in sets if (problem := put(command_line, item)) is not None)
     _merge(command_line, overrides or {})
     if workload is not None:
         _merge(command_line, {"workload": {"name": workload}})
-    source = str(path) if path is not None else ""
-    draft = Draft(((source, written), (COMMAND_LINE, command_line)), text, source)
+    source = files[-1].name
+    draft = Draft((*layers, (COMMAND_LINE, with_todays_names(command_line))), source, texts)
     name = draft.workload
     if name not in WORKLOADS and ":" not in name:
         where = "--workload" if workload is not None else draft.where(("workload", "name"))
-        text, allowed = "there is no such workload", ", ".join((*WORKLOADS, OWN_ALLOWED))
-        problems.append(Problem(where, "workload.name", text, shown(name), allowed, meant(name, WORKLOADS)))
+        message, allowed = "there is no such workload", ", ".join((*WORKLOADS, OWN_ALLOWED))
+        problems.append(
+            Problem(where, "workload.name", message, shown(name), allowed, meant(name, WORKLOADS))
+        )
         name = DEFAULT_WORKLOAD
-        draft = Draft((*draft.layers, ("", {"workload": {"name": name}})), text, source)
+        draft = Draft((*draft.layers, ("", {"workload": {"name": name}})), source, texts)
     profile = ndd_profiles.read("workloads", name) if name in WORKLOADS else {}
     defaults: Table = {"workload": {"name": name}}
     if name not in WORKLOADS:
         # Search path of the user's module, stored so that the run can resume from another folder.
-        folders = [str(folder.absolute()) for folder in (*(() if path is None else (path.parent,)), Path())]
+        parents = [Path(file.name).parent for file in reversed(files) if file.name]
+        folders = [str(folder.absolute()) for folder in (*parents, Path())]
         defaults["workload"]["path"] = list(dict.fromkeys(folders))
     _merge(defaults, profile.get("defaults", {}))
-    draft = Draft((("defaults", defaults), *draft.layers), text, source, profile)
+    draft = Draft((("defaults", defaults), *draft.layers), source, texts, profile)
     if problems:
         # Report all other problems in the same error.
         try:
@@ -312,11 +320,19 @@ def _line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 def anywhere(config: Config) -> Config:
     """The configuration with absolute paths, so that it is valid in any working directory."""
-    if config.log.trace is not None:
-        trace = str(Path(config.log.trace).expanduser().absolute())
-        config = config.model_copy(update={"log": config.log.model_copy(update={"trace": trace})})
+    moved = {key: str(expanded(path).absolute()) for key, path in _paths_of_log(config)}
+    if moved:
+        config = config.model_copy(update={"log": config.log.model_copy(update=moved)})
     path = Path(config.workload.data)
     if path.is_absolute() or not os.path.exists(path):  # noqa: PTH110  Path.exists raises without permission
         return config
     workload = config.workload.model_copy(update={"data": str(path.absolute())})
     return config.model_copy(update={"workload": workload})
+
+
+def _paths_of_log(config: Config) -> Iterator[tuple[str, str]]:
+    if config.log.trace is not None:
+        yield "trace", config.log.trace
+    uri = config.log.mlflow
+    if uri is not None and not re.match(r"[a-z+]+:|databricks", uri):  # a path, not a URI
+        yield "mlflow", uri

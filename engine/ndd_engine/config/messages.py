@@ -19,7 +19,9 @@ def suggest(path: Sequence[str | int], merged: dict[str, Any]) -> tuple[str, str
     """(the keys allowed in the section of an unknown key, a suggestion or None)."""
     names = _neighbours(path, merged)
     key = str(path[-1])
-    suggestion = meant(key, names)
+    if key == "extends":
+        return ", ".join(sorted(names)), "extends belongs above the first section of a file"
+    suggestion = meant(key, [*names, "extends"] if len(path) == 1 else names)
     if suggestion is None and (elsewhere := _sections_with(key)):
         suggestion = f"it is a key of {' or '.join(f'[{name}]' for name in elsewhere)}"
     return ", ".join(sorted(names)), suggestion

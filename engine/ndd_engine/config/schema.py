@@ -88,6 +88,11 @@ class BatchSection(Section):
 
 
 class LoaderSection(Section):
+    shuffle: bool | None = Field(
+        None,
+        description="shuffle the training data in every epoch (true) or keep its order (false); default: true, or what "
+        "the DataLoader of a workload of your own does",
+    )
     workers: int = Field(
         0, ge=0, le=512, description="number of loader workers for training; 0: load in the training process"
     )
@@ -193,6 +198,11 @@ class OptimizerSection(Section):
     name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="optimizer algorithm")
     lr: float = Field(1e-3, gt=0, description="learning rate")
     weight_decay: float = Field(0.01, ge=0, description="weight decay coefficient")
+    decay: Literal["weights", "all"] = Field(
+        "weights",
+        description="parameters that weight decay applies to; weights: not to biases and the parameters of "
+        "normalization layers",
+    )
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=[0.9, 0.999], min_length=2, max_length=2, description="beta coefficients (adam, adamw)"
     )
@@ -225,6 +235,17 @@ class EvaluateSection(Section):
         None, ge=1, le=STEPS, description="maximum number of evaluation batches; default: all"
     )
     at_end: bool = Field(True, description="evaluate when the run ends")
+    metric: Annotated[str, Field(min_length=1, max_length=80)] | None = Field(
+        None,
+        description="metric that decides the best checkpoint, early stopping and ReduceLROnPlateau; default: the first",
+    )
+    mode: Literal["min", "max"] | None = Field(
+        None, description="whether a lower or a higher metric is better; default: chosen by the workload"
+    )
+    patience: int = Field(
+        0, ge=0, le=MANY, description="stop after this many evaluations without improvement; 0: never"
+    )
+    min_delta: float = Field(0.0, ge=0, description="smallest change of the metric that is an improvement")
     inference_mode: bool = Field(True, description="use torch.inference_mode instead of torch.no_grad")
 
 
@@ -249,7 +270,10 @@ class LogSection(Section):
         10, ge=1, le=MANY, description="read losses back to the host every N optimizer steps"
     )
     window_s: float = Field(
-        1.0, ge=0, le=60, description="seconds per window event in the record; 0: one window per step"
+        1.0,
+        ge=0,
+        le=60,
+        description="seconds per measuring interval of the record (its `window` events); 0: one per step",
     )
     headless_s: float = Field(
         5.0, ge=0.1, le=DAY_S, description="seconds between progress lines of a headless run"
@@ -274,6 +298,19 @@ class LogSection(Section):
     tensorboard: bool = Field(
         False,
         description="also write TensorBoard scalars to the run's directory; needs the extra 'tensorboard'",
+    )
+    wandb: Literal["off", "offline", "online"] = Field(
+        "off",
+        description="also log to Weights & Biases: into the run's directory without any network, or to its server; "
+        "needs the extra 'wandb'",
+    )
+    mlflow: Annotated[PathText, Field(min_length=1)] | None = Field(
+        None,
+        description="also log to MLflow: the path of an SQLite file (mlflow.db) or the URI of a server "
+        "(http://localhost:5000); needs the extra 'mlflow'",
+    )
+    project: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
+        None, description="project of Weights & Biases, experiment of MLflow; default: the workload"
     )
 
     @field_validator("stacks_hz")

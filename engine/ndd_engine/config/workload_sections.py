@@ -90,10 +90,10 @@ class ChartextSection(Section):
         return self
 
 
-class NddSection(Section):
+class EegSection(Section):
     """Multichannel EEG forecasters (guide: eeg-forecasters)."""
 
-    name: Literal["ndd"]
+    name: Literal["eeg"]
     data: str = Field(
         "builtin",
         description='training data: "builtin" (synthetic EEG with a seizure) or the path of an .arff or .csv file',
@@ -115,7 +115,7 @@ class NddSection(Section):
     )
 
     @model_validator(mode="after")
-    def _one_hidden_size_for_recurrent(self) -> NddSection:
+    def _one_hidden_size_for_recurrent(self) -> EegSection:
         if self.model != "mlp" and len(self.hidden) != 1:
             raise ValueError(f"model {self.model} requires exactly one hidden size, found {self.hidden}")
         return self
@@ -331,8 +331,8 @@ OWN = "own"
 SECTIONS: dict[str, type[Section]] = {
     "antispoof": AntispoofSection,
     "chartext": ChartextSection,
+    "eeg": EegSection,
     "finetune": FinetuneSection,
-    "ndd": NddSection,
     "summarise": SummariseSection,
     OWN: OwnSection,
 }
@@ -350,7 +350,7 @@ WorkloadSection = Annotated[
     Annotated[AntispoofSection, Tag("antispoof")]
     | Annotated[ChartextSection, Tag("chartext")]
     | Annotated[FinetuneSection, Tag("finetune")]
-    | Annotated[NddSection, Tag("ndd")]
+    | Annotated[EegSection, Tag("eeg")]
     | Annotated[SummariseSection, Tag("summarise")]
     | Annotated[OwnSection, Tag(OWN)],
     Discriminator(kind),

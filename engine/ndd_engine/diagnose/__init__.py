@@ -8,14 +8,14 @@ rule that needs a signal that is missing (null) returns no finding.
     item-collate       data wait; loader.fetch=item although one gather works    loader.fetch=auto
     in-memory-workers  data wait or slower model; workers for in-memory data     loader.workers=0
     worker-restart     slow first batch per epoch; workers not persistent        loader.persistent=true
-    slow-storage       data wait; an item uses the CPU for < 40 % of its time    loader.workers, loader.cache
+    slow-storage       data wait; an item waits for storage > 60 % of its time   loader.workers, loader.cache
     many-workers       data wait; making a batch in-process is faster            loader.workers=0
     on-the-fly         data wait; items need CPU time and can be cached          loader.cache=true
     few-workers        data wait; items cannot be cached; cores are free         loader.workers
     data-wait          data wait for none of these reasons                       code, with its line
     oversubscribed     more threads than cores; fewer measured faster            run.threads
     few-threads        fewer threads than cores; more measured faster            run.threads
-    neighbour-cores    other processes fill the cores; slower model              stop them, run.threads
+    neighbour-cores    other processes fill the cores; slower model              run.threads, stop your own
     quota              time throttled by the cgroup CPU quota                    run.threads
     gc                 time in Python's garbage collector                        run.gc_every_steps
     transfer           copies by the device clock                                loader.pin_memory

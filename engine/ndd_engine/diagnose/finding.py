@@ -84,7 +84,9 @@ class Finding:
 
     title: one line, "input-bound: 57 % of each step is spent waiting for the loader". share: upper bound of the
     fraction of wall time it costs (0..1). ceiling: maximum speedup from removing it (1.42 is "at most 1.42x"); None if
-    it does not affect speed or cannot be bounded. leave: why the change is not worthwhile in this run, or "".
+    it does not affect speed or cannot be bounded. Both are figures of the same cost: ceiling = 1 / (1 - share).
+    leave: why the change is not worthwhile, or "". from_steps: the change breaks even only in a run of this many steps
+    and more, which this run does not have; None if it has them.
     """
 
     cause: str
@@ -95,6 +97,16 @@ class Finding:
     ceiling: float | None = None
     changes: tuple[Change, ...] = ()
     leave: str = ""
+    from_steps: int | None = None
+
+    @property
+    def condition(self) -> str:
+        """ "for a run of 1,200 steps and more", or ""."""
+        return "" if self.from_steps is None else f"for a run of {self.from_steps:,} steps and more"
+
+    def advice(self, change: Change) -> str:
+        """The text of one of its changes, with the condition under which it is worthwhile."""
+        return f"{self.condition}: {change.text}" if self.condition and change.sets else change.text
 
     @property
     def sets(self) -> tuple[str, ...]:

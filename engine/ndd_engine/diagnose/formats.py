@@ -9,7 +9,7 @@ from ndd_engine.text import percent, times
 
 from .finding import Finding
 from .gpu import CAPTURE
-from .view import CONFIG, FLOOR, SLOWED, Cost, Draft, View, ceiling
+from .view import CONFIG, FLOOR, SLOWED, Cost, Draft, View
 
 # Assumed maximum speedup of convolutions by cudnn_benchmark.
 CHOICE = 2.0
@@ -37,14 +37,13 @@ def cudnn_benchmark(view: View) -> Finding | None:
     if view.get("workload.pad") == "longest":
         return None  # shapes vary: each new one would be benchmarked
     spent = _convolutions(view)
-    share = spent * (1 - 1 / CHOICE)
-    if share < FLOOR:
+    if spent * (1 - 1 / CHOICE) < FLOOR:
         return None
     title = f"convolutions take {percent(spent)} of the time, and their cuDNN algorithms are not benchmarked"
-    draft = Draft("cudnn-benchmark", title, view.part(share), "possible")
+    draft = Draft("cudnn-benchmark", title, view.part(spent), "possible")
     draft.saw(f"convolutions take {percent(spent)} of a profiler capture", CAPTURE)
     draft.change("benchmark cuDNN algorithms: the shapes are fixed", "speed.cudnn_benchmark=true")
-    return draft.done(bound=ceiling(min(spent, 0.9)))
+    return draft.done()
 
 
 def cudnn_shapes(view: View) -> Finding | None:
@@ -55,7 +54,7 @@ def cudnn_shapes(view: View) -> Finding | None:
     if slowed < SLOWED or not _convolutions(view):
         return None
     title = f"varying shapes: forward and backward take {slowed:.2g} times as long as with a fixed shape"
-    draft = Draft("cudnn-shapes", title, view.part(1 - 1 / slowed), "possible")
+    draft = Draft("cudnn-shapes", title, view.part(view.model.share * (1 - 1 / slowed)), "possible")
     draft.saw(
         f"forward and backward take {slowed:.2g} times as long as one micro-batch repeated before training",
         "device and host clock",
@@ -66,7 +65,7 @@ def cudnn_shapes(view: View) -> Finding | None:
         "disable cuDNN benchmarking: it runs again for every new shape", "speed.cudnn_benchmark=false"
     )
     draft.change("pad all batches to one shape or to a few fixed lengths")
-    return draft.done(bound=view.undisturbed())
+    return draft.done()
 
 
 RULES = (tf32, amp, cudnn_benchmark, cudnn_shapes)

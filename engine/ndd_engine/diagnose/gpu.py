@@ -6,7 +6,7 @@ from ndd_engine.text import percent, span
 
 from .finding import Change, Finding
 from .loader_facts import data_bytes
-from .view import CONFIG, FLOOR, MODEL, Draft, View, ceiling, taken
+from .view import CONFIG, FLOOR, MODEL, Draft, View, taken
 
 NVML = "NVML"
 DEVICE = "device clock"
@@ -67,15 +67,15 @@ def launch_bound(view: View) -> Finding | None:
     draft.saw(f"forward and backward take {span(view.model.ns)} per step on the host", "host clock")
     # max-autotune has CUDA graphs of its own.
     needs = ("speed.compile=default",) if compiled == "max-autotune" else ()
-    draft.change("capture the step in a CUDA graph and replay it", "speed.cuda_graph=true", *needs)
+    text = "capture the step in a CUDA graph and replay it" + (", with compile mode default" if needs else "")
+    draft.change(text, "speed.cuda_graph=true", *needs)
     if compiled == "off":
         draft.change("fuse small kernels with torch.compile", "speed.compile=default")
     accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")
     if accumulation > 1 and micro:
         draft.add(larger_batches(micro, accumulation, 2 if accumulation % 2 == 0 else accumulation))
     draft.change("move work out of loops in the model", where=view.line(*MODEL))
-    # A CUDA graph also saves host time in the rest of the step.
-    return draft.done(bound=ceiling(min(1.2 * share, 0.95)))
+    return draft.done()
 
 
 def sync(view: View) -> Finding | None:
@@ -101,7 +101,7 @@ def sync(view: View) -> Finding | None:
         "remove .item(), .cpu(), torch.cuda.synchronize() and torch.cuda.empty_cache() from the step",
         where=view.line("forward", "loss", "clip", "log"),
     )
-    return draft.done(bound=ceiling(min(1.2 * share, 0.95)))
+    return draft.done()
 
 
 def collectives(view: View) -> Finding | None:
@@ -133,8 +133,8 @@ def neighbour_gpu(view: View) -> Finding | None:
     )
     used = f", using {others / (1 << 30):.1f} GB" if others else ""
     draft.saw(f"other processes on the GPU: {processes}{used}", NVML)
-    draft.change("use another GPU, or stop the other processes (nvidia-smi lists them)")
-    return draft.done(bound=view.undisturbed())
+    draft.change("use another GPU, or wait until the other processes have ended (nvidia-smi lists them)")
+    return draft.done()
 
 
 def throttling(view: View) -> Finding | None:
@@ -146,12 +146,12 @@ def throttling(view: View) -> Finding | None:
         return None
     lost = 1 - clock / most
     title = f"the GPU is throttled ({words}): {clock} of {most} MHz"
-    draft = Draft("throttling", title, view.part(lost * view.model.share))
+    draft = Draft("throttling", title, view.part(lost))
     draft.saw(f"SM clock {clock} of {most} MHz; reasons: {words}", NVML)
     if gpu.get("temperature_c") is not None:
         draft.saw(f"{gpu['temperature_c']} °C", NVML)
     draft.change("not fixable in software: improve cooling or raise the power limit (needs an administrator)")
-    return draft.done(bound=ceiling(lost))
+    return draft.done()
 
 
 def thrash(view: View) -> Finding | None:
@@ -169,7 +169,7 @@ def thrash(view: View) -> Finding | None:
     draft.saw(f"peak reserved memory is {memory.peak_reserved_bytes / (1 << 30):.1f} GB", "allocator")
     draft.add(smaller_batches(view))
     draft.change("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run")
-    return draft.done(bound=view.undisturbed())
+    return draft.done()
 
 
 RULES = (transfer, launch_bound, sync, collectives, neighbour_gpu, throttling, thrash)

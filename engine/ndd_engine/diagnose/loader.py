@@ -44,15 +44,18 @@ def worker_restart(view: View) -> Finding | None:
         return None
     # The first batch of the run waited for new workers as well.
     cost = Cost(waited / totals.steps, waited / stepping, None, waited / totals.wall_ns)
-    title = f"input-bound: restarting the workers every epoch takes {percent(share)} of the time"
+    title = (
+        f"input-bound: waiting for data takes {percent(cost.share)} of the time; workers restart every epoch"
+    )
     draft = Draft("worker-restart", title, cost)
-    draft.saw(f"waiting for the first batch of later epochs took {span(first)} of {span(stepping)}", CLOCK)
+    first_text = f"waiting for the first batch of later epochs took {span(first)} of {span(stepping)}"
+    draft.saw(f"{first_text} ({percent(share)})", CLOCK)
     draft.saw(f"loader.workers is {view.workers}, loader.persistent is false", CONFIG)
     draft.change("keep workers between epochs", "loader.persistent=true")
     if loader is not None and facts.ready(loader):
         text = "load in the training process: the data is already in memory"
         draft.change(text, *facts.no_workers(view))
-    return draft.done(bound=view.wait.ceiling)
+    return draft.done()
 
 
 def in_memory_workers(view: View, loader: LoaderEvent) -> Finding | None:
@@ -62,10 +65,10 @@ def in_memory_workers(view: View, loader: LoaderEvent) -> Finding | None:
         return None
     if here is None or (wait.clear and here * view.micro_steps > CHEAPER * wait.ns):
         return None
-    lost = f"{percent(wait.share)} of each step is spent waiting for"
+    lost = f"input-bound: {percent(wait.share)} of each step is spent waiting for"
     if not wait.clear:
         lost = "the model shares its cores with"
-    title = f"input-bound: {lost} loader workers although the data is in memory"
+    title = f"{lost} loader workers although the data is in memory"
     draft = Draft("in-memory-workers", title, wait, "certain" if wait.clear else "likely")
     draft.add(taken(wait, "waiting for data takes"))
     draft.saw(f"making a micro-batch in the training process takes {span(here)}", BASELINE)
@@ -74,7 +77,8 @@ def in_memory_workers(view: View, loader: LoaderEvent) -> Finding | None:
     text = "load in the training process: copying a batch between processes costs more than making it"
     draft.change(text, *facts.no_workers(view), *gather)
     draft.add(facts.on_device(view))
-    return draft.done(bound=facts.crowded_bound(view))
+    facts.crowding(view, draft, "loading data in memory with workers")
+    return draft.done()
 
 
 def item_collate(view: View, loader: LoaderEvent) -> Finding | None:
@@ -93,7 +97,8 @@ def item_collate(view: View, loader: LoaderEvent) -> Finding | None:
     draft.saw(f"making a micro-batch item by item takes {span(here)}{instead}", BASELINE)
     draft.change("make each batch in one gather operation", "loader.fetch=auto")
     draft.add(facts.on_device(view))
-    return draft.done(bound=facts.crowded_bound(view))
+    facts.crowding(view, draft, "making batches item by item")
+    return draft.done()
 
 
 def slow_storage(view: View, loader: LoaderEvent) -> Finding | None:
@@ -101,9 +106,10 @@ def slow_storage(view: View, loader: LoaderEvent) -> Finding | None:
     wait, item_ns, cpu_ns = view.wait, loader.item_ns, loader.item_cpu_ns
     if facts.ready(loader) or item_ns is None or cpu_ns is None or not wait.clear:
         return None
-    if cpu_ns > (facts.COMPUTES_CROWDED if view.neighboured else COMPUTES) * item_ns:
+    stored_ns = facts.storage_ns(view, loader)
+    if stored_ns is None or stored_ns < (1 - COMPUTES) * item_ns:
         return None
-    waits = loader.micro * (item_ns - cpu_ns) * view.micro_steps
+    waits = loader.micro * stored_ns * view.micro_steps
     if facts.keeps_up(view) or (view.workers and waits / view.workers < EXPLAINS * wait.ns):
         return None
     needed = ceil(loader.micro * item_ns * view.micro_steps / max(view.step_ns - wait.ns, 1.0)) + 1
@@ -113,7 +119,8 @@ def slow_storage(view: View, loader: LoaderEvent) -> Finding | None:
     title = f"input-bound: {percent(wait.share)} of each step is spent waiting for slow storage"
     draft = Draft("slow-storage", title, wait)
     draft.add(taken(wait, "waiting for data takes"))
-    draft.saw(f"loading an item takes {span(item_ns)}, of which {span(cpu_ns)} is CPU time", BASELINE)
+    text = f"loading an item takes {span(item_ns)}: {span(cpu_ns)} of CPU time, {span(stored_ns)} waiting for storage"
+    draft.saw(text, BASELINE)
     draft.add(facts.workers_are(view))
     if count > view.workers:
         text = f"load with {count} workers: they wait for storage in parallel"
@@ -121,7 +128,8 @@ def slow_storage(view: View, loader: LoaderEvent) -> Finding | None:
     draft.add(facts.keep(view, loader))
     if count <= view.workers:
         draft.change("store the data on a local disk in few large files")
-    return draft.done(bound=facts.crowded_bound(view))
+    facts.crowding(view, draft, "waiting for slow storage")
+    return draft.done()
 
 
 def many_workers(view: View, loader: LoaderEvent) -> Finding | None:
@@ -146,7 +154,8 @@ def many_workers(view: View, loader: LoaderEvent) -> Finding | None:
     draft.add(facts.slower(view), facts.workers_are(view))
     text = "load in the training process: making a batch takes less time than waiting for one"
     draft.change(text, *facts.no_workers(view))
-    return draft.done(bound=facts.crowded_bound(view))
+    facts.crowding(view, draft, f"loading with {view.workers} worker{'' if view.workers == 1 else 's'}")
+    return draft.done()
 
 
 def on_the_fly(view: View, loader: LoaderEvent) -> Finding | None:
@@ -162,7 +171,8 @@ def on_the_fly(view: View, loader: LoaderEvent) -> Finding | None:
     draft.add(taken(wait, "waiting for data takes"))
     draft.saw(f"making a micro-batch takes {span(here)} of CPU time, again for every batch", BASELINE)
     draft.add(facts.workers_are(view), facts.slower(view), change, facts.more_workers(view, loader))
-    return draft.done(bound=facts.crowded_bound(view))
+    facts.crowding(view, draft, "encoding items on the fly")
+    return draft.done()
 
 
 def few_workers(view: View, loader: LoaderEvent) -> Finding | None:
@@ -179,6 +189,8 @@ def few_workers(view: View, loader: LoaderEvent) -> Finding | None:
     draft = Draft("few-workers", title, wait)
     draft.add(taken(wait, "waiting for data takes"))
     why = "change every epoch" if loader.epochs_differ else "cannot be cached"
+    if loader.stream:
+        why = "come from a stream, which cannot be cached"
     draft.saw(f"making a micro-batch takes {span(here)} of CPU time; items {why}", BASELINE)
     draft.add(facts.workers_are(view), facts.free(view), change)
     return draft.done()
@@ -199,9 +211,11 @@ def data_wait(view: View) -> Finding | None:
     if line:
         draft.saw(f"most stack samples are at {line}", "stack samples")
     draft.add(facts.untold_workers(view))
-    text = "do less work per batch in the dataset's __getitem__ and in the collate function"
+    method = "__iter__" if loader is not None and loader.stream else "__getitem__"
+    text = f"do less work per batch in the dataset's {method} and in the collate function"
     draft.change(text, where=line)
-    return draft.done(bound=facts.crowded_bound(view))
+    facts.crowding(view, draft, "waiting for the loader")
+    return draft.done()
 
 
 # In this order: the first one that applies is reported.

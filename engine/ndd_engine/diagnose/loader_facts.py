@@ -5,13 +5,15 @@ from __future__ import annotations
 from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
-from ndd_engine.text import duration, size
+from ndd_engine.text import counted, duration, size, span
 
 from .finding import Change, Evidence
-from .view import BASELINE, CONFIG, SAMPLES, SLOWED, View, ceiling
+from .view import BASELINE, CONFIG, OTHERS, SAMPLES, SLOWED, Draft, View
 
 # Below this part of CPU time an item waits for storage even when other processes use the cores.
 COMPUTES_CROWDED = 0.08
+# From this utilization of the cores on, an item may have waited for a core.
+BUSY = 0.9
 # Upper bounds for copying an item in Python on a slow machine: fixed, and per byte.
 COPY_NS = 100_000.0
 COPY_BYTE_NS = 2.0
@@ -46,7 +48,12 @@ def on_device(view: View) -> Change | None:
     if needed > KEEPING * free:
         return None
     sets = ("loader.placement=device", *(no_workers(view) if view.workers else ()))
-    return Change(f"keep all data ({size(needed)}) in GPU memory", sets)
+    return Change(f"keep all data ({size(needed)}) in GPU memory{here_too(view)}", sets)
+
+
+def here_too(view: View) -> str:
+    """What `no_workers` adds to the text of a change."""
+    return ", and load in the training process" if view.workers else ""
 
 
 def keep(view: View, loader: LoaderEvent) -> Change | None:
@@ -62,6 +69,7 @@ def keep(view: View, loader: LoaderEvent) -> Change | None:
     text = "encode each item once and cache it"
     if loader.item_ns is not None:
         text += f" (about {duration(loader.items * loader.item_ns * 1e-9)} before training)"
+    text += here_too(view)
     return Change(text, ("loader.cache=true", *(no_workers(view) if view.workers else ())))
 
 
@@ -79,7 +87,9 @@ def more_workers(view: View, loader: LoaderEvent) -> Change | None:
         return None
     needed = ceil(here * view.micro_steps / max(view.step_ns - view.wait.ns, 1.0))
     count = min(max(needed, view.workers + 1), cores, MOST_WORKERS)
-    text = f"load with {count} worker{'s' if count > 1 else ''}"
+    text = f"load with {counted(count, 'worker')}{in_host_memory(view)}"
+    if loader.stream and count > 1:
+        text += ", each of which has to read its own part of the stream (torch.utils.data.get_worker_info)"
     return Change(text, (f"loader.workers={count}", *off_device(view)))
 
 
@@ -89,7 +99,13 @@ def untold_workers(view: View) -> Change | None:
     if view.snapshot.loader is not None or cores is None or view.workers or cores < 2 or not cores_free(view):
         return None
     count = min(cores - 1, 4)
-    return Change("load in worker processes", (f"loader.workers={count}", *off_device(view)))
+    text = f"load with {count} worker{'s' if count > 1 else ''}{in_host_memory(view)}"
+    return Change(text, (f"loader.workers={count}", *off_device(view)))
+
+
+def in_host_memory(view: View) -> str:
+    """What `off_device` adds to the text of a change."""
+    return ", with the data in host memory" if off_device(view) else ""
 
 
 def off_device(view: View) -> tuple[str, ...]:
@@ -164,6 +180,20 @@ def keeps_up(view: View) -> bool:
     return made * view.micro_steps < KEEPS_UP * (view.step_ns - view.wait.ns)
 
 
+def storage_ns(view: View, loader: LoaderEvent) -> float | None:
+    """Time in which making an item waits for storage or network; None if it may have waited for a core as well."""
+    item_ns, cpu_ns = loader.item_ns, loader.item_cpu_ns
+    if item_ns is None or cpu_ns is None:
+        return None
+    waits = max(item_ns - cpu_ns, 0.0)
+    if loader.item_delay_ns is not None:
+        return max(waits - loader.item_delay_ns, 0.0)
+    cores = view.snapshot.cores
+    busy = cores is not None and cores.others >= OTHERS and cores.own + cores.others >= BUSY * cores.usable
+    crowded = (view.neighboured or busy) and cpu_ns > COMPUTES_CROWDED * item_ns
+    return None if crowded else waits
+
+
 def computes(loader: LoaderEvent) -> bool:
     """Whether items are known to take CPU time."""
     item_ns, cpu_ns = loader.item_ns, loader.item_cpu_ns
@@ -189,21 +219,25 @@ def slowed_by_workers(view: View) -> bool:
     return (view.slowed or 0.0) >= SLOWED
 
 
-def crowded_bound(view: View) -> float | None:
-    """Maximum speedup from removing the wait and the competition for cores and caches; None on a GPU or if unknown.
+def crowding(view: View, draft: Draft, what: str) -> None:
+    """Add the competition for cores and caches to the cost of a wait. what: "waiting for X", in the new title.
 
-    Loading in the training process also slows the model down: it evicts the caches between steps.
+    Loading in the training process slows the model down as well: it evicts the caches between steps.
     """
     if view.gpu:
-        return None
-    if (bound := view.undisturbed()) is not None:
-        return bound
-    if not view.workers:
-        return None
+        return
+    title = f"input-bound: {what} costs up to {{share}} of each step"
+    if view.baseline is not None:
+        slowdown, slow = view.slowdown(), slower(view)
+        if slowdown is not None and slow is not None and view.get("workload.pad") != "longest":
+            draft.widen(view.wait.share + slowdown, title, slow.text, slow.source)
+        return
     here = batch_ns(view.snapshot.loader) if view.snapshot.loader is not None else None
-    if here is None or not view.step_ns:
-        return None
-    return ceiling(min(view.wait.share + here * view.micro_steps / view.step_ns, 0.9))
+    if not view.workers or here is None or not view.step_ns:
+        return
+    share = min(view.wait.share + here * view.micro_steps / view.step_ns, 0.9)
+    why = f"making a micro-batch takes {span(here)} of CPU time, on the same cores as the model"
+    draft.widen(share, title, why, BASELINE)
 
 
 def cores_free(view: View) -> bool:

@@ -6,7 +6,7 @@ from ndd_engine.text import duration, percent, span, times
 
 from .finding import Finding
 from .gpu import larger_batches
-from .view import BASELINE, CLOCK, CONFIG, FLOOR, MODEL, SLOWED, CodePlace, Cost, Draft, View, ceiling
+from .view import BASELINE, CLOCK, CONFIG, FLOOR, MODEL, SLOWED, CodePlace, Cost, Draft, View, rounded_up
 
 # Minimum time between operators: fraction of the capture, and nanoseconds per operator.
 GAPS = 0.1
@@ -17,8 +17,6 @@ ABOVE = 1.5
 BEYOND = 4.0
 # Minimum part of the stack samples in one function.
 LINE = 0.3
-# Total cost of a function relative to the time in which it is sampled.
-UNSEEN = 1.3
 # Minimum fixed overhead of a micro-batch, as a part of its time.
 FIXED = 0.15
 # A stepwise decoder is reported if operators are at most this small (FLOPs, on average) and at least this many.
@@ -68,7 +66,7 @@ def user_code(view: View) -> Finding | None:
     draft.change(
         "move constant work out of the step, or replace Python loops with tensor operations", where=line
     )
-    return draft.done(bound=ceiling(min(UNSEEN * share, host.share)))
+    return draft.done()
 
 
 def small_micro(view: View) -> Finding | None:
@@ -93,9 +91,7 @@ def small_micro(view: View) -> Finding | None:
     draft.saw(f"{first}, of {other}: {span(other_ns)}", BASELINE)
     draft.saw(f"batch.micro is {micro}, batch.accumulation is {accumulation}", CONFIG)
     draft.add(larger_batches(micro, accumulation, factor))
-    # The overhead is the difference of two short measurements: allow for their error.
-    most = min(1.4 * fixed + 0.1, 1.0) * (1 - 1 / accumulation)
-    return draft.done(bound=ceiling(min(repeated.share, repeated.share * most)))
+    return draft.done()
 
 
 def stepwise(view: View) -> Finding | None:
@@ -111,9 +107,9 @@ def stepwise(view: View) -> Finding | None:
         return None
     forward = view.cost("forward")
     loop = view.cost("forward/attention", "forward/pointer")
-    # Gradients take about the same part of backward. The recurrence stays in the loop.
-    part = _of_model(loop, forward)
-    share = model.share * part
+    # Gradients take about the same part of backward. At most the decoder's recurrence goes with the loop.
+    whole = view.cost("forward/decoder", "forward/attention", "forward/pointer")
+    share = model.share * max(_of_model(whole, forward), _of_model(loop, forward))
     if share < 2 * FLOOR:
         return None
     title = "the decoder repeats projections in its loop that could be computed once"
@@ -126,8 +122,7 @@ def stepwise(view: View) -> Finding | None:
     draft.change(
         "compute the projections once for all steps (same loss and gradients)", "workload.decoder=hoisted"
     )
-    whole = _of_model(view.cost("forward/decoder", "forward/attention", "forward/pointer"), forward)
-    return draft.done(bound=ceiling(model.share * max(whole, part)))
+    return draft.done()
 
 
 def _of_model(loop: Cost, forward: Cost) -> float:
@@ -154,7 +149,7 @@ def recompile(view: View) -> Finding | None:
     if view.get("workload.pad") == "longest":
         draft.change("pad all batches to one shape", "workload.pad=full")
     draft.change("disable torch.compile", "speed.compile=off")
-    return draft.done(bound=ceiling(sum(totals.share(name) for name in MODEL)))
+    return draft.done()
 
 
 def compile_cost(view: View) -> Finding | None:
@@ -172,7 +167,13 @@ def compile_cost(view: View) -> Finding | None:
     draft = Draft("compile-cost", title, view.part(seconds / (seconds + whole)))
     draft.saw(f"it breaks even only if compiled steps are {times(1 + seconds / whole)} as fast", CLOCK)
     draft.saw(f"speed.compile is {mode}", CONFIG)
-    draft.change("disable torch.compile for short runs", "speed.compile=off")
+    if view.step_ns > 0:
+        steps = rounded_up(seconds * 1e9 / (view.step_ns * (COMPILED_GAIN - 1)))
+        draft.change(
+            f"disable torch.compile for runs of fewer than about {steps:,} steps", "speed.compile=off"
+        )
+    else:
+        draft.change("disable torch.compile for short runs", "speed.compile=off")
     return draft.done()
 
 
@@ -187,7 +188,7 @@ def deterministic(view: View) -> Finding | None:
     draft = Draft("deterministic", title, view.part(share), "certain")
     draft.saw(trial.text, "trial")
     draft.change("allow nondeterministic algorithms (results differ by rounding)", change)
-    return draft.done(bound=trial.high)
+    return draft.done()
 
 
 # compile_cost is not in here: it applies to short runs as well.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import ceil
-
 from ndd_engine.text import percent, printable, span, times
 
 from .finding import Change, Finding
 from .loader_facts import slower
-from .view import BASELINE, CONFIG, FLOOR, OTHERS, SAMPLES, SLOWED, Cost, Draft, View, ceiling
+from .view import BASELINE, COMPUTING, CONFIG, FLOOR, OTHERS, SAMPLES, SLOWED, Cost, Draft, View
 
 # Minimum speedup of another thread count before it is proposed.
 FASTER = 1.1
@@ -20,8 +17,6 @@ UNNAMED = 0.6
 LEAST_SAMPLES = 3
 # From this utilization on all cores count as busy.
 FULL = 0.9
-# Factor for threads that wait for each other: they lose more than the CPU time taken from one of them.
-WAITING = 1.6
 # Maximum share of one collection in the time between two, and the intervals in steps that are proposed.
 GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
@@ -41,7 +36,7 @@ def oversubscribed(view: View) -> Finding | None:
         if now < FASTER_IN_RUN * then:
             return None
     title = f"{threads} threads on {cores} core{'s' if cores > 1 else ''}: oversubscribed"
-    return _one_per_core(view, "oversubscribed", title, now, then, view.undisturbed(threads=cores))
+    return _one_per_core(view, "oversubscribed", title, now, then)
 
 
 def few_threads(view: View) -> Finding | None:
@@ -55,14 +50,11 @@ def few_threads(view: View) -> Finding | None:
     use = view.snapshot.cores
     if use is not None and use.own + use.others > FULL * use.usable:
         return None  # the other cores are busy
-    computing = view.cost("forward", "loss", "backward", "clip", "optimizer", "zero_grad")
+    computing = view.cost(*COMPUTING)
     if not computing.clear:
         return None
-    linear, measured = (
-        1 / max(1 - computing.share * (1 - part), part) for part in (threads / cores, then / now)
-    )
     title = f"only {threads} thread{'s' if threads > 1 else ''} on {cores} cores"
-    return _one_per_core(view, "few-threads", title, now, then, max(linear, measured))
+    return _one_per_core(view, "few-threads", title, now, then, threads / cores)
 
 
 def neighbour_cores(view: View) -> Finding | None:
@@ -79,30 +71,37 @@ def neighbour_cores(view: View) -> Finding | None:
     if use.own >= 0.97 * min(wanted, use.usable) and not slowed:
         return None  # the run gets all the cores it can use
     title = f"other processes use {use.others:.1f} of {use.usable:g} cores"
-    title += f": {printable(use.neighbours[0][1])}" if use.neighbours else ""
-    share = min(use.others / use.usable, 0.9)
+    title += f", {printable(use.neighbours[0][1])} the most" if use.neighbours else ""
+    # As measured, or the part of the cores that they use.
+    share = max(min(use.others / use.usable, 0.9), view.slowdown() or 0.0)
     draft = Draft("neighbour-cores", title, view.part(share), "likely" if slowed else "possible")
     others, own = (
         f"other processes use {use.others:.1f} cores",
         f"this run uses {use.own:.1f} of {use.usable:g}",
     )
     draft.saw(f"{others}, {own} (mean of {use.samples} samples)", SAMPLES)
-    names = [f"{printable(name)} (pid {pid}, {cores:.1f} cores)" for pid, name, cores in use.neighbours[:3]]
-    if names:
-        draft.saw(", ".join(names), SAMPLES)
+    names = {
+        pid: f"{printable(name)} (pid {pid}, {cores:.1f} cores)" for pid, name, cores in use.neighbours[:3]
+    }
+    own_names = [text for pid, text in names.items() if pid in use.stoppable]
+    rest = [text for pid, text in names.items() if pid not in use.stoppable]
+    if own_names:
+        draft.saw(f"your own: {', '.join(own_names)}", SAMPLES)
+    if rest:
+        draft.saw(f"not identified as your own: {', '.join(rest)}", SAMPLES)
     draft.add(slower(view))
     # Several threads wait for the slowest one at the end of every operator: the cost has no upper bound.
     together = not view.gpu and (view.threads or 1) > 1
     if together:
         text = f"{view.threads} threads synchronise at every operator, so the cost has no upper bound"
         draft.saw(text, CONFIG)
-    draft.change("stop the other processes or move them" + (f": {names[0]}" if names else ""))
+        draft.unbounded()
+    if own_names:
+        draft.change(f"stop or move your own process {own_names[0]}")
     draft.add(_fewer_threads(view, use.usable - use.others))
-    # The scheduler gives each thread on a core the same share.
-    competing = sum(ceil(cores) for _, _, cores in use.neighbours) or ceil(use.others)
-    fair = WAITING * (1 + ceil(competing / use.usable))
-    found = draft.done(bound=max(fair, view.undisturbed() or 1.0))
-    return replace(found, ceiling=None) if together else found
+    if not own_names:
+        draft.change("run on other cores or another machine, or wait until the other processes have ended")
+    return draft.done()
 
 
 def quota(view: View) -> Finding | None:
@@ -120,7 +119,10 @@ def quota(view: View) -> Finding | None:
         fewer = f"run.threads={max(cores - view.workers, 1)}"
         draft.change("use fewer threads, so that the run stays below the quota", fewer)
     draft.change(f"request more than {use.usable:g} cores for the job")
-    return draft.done(bound=view.undisturbed())
+    if (slowdown := view.slowdown()) is not None and (slow := slower(view)) is not None:
+        title = f"the CPU quota costs up to {{share}} of each step: it throttles the run {share} of the time"
+        draft.widen(slowdown, title, slow.text, slow.source)
+    return draft.done()
 
 
 def collections(view: View) -> Finding | None:
@@ -140,26 +142,24 @@ def collections(view: View) -> Finding | None:
     draft.saw(f"{taken}; the longest took {span(totals.gc_max_ns)}", "garbage collector")
     draft.change(f"collect garbage only every {steps} steps", f"run.gc_every_steps={steps}")
     draft.change("keep fewer Python objects alive: use tensors or arrays instead of lists and dicts")
-    # The collector also evicts data from the CPU caches.
-    return draft.done(bound=ceiling(1.4 * share))
+    return draft.done()
 
 
 RULES = (oversubscribed, few_threads, neighbour_cores, quota, collections)
 
 
-def _one_per_core(
-    view: View, cause: str, title: str, now: float, then: float, bound: float | None
-) -> Finding:
-    """Finding that one thread per core is faster. now, then: nanoseconds of a micro-batch."""
-    model, part, cores = view.model, 1 - then / now, view.whole_cores
-    draft = Draft(
-        cause, title, Cost(part * model.ns, part * model.share, model.error, part * model.wall), "certain"
-    )
+def _one_per_core(view: View, cause: str, title: str, now: float, then: float, least: float = 1.0) -> Finding:
+    """Finding that one thread per core is faster.
+
+    now, then: nanoseconds of a micro-batch. least: part of the computing time that may remain at best.
+    """
+    computing, part, cores = view.cost(*COMPUTING), 1 - min(then / now, least), view.whole_cores
+    draft = Draft(cause, title, view.part(part * computing.share), "certain")
     threads = f"{view.threads} thread{'' if view.threads == 1 else 's'}"
     text = f"a micro-batch takes {span(now)} with {threads} and {span(then)} with {cores}"
     draft.saw(f"{text} ({times(now / then)})", BASELINE)
     draft.change("use one thread per core", f"run.threads={cores}")
-    return draft.done(bound=bound)
+    return draft.done()
 
 
 def _fewer_threads(view: View, left: float) -> Change | None:

@@ -8,7 +8,8 @@ from math import ceil
 from ndd_engine.text import number, percent, span
 
 from .finding import Change, Evidence, Finding
-from .view import CLOCK, CONFIG, FLOOR, Draft, View, ceiling, taken
+from .loader_facts import slower
+from .view import CLOCK, CONFIG, FLOOR, Draft, View, taken
 
 # Target share of the time for evaluations and for checkpoints.
 AIM = 0.05
@@ -18,8 +19,6 @@ MUCH = 0.3
 SHORT_WINDOW_S = 0.1
 FEW_STEPS = 5
 MANY_SAMPLES = 20
-# One evaluation or checkpoint may take this much longer than their mean.
-UNEVEN = 1.1
 # Section of the configuration -> (cause, what is done).
 ASIDES = {"evaluate": ("evaluation", "evaluate"), "checkpoint": ("checkpoint", "save checkpoints")}
 
@@ -39,7 +38,7 @@ def optimizer(view: View) -> Finding | None:
         edits["optimizer.set_to_none=true"] = "set gradients to None instead of zero"
     if not edits and cost.share < MUCH:
         return None
-    title = f"the optimizer takes {percent(cost.share)} of each step"
+    title = f"the optimizer (with zero_grad) takes {percent(cost.share)} of each step"
     draft = Draft("optimizer", title, cost, "certain" if used in ("loop", "foreach") else "likely")
     draft.add(taken(cost, "the parameter update takes"))
     if isinstance(used, str):
@@ -88,7 +87,10 @@ def logging(view: View) -> Finding | None:
     draft.saw(", ".join(f"{key} is {value:g}" for key, value in costly.items()), CONFIG)
     draft.change("log less often", *(f"{key}={often[key][1]}" for key in costly))
     # The recorder's thread shares the interpreter lock with the training thread.
-    return draft.done(bound=max(view.undisturbed() or 1.0, ceiling(min(2 * cost.share, 0.9))))
+    if (slowdown := view.slowdown()) is not None and (slow := slower(view)) is not None and not view.gpu:
+        title = "logging costs up to {share} of each step"
+        draft.widen(cost.share + slowdown, title, slow.text, slow.source)
+    return draft.done()
 
 
 def evaluation(view: View) -> Finding | None:
@@ -131,7 +133,7 @@ def _aside(
             )
     draft.change(f"{verb} less often, to take less than {percent(AIM)} of the time", *sets)
     draft.add(*more)
-    return draft.done(bound=ceiling(UNEVEN * share))
+    return draft.done()
 
 
 def _periods(view: View, section: str) -> dict[str, float]:

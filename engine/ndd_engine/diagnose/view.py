@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import hypot, sqrt
+from math import ceil, hypot, sqrt
 from pathlib import PurePath
 from typing import Any
 
@@ -15,10 +15,12 @@ from .finding import Change, Confidence, Evidence, Finding
 
 # Minimum share of the time of a finding.
 FLOOR = 0.05
-# Number of standard errors for the significance of a share and for upper bounds.
+# Number of standard errors for the significance of a share.
 ERRORS = 2.0
 # Minimum part of the time that is left after removing something, so that bounds stay finite.
 LEAST_REST = 0.01
+# Minimum additional share to report that a cause slows other phases as well.
+WIDER = 0.01
 # From this factor on, forward and backward are significantly slower than in the baseline.
 SLOWED = 1.2
 LEAST_RUNS = 2
@@ -29,6 +31,7 @@ LEAST_LOOKS = 8
 LEAST_PART = 0.2
 
 MODEL = ("forward", "loss", "backward")
+COMPUTING = (*MODEL, "clip", "optimizer", "zero_grad")
 CLOCK = "host clock"
 BASELINE = "measured before training"
 CONFIG = "configuration"
@@ -53,11 +56,6 @@ class Cost:
         if self.error is None:
             return self.share >= 2 * FLOOR
         return self.share >= FLOOR and self.share >= ERRORS * self.error
-
-    @property
-    def ceiling(self) -> float:
-        """Maximum speedup from removing all of it."""
-        return ceiling(self.share + ERRORS * (self.error or 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +164,15 @@ class View:
             return None
         return self.model.ns / (baseline.micro_ns * self.micro_steps)
 
-    def undisturbed(self, threads: int | None = None) -> float | None:
-        """Step time over the baseline of forward and backward: upper bound of any speedup outside the model.
+    def slowdown(self) -> float | None:
+        """Share of the step (0..1) by which computing is slower than forward and backward before training.
 
-        threads: if given, use the fastest measured thread count.
+        The optimizer and the other computing phases are assumed to be slower by the same factor. None if unknown or
+        not significant.
         """
-        baseline = self.baseline
-        if baseline is None or not self.micro_steps or not self.step_ns:
+        if self.slowed is None or self.slowed < SLOWED:
             return None
-        times = [baseline.micro_ns]
-        if threads is not None:
-            times += [ns for _, ns in baseline.by_threads if ns > 0]
-        return max(self.step_ns / (min(times) * self.micro_steps), 1.0)
+        return self.cost(*COMPUTING).share * (1 - 1 / max(self.slowed, 1.0))
 
     def thread_ns(self, threads: int) -> float | None:
         """Baseline time of a micro-batch with this many threads; None if not measured."""
@@ -221,8 +216,18 @@ def place(file: str, line: int, function: str) -> str:
 
 
 def ceiling(share: float) -> float:
-    """Maximum speedup from removing `share` of the time; at least 1."""
+    """Maximum speedup from removing `share` (0..1) of the time: 1 / (1 - share), at least 1 and at most 100.
+
+    The ceiling of every finding comes from here, and from the share that is shown with it.
+    """
     return 1 / max(1 - max(share, 0.0), LEAST_REST)
+
+
+def rounded_up(steps: float) -> int:
+    """The next number of steps with two significant digits."""
+    whole = max(ceil(steps), 1)
+    unit = int(10 ** max(len(str(whole)) - 2, 0))
+    return -(-whole // unit) * unit
 
 
 def taken(cost: Cost, what: str, source: str = CLOCK) -> Evidence:
@@ -240,6 +245,7 @@ class Draft:
         self._finding = Finding(cause, title, (), confidence, leave=leave)
         self._evidence: list[Evidence] = []
         self._changes: list[Change] = []
+        self._bounded = True
 
     def saw(self, text: str, source: str) -> None:
         """Add evidence."""
@@ -254,9 +260,27 @@ class Draft:
         self._evidence += [item for item in items if isinstance(item, Evidence)]
         self._changes += [item for item in items if isinstance(item, Change)]
 
-    def done(self, bound: float | None = None) -> Finding:
-        """The finding. Its ceiling is at least `bound` if removing the cause speeds up other phases too."""
+    def widen(self, share: float | None, title: str, why: str, source: str) -> None:
+        """The cause costs up to `share` of the time, because it slows other phases as well; None or less: no change.
+
+        title: the new title, with "{share}" for the share. why: evidence of the other cost.
+        """
+        if self._cost is None or share is None or share < self._cost.share + WIDER:
+            return
+        share = min(share, 1.0)
+        self._cost = replace(self._cost, share=share, ns=self._cost.ns * share / max(self._cost.share, 1e-9))
+        self._finding = replace(self._finding, title=title.format(share=percent(share)))
+        if all(item.text != why for item in self._evidence):
+            self.saw(why, source)
+
+    def unbounded(self) -> None:
+        """The cost has no upper bound: no ceiling."""
+        self._bounded = False
+
+    def done(self) -> Finding:
+        """The finding; its ceiling follows from its share."""
         found = replace(self._finding, evidence=tuple(self._evidence), changes=tuple(self._changes))
         if self._cost is None:
             return found
-        return replace(found, share=min(self._cost.share, 1.0), ceiling=max(self._cost.ceiling, bound or 1.0))
+        share = min(self._cost.share, 1.0)
+        return replace(found, share=share, ceiling=ceiling(share) if self._bounded else None)

@@ -1,4 +1,4 @@
-"""Whether a change is still worthwhile in this run: not if the run ends soon or a trial was not faster."""
+"""Whether a change is worthwhile: not if a trial was not faster; in a short run, from how many steps on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration, times
 
-from .finding import Finding
-from .view import View
+from .finding import Evidence, Finding
+from .view import CLOCK, View, rounded_up
 
 IN_VAIN = ("no difference", "slower", "out of memory", "failed")
 
@@ -19,8 +19,7 @@ def leave(view: View, item: Finding) -> Finding:
         return item
     if (trial := tried(view, item)) is not None:
         return replace(item, leave=f"already tried: {trial.text}")
-    text = too_late(view, item)
-    return replace(item, leave=text) if text else item
+    return too_short_for(view, item)
 
 
 def tried(view: View, item: Finding) -> TrialEvent | None:
@@ -30,19 +29,25 @@ def tried(view: View, item: Finding) -> TrialEvent | None:
     return trials[-1] if trials and trials[-1].verdict in IN_VAIN else None
 
 
-def too_late(view: View, item: Finding) -> str:
-    """Why the change does not break even before the run ends; "" if it does or if that is unknown."""
-    snapshot = view.snapshot
+def too_short_for(view: View, item: Finding) -> Finding:
+    """The finding with the number of steps from which its change breaks even, if the rest of this run is shorter.
+
+    Unchanged if the run is long enough, or if the time of a restart is unknown. The advice remains: this run may be a
+    short try of a longer one.
+    """
+    snapshot, step_s = view.snapshot, view.step_ns * 1e-9
     left, cost = snapshot.left.seconds, restart_s(view, item)
-    if left is None or cost is None or snapshot.final or item.ceiling is None or not item.sets:
-        return ""
-    saved = left * (1 - 1 / item.ceiling)
-    if saved >= cost:
-        return ""
-    return (
-        f"the run ends in {duration(left)}; a restart takes {duration(cost)}, and a speedup of {times(item.ceiling)} "
-        f"would save at most {duration(saved)}"
+    if left is None or cost is None or snapshot.final or item.ceiling is None or not item.sets or not step_s:
+        return item
+    gain = 1 - 1 / item.ceiling
+    if gain <= 0 or left * gain >= cost:
+        return item
+    steps = rounded_up(cost / (step_s * gain))
+    why = (
+        f"a restart takes {duration(cost)}; in the {duration(left)} left of this run, a speedup of "
+        f"{times(item.ceiling)} would save at most {duration(left * gain)}"
     )
+    return replace(item, from_steps=steps, evidence=(*item.evidence, Evidence(why, CLOCK)))
 
 
 def restart_s(view: View, item: Finding) -> float | None:

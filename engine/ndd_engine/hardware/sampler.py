@@ -55,8 +55,8 @@ class Sampler:
 
     Host counters (counters.HOST_KEYS): cpu_percent is relative to the usable CPU (the quota, or the cores of the
     affinity, listed in cpu_per_core); process_cpu_percent is relative to one core and includes child processes.
-    rss_bytes counts shared pages in every process. neighbours: the busiest other processes (hardware.neighbours).
-    cpu_throttled: share of time throttled by the cgroup quota (0..1).
+    rss_bytes counts shared pages in every process. neighbours: the busiest other processes; stoppable is true for
+    those of this user that are no system processes. cpu_throttled: share of time throttled by the cgroup quota (0..1).
     """
 
     def __init__(

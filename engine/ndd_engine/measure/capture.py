@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ndd_engine.files import PATIENCE_S, folder_for_parts, replacing
@@ -21,6 +22,8 @@ from ndd_engine.record.events import KernelsEvent
 
 from . import clock as phase
 from .clock import PhaseClock
+from .intervals import Span, spans
+from .modules import ModuleMarks, ModuleWatch, module_times
 from .timeline import TraceEvent, timeline
 
 _ANCHOR = "ndd: anchor"
@@ -31,11 +34,17 @@ class ProfilerCapture:
     """One capture, made on the training thread. Its methods raise whatever the profiler raises.
 
     measured: whole steps since `begin`, counted by the caller. ranges: also mark the phases in the trace.
-    graphs: CUDA graphs may be replayed.
+    graphs: CUDA graphs may be replayed. model: to attribute the time to its modules; None for compiled code and CUDA
+    graphs, which call no modules.
     """
 
     def __init__(
-        self, device: torch.device, clock: PhaseClock, ranges: bool = False, graphs: bool = False
+        self,
+        device: torch.device,
+        clock: PhaseClock,
+        ranges: bool = False,
+        graphs: bool = False,
+        model: nn.Module | None = None,
     ) -> None:
         self.on_gpu = device.type == "cuda"
         self._device = device.index or 0
@@ -47,6 +56,7 @@ class ProfilerCapture:
         self._ranges = ranges
         self._range: Any = None
         self._running = False
+        self._modules = ModuleWatch(model, clock.now) if model is not None else None
         # Kineto writes its messages straight to the terminal, where nothing can capture them.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         if graphs:
@@ -58,6 +68,8 @@ class ProfilerCapture:
     def start(self) -> None:
         """Start the profiler."""
         self._running = True
+        if self._modules is not None:
+            self._modules.start()
         self._profile.start()
         self._anchor()
         self._clock.listener = self._mark
@@ -89,11 +101,27 @@ class ProfilerCapture:
         marks = [(time + offset, names[index]) for time, index in self._marks]
         found = timeline(seen, marks, self.begin_ns + offset, end_ns + offset, self.on_gpu, self._device)
         method = "kernels" if self.on_gpu else "operators"
-        return KernelsEvent(method=method, step=step, steps=self.measured, **asdict(found))
+        phases = spans(marks, self.begin_ns + offset, end_ns + offset)
+        modules = self._by_module(seen, phases, offset)
+        return KernelsEvent(method=method, step=step, steps=self.measured, modules=modules, **asdict(found))
+
+    def _by_module(self, seen: list[TraceEvent], phases: list[Span], offset: int) -> list[list[Any]]:
+        watch = self._modules
+        if watch is None:
+            return []
+        marks, calls = (
+            [(time + offset, index) for time, index in each] for each in (watch.marks, watch.calls)
+        )
+        thread = next(item.thread for item in seen if item.name == _ANCHOR and not item.on_gpu)
+        return module_times(
+            seen, ModuleMarks(watch.names, marks, calls, thread), phases, self.on_gpu, self._device
+        )
 
     def stop(self) -> None:
-        """Stop the profiler and detach from the clock; safe to call twice."""
+        """Stop the profiler, and detach from the clock and the model; safe to call twice."""
         self._clock.listener = None
+        if self._modules is not None:
+            self._modules.stop()
         self._leave_range()
         if self._running:
             self._running = False
@@ -151,6 +179,8 @@ class ProfilerCapture:
                 annotation=event.is_user_annotation(),
                 device=event.device_index(),
                 correlation=event.correlation_id(),
+                sequence=event.sequence_nr(),
+                forward_thread=event.fwd_thread_id(),
             )
             for event in results.events()
         ]

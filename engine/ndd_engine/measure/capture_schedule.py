@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import nn
+
 from ndd_engine.errors import message_of, text_of
 from ndd_engine.record.derive import capture_text
 from ndd_engine.record.events import KernelsEvent, MarkEvent
@@ -15,6 +17,7 @@ from ndd_engine.text import printable
 
 from . import clock as phase
 from .capture import ProfilerCapture
+from .modules import runs_compiled
 from .reporting import Reporter
 
 NEVER = sys.maxsize
@@ -41,11 +44,16 @@ class CaptureSchedule:
     """Captures every `plan.every_steps` steps and on request, and records them through the reporter.
 
     next: call `look` once this step is done. The loop compares one number a step and does nothing else.
-    settled: returns False while the way the steps run may still change (a CUDA graph is not captured yet).
+    settled: returns False while the way the steps run may still change (a CUDA graph is not captured yet). model: to
+    attribute the time to its modules, if the steps call them.
     """
 
     def __init__(
-        self, reporter: Reporter, plan: CapturePlan, settled: Callable[[], bool] = lambda: True
+        self,
+        reporter: Reporter,
+        plan: CapturePlan,
+        settled: Callable[[], bool] = lambda: True,
+        model: nn.Module | None = None,
     ) -> None:
         self.next = NEVER
         self._settled, self._reporter = settled, reporter
@@ -53,6 +61,7 @@ class CaptureSchedule:
         self._every, self._steps = plan.every_steps, plan.steps
         self._trace, self._graphs = plan.trace, plan.cuda_graphs
         self._recording: ProfilerCapture | None = None
+        self._model = None if model is None or runs_compiled(model) else model
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training begins at `step` optimizer steps."""
@@ -113,7 +122,9 @@ class CaptureSchedule:
         self._clock.enter(phase.LOG)
         try:
             device = self._reporter.losses.device
-            self._recording = ProfilerCapture(device, self._clock, self._trace is not None, self._graphs)
+            self._recording = ProfilerCapture(
+                device, self._clock, self._trace is not None, self._graphs, self._model
+            )
             self._recording.start()
             if not warm:
                 self._recording.begin()

@@ -17,15 +17,20 @@ from torch import Tensor
 
 @dataclass
 class LossReader:
-    """Collects (step, loss) and returns them as floats some steps later, in order."""
+    """Collects (step, loss) and returns them as floats some steps later, in order.
+
+    extras: newest values of the scalars beside the loss. scalars: (name, value) of those that were logged and arrived.
+    """
 
     device: torch.device
     every: int
     extras: dict[str, float] = field(default_factory=dict)
+    scalars: list[tuple[str, float]] = field(default_factory=list)
     _steps: list[int] = field(default_factory=list)
     _losses: list[Tensor] = field(default_factory=list)
     _beside: dict[str, Tensor] = field(default_factory=dict)
-    _flying: deque[tuple[list[int], list[str], Tensor, Any]] = field(default_factory=deque)
+    _logged: list[tuple[str, Tensor]] = field(default_factory=list)
+    _flying: deque[tuple[list[int], list[str], list[str], Tensor, Any]] = field(default_factory=deque)
 
     def add(self, step: int, loss: Tensor, beside: dict[str, Tensor]) -> list[tuple[int, float]]:
         """Add the loss of optimizer step `step` (a detached scalar); returns the losses that have reached the host.
@@ -39,15 +44,24 @@ class LossReader:
             self._send()
         return self._arrived() if self._flying else []
 
+    def log(self, values: list[tuple[str, Tensor | float]]) -> None:
+        """Add scalars by name; those on the device arrive together with the losses."""
+        for name, value in values:
+            if isinstance(value, Tensor):
+                self._logged.append((name, value))
+            else:
+                self.scalars.append((name, value))
+
     def drain(self) -> list[tuple[int, float]]:
         """Return all outstanding losses; waits for the device. Used before checkpoints and at the end."""
         self._send()
         return self._arrived(wait=True)
 
     def _send(self) -> None:
-        if not self._losses:
+        if not self._losses and not self._logged:
             return
-        packed = torch.stack([value.float() for value in (*self._losses, *self._beside.values())])
+        logged = [value for _, value in self._logged]
+        packed = torch.stack([value.float() for value in (*self._losses, *self._beside.values(), *logged)])
         event = None
         if self.device.type == "cuda":
             host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
@@ -55,13 +69,14 @@ class LossReader:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             packed = host
-        self._flying.append((self._steps, list(self._beside), packed, event))
-        self._steps, self._losses = [], []
+        names = [name for name, _ in self._logged]
+        self._flying.append((self._steps, list(self._beside), names, packed, event))
+        self._steps, self._losses, self._logged = [], [], []
 
     def _arrived(self, wait: bool = False) -> list[tuple[int, float]]:
         out: list[tuple[int, float]] = []
         while self._flying:
-            steps, names, packed, event = self._flying[0]
+            steps, names, logged, packed, event = self._flying[0]
             if event is not None:
                 if wait:
                     event.synchronize()
@@ -70,7 +85,9 @@ class LossReader:
             self._flying.popleft()
             values = packed.tolist()
             out += zip(steps, values[: len(steps)], strict=True)
-            self.extras.update(zip(names, values[len(steps) :], strict=True))
+            last = len(values) - len(logged)
+            self.extras.update(zip(names, values[len(steps) : last], strict=True))
+            self.scalars += zip(logged, values[last:], strict=True)
         return out
 
 

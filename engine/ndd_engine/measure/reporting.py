@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ndd_engine.record.events import Event, MarkEvent, WindowEvent
+from ndd_engine.record.events import Event, MarkEvent, ScalarsEvent, WindowEvent
 from ndd_engine.text import printable
 
 from .clock import PhaseClock
@@ -26,19 +26,26 @@ def compiled() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one optimizer step processes, and how many steps make an epoch."""
+    """What one optimizer step processes, and how many steps make an epoch.
+
+    place: the (epoch, step in it) of the run, and made: the items so far, if they do not follow from the step.
+    """
 
     items: int
     micro_steps: int
     tokens_per_item: float
     steps_per_epoch: int
+    place: Callable[[], tuple[int, int]] | None = None
+    made: Callable[[], int] | None = None
 
 
 class Stepping(Protocol):
     """The part of a stepper that the reporter reads: the learning rate, and events waiting to be recorded."""
 
-    lr: float
     reports: list[Event]
+
+    @property
+    def lr(self) -> float | None: ...
 
 
 class Reporter:
@@ -74,6 +81,7 @@ class Reporter:
         self._watched: tuple[int, Callable[[], int], Callable[[], bool]] | None = None
         self._compiles = compiles
         self._graphs = 0  # compiled so far
+        self._made = 0  # items at the end of the last window
         self._has_gpu = losses.device.type == "cuda"
 
     def begin(self, step: Callable[[], int], paused: Callable[[], bool]) -> None:
@@ -131,8 +139,11 @@ class Reporter:
         steps, self.steps = self.steps, 0
         arrived, self.arrived = self.arrived, []
         items = steps * work.items
+        if work.made is not None:
+            made = work.made()
+            items, self._made = made - self._made, made
         p50, p95, longest = window.steps()
-        epoch, epoch_step = divmod(step, work.steps_per_epoch)
+        epoch, epoch_step = divmod(step, work.steps_per_epoch) if work.place is None else work.place()
         extras = self.losses.extras
         self.put(
             WindowEvent(
@@ -160,6 +171,9 @@ class Reporter:
                 profiled=self.profiled,
             )
         )
+        if self.losses.scalars:
+            self.put(ScalarsEvent(step, _means(self.losses.scalars)))
+            self.losses.scalars = []
         for event in self._stepping.reports:
             self.put(event)
         self._stepping.reports.clear()
@@ -175,3 +189,11 @@ class Reporter:
                 self._has_gpu = False
                 text = f"cannot read the memory counters: {printable(str(error))}"
                 self.put(MarkEvent("warning", step, text))
+
+
+def _means(scalars: list[tuple[str, float]]) -> dict[str, float]:
+    """The mean of the values of each name."""
+    values: dict[str, list[float]] = {}
+    for name, value in scalars:
+        values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}

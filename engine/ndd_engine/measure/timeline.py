@@ -46,7 +46,7 @@ _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 # Entries that newer profilers add to the GPU's line and that are not work.
 _NOT_WORK = frozenset({"Stream Sync", "Event Sync", "Context Sync", "Device Sync", "Stream Wait Event"})
 # Runtime calls, which share their correlation id with the kernel or copy that they launch.
-_RUNTIME = re.compile(r"(cu|cuda|hip)[A-Z]")
+RUNTIME = re.compile(r"(cu|cuda|hip)[A-Z]")
 # Copies that never leave the GPU.
 _WITHIN = ("Memcpy DtoD", "CopyDeviceToDevice")
 _COPIES = ("Memcpy", "CopyDeviceTo", "CopyHostTo")
@@ -70,7 +70,9 @@ class TraceEvent:
     """One event of the profiler, in nanoseconds.
 
     on_gpu: it ran on the GPU with index `device`. annotation: a named range. correlation: id that a kernel or copy
-    shares with the runtime call that launched it, 0 if unknown.
+    shares with the runtime call that launched it, 0 if unknown. sequence: autograd's number, which an operator of
+    forward shares with its node of backward, else -1. forward_thread: of a node of backward, the thread of that
+    operator, else 0.
     """
 
     name: str
@@ -81,6 +83,8 @@ class TraceEvent:
     annotation: bool
     device: int = 0
     correlation: int = 0
+    sequence: int = -1
+    forward_thread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def timeline(
         causes = _causes(idle, phases, [])
         return CaptureTimeline(end - begin, total(busy), 0, causes, len(work), _longest(work, begin, end))
     copies = [item for item in work if item.name.startswith(_COPIES) and not item.name.startswith(_WITHIN)]
-    kernels = [item for item in work if not item.name.startswith((*_COPIES, *_FILLS))]
+    kernels = [item for item in work if not is_transfer(item)]
     collectives = [item for item in kernels if _COLLECTIVE.match(item.name)]
     computed = [item for item in kernels if not _COLLECTIVE.match(item.name)]
     exchanging = _union_of(collectives, begin, end)
@@ -170,6 +174,11 @@ def on_gpu(seen: Iterable[TraceEvent], device: int | None = None) -> list[TraceE
     ]
 
 
+def is_transfer(item: TraceEvent) -> bool:
+    """Whether work on the GPU is a copy or a fill rather than a kernel."""
+    return item.name.startswith((*_COPIES, *_FILLS))
+
+
 def _union_of(items: Iterable[TraceEvent], begin: int, end: int) -> list[Interval]:
     return union(((item.begin, item.end) for item in items), begin, end)
 
@@ -181,7 +190,7 @@ def _queued(
     launched = {
         item.correlation: item.end
         for item in seen
-        if not item.on_gpu and item.correlation and _RUNTIME.match(item.name)
+        if not item.on_gpu and item.correlation and RUNTIME.match(item.name)
     }
     first: dict[int, int] = {}
     for item in work:

@@ -27,10 +27,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from ndd_engine.config import Config
+from ndd_engine.errors import UsageError
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.training import training_of
 
 from .memory import MANY, ONE
 from .probing import longest_first
@@ -47,6 +49,10 @@ IN_FP32 = frozenset({
     "pow", "rsqrt", "sum", "cumsum", "cumprod", "prod", "norm", "softplus", "cosine_similarity", "gelu_", "erfinv",
 })  # fmt: skip
 _ON = "cpu"
+OWN_STEP = (
+    "the factory has its own step, which works on its own modules, so it cannot be traced for a GPU that is not in "
+    "this machine; check it on a machine with that GPU"
+)
 
 
 def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int] = ()) -> tuple[Trace, int]:
@@ -55,14 +61,16 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
     longest: items to include in the batch, see `probing.extremes`. Raises what a step raises on fake tensors: a model
     with data-dependent control flow cannot be traced.
     """
+    if training_of(workload).step is not None:
+        raise UsageError(OWN_STEP)
     batch = next(longest_first(workload, config, micro, longest))
     follow, counter = Follow(), WorkCounter()
     # Tensors that are neither parameters nor buffers become fake when they are used.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
-    model = _faked(workload.model, fake)
+    model, known = _faked(workload.model, fake)
     with fake, AsOnGpu(), follow:
-        stepper = _Fake(workload, model, _explicit(config)).stepper()
+        stepper = _Fake(workload, model, _explicit(config), known).stepper()
         for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
             follow.note(parameter, "parameter")
         with _autocast(config):
@@ -86,8 +94,10 @@ def _copies(batch: Any) -> Iterator[Any]:
 class _Fake:
     """A workload with its model replaced."""
 
-    def __init__(self, workload: Workload, model: nn.Module, config: Config) -> None:
+    def __init__(self, workload: Workload, model: nn.Module, config: Config, known: dict[int, Any]) -> None:
+        """known: id of a parameter -> its fake."""
         self._workload, self.model, self._config = workload, model, config
+        self.training = training_of(workload).copied(known)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._workload, name)
@@ -103,8 +113,8 @@ def _explicit(config: Config) -> Config:
     return config.model_copy(update={"precision": precision, "speed": speed})
 
 
-def _faked(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
-    """A copy with fake parameters and buffers; shared tensors stay shared."""
+def _faked(model: nn.Module, fake: FakeTensorMode) -> tuple[nn.Module, dict[int, Any]]:
+    """A copy with fake parameters and buffers, and the copies by id; shared tensors stay shared."""
     known: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         replaced: Tensor = fake.from_tensor(tensor.detach())
@@ -114,7 +124,7 @@ def _faked(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
     copied = copy.deepcopy(model, known)
     # torch cannot move fake parameters, and they need not be moved.
     copied.to = lambda *_, **__: copied  # type: ignore[method-assign]
-    return copied
+    return copied, known
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 
 from ndd_engine.config import Config
+from ndd_engine.train.data.place import ordered_steps
+from ndd_engine.train.loop import UNKNOWN_STEPS
 from ndd_engine.train.prepare import total_steps
-from ndd_engine.train.probes.autosize import probe_batches
 from ndd_engine.workloads.base import Workload, parameter_count
 
 from .memory import Fit, Memory
@@ -33,8 +34,8 @@ class Outlook:
     optimizer_bytes: int
     kept_bytes: int
     available_bytes: int | None
-    steps_per_epoch: int
-    total_steps: int
+    steps_per_epoch: int | None  # None: the length of the data is unknown
+    total_steps: int | None
 
     @cached_property
     def fit(self) -> Fit:
@@ -99,14 +100,14 @@ class Outlook:
         return self.time.measured(self.config.batch.micro)
 
     @property
-    def epoch_s(self) -> float:
-        """Predicted seconds per epoch, without evaluation and checkpoints."""
-        return self.step_s * self.steps_per_epoch
+    def epoch_s(self) -> float | None:
+        """Predicted seconds per epoch, without evaluation and checkpoints; None if its length is unknown."""
+        return None if self.steps_per_epoch is None else self.step_s * self.steps_per_epoch
 
     @property
-    def total_s(self) -> float:
-        """Predicted seconds of the whole run, without evaluation and checkpoints."""
-        return self.step_s * self.total_steps
+    def total_s(self) -> float | None:
+        """Predicted seconds of the whole run, without evaluation and checkpoints; None if its length is unknown."""
+        return None if self.total_steps is None else self.step_s * self.total_steps
 
 
 def outlook(
@@ -117,7 +118,7 @@ def outlook(
     progress: Callable[[str], None],
 ) -> Outlook:
     """Probe a configuration on the device in this process. Raises what a step raises."""
-    per_epoch = probe_batches(workload, config).per_epoch // config.batch.accumulation
+    per_epoch = ordered_steps(workload, config)
     prober = Prober(config, workload, device, progress)
     resident = prober.warm()
     outside = context_bytes(device, available_bytes) if device.type == "cuda" else resident
@@ -137,6 +138,7 @@ def outlook(
     assert times is not None
     memory = prober.with_heap(memory)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
+    total = total_steps(config, per_epoch)
     return Outlook(
         config=config,
         memory=memory,
@@ -147,5 +149,5 @@ def outlook(
         kept_bytes=kept,
         available_bytes=available,
         steps_per_epoch=per_epoch,
-        total_steps=total_steps(config, per_epoch),
+        total_steps=None if total == UNKNOWN_STEPS else total,
     )

@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ndd_engine.child import ChildServer, Json, Pipe, draft_of
 from ndd_engine.config import Config
@@ -35,7 +35,7 @@ class Opened:
     device: torch device name. chosen_threads: intra-op threads if they were chosen by measurement, else None. size,
     sequence: of the model. memory_gb: memory of the GPU if the size was chosen for it. process_bytes: resident bytes
     after a step, without the model. context_bytes: GPU memory outside the allocator. setup_s: seconds to prepare the
-    data. lengths: tokens per sampled item, ascending, if they vary.
+    data. train_items: None if the number is unknown. lengths: tokens per sampled item, ascending, if they vary.
     """
 
     device: str
@@ -44,7 +44,7 @@ class Opened:
     item: str
     token: str | None
     tokens_per_item: float
-    train_items: int
+    train_items: int | None
     parameters: int
     model: str
     data: str
@@ -87,6 +87,7 @@ class Probes(ChildServer):
         from ndd_engine.train.prepare import seed
         from ndd_engine.train.probes.autosize import decide
         from ndd_engine.workloads.base import parameter_count
+        from ndd_engine.workloads.order import item_count
         from ndd_engine.workloads.registry import prepare
 
         from .probing import Prober, context_bytes, items_of
@@ -113,7 +114,7 @@ class Probes(ChildServer):
             item=workload.item,
             token=workload.token,
             tokens_per_item=workload.tokens_per_item,
-            train_items=len(cast(Any, workload.train_data)),
+            train_items=item_count(workload.train_data),
             parameters=parameter_count(workload.model),
             model=workload.describe_model(),
             data=workload.describe_data(),
@@ -152,6 +153,8 @@ class Probes(ChildServer):
         """A model on the device of this machine."""
         import torch
 
+        from ndd_engine.workloads.order import item_count
+
         from .probing import Prober
 
         opened = self._opened
@@ -167,8 +170,8 @@ class Probes(ChildServer):
             outside = opened.process_bytes + weights
         prober = Prober(config, workload, device, self.pipe.tell)
         memory = prober.memory(outside)
-        few = len(cast(Any, workload.train_data))  # larger batches are extrapolated
-        micros = sorted({min(micro, few) for micro in command["micros"]})
+        few = item_count(workload.train_data)  # larger batches are extrapolated
+        micros = sorted({micro if few is None else min(micro, few) for micro in command["micros"]})
         times = prober.time(
             micros, command["longest_s"], lambda micro: memory.peak(micro) <= GPU_SHARE * free
         )
@@ -215,7 +218,9 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
     """Tokens of items sampled across the data, ascending; [] if all have the same length."""
     import torch
 
-    if workload.collate is None:
+    from ndd_engine.workloads.order import Stream
+
+    if workload.collate is None or isinstance(workload.train_data, Stream):
         return []
     data, found = workload.train_data, []
     count = len(data)

@@ -25,17 +25,20 @@ from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.text import size
 from ndd_engine.train.data.loader import Batches, gathered
-from ndd_engine.train.data.source import can_keep, gathers, kept_bytes
+from ndd_engine.train.data.source import Source, can_keep, gathers, kept_bytes
+from ndd_engine.train.data.stream import StreamOrder
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Workload
+from ndd_engine.workloads.order import Stream, item_count
+from ndd_engine.workloads.training import training_of
 
 from .linearity import alike
 from .memory import Items, Memory
 from .recording import record
 from .rules import Rules
-from .steptime import StepTime, TimedBatch, merged
+from .steptime import StepTime, TimedBatch, merged, variation
 from .trace import Family, Trace
 
 Tell = Callable[[str], None]
@@ -93,6 +96,8 @@ class Prober:
         """The trace of steps with this micro-batch."""
         self._tell(f"recording allocations with micro-batch {micro}")
         seed(self.config.run.seed)
+        # What earlier steps left must not be freed during the recording.
+        training_of(self.workload).reset()
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
             _forget(self.device)
@@ -106,7 +111,9 @@ class Prober:
     def _unseen(self) -> str:
         if self.workload.collate is not None and self.workload.epochs_differ:
             return "later epochs may contain longer items"
-        items = len(cast(Any, self.workload.train_data))
+        items = item_count(self.workload.train_data)
+        if items is None:
+            return "" if self.workload.collate is None else "later items of the stream may be longer"
         if not self._extremes or self._looked == items:
             return ""
         return f"the longest items determine the peak, but only {self._looked:,} of {items:,} were checked"
@@ -141,7 +148,7 @@ class Prober:
                 point, update_s = self._point(stepper, micro)
             except RuntimeError as error:
                 if points and is_out_of_memory(error):
-                    stepper.optimizer.zero_grad(set_to_none=True)
+                    stepper.drop_gradients()
                     break
                 raise
             points.append(point)
@@ -176,18 +183,18 @@ class Prober:
             at = time.perf_counter()
             batch = next(batches)
             data = time.perf_counter() - at
+            stepper.carry.value = None  # of another number of items
             host, compute = self._timed(stepper, batch)
             at = time.perf_counter()
-            stepper.set_rate(0)
-            stepper.update(_nowhere)
-            stepper.optimizer.zero_grad(set_to_none=stepper.config.optimizer.set_to_none)
+            stepper.finish_step(_nowhere, 0)
             self._wait()
             samples.append((compute, host, data, time.perf_counter() - at))
             if compute > HOPELESS_S:
                 break
         # The first run of a shape includes kernel selection. Means, because a real run has slow steps as well.
-        *means, update = map(fmean, zip(*(samples[1:] or samples), strict=True))
-        return TimedBatch(micro, *means), update
+        compute, host, data, update = map(fmean, zip(*(samples[1:] or samples), strict=True))
+        varied = variation([sample[0] for sample in samples[1:]])
+        return TimedBatch(micro, compute, host, data, varied), update
 
     def _timed(self, stepper: Stepper, batch: Batch) -> tuple[float, float]:
         """(seconds until launched, seconds until done) of copying a micro-batch, forward and backward."""
@@ -221,7 +228,9 @@ class Prober:
 
 def sizes(workload: Workload) -> tuple[int, ...]:
     """The micro-batches to record: those in SIZES up to the number of items, or the largest possible."""
-    items = len(cast(Any, workload.train_data))
+    items = item_count(workload.train_data)
+    if items is None:
+        return SIZES
     found = [micro for micro in SIZES if micro <= items]
     # Avoid a single item: batch normalisation cannot train on it.
     for micro in (items, items - 1, items - 2):
@@ -233,6 +242,8 @@ def sizes(workload: Workload) -> tuple[int, ...]:
 def items_of(workload: Workload) -> Items:
     """Memory that caching all data would take."""
     parts = (workload.train_data, workload.eval_data)
+    if any(isinstance(part, Stream) for part in parts):
+        return Items(None, False, workload.collate is not None)
     keeps = all(can_keep(part, workload.epochs_differ) for part in parts)
     kept = sum(map(kept_bytes, parts)) if keeps else None
     return Items(kept, all(map(gathers, parts)), workload.collate is not None)
@@ -271,10 +282,13 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
         batches = Batches(data, config.model_copy(update={"loader": alone}), workload.collate)
     else:
         batches = probe_batches(workload, config)
+    if isinstance(batches.own, StreamOrder):
+        batches.sample()  # reads the items now, not in the first step
+        # Reading on would take items from other probes, and may never end.
+        return (batches.sample() for _ in count())
     if not batches.per_epoch:
         raise ValueError(f"the data has fewer than {micro} items")
-    for epoch in count():
-        yield from batches.epoch(epoch)
+    return (batch for epoch in count() for batch in batches.epoch(epoch))
 
 
 def extremes(workload: Workload) -> tuple[list[int], int]:
@@ -283,7 +297,7 @@ def extremes(workload: Workload) -> tuple[list[int], int]:
     Returns (for each tensor of an item, the item where it is longest; the number of items checked), or ([], 0) if the
     workload has no collate function. The batch that contains these items determines the run's peak.
     """
-    if workload.collate is None or workload.epochs_differ:
+    if workload.collate is None or workload.epochs_differ or isinstance(workload.train_data, Stream):
         return [], 0
     data = cast(Any, workload.train_data)
     longest: list[tuple[int, int]] = []
@@ -301,8 +315,13 @@ def extremes(workload: Workload) -> tuple[list[int], int]:
 def longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
     """Endless micro-batches that start with the items `first`, filled up with others."""
     if not first:
-        yield from endless(workload, config, micro)
+        return endless(workload, config, micro)
+    return _longest_first(workload, config, micro, first)
+
+
+def _longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
     source = probe_batches(workload, config).source
+    assert isinstance(source, Source)  # only items with an index are looked for
     places = range(len(cast(Any, workload.train_data)))
     others = cycle(sorted(set(places) - set(first)))
     while True:

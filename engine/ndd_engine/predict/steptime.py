@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from . import lines
+
+# Times whose repetitions vary by more than this have low confidence.
+NOISY = 0.5
 
 
 @dataclass(frozen=True)
@@ -13,13 +16,15 @@ class TimedBatch:
     """Measured seconds of one micro-batch.
 
     compute_s: forward and backward. host_s: until the host has launched all of it; equal to compute_s on the CPU.
-    data_s: creating the batch in the training process.
+    data_s: creating the batch in the training process. spread: how much longer the slow repetitions took than the fast
+    ones (0.5: the 90 % quantile was 1.5 times the 10 % quantile); None with fewer than three.
     """
 
     micro: int
     compute_s: float
     host_s: float
     data_s: float
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,14 @@ class StepTime:
         """Whether this micro-batch was measured."""
         return any(point.micro == micro for point in self.points)
 
+    @property
+    def doubt(self) -> str:
+        """Why the times have low confidence, "" if they do not."""
+        most = max((point.spread or 0.0 for point in self.points), default=0.0)
+        if most <= NOISY:
+            return ""
+        return f"repeated steps vary by {most:.0%} (a busy machine, or items of different lengths)"
+
     def knee(self) -> int | None:
         """The micro-batch above which the GPU, not the host, is the bottleneck; None if the host never is."""
         if not self.on_gpu or len(self.points) < 2:
@@ -76,6 +89,14 @@ def spread(least: int, most: int, count: int = 3) -> list[int]:
         return [most]
     ratio = (most / least) ** (1 / (count - 1))
     return sorted({min(max(round(least * ratio**index), least), most) for index in range(count)})
+
+
+def variation(times: Sequence[float]) -> float | None:
+    """The 90 % quantile over the 10 % quantile, minus 1; None for fewer than three times."""
+    if len(times) < 3:
+        return None
+    ordered, ends = sorted(times), len(times) // 10
+    return ordered[-1 - ends] / ordered[ends] - 1 if ordered[ends] > 0 else None
 
 
 def merged(points: Iterable[TimedBatch]) -> tuple[TimedBatch, ...]:

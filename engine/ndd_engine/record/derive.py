@@ -150,6 +150,7 @@ def core_use(run: RunEvent | None, samples: Sequence[SampleEvent]) -> CoreUse | 
         samples=len(known),
         neighbours=tuple((item["pid"], item["name"], item["cores"]) for item in newest),
         throttled=fmean(throttled) if throttled else None,
+        stoppable=tuple(item["pid"] for item in newest if item.get("stoppable")),
     )
 
 

@@ -17,6 +17,8 @@ are incomplete or have a value of another type than declared.
     stacks   stack samples of the training thread
     finding  a finding appeared or disappeared
     trial    a candidate configuration was measured against a baseline
+    scalars  scalars that the user's own training code logged
+    texts    samples of an evaluation, as text
     mark     an occurrence: epoch, evaluation, checkpoint, compile, pause, warning, choice
     fold     the accumulated state, written regularly so that long records open fast
     end      the end of the run
@@ -26,7 +28,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
+
+from ndd_engine.renamed import OLD_WORKLOADS, with_todays_names
 
 from .event import Event, Json, finite
 from .evidence import BaselineEvent, FindingEvent, KernelsEvent, LoaderEvent, StacksEvent, TrialEvent
@@ -35,8 +39,9 @@ from .shape import Time, check_of
 
 __all__ = [
     "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FoldEvent", "Json", "KernelsEvent",
-    "LoaderEvent", "MarkEvent", "MemoryEvent", "RunEvent", "SampleEvent", "SettingEvent", "StacksEvent", "StageEvent",
-    "TrialEvent", "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
+    "LoaderEvent", "MarkEvent", "MemoryEvent", "RunEvent", "SampleEvent", "ScalarsEvent", "SettingEvent",
+    "StacksEvent", "StageEvent",
+    "TextsEvent", "TrialEvent", "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
 ]  # fmt: skip
 
 # Phases of a step in display order; `other` is the wall time outside the other phases.
@@ -63,10 +68,11 @@ class RunEvent(Event):
     config: the resolved configuration. device: "cpu" or "cuda:N". card: the GPU, see hardware.gpu.Gpu.to_dict; null
     without one. versions: package -> version. parameters: number of model parameters. precision: "fp32", "tf32",
     "bf16" or "fp16". item, token: names of the workload's units ("window", "character"); token may be null and
-    tokens_per_item 0. items_per_step: effective batch size. items_per_epoch, steps_per_epoch: of the training set.
-    total_steps: optimizer steps at which the run ends. model, data: descriptions. threads: CPU threads. usable_cores:
-    CPU cores available to the process (affinity and cgroup quota). resumed_step, resumed_from: step and checkpoint
-    file of a resume, else null.
+    tokens_per_item 0. items_per_step: effective batch size. items_per_epoch, steps_per_epoch: of the training set,
+    0 if unknown. epochs, total_steps: epochs and optimizer steps at which the run ends, 0 if unknown. model, data:
+    descriptions. threads: CPU threads. usable_cores: CPU cores available to the process (affinity and cgroup
+    quota). resumed_step, resumed_from: step and checkpoint file of a resume, else null; resumed_epoch: the epochs
+    done then, if they do not follow from the step.
     """
 
     type: ClassVar[str] = "run"
@@ -95,6 +101,14 @@ class RunEvent(Event):
     usable_cores: float | None = None
     resumed_step: int | None = None
     resumed_from: str | None = None
+    resumed_epoch: int | None = None
+
+    @classmethod
+    def of_checked(cls, body: Json) -> Self:
+        """As for all events; the old name of a workload becomes today's."""
+        if (name := OLD_WORKLOADS.get(body["workload"])) is not None:
+            body = {**body, "workload": name, "config": with_todays_names(body["config"])}
+        return super(RunEvent, cls).of_checked(body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +248,30 @@ class WorkEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ScalarsEvent(Event):
+    """Scalars that the user's own training code logged since the last window.
+
+    step: optimizer steps done. values: the mean of the values of each name; null if it is not finite.
+    """
+
+    type: ClassVar[str] = "scalars"
+    step: int
+    values: Annotated[dict[str, float], dict[str, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextsEvent(Event):
+    """Samples of an evaluation that the user's own training code returned.
+
+    step: optimizer steps done. texts: one per sample; control characters other than line breaks are escaped.
+    """
+
+    type: ClassVar[str] = "texts"
+    step: int
+    texts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class MarkEvent(Event):
     """An occurrence during the run.
 
@@ -278,7 +316,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
     kind.type: kind
     for kind in (
         RunEvent, StageEvent, WindowEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent, LoaderEvent,
-        BaselineEvent, KernelsEvent, StacksEvent, FindingEvent, TrialEvent, MarkEvent, FoldEvent, EndEvent,
+        BaselineEvent, KernelsEvent, StacksEvent, FindingEvent, TrialEvent, ScalarsEvent, TextsEvent, MarkEvent,
+        FoldEvent, EndEvent,
     )
 }  # fmt: skip
 

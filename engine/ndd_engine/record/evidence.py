@@ -6,19 +6,21 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from .event import Event, Json
-from .parts import Finding, Frame, Kernel, Side, ThreadTime
+from .parts import Finding, Frame, Kernel, ModuleTime, Side, ThreadTime
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderEvent(Event):
     """The training data and the cost of making a micro-batch in the training process, measured before training.
 
-    items: number of items. micro: items of a micro-batch. in_memory: tensors in memory, one gather operation makes a
-    batch. encoded: number of items that are encoded once and cached, or null. epochs_differ: items change every epoch
-    and cannot be cached. batch_bytes: size of a micro-batch. item_ns, item_cpu_ns: wall and CPU time of making an
-    item, mean of `probed` items (the difference is time waiting for storage or network). collate_ns: joining the
-    items of a micro-batch. gather_ns: making a micro-batch in one gather operation. Times that were not measured or
-    do not apply are null.
+    items: number of items; 0 if it is unknown. micro: items of a micro-batch. in_memory: tensors in memory, one
+    gather operation makes a batch. encoded: number of items that are encoded once and cached, or null.
+    epochs_differ: items change every epoch and cannot be cached. batch_bytes: size of a micro-batch. item_ns,
+    item_cpu_ns: wall and CPU time of making an item, mean of `probed` items. item_delay_ns: the part of item_ns in
+    which the thread could run but other threads or processes used the cores, null if the system does not report it;
+    item_ns without both is time waiting for storage or network. collate_ns: joining the items of a micro-batch.
+    gather_ns: making a micro-batch in one gather operation. Times that were not measured or do not apply are null.
+    stream: the items come from an IterableDataset, so they have no index and cannot be cached.
     """
 
     type: ClassVar[str] = "loader"
@@ -33,6 +35,8 @@ class LoaderEvent(Event):
     collate_ns: float | None = None
     gather_ns: float | None = None
     probed: int = 0
+    item_delay_ns: float | None = None
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,9 @@ class KernelsEvent(Event):
     longest kernels or operators, [name, total nanoseconds, count] each. trace: path of the exported Chrome trace, or
     null. collective_ns: time with a collective (NCCL) running, part of busy_ns; exposed_ns: the part of it without any
     other kernel running. convolution_ns: total duration of the convolution kernels; null in records before 0.6.
+    modules: forward and backward by module, [name, class, forward nanoseconds, backward nanoseconds, calls] each, the
+    longest first: sums of kernels or top-level operators, each of its innermost module only. Modules of equal blocks
+    are one entry ("blocks.*.attention"). [] with compiled code or a CUDA graph, and in older records.
     """
 
     type: ClassVar[str] = "kernels"
@@ -82,6 +89,7 @@ class KernelsEvent(Event):
     collective_ns: int = 0
     exposed_ns: int = 0
     convolution_ns: int | None = None
+    modules: list[ModuleTime] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from .events import (
     SampleEvent,
     SettingEvent,
     StacksEvent,
+    TextsEvent,
     TrialEvent,
     WindowEvent,
     WorkEvent,
@@ -70,7 +71,14 @@ class _Plain(TypedDict):
     warnings: int
 
 
-class _State(_Plain):
+class _Later(TypedDict, total=False):
+    """Fields that records of earlier versions do not have, and that are left out when they are empty."""
+
+    scalars: dict[str, _Trend]
+    texts: TextsEvent
+
+
+class _State(_Plain, _Later):
     """The `state` of a fold event."""
 
     run: RunEvent | None
@@ -113,13 +121,18 @@ def to_event(state: RunState) -> FoldEvent:
     body["marks"] = [[item.t, _body(item.mark)] for item in state.marks]
     for name in _TRENDS:
         body[name] = getattr(state, name).to_dict()
+    if state.scalars:
+        body["scalars"] = {name: trend.to_dict() for name, trend in state.scalars.items()}
+    if state.texts is not None:
+        body["texts"] = _body(state.texts)
     return FoldEvent(body)
 
 
 def from_event(event: FoldEvent) -> RunState:
     """The state from a fold event. Raises ValueError if it is damaged or was written by an incompatible version."""
     body = dict(event.state)
-    if not check_of(_State)(body) or body.keys() != _State.__required_keys__:
+    later = _Later.__annotations__.keys()
+    if not check_of(_State)(body) or body.keys() - later != _State.__required_keys__:
         raise ValueError("not the state of a run")
     state = RunState()
     for name in _NEWEST:
@@ -141,6 +154,9 @@ def from_event(event: FoldEvent) -> RunState:
     state.marks.extend(TimedMark(t, MarkEvent.of_checked(mark)) for t, mark in body.pop("marks"))
     for name in _TRENDS:
         setattr(state, name, Trend.from_dict(body.pop(name)))
+    state.scalars = {name: Trend.from_dict(trend) for name, trend in body.pop("scalars", {}).items()}
+    if (texts := body.pop("texts", None)) is not None:
+        state.texts = TextsEvent.of_checked(texts)
     for name, value in body.items():
         setattr(state, name, value)
     return state

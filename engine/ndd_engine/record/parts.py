@@ -46,6 +46,7 @@ class _Process(TypedDict, total=False):
     pid: Required[int]
     name: Required[str]
     cores: Required[float]
+    stoppable: bool | None
 
 
 class _HostCounters(TypedDict, total=False):
@@ -123,6 +124,7 @@ class _Finding(TypedDict, total=False):
     ceiling: float | None
     changes: list[_Change]
     leave: str
+    from_steps: int | None
 
 
 class _Side(TypedDict, total=False):
@@ -161,4 +163,5 @@ State = Annotated[Json, _State]
 # Rows of events; see StacksEvent, KernelsEvent and BaselineEvent.
 Frame = Annotated[list[Any], tuple[str, str, int, str, int, int]]
 Kernel = Annotated[list[Any], tuple[str, float, int]]
+ModuleTime = Annotated[list[Any], tuple[str, str, float, float, int]]
 ThreadTime = Annotated[list[float], tuple[float, float]]

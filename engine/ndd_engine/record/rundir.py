@@ -122,6 +122,36 @@ def discard(run: RunDir) -> None:
         run.path.rmdir()
 
 
+def bare(run: RunDir) -> bool:
+    """Whether the folder contains at most what a run leaves that was killed before it recorded anything."""
+    try:
+        return {entry.name for entry in run.path.iterdir()} <= {
+            "lock",
+            "control.sock",
+            "console.log",
+            "checkpoints",
+        }
+    except OSError:  # not a folder, or no permission
+        return False
+
+
+def set_aside(run: RunDir) -> None:
+    """Move what an earlier attempt wrote into the folder `attempt-N` of the run. Needs the lock. Raises OSError."""
+    stay = {run.lock.name, run.control_socket.name, run.checkpoints.name}
+    written = [
+        entry
+        for entry in run.path.iterdir()
+        if entry.name not in stay and not entry.name.startswith("attempt-")
+    ]
+    if not written:
+        return
+    folders = (run.path / f"attempt-{index}" for index in itertools.count(1))
+    folder = next(path for path in folders if not os.path.lexists(path))
+    folder.mkdir()
+    for entry in written:
+        entry.rename(folder / entry.name)
+
+
 def _free_names(root: Path, workload: str) -> Iterator[str]:
     base = _base_name(workload)
     pattern = re.compile(rf"{re.escape(base)}-(\d+)")
@@ -144,7 +174,9 @@ def find_run(root: Path, name: str | None) -> RunDir:
     runs = sorted(all_runs(root), key=_changed_t)
     if name is None:
         if not runs:
-            raise UsageError(f"there are no runs in {printable(str(root))}")
+            raise UsageError(
+                f"there are no runs in {printable(str(root.absolute()))}; name another folder with --runs FOLDER"
+            )
         live = [run for run in runs if run.live_owner()]
         return _readable((live or runs)[-1])
     for path in (root / name, Path(name)):
@@ -152,8 +184,8 @@ def find_run(root: Path, name: str | None) -> RunDir:
             return _readable(RunDir(path.resolve() if path.name in ("", ".", "..") else path))
     known = ", ".join(printable(run.name) for run in reversed(runs[-8:]))
     raise UsageError(
-        f"there is no run {printable(name)} in {printable(str(root))}"
-        + (f"; existing runs: {known}" if known else "")
+        f"there is no run {printable(name)} in {printable(str(root.absolute()))}"
+        + (f"; existing runs: {known}" if known else "; name another folder with --runs FOLDER")
     )
 
 

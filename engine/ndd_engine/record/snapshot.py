@@ -16,6 +16,7 @@ from .events import (
     SampleEvent,
     SettingEvent,
     StacksEvent,
+    TextsEvent,
     TrialEvent,
     WorkEvent,
 )
@@ -76,7 +77,8 @@ class CoreUse:
 
     used: all processes; own: this run with its loader workers; others: other processes (at least 0); usable: cores
     available to this run. samples: their number. neighbours: the busiest other processes, (pid, name, cores) each, ()
-    if unknown. throttled: share of time throttled by the cgroup quota, None if unknown.
+    if unknown. stoppable: ids of those that belong to this user and are no system processes, () in older records.
+    throttled: share of time throttled by the cgroup quota, None if unknown.
     """
 
     used: float
@@ -86,6 +88,7 @@ class CoreUse:
     samples: int
     neighbours: tuple[tuple[int, str, float], ...] = ()
     throttled: float | None = None
+    stoppable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,8 @@ class Snapshot:
     """The state of a run. Rates are per second of training time without pauses; None is unknown.
 
     step: optimizer step; micro_steps: forward and backward passes per step; step_ns: nanoseconds per step.
-    memory_trend: (step, bytes) of allocated GPU memory, or of resident memory on the CPU.
+    memory_trend: (step, bytes) of allocated GPU memory, or of resident memory on the CPU. scalars: (name, trend) of
+    what the user's own training code logged; texts: its newest samples.
     """
 
     run: RunEvent | None
@@ -228,6 +232,8 @@ class Snapshot:
     dropped_events: int = 0
     preparing_t: float | None = None
     settings: tuple[SettingEvent, ...] = ()
+    scalars: tuple[tuple[str, tuple[tuple[int, float], ...]], ...] = ()
+    texts: TextsEvent | None = None
     work: WorkEvent | None = None
     throughput: Throughput = Throughput()
     micro_steps: float | None = None

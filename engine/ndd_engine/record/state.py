@@ -20,9 +20,11 @@ from .events import (
     MemoryEvent,
     RunEvent,
     SampleEvent,
+    ScalarsEvent,
     SettingEvent,
     StacksEvent,
     StageEvent,
+    TextsEvent,
     TrialEvent,
     WindowEvent,
     WorkEvent,
@@ -40,6 +42,7 @@ KEPT_MARKS = 60
 KEPT_EVALUATIONS = 60
 KEPT_SETTINGS = 80
 KEPT_TRIALS = 20
+KEPT_SCALARS = 12
 RECENT_SAMPLES = 12
 
 
@@ -81,6 +84,8 @@ class RunState:
         self.memories = Trend()
         self.marks: deque[TimedMark] = deque(maxlen=KEPT_MARKS)
         self.warnings = 0
+        self.scalars: dict[str, Trend] = {}
+        self.texts: TextsEvent | None = None
 
     def fold(self, t: float, event: Event) -> None:
         """Apply an event."""
@@ -102,6 +107,10 @@ class RunState:
             setattr(self, event.type, event)
         elif isinstance(event, TrialEvent):
             self.trials.append(event)
+        elif isinstance(event, ScalarsEvent):
+            self._scalars(event)
+        elif isinstance(event, TextsEvent):
+            self.texts = event
         elif isinstance(event, StageEvent):
             self.stage = event.text
             if self.preparing_t is None or event.name == "resume":
@@ -130,12 +139,18 @@ class RunState:
         if event.resumed_step is not None:
             step = event.resumed_step
             self.step = step
-            self.epoch, self.epoch_step = divmod(step, max(event.steps_per_epoch, 1))
+            self.epoch, self.epoch_step = (
+                divmod(step, event.steps_per_epoch) if event.steps_per_epoch else (0, step)
+            )
+            if event.resumed_epoch is not None:
+                self.epoch = event.resumed_epoch
             self.items = step * event.items_per_step
             self.tokens = round(self.items * event.tokens_per_item)
             self.recent.clear()
-            for trend in (self.losses, self.rates, self.memories):
+            for trend in (self.losses, self.rates, self.memories, *self.scalars.values()):
                 trend.cut(step)
+            if self.texts is not None and self.texts.step > step:
+                self.texts = None
             self.evaluating.resume(step)
             self.saving.resume(step)
             while self.evaluations and self.evaluations[-1].step > step:
@@ -191,6 +206,13 @@ class RunState:
             totals["gc_ns"] = (totals["gc_ns"] or 0) + event.gc_ns
             totals["gc_count"] += event.gc_count or 0
             totals["gc_max_ns"] = max(totals["gc_max_ns"], event.gc_max_ns or 0)
+
+    def _scalars(self, event: ScalarsEvent) -> None:
+        for name, value in event.values.items():
+            if value is None or not math.isfinite(value):
+                continue
+            if name in self.scalars or len(self.scalars) < KEPT_SCALARS:
+                self.scalars.setdefault(name, Trend()).add(event.step, value)
 
     def _memory(self, used: int | None) -> None:
         # Allocations during preparation are not growth.
@@ -279,6 +301,7 @@ class RunState:
             "rate_trend": self.rates.view(),
             "memory_trend": self.memories.view(),
             "marks": tuple(self.marks),
+            "scalars": tuple((name, trend.view()) for name, trend in self.scalars.items()),
             "settings": tuple(self.settings.values()),
             "throughput": throughput(self.work, step_ns),
             "micro_steps": micro / steps if steps else None,

@@ -44,6 +44,15 @@ class Saved:
     description: Path
 
 
+def last_good(saved: Saved | None) -> str:
+    """For a message: the newest checkpoint."""
+    return (
+        "there is no checkpoint"
+        if saved is None
+        else f"the last good checkpoint is step {saved.step} ({saved.path.name})"
+    )
+
+
 class CheckpointStore:
     """The checkpoints of one run."""
 

@@ -65,7 +65,7 @@ def unloadable(state: dict[str, Any]) -> str | None:
     for path, what in _unloadable(state, "", 0):
         name = shortened(path.removeprefix("model."), 120)
         allowed = "tensors, numbers, strings, and lists, tuples, sets or dicts of them"
-        return f"{name} {what}, which a checkpoint cannot contain; the model's state may consist of {allowed}"
+        return f"{name} {what}, which a checkpoint cannot contain; allowed: {allowed}"
     return None
 
 

@@ -7,6 +7,7 @@ import threading
 import psutil
 
 from ndd_engine.errors import UsageError
+from ndd_engine.record.events import MarkEvent
 
 
 class StopNow(BaseException):
@@ -107,3 +108,11 @@ def _lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def pause_mark(step: int, holders: list[int]) -> MarkEvent:
+    """holders: ids of the processes that hold the pause."""
+    if not holders:
+        return MarkEvent("pause", step, f"paused at step {step}")
+    who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"
+    return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": holders})

@@ -73,6 +73,12 @@ def explain(
     return Failure("error", f"{kind} {place}: {message}", own_module.place(error))
 
 
+def unstable(stepper: Stepper) -> str:
+    """What to change after a loss or a parameter became NaN or infinite."""
+    advice = "try a lower optimizer.lr, or clip.max_norm = 1.0"
+    return advice if stepper.precision.scaler is None else f'{advice} or precision.amp = "bf16"'
+
+
 def told(error: BaseException) -> tuple[str, str]:
     """(kind, text) of the error that ended a helper process. kind: "oom" or "failed"."""
     if isinstance(error, NddError):

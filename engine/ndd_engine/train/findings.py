@@ -12,8 +12,9 @@ from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import FindingEvent
 from ndd_engine.record.snapshot import Snapshot
 
-# A finding whose ceiling moved by less than this is unchanged.
-MATERIAL = 0.2
+# A finding is unchanged while its possible gain (ceiling - 1) stays within this factor.
+MATERIAL = 2.0
+LEAST_GAIN = 0.02
 # The finding for "not enough data yet".
 UNTOLD = "too-short"
 HEALTHY = "healthy"
@@ -57,6 +58,10 @@ class FindingWatch:
 
 
 def _changed(told: Finding, now: Finding) -> bool:
+    advice = (told.sets, bool(told.leave), told.from_steps is None)
+    if advice != (now.sets, bool(now.leave), now.from_steps is None):
+        return True
     if told.ceiling is None or now.ceiling is None:
         return told.ceiling is not now.ceiling
-    return abs(now.ceiling / told.ceiling - 1) > MATERIAL
+    gains = sorted((told.ceiling - 1, now.ceiling - 1))
+    return gains[1] > MATERIAL * max(gains[0], LEAST_GAIN)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from ndd_engine.config.schema import CheckpointSection, Config, EvaluateSection
-from ndd_engine.errors import TrainingError, said, shortened
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import TrainingError, said
 from ndd_engine.limits import limit_of
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure import memory_history
@@ -21,15 +18,23 @@ from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.place import OwnOrder, end_pass
 from ndd_engine.train.step.precision import Precision
 from ndd_engine.train.step.stepper import Stepper
 
-from .checkpoint import CheckpointStore, Saved, free_space
+from .callbacks import Callbacks, failure
+from .checkpoint import CheckpointStore, Saved, free_space, last_good
 from .contents import changed, finite_buffers, layout, not_finite, unloadable
-from .evaluate import Result, evaluate
-from .random_state import random_state
+from .control import pause_mark
+from .due import Due
+from .evaluate import Result, better_of, evaluate
+from .failures import unstable
 from .request import OpenRun
+from .restoring import state_of
 from .settings import VerifiedSettings
+
+# Steps of a run that ends after a number of passes of unknown length.
+UNKNOWN_STEPS = 1 << 62
 
 
 class Loop:
@@ -52,8 +57,15 @@ class Loop:
         # A resumed run creates the same model first, so that these do not depend on a checkpoint.
         self._finite_buffers = finite_buffers(stepper.model)
         self.total_steps = stepper.total_steps
-        self.steps_per_epoch = batches.per_epoch // config.batch.accumulation
+        self.steps_per_epoch = batches.steps_per_epoch or 0  # 0: unknown
+        # The passes after which a run ends whose steps are not known beforehand.
+        self.passes = config.run.epochs if batches.steps_per_epoch is None else None
+        self.due = Due(config, self.steps_per_epoch if batches.own is None else 0)
         self.losses = LossReader(stepper.device, config.log.every_steps)
+        self.better = better_of(config.evaluate, stepper.workload)
+        self.callbacks = Callbacks(
+            stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
+        )
         self.saved: Saved | None = None
         self.save_error: str | None = None
         self.boundary = True
@@ -62,7 +74,7 @@ class Loop:
         self._last_result: tuple[int, Result] | None = None
         batch, log, speed = config.batch, config.log, config.speed
         tokens = stepper.workload.tokens_per_item
-        work = StepWork(batch.items, batch.accumulation, tokens, self.steps_per_epoch)
+        work = StepWork(batch.items, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters)
         self.reporter = Reporter(
             work, stepper, clock, self.losses, run.put, gc_every_steps=config.run.gc_every_steps,
             stacks_hz=log.stacks_hz, loop_file=__file__, compiles=speed.compile != "off",
@@ -71,10 +83,20 @@ class Loop:
         graphs = speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune")
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
         self.captures = CaptureSchedule(
-            self.reporter, plan, lambda: stepper.graph is None or stepper.graph.settled
+            self.reporter,
+            plan,
+            lambda: stepper.graph is None or stepper.graph.settled,
+            None if graphs or speed.compile != "off" else stepper.model,
         )
         self._epochs_begun = 0  # by this process
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left."""
+        own = self.batches.own
+        passed = self.passes is not None and own is not None and own.passes >= self.passes
+        return passed or self.step >= self.total_steps
 
     def run(self) -> str | None:
         """Return None at the end of training, or the status that a stop requested.
@@ -92,44 +114,66 @@ class Loop:
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
         collector, captures = self.reporter.collector, self.captures
-        while self.step < self.total_steps:
-            epoch, epoch_step = divmod(self.step, self.steps_per_epoch)
+        own, training = self.batches.own, stepper.training
+        if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
+            self._act()  # the checkpoint was written before the evaluation of its step
+        while not self.finished and self.callbacks.early is None:
+            epoch, epoch_step = self.batches.place(self.step)
+            if not epoch_step:
+                stepper.begin_epoch()
             clock.enter(phase.DATA_WAIT)
             # The first epoch includes one-time work, such as starting persistent workers.
             with clock.part("first_batch") if self._epochs_begun else contextlib.nullcontext():
                 iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
             self._loader_settings()
-            end = min(self.total_steps, (epoch + 1) * self.steps_per_epoch)
-            action = self._next_action()
+            end = self.total_steps
+            if own is None:
+                end = min(end, (epoch + 1) * self.steps_per_epoch)
+            action = self.due.next(self.step, self.total_steps)
             while self.step < end:
                 self.boundary = False
                 loss = stepper.step(iterator, clock, self.step)
+                if loss is None and own is not None:
+                    self._end_pass(own)
+                    break
                 if loss is None:
                     early = f"the loader ended early, at step {self.step}"
                     raise TrainingError(f"{early}; the epoch has steps up to {end}")
                 self.step += 1
+                self.reporter.steps += 1  # also if a callback or a check raises
+                training.step, training.loss = self.step, loss
+                if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
+                    stepper.optimizer.end_epoch()
                 self.boundary = True
                 arrived = self.losses.add(self.step, loss, stepper.extras)
                 if arrived:
                     self._check(arrived)
+                if self.callbacks.each_step:
+                    self.callbacks.step()
+                elif training.logged or training.stopping:
+                    self.callbacks.heard()
                 collector.after_step(self.step, clock)
                 clock.end_step()
-                self.reporter.steps += 1
                 if clock.window_ns >= self._window_ns:
                     self._window()
-                    self._save_if_long_ago()
+                    if self.step < action:
+                        self._save_if_long_ago()
                 if self.step >= captures.next:
                     captures.look(self.step, action - self.step)
                 # Act before stopping: after the last step there would be no other chance.
                 if self.step >= action:
                     self._act()
-                    action = self._next_action()
+                    action = self.due.next(self.step, self.total_steps)
                     if self.step >= captures.next:
                         captures.look(self.step, action - self.step)
                 if control.pending and self._obey():
                     return self._stop()
+                if self.callbacks.early is not None:
+                    break
             del iterator
-            if self.step == (epoch + 1) * self.steps_per_epoch:
+            if own is not None and self.step >= self.total_steps and self._at_pass_end(own):
+                self._end_pass(own)
+            if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
                 epochs = -(-self.total_steps // self.steps_per_epoch)
                 self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {epochs} done"))
             if control.pending and self._obey():
@@ -137,27 +181,29 @@ class Loop:
         self._finish()
         return None
 
+    def _at_pass_end(self, own: OwnOrder) -> bool:
+        """Whether the last step was the last one of its pass, as far as its length is known."""
+        return 0 < self.steps_per_epoch == own.batches // self.config.batch.accumulation
+
+    def _end_pass(self, own: OwnOrder) -> None:
+        """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
+        self.boundary = True
+        end_pass(own, self.config.batch.accumulation)
+        self.stepper.optimizer.end_epoch()
+        of = "" if not self.config.run.epochs else f" of {self.config.run.epochs}"
+        self.put(MarkEvent("epoch", self.step, f"epoch {own.passes}{of} done"))
+        self._act(own.passes)
+
     # Between steps.
 
-    def _next_action(self) -> int:
-        """The next step after which an evaluation or a checkpoint is due; the loop compares only this number."""
-        periods = self._periods(self.config.evaluate) + self._periods(self.config.checkpoint)
-        return min([self.total_steps, *((self.step // every + 1) * every for every in periods)])
-
-    def _periods(self, section: EvaluateSection | CheckpointSection) -> list[int]:
-        """The section's periods in steps, without those that are off."""
-        every = (section.every_steps, section.every_epochs * self.steps_per_epoch)
-        return [steps for steps in every if steps]
-
-    def _due(self, section: EvaluateSection | CheckpointSection) -> bool:
-        return any(self.step % every == 0 for every in self._periods(section))
-
-    def _act(self) -> None:
+    def _act(self, passes: int = 0) -> None:
+        """passes: so many passes are done now; 0 after a step."""
         evaluation = self.config.evaluate
+        due = self.due.at(evaluation, self.step, passes)
         # Evaluate before a checkpoint at the same step, so that the checkpoint carries the metric.
-        if self._due(evaluation) or (self.step >= self.total_steps and evaluation.at_end):
-            self.evaluate()
-        if self._due(self.config.checkpoint):
+        if due or (self.step >= self.total_steps and evaluation.at_end):
+            self.evaluate(due=due)
+        if self.due.at(self.config.checkpoint, self.step, passes):
             self.save()
         # Evaluations end windows: if they are frequent, no window gets long enough to check this elsewhere.
         self._save_if_long_ago()
@@ -187,7 +233,7 @@ class Loop:
                 paused_at = time.monotonic()
                 self._resting = "paused"
                 self._status("paused")
-                self.put(_pause_mark(self.step, list(control.holders)))
+                self.put(pause_mark(self.step, list(control.holders)))
             control.wait(0.5)
             self.reporter.skip()
         if paused_at is not None:
@@ -214,12 +260,19 @@ class Loop:
         if self.config.evaluate.at_end:
             self.evaluate()
         saved = not self.config.checkpoint.at_end or self.save()
+        last = self._last_result
+        if last is not None and self.callbacks.judged < last[0] == self.step:
+            # An evaluation at the end only: a run that continues from the checkpoint must not have seen it.
+            self.callbacks.evaluated(last[1].metrics)
         self._window()
         if not saved:
             raise TrainingError(f"finished all {self.step} steps, but {self.save_error}")
 
-    def evaluate(self, again: bool = False) -> None:
-        """Evaluate now. Does nothing if this step was already evaluated, unless `again`."""
+    def evaluate(self, again: bool = False, due: bool = False) -> None:
+        """Evaluate now. Does nothing if this step was already evaluated, unless `again`.
+
+        due: the configuration asks for it at the end of a pass.
+        """
         if self._last_result is not None and self._last_result[0] == self.step and not again:
             return
         self._status("evaluating")
@@ -230,12 +283,24 @@ class Loop:
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
             self.put(event)
-        text = shortened(", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items()))
-        data = {"metrics": result.metrics, "seconds": result.seconds, "batches": result.batches,
-                "better": self.stepper.workload.better}  # fmt: skip
-        self.put(MarkEvent("evaluation", self.step, f"evaluation at step {self.step:,}: {text}", data))
+        self.put(result.mark(self.step, self.better))
+        if warning := result.not_finite:
+            self.put(MarkEvent("warning", self.step, warning))
+        self.callbacks.samples(self.step)
+        if due or self.due.at(self.config.evaluate, self.step):
+            self.callbacks.judge(self.step, result)
         self._status(self._resting)
         self._window()
+
+    def _callback_failed(self, name: str, error: BaseException) -> TrainingError:
+        """What to raise for a callback that raised, after saving a checkpoint: between steps, the state is complete."""
+        self.callbacks.on = self.callbacks.each_step = False
+        saved = not self.boundary or not self.step or self.save()
+        resume = (
+            f"; resume with: ndd-console train --resume {self.store.folder.parent.name}" if self.saved else ""
+        )
+        text = failure(name, self.step, self.stepper.workload_parts, error)
+        return TrainingError(f"{text}; {last_good(self.saved) if saved else self.save_error}{resume}")
 
     def save(self, again: bool = False) -> bool:
         """Write a checkpoint of this step. Returns False on failure, with the reason in `save_error`."""
@@ -251,23 +316,24 @@ class Loop:
         self._flush_losses()
         if (bad := not_finite(self.stepper.model, self._finite_buffers)) is not None:
             raise TrainingError(self._not_finite(step, f"{bad} is not finite"))
-        state = self.state()
+        state = state_of(self)
         if why := unloadable(state) or changed(self.layout, layout(state["model"])):
-            raise TrainingError(f"no checkpoint at step {step}: {why}; {self._last_good()}")
+            raise TrainingError(f"no checkpoint at step {step}: {why}; {last_good(self.saved)}")
         self._last_save = time.monotonic()
         try:
-            saved = self.store.save(step, state, metric, self.stepper.workload.better == "lower")
+            saved = self.store.save(step, state, metric, self.better == "lower")
         except OSError as error:
             self.save_error = (
                 f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
                 f"{limit_of(error) or error.strerror or said(error)} "
-                f"({size(free_space(self.store.folder))} free); {self._last_good()}"
+                f"({size(free_space(self.store.folder))} free); {last_good(self.saved)}"
             )
             self.put(MarkEvent("warning", step, self.save_error))
         else:
             self.saved, self.save_error = saved, None
             data = {"file": saved.path.name, "bytes": saved.bytes}
             self.put(MarkEvent("checkpoint", step, f"checkpoint at step {step} ({size(saved.bytes)})", data))
+            self.callbacks.saved(saved.path)
         self.clock.enter(phase.OTHER)
         self._status(self._resting)
         return self.save_error is None
@@ -276,23 +342,6 @@ class Loop:
         every_s = self.config.checkpoint.every_minutes * 60
         if every_s and time.monotonic() - self._last_save >= every_s:
             self.save()
-
-    def state(self) -> dict[str, Any]:
-        """The contents of a checkpoint. The position in the data and the learning rate follow from the step."""
-        device = self.stepper.device
-        return {
-            "format": 1,
-            "step": self.step,
-            "workload": self.config.workload.name,
-            "effective_batch": self.config.batch.items,
-            "items": self.batches.sampler.items,
-            "data_crc": self.batches.crc,
-            "seed": self.config.run.seed,
-            "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__),
-            "random": random_state(device),
-            **self.stepper.state(),
-        }
 
     def switch(self, config: Config, precision: Precision) -> None:
         """Continue with another configuration, between two steps; it must not need another model or optimizer."""
@@ -342,24 +391,10 @@ class Loop:
             raise TrainingError(self._not_finite(bad[0], f"the loss is {bad[1]}"))
 
     def _not_finite(self, step: int, what: str) -> str:
-        advice = "try a lower optimizer.lr, or clip.max_norm = 1.0"
-        if self.stepper.precision.scaler is not None:
-            advice += ' or precision.amp = "bf16"'
-        return f"{what} at step {step}, so training stopped; {self._last_good()}; {advice}"
-
-    def _last_good(self) -> str:
-        if self.saved is None:
-            return "there is no checkpoint"
-        return f"the last good checkpoint is step {self.saved.step} ({self.saved.path.name})"
+        return (
+            f"{what} at step {step}, so training stopped; {last_good(self.saved)}; {unstable(self.stepper)}"
+        )
 
     def _window(self) -> None:
         self.reporter.window(self.step)
         memory_history.settle(self.step)
-
-
-def _pause_mark(step: int, holders: list[int]) -> MarkEvent:
-    """holders: ids of the processes that hold the pause."""
-    if not holders:
-        return MarkEvent("pause", step, f"paused at step {step}")
-    who = f"process{'' if len(holders) == 1 else 'es'} {', '.join(map(str, holders))}"
-    return MarkEvent("pause", step, f"paused for a trial by {who}", {"holders": holders})

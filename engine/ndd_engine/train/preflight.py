@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import ConfigError, MachineError, Problem, UsageError
-from ndd_engine.files import write_problem
+from ndd_engine.files import expanded, write_problem
 from ndd_engine.hardware.detect import detect
 from ndd_engine.record.events import Json, RunEvent
 from ndd_engine.record.state import RunState
 from ndd_engine.workloads.facts import problems
 
-from . import scalars
+from . import loggers
 
 # Workload keys that a resume may change: they change neither the model nor the data.
 MAY_CHANGE = frozenset({"size", "data", "dropout", "path"})
@@ -34,10 +33,9 @@ def preflight(draft: Draft, use_torch: bool = True) -> Config:
         wrong = {problem.key for problem in found}  # they were replaced by their defaults for this check
         more = [problem for problem in problems(config, "") if problem.key not in wrong]
         found += [replace(problem, where=draft.where(problem.key.split("."))) for problem in more]
-        if config.log.trace is not None and (why := write_problem(Path(config.log.trace).expanduser())):
+        if config.log.trace is not None and (why := write_problem(expanded(config.log.trace))):
             found.append(draft.problem(("log", "trace"), why, config.log.trace))
-        if config.log.tensorboard and not scalars.available():
-            found.append(draft.problem(("log", "tensorboard"), scalars.MISSING, True))
+        found += [draft.problem(("log", key), text, value) for key, value, text in loggers.missing(config)]
         if config.run.device.startswith("cuda"):
             try:
                 detect(config.run.device, use_torch=use_torch)
@@ -67,14 +65,17 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
         for key, value in now.items()
         if key not in MAY_CHANGE and key != "name" and before.get(key) != value
     ]
-    for section, key in (("batch", "sequence"), ("optimizer", "name")):
+    for section, key in (("batch", "sequence"), ("optimizer", "name"), ("optimizer", "decay")):
         value = getattr(getattr(config, section), key)
-        if (was := _section(run, section).get(key)) != value:
+        was = _section(run, section).get(key)
+        if was != value and not (key == "decay" and was is None):  # older records have none
             changed.append(f"{section}.{key} was {was}, now {value}")
     if changed:
         raise UsageError(f"cannot resume {name}: {'; '.join(changed)}; start a new run to change these")
     limits = (config.run.max_steps, (config.run.epochs or 0) * run.steps_per_epoch)
-    if from_step is None and state.status == "done" and state.step >= min(filter(None, limits)):
+    # Without a limit in steps, the length of the data is unknown: the checkpoint says how many passes are done.
+    least = min(filter(None, limits), default=None)
+    if from_step is None and state.status == "done" and least is not None and state.step >= least:
         grown = "--set run.epochs" if config.run.max_steps is None else "--max-steps"
         raise UsageError(f"run {name} has finished all {state.step} steps; to train longer, raise {grown}")
 

@@ -27,8 +27,9 @@ from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.flops import work_event
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, MarkEvent, RunEvent
-from ndd_engine.text import printable
+from ndd_engine.text import counted, printable
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.place import cannot_load
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.probes.autosize import decide
 from ndd_engine.train.probes.baseline import Baseline
@@ -42,9 +43,10 @@ from ndd_engine.workloads.registry import prepare
 from .checkpoint import Saved, newest_good
 from .contents import unloadable
 from .failures import out_of_memory
-from .loop import Loop
+from .loop import UNKNOWN_STEPS, Loop
 from .random_state import kept_random, restore_random_state
 from .request import OpenRun
+from .restoring import load_state, state_of
 
 
 @dataclass
@@ -77,9 +79,13 @@ def prepare_run(run: OpenRun) -> Prepared:
     with draft.locating():
         workload = prepare(config, run.stage)
     batches = training_batches(workload, config, device, run.stage)
-    evaluation = EvalBatches(workload.eval_data, config, workload.collate, device, run.stage)
-    steps_per_epoch = batches.per_epoch // config.batch.accumulation
-    total = total_steps(config, steps_per_epoch)
+    evaluation = EvalBatches(
+        workload.eval_data, config, workload.collate, device, run.stage, workload.eval_order
+    )
+    total = total_steps(config, batches.steps_per_epoch)
+    if not total:
+        text = f"a step needs {config.batch.accumulation} micro-batches of {config.batch.micro} items"
+        raise UsageError(f"a pass over the training data has {batches.per_epoch} micro-batches, but {text}")
     run.stage("moving the model to the device")
     if run.request.probes:
         memory_history.start(device, config.log.memory_history, run.directory.path)
@@ -93,14 +99,16 @@ def prepare_run(run: OpenRun) -> Prepared:
     if run.request.resume is not None:
         run.stage("loading the checkpoint")
         _resume(run, loop, device)
-        if loop.step >= total:
-            done = f"run {run.directory.name} has finished all {total} steps"
+        # A run that was killed between its last checkpoint and its end has nothing left to train: it ends as done.
+        if loop.finished and (loop.step > total or run.request.from_step is not None):
+            done = f"run {run.directory.name} has finished all {loop.step} steps"
             raise UsageError(f"{done}; to train longer, raise run.epochs")
     run.stage("running a test step")
     cores = usable_threads(machine.host) if run.request.probes else None
     rehearsal = _rehearse(stepper, batches, cores)
     if run.request.resume is not None and rehearsal.changed_parameters:
         _resume(run, loop, device)
+    config = loop.config
     heading = f"Run {run.directory.name}, as resolved for {machine.device}."
     try:
         with replacing(run.directory.config, PATIENCE_S) as file:
@@ -128,7 +136,7 @@ def training_batches(
 ) -> Batches:
     """The training batches of a workload. Raises UsageError and DoesNotFitError, see `Batches`."""
     differ = workload.epochs_differ
-    return Batches(workload.train_data, config, workload.collate, differ, device, tell)
+    return Batches(workload.train_data, config, workload.collate, differ, device, tell, workload.order)
 
 
 def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> Iterator[Event]:
@@ -184,11 +192,14 @@ def seed(value: int) -> None:
     random.seed(value)
 
 
-def total_steps(config: Config, steps_per_epoch: int) -> int:
-    """Optimizer steps of the whole run: run.epochs or run.max_steps, whichever ends first."""
+def total_steps(config: Config, steps_per_epoch: int | None) -> int:
+    """Optimizer steps of the whole run: run.epochs or run.max_steps, whichever ends first.
+
+    steps_per_epoch: None if it is unknown; UNKNOWN_STEPS is returned if the run ends after passes only.
+    """
     epochs = config.run.epochs
-    limits = (config.run.max_steps, None if epochs is None else epochs * steps_per_epoch)
-    return min(limit for limit in limits if limit is not None)
+    known = None if epochs is None or steps_per_epoch is None else epochs * steps_per_epoch
+    return min((limit for limit in (config.run.max_steps, known) if limit is not None), default=UNKNOWN_STEPS)
 
 
 def _determinism(config: Config) -> None:
@@ -204,7 +215,7 @@ def _determinism(config: Config) -> None:
 
 def _check_resumable(loop: Loop) -> None:
     """Raise UsageError if the model's state cannot be saved, or cannot be loaded into the same model."""
-    if (why := unloadable(loop.state())) is not None:
+    if (why := unloadable(state_of(loop))) is not None:
         raise UsageError(why)
     model = loop.stepper.model
     for name, value in model.state_dict().items():
@@ -225,43 +236,56 @@ def _resume(run: OpenRun, loop: Loop, device: torch.device) -> None:
         run.put(
             MarkEvent("warning", saved.step, f"ignored a damaged file of a checkpoint: {printable(name)}")
         )
+    # Checkpoints before 0.6 know only the engine's order.
+    state = {"order": "shuffled", "position": None, **state}
     _check_data(run.directory.name, saved, state, loop)
     shown = printable(str(saved.path))
     try:
-        loop.stepper.load(state)
+        saved_threads = state["threads"]
+        load_state(loop, state)
         restore_random_state(state["random"], device)
-        loop.step, saved_threads = int(state["step"]), state["threads"]
+    except UsageError as error:
+        raise UsageError(f"cannot resume {run.directory.name}: {error}") from None
     except Exception as error:  # noqa: BLE001
         where = place(error)  # the user's own set_extra_state or load_state_dict
         text = f"{shown} belongs to another model or optimizer: {message_of(error)}"
         raise UsageError(text + (f" ({where})" if where else "")) from (error if where else None)
     loop.saved = saved
+    if loop.stepper.optimizer.decay != loop.config.optimizer.decay:
+        section = loop.config.optimizer.model_copy(update={"decay": loop.stepper.optimizer.decay})
+        loop.config = loop.stepper.config = loop.config.model_copy(update={"optimizer": section})
+        text = 'the checkpoint applies weight decay to all parameters, so optimizer.decay is "all"'
+        run.put(MarkEvent("note", loop.step, text))
     threads = torch.get_num_threads()
     if device.type == "cpu" and saved_threads != threads:
-        text = f"the checkpoint was saved with {saved_threads} threads, this run uses {threads}"
+        text = f"the checkpoint was saved with {counted(saved_threads, 'thread')}, this run uses {threads}"
         run.put(MarkEvent("warning", loop.step, f"{text}: losses may differ in the last digits"))
 
 
 def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> None:
     """Refuse to resume on other data or another order, where the saved position has no meaning."""
-    now = loop.state()
+    now = state_of(loop)
     words = {
         "items": "training items",
         "effective_batch": "items in a step (effective batch)",
         "seed": "run.seed",
         "data_crc": "the contents of the data (checksum)",
+        "order": "the order of the data",
     }
     changed = [
         f"{text} was {state[key]}, now {now[key]}"
         for key, text in words.items()
         if state.get(key) != now[key] and not (key == "data_crc" and loop.batches.has_crc(state.get(key)))
     ]
+    if not changed and (why := cannot_load(loop.batches, state["position"])) is not None:
+        changed.append(why)
     if changed:
         raise UsageError(f"cannot resume {name} from {saved.path.name}: {'; '.join(changed)}")
 
 
 def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
     config, stepper, saved, gpu = loop.config, loop.stepper, loop.saved, machine.chosen
+    own = loop.batches.own
     workload = stepper.workload
     return RunEvent(
         name=run.directory.name,
@@ -279,16 +303,19 @@ def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
         token=workload.token,
         tokens_per_item=workload.tokens_per_item,
         items_per_step=config.batch.items,
-        items_per_epoch=loop.steps_per_epoch * config.batch.items,
+        items_per_epoch=loop.batches.items_per_epoch or 0,
         steps_per_epoch=loop.steps_per_epoch,
-        epochs=-(-loop.total_steps // loop.steps_per_epoch),
-        total_steps=loop.total_steps,
+        epochs=-(-loop.total_steps // loop.steps_per_epoch)
+        if loop.steps_per_epoch
+        else config.run.epochs or 0,
+        total_steps=0 if loop.total_steps == UNKNOWN_STEPS else loop.total_steps,
         model=workload.describe_model(),
         data=workload.describe_data(),
         threads=torch.get_num_threads(),
         usable_cores=machine.host.usable_cpus,
         resumed_step=loop.step if saved is not None else None,
         resumed_from=saved.path.name if saved is not None else None,
+        resumed_epoch=None if saved is None or own is None else own.passes,
     )
 
 

@@ -22,6 +22,7 @@ from ndd_engine.errors import (
     EXIT_TERMINATED,
     MachineError,
     NddError,
+    RunLockedError,
     TrainingError,
     UsageError,
     message_of,
@@ -33,14 +34,15 @@ from ndd_engine.record.derive import figures
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.recorder import Listener, Recorder
-from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, new_run_dir
+from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, new_run_dir, set_aside
 from ndd_engine.text import printable
 
 from .control import Control, StopNow
 from .findings import FindingWatch
+from .loggers import Loggers, enabled
 from .preflight import check_resume, preflight
 from .request import RunRequest
-from .scalars import FOLDER, Aside, Scalars, both
+from .scalars import both
 
 if TYPE_CHECKING:
     from .prepare import Prepared
@@ -64,8 +66,7 @@ class Run:
         directory: RunDir,
         lock: RunLock,
         recorder: Recorder,
-        scalars: Scalars | None,
-        aside: Aside | None,
+        loggers: Loggers | None,
     ) -> None:
         self.request, self.directory, self.recorder = request, directory, recorder
         self.control = Control()
@@ -76,7 +77,7 @@ class Run:
         self._lock = lock
         self._server = ControlServer(directory.control_socket, self._asked, self.put)
         self._prepared: Prepared | None = None
-        self._scalars, self._aside = scalars, aside
+        self._loggers = loggers
 
     @classmethod
     def open(cls, request: RunRequest, listener: Listener | None = None) -> Run:
@@ -86,7 +87,7 @@ class Run:
         when the folder or a thread cannot be created; a new folder is removed again.
         """
         config = preflight(request.draft)
-        directory = request.resume
+        directory = request.resume or request.restart
         with contextlib.ExitStack() as undo:
             if directory is None:
                 directory = new_run_dir(request.root, request.draft.run_name, request.draft.workload)
@@ -95,7 +96,13 @@ class Run:
             undo.callback(lock.release)
             try:
                 check_regular(directory.events, directory.console_log, directory.config)
-                lock.acquire()
+                try:
+                    lock.acquire()
+                except RunLockedError:
+                    undo.pop_all()  # another process has taken the new folder: leave it alone
+                    raise
+                if request.restart is not None:
+                    set_aside(directory)
                 state = None
                 if request.resume is not None:
                     state = load_state(directory)
@@ -103,12 +110,11 @@ class Run:
                     # Viewers that look before the engine starts must not see the old end.
                     state.fold(time.time(), StageEvent("resume", "starting"))
                 watch = FindingWatch() if request.probes else None
-                scalars = aside = None
-                if config.log.tensorboard and request.probes:
-                    scalars = Scalars(directory.path / FOLDER, lambda event: recorder.put(event))
-                    aside = Aside(scalars)
-                    undo.callback(aside.close)
-                recorder = Recorder(directory.events, state, both(listener, aside), watch)
+                loggers = None
+                if request.probes and enabled(config):
+                    loggers = Loggers(config, directory.path, lambda event: recorder.put(event))
+                    undo.callback(loggers.close)
+                recorder = Recorder(directory.events, state, both(listener, loggers), watch)
                 undo.callback(recorder.close)
                 recorder.start()
             except OSError as error:
@@ -116,7 +122,7 @@ class Run:
                 raise UsageError(f"cannot write to {where}: {error.strerror}") from None
             except RuntimeError as error:
                 raise MachineError(f"{error}: too many processes and threads (ulimit -u)") from None
-            run = cls(request, directory, lock, recorder, scalars, aside)
+            run = cls(request, directory, lock, recorder, loggers)
             undo.callback(run._server.close)
             try:
                 run._server.start()
@@ -153,9 +159,9 @@ class Run:
         """
         memory_history.stop()
         self._server.close()
-        if self._aside is not None:
+        if self._loggers is not None:
             self.recorder.settle()
-            self._aside.close()  # it may still report a problem
+            self._loggers.close()  # they may still report a problem
         self.recorder.close()
         if self.request.resume is None and self.recorder.dropped and self.end is not None:
             discard(self.directory)
@@ -193,9 +199,9 @@ class Run:
         self.stage("importing torch", "resume" if self.request.resume is not None else "prepare")
         from .prepare import prepare_run  # torch comes with it
 
-        if self._scalars is not None:
-            self.stage("importing tensorboard")
-            self._scalars.prepare()
+        if self._loggers is not None:
+            self.stage(f"preparing {self._loggers.names}")
+            self._loggers.prepare()
 
         prepared = self._prepared = prepare_run(self)
         try:
@@ -211,6 +217,8 @@ class Run:
             gc.unfreeze()  # frozen by `prepare_run`: what the run leaves behind can be collected again
         loop = prepared.loop
         if status is None:
+            if (early := loop.callbacks.early) is not None:
+                return self._ended("done", f"ended early at step {loop.step}: {early}")
             return self._ended("done", f"finished all {loop.step} steps")
         return self._ended(status, f"{self.control.stop_reason}; checkpoint at step {loop.step}")
 

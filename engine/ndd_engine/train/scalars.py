@@ -1,17 +1,19 @@
-"""Writes scalars for TensorBoard on a thread of its own, so that neither training nor the screen waits for it."""
+"""The scalars of a run, for the loggers: what its events say, by name, and how they are handed over.
+
+A `Scalars` turns events into named values and gives them to a sink: TensorBoard's files, or the process of another
+logger. `Aside` calls it on a thread of its own, so that neither training nor the screen waits for a logger.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Protocol
 
+from ndd_engine.errors import said
 from ndd_engine.record.derive import idle, memory_bytes, phase_shares
 from ndd_engine.record.events import (
     EndEvent,
@@ -20,57 +22,64 @@ from ndd_engine.record.events import (
     MemoryEvent,
     RunEvent,
     SampleEvent,
+    ScalarsEvent,
     WindowEvent,
 )
 from ndd_engine.record.recorder import Listener
-from ndd_engine.text import printable
 
-FOLDER = "tensorboard"
-MISSING = "needs the package tensorboard: pip install 'ndd-console[tensorboard]', or set it to false"
-# Seconds until a scalar is flushed to the file.
-FLUSH_S = 15
-# Events that may wait for the file system; later ones are dropped.
+# Events that may wait for a logger; later ones are dropped.
 MOST_WAITING = 10_000
 _ALLOCATOR = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes")
 
 
-# Creates a torch.utils.tensorboard.SummaryWriter from (folder, first step that is repeated, or None).
-Open = Callable[[Path, int | None], Any]
+class LoggerError(Exception):
+    """A logger failed; the message says all of it."""
 
 
-def available() -> bool:
-    """Whether the package is installed; does not import it."""
-    return importlib.util.find_spec("tensorboard") is not None
+class Sink(Protocol):
+    """Where scalars go. Each method may raise anything, which ends this logger and not the run.
 
+    name: of the logger, for messages.
+    """
 
-def summary_writer(folder: Path, purge_step: int | None) -> Any:
-    """Create torch's writer. Raises whatever a broken installation or a full disk raises."""
-    module = importlib.import_module("torch.utils.tensorboard")
-    return module.SummaryWriter(str(folder), purge_step=purge_step, flush_secs=FLUSH_S)
+    name: str
+
+    def prepare(self) -> None:
+        """Import what takes seconds. Called on the training thread, before training."""
+
+    def open(self, run: RunEvent) -> None:
+        """Begin a run, or continue it if `run.resumed_step` is set: steps after that one are repeated."""
+
+    def add(self, t: float, step: int, values: dict[str, float]) -> None:
+        """Write finite values of a step. t: Unix time in seconds."""
+
+    def close(self, status: str | None) -> None:
+        """Finish. status: of the run, such as "done"; None if it is not known. Called at most once after `open`."""
+
+    def abandon(self) -> None:
+        """End at once what `add` or `close` waits for, from another thread. Never raises."""
 
 
 class Scalars:
     """A listener. The first failure is reported through `put` and ends writing.
 
-    Call `prepare` before training: importing the packages takes seconds. Nothing is written before it.
+    Call `prepare` before training. Nothing is written before it.
     """
 
-    def __init__(self, folder: Path, put: Callable[[Event], None], opener: Open = summary_writer) -> None:
-        self._folder = folder
+    def __init__(self, sink: Sink, put: Callable[[Event], None]) -> None:
+        self.sink = sink
         self._put = put
-        self._open = opener
         self._ready = False
         self._failed = False
-        self._writer: Any = None
+        self._open = False
         self._run: RunEvent | None = None
         self._sample: SampleEvent | None = None
         self._step = 0
 
     def prepare(self) -> None:
-        """Import the packages; call it after torch is imported. Never raises an Exception."""
+        """Prepare the sink; call it after torch is imported. Never raises an Exception."""
         try:
-            if self._open is summary_writer:
-                importlib.import_module("torch.utils.tensorboard")
+            self.sink.prepare()
             self._ready = True
         except Exception as error:  # noqa: BLE001  a broken installation must not prevent training
             self._fail(error)
@@ -88,9 +97,8 @@ class Scalars:
         if isinstance(event, RunEvent):
             self._run = event
             self._step = event.resumed_step or 0
-            # Steps after the checkpoint are repeated: viewers drop what an earlier process wrote for them.
-            again = None if event.resumed_step is None else event.resumed_step + 1
-            self._writer = self._open(self._folder, again)
+            self._open = True
+            self.sink.open(event)
         elif isinstance(event, SampleEvent):
             self._sample = event
             self._add(t, self._step, _sampled(self._run, event))
@@ -98,42 +106,43 @@ class Scalars:
             self._step = event.step
             if not event.profiled:
                 self._add(t, event.step, _window(self._run, event, self._sample))
+        elif isinstance(event, ScalarsEvent):
+            self._add(t, event.step, ((f"own/{name}", value) for name, value in event.values.items()))
         elif isinstance(event, MemoryEvent):
             self._add(t, self._step, ((f"memory/{name}", getattr(event, name)) for name in _ALLOCATOR))
         elif isinstance(event, MarkEvent) and event.kind == "evaluation":
             metrics = event.data.get("metrics") or {}
             self._add(t, event.step, ((f"evaluation/{name}", value) for name, value in metrics.items()))
         elif isinstance(event, EndEvent):
-            self.close()
+            self.close(event.status)
 
-    def close(self) -> None:
-        """Flush and close; safe to call twice."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.flush()
-            writer.close()
+    def close(self, status: str | None = None) -> None:
+        """Finish the sink; safe to call twice."""
+        if self._open:
+            self._open = False
+            self.sink.close(status)
 
     def _add(self, t: float, step: int, values: Iterator[tuple[str, float | None]]) -> None:
-        if self._writer is None:
+        if not self._open:
             return
-        for tag, value in values:
-            if value is not None and math.isfinite(value):
-                self._writer.add_scalar(tag, float(value), step, t)
+        found = {tag: float(value) for tag, value in values if value is not None and math.isfinite(value)}
+        if found:
+            self.sink.add(t, step, found)
 
     def _fail(self, error: Exception) -> None:
         self._failed = True
         with contextlib.suppress(Exception):
             self.close()
-        first = printable((str(error).splitlines() or [""])[0])
-        text = f"writing TensorBoard scalars failed and stops: {type(error).__name__}: {first}; training continues"
+        why = str(error) if isinstance(error, LoggerError) else said(error)
+        text = f"writing to {self.sink.name} failed and stops: {why}; training continues"
         self._put(MarkEvent("warning", self._step, text))
 
 
 class Aside:
-    """Calls a listener on a thread of its own: TensorBoard's queue is short, and its file system may hang."""
+    """Calls a listener on a thread of its own: a logger may be slow, and its file system or server may hang."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, scalars: Scalars) -> None:
+        self._scalars = scalars
         self._queue: queue.SimpleQueue[tuple[float, Event] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="ndd-scalars", daemon=True)
         self._thread.start()
@@ -143,14 +152,21 @@ class Aside:
         if self._queue.qsize() < MOST_WAITING or isinstance(event, EndEvent):
             self._queue.put((t, event))
 
+    def finish(self) -> None:
+        """Let the thread end after the events that wait."""
+        self._queue.put(None)
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Handle the events that wait and end the thread; gives up after the timeout. Safe to call twice."""
-        self._queue.put(None)
+        self.finish()
         self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._scalars.sink.abandon()
+            self._thread.join(1.0)
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            self._listener(*item)
+            self._scalars(*item)
 
 
 def _window(

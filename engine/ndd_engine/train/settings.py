@@ -10,7 +10,9 @@ import gc
 import torch
 
 from ndd_engine.record.events import SettingEvent
+from ndd_engine.text import plural
 from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.stream import StreamOrder
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.step.stepper import Stepper
 
@@ -34,9 +36,10 @@ class VerifiedSettings:
         self._precision(rehearsal)
         self._speed(rehearsal)
         self._attention(rehearsal)
-        group = self.stepper.optimizer.param_groups[0]
-        applied = "fused" if group["fused"] else "foreach" if group["foreach"] else "loop"
-        self._check("optimizer.implementation", applied, "read back from the optimizer")
+        if not self.stepper.optimizer.own:
+            group = self.stepper.optimizer.param_groups[0]
+            applied = "fused" if group["fused"] else "foreach" if group["foreach"] else "loop"
+            self._check("optimizer.implementation", applied, "read back from the optimizer")
         if self.stepper.no_graph is not None:
             self._check("speed.cuda_graph", False, self.stepper.no_graph)
         batch = self.config.batch
@@ -170,7 +173,12 @@ class VerifiedSettings:
 
     def _items(self) -> None:
         source, seen = self.batches.source, self.batches.seen
-        kept = source.rest_of(f"{self.stepper.workload.item}s")
+        shuffle = self.config.loader.shuffle
+        if shuffle is not None:
+            self._check("loader.shuffle", self.batches.shuffled, f"items come {self.batches.order}")
+        if isinstance(source, StreamOrder):
+            return
+        kept = source.rest_of(plural(self.stepper.workload.item))
         if self.config.loader.cache:
             self._check("loader.cache", source.encoded is not None, kept)
         if self.config.loader.placement == "device":

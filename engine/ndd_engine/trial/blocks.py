@@ -35,7 +35,7 @@ LEAD_MOST = 10
 
 @dataclass(frozen=True)
 class SidePace:
-    """A side's speed. items: per step. per_epoch: steps. step_s: seconds. period: of what is changed, in steps."""
+    """A side's speed. items: per step. per_epoch: steps, 0 if unknown. step_s: seconds. period: of what changes."""
 
     items: int
     per_epoch: int
@@ -80,7 +80,14 @@ def switched_off(changed: Iterable[str]) -> dict[str, dict[str, object]]:
         "run": {"name": None},
         "evaluate": {"at_end": False},
         "checkpoint": {"at_end": False},
-        "log": {"tensorboard": False, "kernels_every": 0, "trace": None, "stacks_hz": 0.0},
+        "log": {
+            "tensorboard": False,
+            "wandb": "off",
+            "mlflow": None,
+            "kernels_every": 0,
+            "trace": None,
+            "stacks_hz": 0.0,
+        },
     }
     if not evaluates(keys):
         off["evaluate"] |= {"every_steps": 0, "every_epochs": 0}
@@ -140,9 +147,26 @@ def needs_epochs(base: Config, change: Config, changed: Iterable[str]) -> bool:
     return "loader.persistent" in changed and base.loader.workers > 0 and change.loader.workers > 0
 
 
-def never_happens(base: Config, change: Config, changed: Iterable[str]) -> str:
-    """Why a change cannot be measured because what it affects never happens on either side; "" if it does."""
+def never_happens(base: Config, change: Config, changed: Iterable[str], epochs_known: bool = True) -> str:
+    """Why a change cannot be measured because what it affects never happens on either side; "" if it does.
+
+    epochs_known: whether the length of an epoch is known.
+    """
     keys = set(changed)
+    if not epochs_known and needs_epochs(base, change, keys):
+        return "the length of an epoch is unknown, and the change acts only between epochs"
+    if (
+        not epochs_known
+        and evaluates(keys)
+        and not (base.evaluate.every_steps or change.evaluate.every_steps)
+    ):
+        return "the length of an epoch is unknown: set evaluate.every_steps to measure evaluations"
+    if (
+        not epochs_known
+        and saves(keys)
+        and not (base.checkpoint.every_steps or change.checkpoint.every_steps)
+    ):
+        return "the length of an epoch is unknown: set checkpoint.every_steps to measure checkpoints"
     if evaluates(keys) and not any(
         config.evaluate.every_steps or config.evaluate.every_epochs for config in (base, change)
     ):
@@ -201,7 +225,7 @@ def plan_blocks(
         """Whether as many pairs of processes fit with these runs."""
         return plan_pairs(left_s, start_s, plan.abba_s, usual)[0] >= min(max(pairs, 1), ENOUGH)
 
-    epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch)) for side in sides], False)
+    epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch or 1)) for side in sides], False)
     if whole and (epochs.block_s * FEWEST_ABBA <= room_s if by_epochs else fits(epochs)):
         return epochs
     recurs = max(base.period, change.period) > 1
@@ -250,7 +274,9 @@ def _blocks(
     def steps(unit: int, side: SidePace) -> int:
         count = unit * max(round(items / (unit * side.items)), 1)
         # The untimed lead steps and the step that ends the timed ones have to fit into the epoch too.
-        return max(min(count, side.per_epoch - lead(side.step_s) - 1), 1) if within else count
+        return (
+            max(min(count, side.per_epoch - lead(side.step_s) - 1), 1) if within and side.per_epoch else count
+        )
 
     base, change = (steps(unit, side) for unit, side in zip(units, sides, strict=True))
     return BlockPlan((base, change), (sides[0].step_s, sides[1].step_s), within)

@@ -11,7 +11,7 @@ from ndd_engine.config.workload_sections import OWN, kind
 from ndd_engine.hardware.gpu import Machine
 
 # Workloads whose batches are gathered from tensors in memory, without encoding.
-IN_MEMORY = frozenset({"chartext", "ndd"})
+IN_MEMORY = frozenset({"chartext", "eeg"})
 CONVOLUTIONS = frozenset({"antispoof", OWN})
 ATTENTION = frozenset({"chartext", "finetune", OWN})
 # Compiling unrolls the decoder loop, which takes minutes on the CPU.

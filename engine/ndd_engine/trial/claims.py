@@ -25,6 +25,8 @@ Outcome = Literal["confirmed", "not confirmed", "inconclusive", "not measured"]
 
 # Maximum width (high over low) of an interval that overlaps the claimed range without lying in it.
 NARROW = 1.25
+# Outcomes under other conditions than the guide's.
+ELSEWHERE = {"confirmed": "in the claimed range", "not confirmed": "outside the claimed range"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,17 @@ def verdict(parts: Sequence[PartResult]) -> Verdict:
     return "confirmed"
 
 
+def headline(result: ClaimResult) -> str:
+    """The verdict in words: "depends" comes with what it depends on."""
+    if result.verdict != "depends":
+        return result.verdict
+    if any(item.found is not None and item.where for item in result.parts):
+        return "depends on the machine: measured under other conditions than in the guide"
+    if any(item.found is not None and item.found.depends for item in result.parts):
+        return "depends on the length of the run"
+    return "depends on what was not measured"
+
+
 def conditions(result: ClaimResult) -> Iterator[str]:
     """One line per part: what was measured, and the outcome."""
     for item in result.parts:
@@ -172,7 +185,10 @@ def conditions(result: ClaimResult) -> Iterator[str]:
         if item.found is None:
             yield f"{name}not measured: {item.reason}"
             continue
-        line = f"{name}{shown(item.part, item.found)}, claimed {item.part.claimed}: {item.outcome}"
+        # Under other conditions than the guide's, the claim itself is neither confirmed nor refuted.
+        words = ELSEWHERE if item.where or item.found.depends else {}
+        outcome = words.get(item.outcome, item.outcome)
+        line = f"{name}{shown(item.part, item.found)}, claimed {item.part.claimed}: {outcome}"
         if item.reason:
             line += f" ({item.reason})"
         for text in (f"measured with: {item.where}" if item.where else "", item.found.note):

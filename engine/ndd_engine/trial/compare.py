@@ -1,8 +1,8 @@
-"""Compares two recorded runs: what differs between them, and the ratio of their speeds with its interval."""
+"""Compares recorded runs: what differs between them, and the ratio of their speeds with its interval."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from .verdict import CONFIDENCE, FLOOR
 LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)
 # Keys without influence on what is computed.
 _IGNORED = frozenset({"run.name", "workload.path"})
+# Keys of a comparison that are the same for all candidates.
+_SHARED = ("a", "losses", "confidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,62 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class SharedLosses:
+    """Mean losses of every run shortly before the same number of trained items, in the order of the runs."""
+
+    items: int
+    share: float
+    losses: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralCompared:
+    """Each candidate vs. the baseline. losses: up to the number of items that every run has trained."""
+
+    baseline: Recorded
+    candidates: tuple[Comparison, ...]
+    losses: tuple[SharedLosses, ...]
+
+    @property
+    def sides(self) -> tuple[Recorded, ...]:
+        """All runs, the baseline first."""
+        return (self.baseline, *(each.b for each in self.candidates))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "baseline": _side(self.baseline),
+            "confidence": CONFIDENCE,
+            "candidates": [
+                {
+                    ("run" if key == "b" else key): value
+                    for key, value in each.to_dict().items()
+                    if key not in _SHARED
+                }
+                for each in self.candidates
+            ],
+            "losses": [asdict(point) for point in self.losses],
+        }
+
+
 def compare(a: RunDir, b: RunDir) -> Comparison:
     """Read and compare both. Raises UsageError for a run without steps, and if both are the same run."""
-    if a.path.resolve() == b.path.resolve():
-        raise UsageError(f"{a.name} and {b.name} are the same run")
-    first, second = read_recorded(a), read_recorded(b)
+    return compare_several((a, b)).candidates[0]
+
+
+def compare_several(runs: Sequence[RunDir]) -> SeveralCompared:
+    """Compare at least two runs, each with the first one. Raises UsageError, see `compare`."""
+    for index, run in enumerate(runs):
+        for other in runs[:index]:
+            if run.path.resolve() == other.path.resolve():
+                raise UsageError(f"{other.name} and {run.name} are the same run")
+    first, *others = map(read_recorded, runs)
+    found = tuple(_compared(first, other) for other in others)
+    return SeveralCompared(first, found, _shared_losses((first, *others)))
+
+
+def _compared(first: Recorded, second: Recorded) -> Comparison:
     speed = ratio(second.rate, first.rate)
     return Comparison(
         first,
@@ -102,10 +155,10 @@ def compare(a: RunDir, b: RunDir) -> Comparison:
     )
 
 
-def phase_names(comparison: Comparison) -> list[str]:
-    """The phases of both, in the order of the screen, sub-phases after their phase."""
+def phase_names(sides: Iterable[Recorded]) -> list[str]:
+    """The phases of all, in the order of the screen, sub-phases after their phase."""
     rank = {name: index for index, name in enumerate(PHASES)}
-    names = {*comparison.a.phases, *comparison.b.phases}
+    names = {name for side in sides for name in side.phases}
     return sorted(names, key=lambda name: (rank.get(name.partition("/")[0], len(rank)), name))
 
 
@@ -181,6 +234,16 @@ def _losses(a: Recorded, b: Recorded) -> tuple[LossPoint, ...]:
         for share in LOSS_POINTS
     )
     return tuple(point for point in points if point.a is not None or point.b is not None)
+
+
+def _shared_losses(sides: Sequence[Recorded]) -> tuple[SharedLosses, ...]:
+    if not all(side.losses for side in sides):
+        return ()
+    common = min(side.losses[-1][0] for side in sides)
+    return tuple(
+        SharedLosses(round(common * share), share, tuple(side.loss_at(common * share) for side in sides))
+        for share in LOSS_POINTS
+    )
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ndd_engine.config import Config
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import duration, number, size
+from ndd_engine.text import counted, duration, number, size
 
 from .paired import Estimate
 from .request import TrialRequest
@@ -144,7 +144,7 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
     if event.ratio is not None:
         head += "" if event.verdict in DIFFERENT else ":"
         head += f" {with_interval(f'{times(event.ratio)}x', event.confidence, event.low, event.high, times)}"
-        head += f", {event.quads} ABBA blocks in {duration(event.seconds)}"
+        head += f", {counted(event.quads, 'ABBA block')} in {duration(event.seconds)}"
         if source := interval_source(event):
             head += f", {source}"
     # "out of memory on cuda:0 in forward" repeats the verdict.
@@ -172,7 +172,7 @@ def interval_source(event: TrialEvent) -> str:
         return "both sides in one process"
     if not event.pairs:
         return ""
-    text = f"interval from {event.pairs} {'pair' if event.pairs == 1 else 'pairs'} of processes"
+    text = f"interval from {counted(event.pairs, 'pair')} of processes"
     if event.between is not None:
         text += f" and the usual difference between processes, {event.between * 100:.2g} %"
     return text

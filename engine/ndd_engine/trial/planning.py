@@ -73,7 +73,8 @@ class Planner:
         return planned(*paces, whole)
 
     def _paces(self, base_s: float, change_s: float) -> tuple[SidePace, SidePace]:
-        if missing := never_happens(*self._configs, self._changed):
+        epochs = [facts.steps_per_epoch for facts in self._sides.facts]
+        if missing := never_happens(*self._configs, self._changed, all(epochs)):
             raise NotMeasurableError(missing)
         if self._left_s() < self._budget_s / 10:
             enough_s = FEWEST_ABBA * 4 * max(base_s, change_s, ESTIMATE_S)

@@ -110,7 +110,7 @@ def read_recorded(directory: RunDir) -> Recorded:
     stretches = [part for part in map(_stretch, used) if part is not None]
     if reading.run is None or not stretches:
         raise UsageError(
-            f"run {printable(directory.name)} has no windows with steps: it ended before its training was measured"
+            f"run {printable(directory.name)} has no measured steps: it ended before its training was measured"
         )
     reader = RunReader(directory)
     reader.poll()

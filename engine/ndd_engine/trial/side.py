@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 CACHES = "NDD_TRIAL_CACHES"
 # Maximum seconds until the system assigns an orphan to another parent.
 ORPHANED_S = 0.2
+# Steps of a run that never ends by itself.
+ENDLESS = 1 << 60
 # Number of first losses that are compared between the two sides.
 LOSSES = 10
 
@@ -143,7 +145,7 @@ class Side(ChildServer):
         prepared.sampler.stop()
         blocks = self._blocks(command, run, prepared, begin)
         vars(prepared.loop.stepper)["step"] = blocks
-        prepared.loop.total_steps = 1 << 60
+        prepared.loop.total_steps, prepared.loop.passes = ENDLESS, None
         try:
             prepared.loop.run()
         except NddError:
@@ -258,6 +260,8 @@ class Blocks:
     def _stay_within_epoch(self, steps: int) -> int:
         """Go to the next epoch if this one has not more than so many steps left. Returns further lead steps."""
         loop = self._loop
+        if loop.batches.own is not None:
+            return 0  # the place in other orders does not follow from the step
         done = loop.step % loop.steps_per_epoch
         if done + steps < loop.steps_per_epoch:
             return 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ndd_engine.batches import map_tensors
-from ndd_engine.child import draft_of
+from ndd_engine.child import ChildError, draft_of
 from ndd_engine.config import Config, anywhere
 from ndd_engine.errors import TrainingError
 from ndd_engine.hardware.host import resident_peak
@@ -28,7 +28,7 @@ from ndd_engine.train.step.precision import make_precision
 from ndd_engine.workloads.base import Batch
 
 from .outcome import differences
-from .side import LOSSES, Blocks, Side, SideFacts, peak_memory, signal_to, worker_bytes
+from .side import ENDLESS, LOSSES, Blocks, Side, SideFacts, peak_memory, signal_to, worker_bytes
 from .toggles import LOADER, MODEL
 
 
@@ -64,7 +64,7 @@ class Passes:
         self._iterator = None  # before the next one: its workers end
         self._epoch = 0 if first else self._epoch + 1
         self._iterator = self.batches.epoch(self._epoch)
-        self.left = self.batches.per_epoch
+        self.left = self.batches.per_epoch or 0
 
 
 class Switched:
@@ -80,6 +80,12 @@ class Switched:
 class _NoBatches:
     """In the place of the loop's own batches: the sides have theirs."""
 
+    own = None
+
+    def place(self, step: int) -> tuple[int, int]:
+        """One endless epoch."""
+        return 0, step
+
     def epoch(self, _epoch: int, _start: int = 0) -> Iterator[Batch]:
         """No batches."""
         return iter(())
@@ -94,6 +100,9 @@ class SwitchingBlocks(Blocks):
         loop = self._loop
         base, change = prepared.config, anywhere(draft_of({**command, **command["change"]}).resolve())
         changed = set(differences(base, change))
+        if loop.batches.own is not None:
+            # Both sides would draw from the same sampler or stream.
+            raise ChildError("failed", "the order of the data is the workload's own")
         workload = loop.stepper.workload
         batches, other = loop.batches, loop.batches
         if changed & LOADER:
@@ -109,7 +118,7 @@ class SwitchingBlocks(Blocks):
         )
         self._current = 0
         loop.batches = _NoBatches()  # type: ignore[assignment]
-        loop.steps_per_epoch = loop.total_steps
+        loop.steps_per_epoch = ENDLESS
 
     def _train(self, _batches: Iterator[Batch], clock: PhaseClock, _step: int) -> Tensor | None:
         side = self._sides[self._current]

@@ -44,7 +44,7 @@ def can_switch(configs: tuple[Config, Config], changed: Iterable[str]) -> bool:
     return not (keys & MODEL and fixed) and not (keys & LOADER and encoded)
 
 
-class SwitchedBlocks(Replicates):
+class OneProcess(Replicates):
     """The blocks of a trial in one process."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from .planning import NotMeasurableError, Planner
 from .replicates import ENOUGH, Replicates
 from .request import Base, Progress, TrialRequest
 from .sides import SIDES, SideFailedError, Sides
-from .toggles import SwitchedBlocks, can_switch
+from .toggles import OneProcess, can_switch
 from .verdict import FLOOR
 
 Tell = Callable[[Progress], None]
@@ -134,7 +134,7 @@ class _Trial:
         sides = self._sides
         base_s, change_s = sides.open_one()
         plan = self._planner().switches(base_s, change_s)
-        self._replicates = SwitchedBlocks()
+        self._replicates = OneProcess()
         for order in cycle(ORDERS):
             self._blocks(order, plan, 1)
             if self._left_s < self._abba_s or self._replicates.early() is not None:

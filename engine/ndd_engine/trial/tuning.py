@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ndd_engine.child import ChildError, StoppedError, spec_of, ticker
-from ndd_engine.config import Config, Draft, anywhere, read, to_toml
+from ndd_engine.config import Config, Draft, anywhere, changed_toml, read, to_toml
 from ndd_engine.errors import ConfigError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
@@ -248,7 +248,7 @@ class _Tuning:
         device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
         heading = f"Written by tune from {self.base.name}, on {device}.\n{text}"
         heading = "\n".join(map(printable, heading.splitlines()))
-        toml = to_toml(self._config(), heading, _reasons(rows))
+        toml = changed_toml(self._config(), heading, _reasons(rows))
         self._say("done", done=True, toml=toml, text=text)
         return self._state
 

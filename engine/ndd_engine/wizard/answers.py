@@ -24,7 +24,7 @@ RESERVED_SHARE = 0.08
 USABLE = 0.91
 GIB = 1 << 30
 # Default seconds of the verification.
-BUDGET_S = 75.0
+BUDGET_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from ndd_engine.hardware.profiles import GpuProfile
 from ndd_engine.predict.memory import Memory
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.predict.steptime import StepTime, spread
-from ndd_engine.text import size
+from ndd_engine.text import counted, size
 from ndd_engine.train.preflight import preflight
 
 from .answers import RESERVED_SHARE, Answers, gpu_named, longest_sequence, usable_bytes
 from .proposals import Proposal, cost_in_words
-from .space import Model, batches, models, worth_a_row
+from .space import LARGEST_MICRO, Batch, Model, batches, models, worth_a_row
 
 # Number of micro-batches to time, and the maximum seconds of the slowest.
 TIMED = 4
@@ -123,9 +123,9 @@ class Planner:
             self._spec["sets"] = [*sets, f"workload.size={opened.size}"]
         answers.checked(config.batch.sequence, draft.sizes)
         hold = answers.step_items(config)
-        if hold is not None and hold > opened.train_items:
+        if hold is not None and opened.train_items is not None and hold > opened.train_items:
             raise UsageError(
-                f"the effective batch is {hold} {opened.item}s, but the training data has only "
+                f"the effective batch is {counted(hold, opened.item)}, but the training data has only "
                 f"{opened.train_items}; set a smaller one with --effective-batch N"
             )
         sizes = answers.sizes or ((opened.size,) if opened.size is not None else ())
@@ -158,7 +158,7 @@ class Planner:
     def probe_one(self, situation: Situation, model: Model) -> ProbedModel:
         """Probe one model. Raises WizardStoppedError; other errors are returned as `why`."""
         grid = batches(
-            situation.config, self.answers.step_items(situation.config), situation.opened.train_items
+            situation.config, self.answers.step_items(situation.config), most_items(situation.opened)
         )
         command = {
             "do": "probe",
@@ -234,9 +234,14 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         least = min(loader_bytes.values())
         return peaks is None or bool(peaks.fit(micro, times, situation.free_bytes, least).fits)
 
-    grid = batches(config, hold, opened.train_items)
+    grid = batches(config, hold, most_items(opened))
     rows = []
-    for batch in worth_a_row(grid, config.batch.micro, fits, hold is None):
+    chosen = worth_a_row(grid, config.batch.micro, fits, hold is None)
+    given = given_sets(situation, answers)
+    mine = given is not None and found.model == present_model(situation)
+    if mine and present_batch(config) not in chosen:
+        chosen.append(present_batch(config))
+    for batch in chosen:
         cost = cost_in_words(
             config, opened.token, now, found.model, batch, (opened.parameters, found.parameters)
         )
@@ -249,6 +254,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
             retries = 0 if fit is None else fit.retries
             placed = placement == "device" and cuda
             times = batch.micro, batch.accumulation, loader.workers, placed
+            present = mine and batch == present_batch(config) and placement == loader.placement
             rows.append(
                 Proposal(
                     model=found.model,
@@ -267,9 +273,65 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     lower_bound=found.lower_bound,
                     cost="; ".join(filter(None, (RETRIES if retries else "", cost))),
                     retries=retries,
+                    given=given if present else None,
+                    allowed=hold is None or batch.items == hold,
                 )
             )
     return rows
+
+
+def present_model(situation: Situation) -> Model:
+    """The model of the configuration that the wizard started from."""
+    config, amps = situation.config, situation.amps
+    amp = config.precision.amp
+    if amp == "auto":
+        amp = "off"
+        if on_gpu(situation):
+            amp = "bf16" if "bf16" in amps else "fp16" if "fp16" in amps else "off"
+    return Model(situation.opened.size, config.batch.sequence, amp)
+
+
+def present_batch(config: Config) -> Batch:
+    """The batch of the configuration that the wizard started from."""
+    return Batch(config.batch.micro, config.batch.accumulation)
+
+
+def given_sets(situation: Situation, answers: Answers) -> tuple[str, ...] | None:
+    """The overrides that select the present configuration; None for a GPU that is not in this machine."""
+    if situation.gpu is not None:
+        return None
+    if answers.draft().size != "auto":
+        return ()
+    opened = situation.opened
+    threads = () if opened.chosen_threads is None else (f"run.threads={opened.chosen_threads}",)
+    batch = situation.config.batch  # it may depend on the memory of the GPU
+    return (
+        f"workload.size={opened.size}", *threads, f"batch.sequence={batch.sequence}", f"batch.micro={batch.micro}",
+        f"batch.accumulation={batch.accumulation}",
+    )  # fmt: skip
+
+
+def unprobed_present(situation: Situation, answers: Answers) -> Proposal | None:
+    """The present configuration without predictions, for answers that exclude its model; None for another GPU."""
+    given, config, opened = given_sets(situation, answers), situation.config, situation.opened
+    if given is None:
+        return None
+    return Proposal(
+        model=present_model(situation),
+        batch=present_batch(config),
+        placement=config.loader.placement,
+        workers=config.loader.workers,
+        threads=opened.chosen_threads,
+        parameters=opened.parameters,
+        memory_bytes=None,
+        free_bytes=situation.free_bytes,
+        step_s=None,
+        items=answers.items or run_items(config, opened.train_items),
+        tokens_per_item=opened.tokens_per_item,
+        setup_s=opened.setup_s,
+        given=given,
+        allowed=False,
+    )
 
 
 def on_gpu(situation: Situation) -> bool:
@@ -285,9 +347,19 @@ def placements(situation: Situation) -> list[str]:
     return sorted(("host", "device"), key=lambda place: place != loader.placement)
 
 
-def run_items(config: Config, train_items: int) -> int:
-    """Number of items that the run trains on."""
+def most_items(opened: Opened) -> int:
+    """The most items that a batch can have."""
+    return LARGEST_MICRO if opened.train_items is None else opened.train_items
+
+
+def run_items(config: Config, train_items: int | None) -> int:
+    """Number of items that the run trains on. Raises UsageError if it is unknown."""
     step = config.batch.items
+    if train_items is None:
+        if config.run.max_steps is None:
+            text = "the length of the training data is unknown, and so is the time of the run"
+            raise UsageError(f"{text}: set run.max_steps, or --items N")
+        return config.run.max_steps * step
     limits = [] if config.run.max_steps is None else [config.run.max_steps * step]
     if config.run.epochs is not None:
         limits.append(config.run.epochs * (train_items // step) * step)

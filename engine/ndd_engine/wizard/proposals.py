@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ndd_engine.config import Config
-from ndd_engine.text import number
+from ndd_engine.text import number, plural
 
 from .answers import Answers
 from .space import Batch, Model
 
 Json = dict[str, Any]
 NOT_MEASURED = "not measured"
+# Rounds of a verification that only sort out the slow ones.
+SHORT_ROUNDS = 2
 # Goal "low-memory": minimum throughput relative to the fastest proposal that fits.
 FAST_ENOUGH = 0.8
 # Goal "low-memory" on a GPU that is known only by its peak FLOP/s: maximum share of the free memory.
@@ -24,7 +26,7 @@ LOW_MEMORY_SHARE = 0.5
 class Measured:
     """Result of a verification. verdict: "measured", or why there is no value.
 
-    rounds_s: seconds per step in each round; their spread shows how much the machine's speed varies.
+    rounds_s: seconds per step in each round, see `counted`.
     """
 
     step_s: float | None
@@ -33,9 +35,15 @@ class Measured:
     rounds_s: tuple[float, ...] = ()
 
     @property
+    def counted(self) -> tuple[float, ...]:
+        """Seconds per step in the long rounds; of all rounds before the first long one."""
+        return self.rounds_s[SHORT_ROUNDS:] or self.rounds_s
+
+    @property
     def spread(self) -> float | None:
-        """Slowest over fastest round, minus 1; None with fewer than two rounds."""
-        return max(self.rounds_s) / min(self.rounds_s) - 1 if len(self.rounds_s) > 1 else None
+        """Slowest over fastest round that counts, minus 1; None with fewer than two."""
+        counted = self.counted
+        return max(counted) / min(counted) - 1 if len(counted) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,9 @@ class Proposal:
     total_s: time for `items` items (of the run or the goal), including data preparation. doubt: why the memory has low
     confidence, or "". retries: if it fits only with retries of the allocator, how many; they cost time that step_s does
     not include. lower_bound: the time is a lower bound from published peak FLOP/s. cost: disadvantages other
-    than time and memory, or "". threads: intra-op threads, None for the default.
+    than time and memory, or "". threads: intra-op threads, None for the default. given: the overrides that select the
+    present configuration as it is, None for every other row. allowed: whether it is within the limits of the answers;
+    only the present configuration may not be.
     """
 
     model: Model
@@ -66,6 +76,13 @@ class Proposal:
     measured: Measured | None = None
     threads: int | None = None
     retries: int = 0
+    given: tuple[str, ...] | None = None
+    allowed: bool = True
+
+    @property
+    def present(self) -> bool:
+        """Whether it is the configuration that the wizard started from."""
+        return self.given is not None
 
     @property
     def key(self) -> tuple[Model, Batch, str, int]:
@@ -109,6 +126,8 @@ class Proposal:
 
     def sets(self) -> tuple[str, ...]:
         """The overrides of the initial configuration that select it."""
+        if self.given is not None:
+            return self.given
         threads = () if self.threads is None else (f"run.threads={self.threads}",)
         return (
             *self.model.sets(),
@@ -123,6 +142,7 @@ class Proposal:
         """JSON-serialisable."""
         measured = self.measured
         return {
+            "present": self.present,
             "size": self.model.size,
             "sequence": self.model.sequence,
             "amp": self.model.amp,
@@ -151,7 +171,7 @@ class Proposal:
 
 def pareto(proposals: Iterable[Proposal]) -> list[Proposal]:
     """The Pareto front of those that fit, by memory, speed, sequence and model size."""
-    rows = [(_merits(one), place, one) for place, one in enumerate(proposals) if one.fits]
+    rows = [(_merits(one), place, one) for place, one in enumerate(proposals) if one.fits and one.allowed]
     kept: list[tuple[tuple[float, ...], int, Proposal]] = []
     # In descending order none is dominated by a later one.
     for row in sorted(rows, key=lambda row: row[0], reverse=True):
@@ -184,8 +204,8 @@ def _rate(proposal: Proposal) -> float:
 
 
 def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
-    """Those that fit, best for the goal first."""
-    fitting = [proposal for proposal in proposals if proposal.fits]
+    """Those that fit and are allowed, best for the goal first."""
+    fitting = [proposal for proposal in proposals if proposal.fits and proposal.allowed]
     known = [proposal for proposal in fitting if proposal.items_per_s is not None]
     if answers.goal == "low-memory" and known:
         if any(proposal.lower_bound for proposal in known):
@@ -232,7 +252,7 @@ def cost_in_words(
     """
     words = []
     if model.sequence < now[1]:
-        unit = f"{token}s" if token else "steps"
+        unit = plural(token) if token else "steps"
         words.append(f"context of {model.sequence} instead of {now[1]} {unit}, so items are smaller")
     if model.size != now[0] and parameters[1] != parameters[0]:
         kind = "smaller" if parameters[1] < parameters[0] else "larger"

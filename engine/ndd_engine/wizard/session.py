@@ -12,15 +12,24 @@ from typing import Any
 from ndd_engine.config import Config, read
 from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import UsageError
-from ndd_engine.text import duration, number, printable, size
+from ndd_engine.text import counted, duration, number, plural, printable, size
 from ndd_engine.trial.outcome import differences
 
 from .answers import GOALS, Answers
-from .planner import Planner, ProbedModel, Situation, Tell, WizardStoppedError, on_gpu, proposals
+from .planner import (
+    Planner,
+    ProbedModel,
+    Situation,
+    Tell,
+    WizardStoppedError,
+    on_gpu,
+    proposals,
+    unprobed_present,
+)
 from .proposals import Proposal, pareto, ranked
 from .writing import fresh, into
 
-# Number of proposals to verify.
+# Number of proposals to verify, with the present configuration.
 VERIFIED = 6
 # Changing the model size changes other defaults, which the file may then have to override.
 _PASSES = 4
@@ -38,6 +47,11 @@ class ProposalSet:
     def best(self) -> tuple[Proposal, ...]:
         """The Pareto front."""
         return tuple(pareto(self.rows))
+
+    @property
+    def present(self) -> Proposal | None:
+        """The configuration that the wizard started from; None if it cannot be measured."""
+        return next((one for one in self.rows if one.present and one.fits), None)
 
     def ranked(self, answers: Answers) -> list[Proposal]:
         """Those that fit, best for the goal first."""
@@ -72,16 +86,32 @@ def propose(
         except WizardStoppedError:
             if not proposed.rows:
                 raise
+    if proposed.rows and not any(one.present for one in proposed.rows):
+        one = unprobed_present(proposed.situation, answers)
+        proposed = replace(proposed, rows=(*proposed.rows, *((one,) if one is not None else ())))
+        look(proposed)
     return proposed
 
 
 def to_verify(proposed: ProposalSet, answers: Answers, count: int = VERIFIED) -> list[Proposal]:
-    """The best proposals for the goal, without near-duplicates: similar micro-batches measure alike."""
+    """The present configuration and the best proposals for the goal, without near-duplicates.
+
+    Similar micro-batches measure alike.
+    """
     chosen: list[Proposal] = []
     for one in proposed.ranked(answers):
-        if not any(other.model == one.model and _near(other, one) for other in chosen):
+        if one.present or not any(other.model == one.model and _near(other, one) for other in chosen):
             chosen.append(one)
-    return chosen[:count]
+    present = proposed.present
+    if present is None:
+        return chosen[:count]
+    return with_present([one for one in chosen if not one.present][: max(count - 1, 1)], proposed)
+
+
+def with_present(chosen: Sequence[Proposal], proposed: ProposalSet) -> list[Proposal]:
+    """Proposals to measure, the present configuration first; it is what the others are compared with."""
+    present = proposed.present
+    return [*((present,) if present is not None else ()), *(one for one in chosen if not one.present)]
 
 
 def _near(one: Proposal, other: Proposal) -> bool:
@@ -121,11 +151,13 @@ def configuration(answers: Answers, proposal: Proposal) -> Config:
     return read(answers.config, (*answers.all_sets, *proposal.sets()), answers.workload).resolve()
 
 
-def written(answers: Answers, situation: Situation, proposal: Proposal) -> str:
-    """The TOML of a proposal; every chosen value is commented with its reason."""
-    return fresh(
-        configuration(answers, proposal), heading(answers, situation, proposal), reasons(situation, proposal)
-    )
+def written(answers: Answers, situation: Situation, proposal: Proposal, compared: str = "") -> str:
+    """The TOML of a proposal; every chosen value is commented with its reason.
+
+    compared: how it compares with the present configuration, see choice.comparison.
+    """
+    about = heading(answers, situation, proposal, compared)
+    return fresh(configuration(answers, proposal), about, reasons(situation, proposal))
 
 
 def written_into(answers: Answers, situation: Situation, proposal: Proposal, path: Path) -> str:
@@ -140,12 +172,15 @@ def written_into(answers: Answers, situation: Situation, proposal: Proposal, pat
         text = into(text, values, why)
         left = differences(read(path, text=text).resolve(), wanted)
         values = {key: new for key, (_, new) in left.items() if key != "workload.path"}
+        if "batch.effective" in values and values["batch.effective"] is None:
+            # A file that this one extends may set it: the accumulation here replaces it.
+            values["batch.accumulation"] = wanted.batch.accumulation
         if not values:
             return text
     raise UsageError(f"{printable(str(path))}: cannot set {', '.join(values)}; write a new file")
 
 
-def heading(answers: Answers, situation: Situation, proposal: Proposal) -> str:
+def heading(answers: Answers, situation: Situation, proposal: Proposal, compared: str = "") -> str:
     """The comment at the top of the file."""
     lines = [f"Proposed for {situation.device_name}: {GOALS[answers.goal]}."]
     memory, step = proposal.memory_bytes, proposal.step_s
@@ -161,6 +196,8 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal) -> str:
     if measured is not None and measured.step_s is not None:
         peak = "" if measured.memory_bytes is None else f"peak memory {size(measured.memory_bytes)}, "
         lines.append(f"Measured: {peak}{duration(measured.step_s)} per step.")
+        if compared:
+            lines.append(f"{compared[:1].upper()}{compared[1:]}.")
         if proposal.over_bytes:
             lines.append(f"Memory is over the limit by {size(proposal.over_bytes)}.")
     else:
@@ -174,12 +211,12 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
     """By dotted key, the reason for a value."""
     opened, batch, measured = situation.opened, proposal.batch, proposal.measured
     found = {
-        "batch.accumulation": f"{batch.micro} x {batch.accumulation} = {batch.items} {opened.item}s per step",
-        "batch.sequence": "as configured"
-        if proposal.model.sequence == opened.sequence
-        else f"instead of {opened.sequence}",
-        "workload.size": f"{number(proposal.parameters)} parameters",
+        "batch.accumulation": f"{batch.micro} x {batch.accumulation} = {counted(batch.items, opened.item)} per step",
     }
+    if proposal.model.size is not None:
+        found["workload.size"] = f"{number(proposal.parameters)} parameters"
+    if proposal.model.sequence != opened.sequence:
+        found["batch.sequence"] = f"instead of {opened.sequence}"
     if proposal.memory_bytes is not None:
         text = f"predicted peak {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
         if measured is not None and measured.memory_bytes is not None:
@@ -188,7 +225,7 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
             text += f" (low confidence: {proposal.doubt})"
         found["batch.micro"] = text
     if (rate := proposal.items_per_s) is not None:
-        text = f"predicted {'at most ' if proposal.lower_bound else ''}{number(rate)} {opened.item}s/s"
+        text = f"predicted {'at most ' if proposal.lower_bound else ''}{number(rate)} {plural(opened.item)}/s"
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"
         found["batch.accumulation"] += f", {text}"

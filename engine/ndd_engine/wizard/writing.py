@@ -9,14 +9,14 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from ndd_engine.config import Config, anywhere, to_toml
+from ndd_engine.config import Config, changed_toml
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
 
 def fresh(config: Config, heading: str, reasons: Mapping[str, str]) -> str:
-    """A complete configuration; every value is commented with its reason or its description."""
-    return to_toml(anywhere(config), heading, reasons)
+    """A new file: what differs from the defaults or was chosen, with its reason; paths as they were given."""
+    return changed_toml(config, heading, reasons)
 
 
 def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:

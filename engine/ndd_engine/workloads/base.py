@@ -17,7 +17,9 @@ from ndd_engine.errors import DoesNotFitError, shortened
 from ndd_engine.hardware.host import free_memory
 from ndd_engine.text import size
 
+from .order import Order
 from .problems import Progress
+from .training import TrainingParts
 
 Model = TypeVar("Model", bound=nn.Module)
 Batch = Any  # a Tensor, or a tuple, list or dict of them; whatever the workload's datasets collate to
@@ -100,8 +102,13 @@ class Workload(Protocol):
     # What the loss of a batch is a mean over, if not its items. Batches may be on the host or on the device. Steps with
     # several micro-batches use it, so that their gradient is that of one batch with all of the items.
     weight: Weight | None
+    # The order and the batches of the data, if they are not the engine's.
+    order: Order | None
+    eval_order: Order | None
     # Items change every epoch: item i of epoch e has the index e * len(train_data) + i, and cannot be cached.
     epochs_differ: bool
+    # Its own optimizers, step, carried state and callbacks; see training_of for workloads without.
+    training: TrainingParts
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """The model's output for a batch on the device."""
@@ -134,7 +141,10 @@ class BuiltinWorkload:
     better: str = "lower"
     collate: Collate | None = None
     weight: Weight | None = None
+    order: Order | None = None
+    eval_order: Order | None = None
     epochs_differ: bool = False
+    training: TrainingParts = TrainingParts()
 
     def __init__(self, data: str, notes: Sequence[str]) -> None:
         """data: the one-line description of the data."""

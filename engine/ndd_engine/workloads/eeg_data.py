@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import NddSection
+from ndd_engine.config.workload_sections import EegSection
 from ndd_engine.text import printable
 
 from .files import read_text
@@ -54,7 +54,7 @@ class EegData:
         return f"{self.layout.parts.total:,} samples x {self.channels} channels, {self.layout.text}"
 
 
-def read_eeg(config: Config, section: NddSection, problems: Problems, progress: Progress) -> EegData:
+def read_eeg(config: Config, section: EegSection, problems: Problems, progress: Progress) -> EegData:
     """The recording. Raises ConfigError with every error."""
     builtin = section.data == "builtin"
     progress("synthesising the recording" if builtin else f"reading {section.data}")

@@ -17,7 +17,7 @@ _READERS: dict[str, Callable[[Config, Any, Problems, Progress], Any]] = {
     "antispoof": antispoof_data.read_recordings,
     "chartext": text_data.read_characters,
     "finetune": finetune_data.read_documents,
-    "ndd": eeg_data.read_eeg,
+    "eeg": eeg_data.read_eeg,
     "summarise": summarise_data.read_pairs,
 }
 

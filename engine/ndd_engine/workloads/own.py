@@ -3,13 +3,14 @@
 The factory returns an object, a dict or a SimpleNamespace. Required:
 
     model            a torch.nn.Module, on the CPU
-    train_data       a map-style dataset (__len__ and __getitem__), or a DataLoader, of which only the dataset and
-                     collate_fn are used
+    train_data       a map-style dataset (__len__ and __getitem__), an IterableDataset, or a DataLoader
     loss             a function (output, batch) -> mean loss, a scalar tensor
 
 Optional:
 
     eval_data        like train_data; default: the last 10 % of train_data are kept for evaluation
+    shuffle, sampler, batch_sampler
+                     the order of train_data, as in torch's DataLoader; default: shuffled in every epoch
     forward          a function (model, batch) -> output; default: model(batch) for a tensor, model(batch[0]) for a
                      tuple or list, model(**batch) for a dict
     metric           a function () -> an object with update(output, batch, loss) and result() -> {name: number}; the
@@ -48,9 +49,12 @@ from ndd_engine.text import printable
 
 from . import own_items, own_module
 from .base import Batch, Collate, MeanLoss, Metric, Parted, Weight, on_host
+from .order import item_count
 from .own_module import calling, kind
 from .own_result import FactoryResult, read_result
+from .own_training import Values
 from .problems import Problems, Progress, check_step
+from .training import TrainingParts
 
 T = TypeVar("T")
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
@@ -97,17 +101,20 @@ class Options(Mapping[str, Any]):
             return default
         return type(default)(value) if isinstance(default, (float, tuple)) else value
 
-    def unused(self) -> list[str]:
-        """Notes about options that are set but were not read."""
+    def unused(self, problems: Problems) -> None:
+        """Adds a problem for each option that is set but was not read."""
         read = ", ".join(sorted(self.read))
-        tail = f"; it reads {printable(read)}" if read else ", which reads no options"
-        notes = []
-        for name in self._values:
+        tail = f", which reads {printable(read)}" if read else ", which reads no options"
+        for name, value in self._values.items():
             if name not in self.read:
                 close = difflib.get_close_matches(name, self.read, n=1)
-                meant = f" (did you mean {printable(close[0])}?)" if close else ""
-                notes.append(f"Option {printable(name)} is not used by the factory{tail}{meant}.")
-        return notes
+                advice = (
+                    f"did you mean {printable(close[0])}?"
+                    if close
+                    else "remove it, or read it in the factory"
+                )
+                message = f"is not used by the factory{tail}"
+                problems.add(f"workload.options.{name}", message, value, suggestion=advice)
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,9 @@ class Settings:
         data: `workload.data`, a string with a meaning of your choice, such as a path; "builtin" if it is not set.
         size: `workload.size`, a string with a meaning of your choice, such as "small"; None if it is not set.
         options: `[workload.options]`, a read-only mapping of your own options; `option` reads one with a default.
+        max_steps, epochs: `run.max_steps` and `run.epochs`; None if not set.
+        optimizer, schedule: the sections `[optimizer]` and `[schedule]`, as in `settings.optimizer.lr`, for a factory
+            that returns its own optimizer. Values that are set and neither used nor read are an error.
 
     Example::
 
@@ -140,6 +150,10 @@ class Settings:
     data: str
     size: str | None
     options: Options
+    max_steps: int | None = None
+    epochs: int | None = None
+    optimizer: Any = None
+    schedule: Any = None
 
     @overload
     def option(self, name: str) -> Any: ...
@@ -200,7 +214,9 @@ class OwnWeight:
 class Own:
     """A user's workload; implements Workload."""
 
-    def __init__(self, section: OwnSection, settings: Settings, result: FactoryResult, where: str) -> None:
+    def __init__(
+        self, section: OwnSection, settings: Settings, result: FactoryResult, where: str, config: Config
+    ) -> None:
         self.name = section.name
         self.item, self.token, self.tokens_per_item = result.item, result.token, result.tokens_per_item
         self.model: nn.Module = result.model
@@ -209,22 +225,28 @@ class Own:
         self.parts: Mapping[str, Parted] = result.parts
         self.epochs_differ = result.epochs_differ
         self.weight: Weight | None = None if result.weight is None else OwnWeight(result.weight, where)
+        self.training: TrainingParts = result.training
         self._result, self._settings, self._where = result, settings, where
-        train, evaluation, notes = own_items.train_and_eval(result, where)
+        self.order, self.eval_order = result.order, result.eval_order
+        train, evaluation, notes = own_items.train_and_eval(result, where, config)
         self.train_data: Dataset[Any] = train
         self.eval_data: Dataset[Any] = evaluation
-        self._notes = [*result.notes, *notes, *own_items.try_items(train, evaluation, result, where)]
+        self._notes = [*result.notes, *notes, *own_items.try_items(train, evaluation, result, where, config)]
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """The factory's forward, or the model called with the batch, its first element or its items as keywords."""
+    def forward(self, model: nn.Module, batch: Batch, *state: Any) -> Any:
+        """The factory's forward, or the model called with the batch, its first element or its items as keywords.
+
+        state: what the model carries from batch to batch, if the factory returned `state`.
+        """
         if self._result.forward is not None:
-            return self._result.forward(model, batch)
+            return self._result.forward(model, batch, *state)
         if isinstance(batch, dict):
-            return model(**batch)
-        return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+            return model(**batch, **({"state": state[0]} if state else {}))
+        return model(batch[0] if isinstance(batch, (tuple, list)) else batch, *state)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The factory's loss. Raises TrainingError if it is not a scalar with a gradient."""
+        assert self._result.loss is not None  # else the factory has its own step and eval_step
         value = self._result.loss(output, batch)
         if not isinstance(value, Tensor):
             raise self._wrong(f"loss returned {kind(value)}, not a scalar tensor")
@@ -255,18 +277,23 @@ class Own:
         leaves = [module for module in self.model.modules() if not any(module.children())]
         kinds = Counter(type(module).__name__ for module in leaves if module is not self.model)
         layers = ", ".join(f"{count} {name}" for name, count in kinds.most_common(4))
-        return printable(type(self.model).__name__ + (f": {layers}" if layers else ""))
+        model = self.model
+        name = ", ".join(model) if isinstance(model, nn.ModuleDict) else type(model).__name__
+        return printable(name + (f": {layers}" if layers else ""))
 
     def describe_data(self) -> str:
         """One line: that of the factory, or the numbers of items."""
         if self._result.describe_data is not None:
             return self._result.describe_data
-        train, evaluation = (len(data) for data in (self.train_data, self.eval_data))  # type: ignore[arg-type]
-        return f"{train:,} items per epoch, {evaluation:,} for evaluation"
+        train, evaluation = (
+            "a stream of unknown length" if count is None else f"{count:,} items"
+            for count in map(item_count, (self.train_data, self.eval_data))
+        )
+        return f"{train}{' per epoch' * (self.order is None)}, {evaluation.removesuffix(' items')} for evaluation"
 
     def notes(self) -> Sequence[str]:
-        """The place of the factory, its notes, notes about its data, and options that it did not read."""
-        return [f"{self.name} is defined at {self._where}", *self._notes, *self._settings.options.unused()]
+        """The place of the factory, its notes, and notes about its data."""
+        return [f"{self.name} is defined at {self._where}", *self._notes]
 
     def _wrong(self, message: str) -> TrainingError:
         return TrainingError(f"{self._where}: {message}")
@@ -283,9 +310,11 @@ def prepare(config: Config, section: OwnSection, progress: Progress) -> Own:
     factory = own_module.load(section)
     where = own_module.definition(factory)
     batch = config.batch
+    optimizer, schedule = Values.of_optimizer(config), Values.of_schedule(config)
     settings = Settings(
-        batch.sequence, batch.micro, config.run.seed, section.data, section.size, Options(section.options)
-    )
+        batch.sequence, batch.micro, config.run.seed, section.data, section.size, Options(section.options),
+        config.run.max_steps, config.run.epochs, optimizer, schedule,
+    )  # fmt: skip
     # Random numbers drawn by the import must not matter: the module is imported once, but prepared several times.
     _seed(config.run.seed)
     progress(f"calling {section.name}")
@@ -297,9 +326,13 @@ def prepare(config: Config, section: OwnSection, progress: Progress) -> Own:
         )
     problems.check()
     progress(f"checking the data of {section.name}")
-    own = Own(section, settings, read_result(value, where, config), where)
-    check_step(config.batch, len(own.train_data), "items", problems)  # type: ignore[arg-type]
-    own_items.check_workers(own.train_data, own.eval_data, own.collate, config, problems)
+    result = read_result(value, where, config, optimizer, schedule)
+    own = Own(section, settings, result, where, config)
+    settings.options.unused(problems)
+    if (items := item_count(own.train_data)) is not None and own.order is None:
+        check_step(config.batch, items, "items", problems)
+    orders = own.order, own.eval_order
+    own_items.check_workers(own.train_data, own.eval_data, own.collate, config, problems, orders)
     problems.check()
     return own
 

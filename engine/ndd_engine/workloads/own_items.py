@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from ndd_engine.batches import leaves, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import said
 
-from .base import Batch, Collate, GatherItems, items_at
+from .base import Batch, Collate, GatherItems, batch_size, items_at
+from .order import Order, Stream
 from .own_module import calling
+from .own_order import restarts
 from .own_result import FactoryResult
 from .problems import Problems
 
@@ -75,14 +77,15 @@ class GatherSlice(DatasetSlice):
         return int(self.data.nbytes)
 
 
-def train_and_eval(result: FactoryResult, where: str) -> tuple[Dataset[Any], Dataset[Any], list[str]]:
+def train_and_eval(result: FactoryResult, where: str, config: Config) -> tuple[Any, Any, list[str]]:
     """(training data, evaluation data, notes). Without eval_data, the last items of train_data become it.
 
-    Raises ConfigError if train_data has only one item.
+    An IterableDataset becomes a Stream. Raises ConfigError if train_data has only one item.
     """
-    train = _gathering(result.train_data, result.collate)
+    loader = config.loader
+    train = _read(result.train_data, result.collate, loader.workers > 0)
     if result.eval_data is not None:
-        return train, _gathering(result.eval_data, result.collate), []
+        return train, _read(result.eval_data, result.collate, loader.eval_workers > 0, evaluates=True), []
     total, problems = len(train), Problems(where)
     kept = max(int(total * EVAL_SHARE), 1)
     if kept >= total:
@@ -93,20 +96,44 @@ def train_and_eval(result: FactoryResult, where: str) -> tuple[Dataset[Any], Dat
     return _slice(train, 0, total - kept), _slice(train, total - kept, kept), [note]
 
 
-def try_items(train: Any, evaluation: Any, result: FactoryResult, where: str) -> list[str]:
-    """Fetches and collates a few items, and returns notes if an item is not the same twice.
+def try_items(train: Any, evaluation: Any, result: FactoryResult, where: str, config: Config) -> list[str]:
+    """Fetches and collates a few items, and returns notes about what a resumed run will not see again.
 
     Raises ConfigError that names the line of the user's code, or the allowed contents of a batch.
     """
     join = result.collate or default_collate
     advice = None if result.collate else "add collate, a function from a list of items to a batch"
     problems = Problems(where)
-    for name, data in (("train_data", train), ("eval_data", evaluation)):
-        with calling(f"{name}[0]", where=where):
-            items = [data[0], data[min(1, len(data) - 1)]]
+    for name, data, order in (
+        ("train_data", train, result.order),
+        ("eval_data", evaluation, result.eval_order),
+    ):
+        whole = isinstance(data, Stream) and order is not None and order.whole
+        if isinstance(data, Stream):
+            with calling(f"reading the first items of {name}", where=where):
+                items = data.peek(1 if whole else min(2, config.batch.micro))
+            if not items:
+                problems.add(name, "is empty: its __iter__ yields nothing", allowed="at least one item")
+                continue
+        else:
+            with calling(f"{name}[0]", where=where):
+                items = [data[0], data[min(1, len(data) - 1)]]
         with calling(f"collating two items of {name}", advice, where):
-            batch = join(items)
+            batch = (result.collate or _as_it_is)(items[0]) if whole else join(items)
         _check_batch(batch, name, "change" if result.collate else "add", problems)
+        micro = config.batch.micro
+        if whole and name == "train_data" and not problems.found and (count := batch_size(batch)) != micro:
+            message = f"yields batches of {count} items, but batch.micro is {micro}"
+            problems.add(
+                name, message, suggestion=f"set batch.micro = {count}, or yield batches of settings.micro"
+            )
+    if isinstance(train, Stream):
+        if result.epochs_differ:
+            message = "cannot be used with an IterableDataset, whose items have no index"
+            problems.add("epochs_differ", message, suggestion="remove it")
+        problems.check()
+        note = restarts(result.order, train, train.first_iterator)
+        return [note] if note else []
     with calling("train_data[0]", where=where):
         steady = _same_item(train[0], train[0])
     if result.epochs_differ:
@@ -114,26 +141,50 @@ def try_items(train: Any, evaluation: Any, result: FactoryResult, where: str) ->
         with calling(f"train_data[{total}] (epochs_differ: item 0 of the second epoch)", where=where):
             train[total]
     problems.check()
+    notes = [note] if (note := restarts(result.order, train)) else []
+    if result.order is not None and result.order.batch_sampler is not None:
+        notes.append(
+            f"The {result.order.title} decides the number of items of each batch; batch.micro = {config.batch.micro} "
+            "is used for predictions and for the test step only."
+        )
     if steady:
-        return []
+        return notes
     return [
+        *notes,
         "train_data[0] is a different item each time, so a resumed run will not see the same data. Draw random numbers "
-        "from a generator seeded with settings.seed and the index; if items change every epoch, set epochs_differ."
+        "from a generator seeded with settings.seed and the index; if items change every epoch, set epochs_differ.",
     ]
 
 
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _read(data: Any, collate: Collate | None, in_workers: bool, evaluates: bool = False) -> Any:
+    if isinstance(data, IterableDataset):
+        return Stream(data, in_workers, again=evaluates)
+    return _gathering(data, collate)
+
+
 def check_workers(
-    train: Any, evaluation: Any, collate: Collate | None, config: Config, problems: Problems
+    train: Any,
+    evaluation: Any,
+    collate: Collate | None,
+    config: Config,
+    problems: Problems,
+    orders: tuple[Order | None, Order | None] = (None, None),
 ) -> None:
     """Adds a problem if loader workers are configured and the data cannot be pickled for them."""
-    for key, workers, name, data in (
-        ("loader.workers", config.loader.workers, "train_data", train),
-        ("loader.eval_workers", config.loader.eval_workers, "eval_data", evaluation),
+    for key, workers, name, data, order in (
+        ("loader.workers", config.loader.workers, "train_data", train, orders[0]),
+        ("loader.eval_workers", config.loader.eval_workers, "eval_data", evaluation, orders[1]),
     ):
         if not workers:
             continue
         try:
-            _PickleCheck(_NullFile(), pickle.HIGHEST_PROTOCOL).dump((data, collate))
+            _PickleCheck(_NullFile(), pickle.HIGHEST_PROTOCOL).dump(
+                (data, collate, order and order.worker_init_fn)
+            )
         except Exception as error:  # noqa: BLE001  a user's __reduce__ may raise anything
             message = f"{name} or its collate function cannot be pickled for a worker process: {said(error)}"
             advice = "define classes and functions at the top level of the module (no lambda)"

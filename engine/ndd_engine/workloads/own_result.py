@@ -11,29 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
-from torch.nn.parameter import is_lazy
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import LONGEST, shortened
-from ndd_engine.hardware.host import free_memory
-from ndd_engine.text import printable, size
+from ndd_engine.text import printable
 
 from .base import Collate, Parted, Weight
+from .order import Order
+from .own_model import read_model
 from .own_module import calling, kind
+from .own_order import Data, check_order, read_data, with_parts
+from .own_training import Values, check_conflicts, read_training
 from .problems import Problems
+from .training import TrainingParts
 
-MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
 NAME_LENGTH = 40  # characters of the name of an item, a token or a part
 MOST_NOTES = 100
-ORDER_BYTES = 8  # of an item's index
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 
 
@@ -43,7 +36,7 @@ class FactoryResult:
 
     model: nn.Module
     train_data: Any
-    loss: Callable[..., Any]
+    loss: Callable[..., Any] | None
     eval_data: Any = None
     forward: Callable[..., Any] | None = None
     metric: Callable[..., Any] | None = None
@@ -58,14 +51,31 @@ class FactoryResult:
     describe_model: str | None = None
     describe_data: str | None = None
     notes: list[str] = field(default_factory=list)
+    shuffle: bool | None = None  # these three are read into the order
+    sampler: Any = None
+    batch_sampler: Any = None
+    order: Order | None = None
+    eval_order: Order | None = None
+    training: TrainingParts = field(default_factory=TrainingParts)
 
 
 NEEDED = ("model", "train_data", "loss")
-OPTIONAL = [part.name for part in fields(FactoryResult) if part.name not in NEEDED]
+_DERIVED = ("order", "eval_order", "training")
+_OF_TRAINING = [
+    part.name for part in fields(TrainingParts) if part.name not in ("where", "optimizers", "schedulers")
+]
+OPTIONAL = [
+    *(part.name for part in fields(FactoryResult) if part.name not in (*NEEDED, *_DERIVED)),
+    "optimizer", "scheduler", "scheduler_every", *_OF_TRAINING,
+]  # fmt: skip
 
 
-def read_result(value: object, where: str, config: Config) -> FactoryResult:
+def read_result(
+    value: object, where: str, config: Config, optimizer: Values | None = None, schedule: Values | None = None
+) -> FactoryResult:
     """The parts of the value that a factory returned. where: file and line of the factory.
+
+    optimizer, schedule: what the factory read of these sections of the configuration.
 
     Raises ConfigError with everything that is missing or wrong.
     """
@@ -73,11 +83,12 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
     if (wrong := _wrong_result(value)) is not None:
         problems.add("", f"the factory returned {wrong}", allowed=RESULT)
         problems.check()
-    reader = _Reader(value, problems)
-    model = reader.model()
+    reader = Reader(value, problems)
+    model = read_model(reader)
     train = reader.data("train_data", config, needed=True)
     evaluation = reader.data("eval_data", config)
-    loss = reader.function("loss", ("output", "batch"), needed=True)
+    train = reader.ordered(train, evaluation.data is not None, config)
+    loss = reader.function("loss", ("output", "batch"), needed=not reader.given("step", "eval_step"))
     if isinstance(loss, nn.modules.loss._Loss):
         name = type(loss).__name__
         advice = f"write it as: lambda output, batch: nn.{name}()(output, batch[1])"
@@ -86,9 +97,20 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
     if better not in ("lower", "higher"):
         message = "this is not a direction in which a metric improves"
         problems.add("better", message, better, '"lower" or "higher"')
+    training = read_training(reader, model, config, better)
+    check_conflicts(
+        reader,
+        training,
+        config,
+        optimizer or Values.of_optimizer(config),
+        schedule or Values.of_schedule(config),
+    )
+    reader.check_unknown()
+    carried = ("state",) if training.state is not None else ()
     others: dict[str, Any] = {
         "better": better,
-        "forward": reader.function("forward", ("model", "batch")),
+        "training": training,
+        "forward": reader.function("forward", ("model", "batch", *carried)),
         "metric": reader.function("metric", ()),
         "weight": reader.function("weight", ("batch",)),
         "item": reader.text("item", longest=NAME_LENGTH) or "item",
@@ -99,27 +121,20 @@ def read_result(value: object, where: str, config: Config) -> FactoryResult:
         "epochs_differ": reader.typed("epochs_differ", bool, "True or False") is True,
         "describe_model": reader.text("describe_model", called=True),
         "describe_data": reader.text("describe_data", called=True),
-        "notes": [*reader.lines("notes"), *train.notes, *evaluation.notes, *reader.unknown()],
+        "notes": reader.lines("notes"),
+        "order": train.order,
+        "eval_order": evaluation.order,
     }
     problems.check()
-    assert model is not None and loss is not None
+    assert model is not None
     return FactoryResult(model, train.data, loss, evaluation.data, **others)
 
 
-@dataclass(frozen=True)
-class _Data:
-    """A dataset, its DataLoader's collate function (None: torch's default), and notes about that DataLoader."""
-
-    data: Any = None
-    collate: Collate | None = None
-    notes: tuple[str, ...] = ()
-
-
-class _Reader:
+class Reader:
     """Reads the attributes of the factory's result and adds a problem for each wrong one."""
 
     def __init__(self, value: object, problems: Problems) -> None:
-        self.value = SimpleNamespace(**value) if isinstance(value, Mapping) else value
+        self.value: Any = SimpleNamespace(**value) if isinstance(value, Mapping) else value
         self.problems, self._type = problems, shortened(type(value).__name__, 80)
 
     def add(self, name: str, message: str, allowed: str | None = None, suggestion: str | None = None) -> None:
@@ -151,71 +166,40 @@ class _Reader:
         self.add(name, f"is {kind(found)}", allowed)
         return None
 
-    def unknown(self) -> list[str]:
-        """Notes about unknown names in a dict or SimpleNamespace; other objects may have attributes of their own."""
-        if type(self.value) is not SimpleNamespace:
-            return []
-        notes = []
-        for name in self._names():
-            if name not in (*NEEDED, *OPTIONAL):
-                close = difflib.get_close_matches(name, OPTIONAL, n=1)
-                meant = f" (did you mean {close[0]}?)" if close else ""
-                notes.append(f"The factory also returned {printable(name)}, which is not used{meant}.")
-        return notes
+    def given(self, *names: str) -> list[str]:
+        """Those of these parts that the factory returned."""
+        return [name for name in names if self.get(name) is not None]
 
-    def model(self) -> nn.Module | None:
-        found: nn.Module | None = self.typed("model", nn.Module, "a torch.nn.Module", needed=True)
-        if found is None:
-            return None
-        if "_parameters" not in vars(found):
-            self.add("model", f"{type(found).__name__} does not call super().__init__()")
-            return None
-        lazy = [name for name, parameter in found.named_parameters() if is_lazy(parameter)]
-        if lazy:
-            advice = "run one batch through the model in the factory"
-            self.add("model", f"the parameter {lazy[0]} has no shape yet (lazy layer)", suggestion=advice)
-        elif not any(parameter.requires_grad for parameter in found.parameters()):
-            advice = "set requires_grad to True for the parameters to train"
-            self.add("model", f"{type(found).__name__} has no trainable parameter", suggestion=advice)
-        for name, module in found.named_modules():
-            mine, plain = type(module), nn.Module
-            if (
-                mine.get_extra_state is not plain.get_extra_state
-                and mine.set_extra_state is plain.set_extra_state
-            ):
-                message = f"{name or 'the model'} ({mine.__name__}) defines get_extra_state, but not set_extra_state"
-                self.add(
-                    "model", message, suggestion="define both: a run could not resume from its checkpoints"
+    def check_unknown(self) -> None:
+        """Adds a problem for each unknown name in a dict or SimpleNamespace; other objects may have attributes of
+        their own."""
+        if type(self.value) is not SimpleNamespace:
+            return
+        known = [*NEEDED, *OPTIONAL]
+        for name in self._names():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                advice = (
+                    f"did you mean {close[0]}?" if close else f"remove it; the parts are {', '.join(known)}"
                 )
+                self.add(
+                    printable(name), "is no part of a workload, so it would not be used", suggestion=advice
+                )
+
+    def data(self, name: str, config: Config, needed: bool = False) -> Data:
+        """A dataset, which may be that of a DataLoader, with its order."""
+        found = self.get(name, needed)
+        return Data() if found is None else read_data(name, found, config, self.problems)
+
+    def ordered(self, train: Data, has_eval: bool, config: Config) -> Data:
+        """The training data with the parts that concern its order."""
+        shuffle = self.typed("shuffle", bool, "True or False")
+        parts = shuffle, self.get("sampler"), self.get("batch_sampler")
+        found = train if train.data is None else with_parts(train, *parts, config, self.problems)
+        check_order(found, has_eval, config, self.problems)
         return found
 
-    def data(self, name: str, config: Config, needed: bool = False) -> _Data:
-        """A map-style dataset, which may be that of a DataLoader."""
-        found = self.get(name, needed)
-        if found is None:
-            return _Data()
-        read = self._from_loader(name, found, config) if isinstance(found, DataLoader) else _Data(found)
-        data = read.data
-        if isinstance(data, IterableDataset):
-            message = f"{type(data).__name__} is an IterableDataset, in which a run cannot resume"
-            advice = "wrap it in a Dataset that returns the item at an index"
-            self.add(name, message, MAP_STYLE, advice)
-        elif isinstance(data, (Mapping, str, bytes)):
-            self.add(name, f"is {kind(data)}", MAP_STYLE)
-        elif lacks := [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]:
-            message = f"{kind(data)} has no {' and no '.join(lacks)}"
-            self.add(name, message, MAP_STYLE, f"define {' and '.join(lacks)}")
-        else:
-            with calling(f"len({name})", where=self.problems.where):
-                count = len(data)
-            if not count:
-                self.add(name, "is empty", allowed="at least one item")
-            elif (order := count * ORDER_BYTES) > free_memory():
-                message = f"len() is {count:,}; the order of these items needs {size(order)} of memory"
-                self.add(name, message, suggestion="return the real number of items")
-        return read
-
-    def collate(self, train: _Data, evaluation: _Data) -> Collate | None:
+    def collate(self, train: Data, evaluation: Data) -> Collate | None:
         """The factory's collate function, else that of the DataLoaders."""
         own = self.function("collate", ("items",))
         if own is not None:
@@ -300,45 +284,6 @@ class _Reader:
 
     def _names(self) -> list[str]:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]
-
-    def _from_loader(self, name: str, loader: DataLoader[Any], config: Config) -> _Data:
-        """The dataset and collate function of a DataLoader; the configuration replaces its other settings."""
-        data: Any = loader.dataset
-        if isinstance(data, IterableDataset):
-            return _Data(data)
-        if (order := _custom_order(loader)) is not None:
-            message = f"the DataLoader has {order}, so a resumed run cannot restore the order of the items"
-            self.add(name, message, allowed=f"{MAP_STYLE}, or a DataLoader without it")
-        collate: Any = None if loader.collate_fn is default_collate else loader.collate_fn
-        train = name == "train_data"
-        workers = config.loader.workers if train else config.loader.eval_workers
-        other = []
-        if loader.batch_size not in (None, config.batch.micro):
-            other.append(f"batch_size {loader.batch_size} (batch.micro is {config.batch.micro})")
-        if loader.num_workers != workers:
-            key = "loader.workers" if train else "loader.eval_workers"
-            other.append(f"num_workers {loader.num_workers} ({key} is {workers})")
-        if loader.worker_init_fn is not None:
-            other.append("worker_init_fn")
-        if train and isinstance(loader.sampler, SequentialSampler):
-            other.append("shuffle=False (training items are always shuffled)")
-        notes = (f"Ignored settings of the DataLoader {name}: {', '.join(other)}.",) if other else ()
-        return _Data(data, collate, notes)
-
-
-def _custom_order(loader: DataLoader[Any]) -> str | None:
-    """The part of a DataLoader that customises its order, as text; None if the order is torch's default."""
-    sampler: Any = loader.sampler
-    if loader.batch_sampler is None:
-        return "batch_size=None (its dataset returns whole batches)"
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        return f"a custom batch_sampler ({type(loader.batch_sampler).__name__})"
-    if type(sampler) is RandomSampler:
-        if sampler.replacement or sampler.num_samples != len(sampler.data_source):
-            return "a RandomSampler that repeats or omits items"
-    elif type(sampler) is not SequentialSampler:
-        return f"a custom sampler ({type(sampler).__name__})"
-    return None
 
 
 def _wrong_result(value: object) -> str | None:

@@ -12,9 +12,9 @@ from . import own
 from .antispoof import Antispoof
 from .base import Workload
 from .chartext import Chartext
+from .eeg import Eeg
 from .facts import read_data
 from .finetune import Finetune
-from .ndd import Ndd
 from .problems import Progress
 from .summarise import Summarise
 
@@ -22,7 +22,7 @@ _BUILDERS: dict[str, Callable[[Config, Any, Any, Progress], Workload]] = {
     "antispoof": Antispoof,
     "chartext": Chartext,
     "finetune": Finetune,
-    "ndd": Ndd,
+    "eeg": Eeg,
     "summarise": Summarise,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import keyword
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,26 @@ COMMANDS = {
     "check": "Check configuration, data and hardware; predict memory and step time.",
     "gpu": "Show the GPU and the host, and how each value was detected.",
     "attach": "Watch a run, live or finished; control a live one.",
-    "runs": "List the runs.",
+    "runs": "List the runs; delete some with `runs delete`.",
     "try": "Measure a change against a baseline in a paired A/B trial.",
     "tune": "Measure settings one after another and keep those that significantly help.",
     "claims": "Measure the performance claims of the training guides on this machine.",
     "compare": "Compare two recorded runs: what differs, and the effect on speed and loss.",
     "report": "Write a run as one HTML page with plots, or as text.",
+    "export": "Write the weights of a run for plain PyTorch, as .pt or .safetensors.",
     "trace": "Diagnose a trace of torch.profiler: idle time, collectives, longest kernels, findings.",
     "memory": "Explain a CUDA memory snapshot: owners at the peak, fragmentation, retries, other settings.",
+    "config": "List the keys of a configuration: type, allowed values, default, effect.",
     "scaffold": "Write an example workload to replace with your own model and data.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
+
+# Commands that use neither the folder of the runs nor a screen.
+STANDALONE = frozenset({"gpu", "config", "trace", "memory", "scaffold", "completion"})
+
+# Options that work before and after the command.
+RUNS_HELP = "Folder of the runs (default: $NDD_RUNS, otherwise ./runs)."
+ASCII_HELP = "Draw with ASCII characters only."
 
 # Old name -> command. Hidden; they work for one release and print a warning.
 RENAMED = {"card": "gpu", "ladder": "tune"}
@@ -73,7 +83,32 @@ class LazyGroup(click.Group):
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
         assert isinstance(command, click.Command)
+        if cmd_name not in STANDALONE:
+            _add_globals(command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if (
+            name not in COMMANDS
+            and name not in RENAMED
+            and not name.startswith("-")
+            and not ctx.resilient_parsing
+        ):
+            from ndd_engine.config.messages import meant
+
+            hint = meant(name, list(COMMANDS))
+            if hint is None and name.endswith(".toml"):
+                hint = f"to train a configuration: ndd-console train {name}"
+            ctx.fail(f"there is no command {name!r}{f'; {hint}' if hint else ''}")
+        return super().resolve_command(ctx, args)
+
+    def _main_shell_completion(self, *args: Any, **extra: Any) -> None:
+        if "_NDD_CONSOLE_COMPLETE" in os.environ:  # registers the completion of words with "="
+            importlib.import_module(f"{__name__}.completion")
+        super()._main_shell_completion(*args, **extra)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -84,6 +119,46 @@ class LazyGroup(click.Group):
             CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
         ]
         return names or click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _add_globals(command: click.Command) -> None:
+    """Accept --runs and --ascii after the command, too, also after the commands of a group."""
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            _add_globals(one)
+    taken = {name for param in command.params for name in param.opts}
+    if "--runs" not in taken:
+        command.params.append(
+            click.Option(
+                ["--runs", "runs_folder_after"],
+                type=click.Path(file_okay=True, path_type=Path),
+                expose_value=False,
+                is_eager=True,
+                callback=_given,
+                help=RUNS_HELP,
+            )
+        )
+    if "--ascii" not in taken:
+        command.params.append(
+            click.Option(
+                ["--ascii", "ascii_after"],
+                is_flag=True,
+                expose_value=False,
+                is_eager=True,
+                callback=_given,
+                help=ASCII_HELP,
+            )
+        )
+
+
+def _given(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Store a global option that was given after the command."""
+    if not value:
+        return
+    name = "runs" if "--runs" in param.opts else "ascii"
+    ctx.find_root().meta[name] = value
+    if isinstance(ctx.obj, dict):
+        ctx.obj[name] = value
 
 
 def _escaped(text: str) -> str:
@@ -117,9 +192,9 @@ Exit status: 0 done, 1 failed, 2 usage or configuration error (also a GPU that d
     "--runs",
     "runs_folder",
     type=click.Path(file_okay=True, path_type=Path),
-    help="Folder of the runs (default: $NDD_RUNS, otherwise ./runs).",
+    help=RUNS_HELP,
 )
-@click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII characters only.")
+@click.option("--ascii", "ascii_only", is_flag=True, help=ASCII_HELP)
 @click.pass_context
 def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
     """Train PyTorch models in the terminal and see where every millisecond goes.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError
@@ -53,6 +53,7 @@ def examine(draft: Draft) -> dict[str, Any]:
     """The report on a valid configuration: data, device, size, memory, time, advice."""
     say("importing torch …")
     from ndd_engine.predict.configured import predict
+    from ndd_engine.workloads.order import item_count
 
     found, machine, workload, choice = predict(draft, lambda text: say(f"{text} …"))
     config = found.config
@@ -65,8 +66,8 @@ def examine(draft: Draft) -> dict[str, Any]:
         "size": config.workload.size,
         "size_reason": choice.reason if choice else "as configured",
         "data": workload.describe_data(),
-        "train_items": len(cast(Sized, workload.train_data)),
-        "eval_items": len(cast(Sized, workload.eval_data)),
+        "train_items": item_count(workload.train_data),
+        "eval_items": item_count(workload.eval_data),
         "model": workload.describe_model(),
         "parameters": found.parameters,
         "micro_batch": config.batch.micro,
@@ -81,12 +82,13 @@ def examine(draft: Draft) -> dict[str, Any]:
         "retries": found.retries,
         "bytes_without_retries": found.fit.roomy_bytes,
         **{name: getattr(found, name) for name in _TIMES},
+        "step_doubt": found.time.doubt,
         "notes": list(workload.notes()),
         "advice": list(advice(config, machine.host, machine.device, found.steps_per_epoch)),
     }
 
 
-def advice(config: Config, host: Host, device: str, steps_per_epoch: int) -> Iterator[str]:
+def advice(config: Config, host: Host, device: str, steps_per_epoch: int | None) -> Iterator[str]:
     """Warnings about settings that are valid but probably unintended."""
     loader, amp = config.loader, config.precision.amp
     if loader.workers > host.usable_cpus:
@@ -100,7 +102,7 @@ def advice(config: Config, host: Host, device: str, steps_per_epoch: int) -> Ite
         yield "no checkpoint is saved before the end: a crash loses the whole run"
     if not (config.evaluate.every_epochs or config.evaluate.every_steps):
         yield "no evaluation runs before the end"
-    if steps_per_epoch < FEW_STEPS:
+    if steps_per_epoch is not None and steps_per_epoch < FEW_STEPS:
         plural = "s" if steps_per_epoch > 1 else ""
         yield (
             f"an epoch has only {steps_per_epoch} step{plural} of {config.batch.items} items; "
@@ -135,7 +137,10 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "memory", f"predicted {size(memory['total'])} of {available} available, {fits}: {parts}"
     yield "", f"from {report['memory_source']}"
     if not report["memory_reliable"]:
-        yield "", f"low confidence: {report['memory_why_not']}"
+        yield (
+            "",
+            f"low confidence: {report['memory_why_not']}; measure it with: ndd-console wizard, or train a few steps",
+        )
     if report["retries"]:
         yield "", retries_in_words(report["retries"], report["bytes_without_retries"])
     if report["nearest"] is not None:
@@ -143,11 +148,22 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         what = "same effective batch" + (", no retries" if report["retries"] else "")
         yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
     yield "step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"
-    yield (
-        "time",
-        f"predicted {duration(report['epoch_s'])} per epoch ({number(report['steps_per_epoch'])} steps), "
-        f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps), "
-        "without evaluation and checkpoints",
-    )
+    if report["step_doubt"]:
+        yield "", f"low confidence: {report['step_doubt']}"
+    if report["epoch_s"] is None:
+        known = report["total_s"] is not None
+        total = (
+            f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps), "
+            if known
+            else "n/a: "
+        )
+        yield "time", f"{'predicted ' * known}{total}the length of the training data is unknown"
+    else:
+        yield (
+            "time",
+            f"predicted {duration(report['epoch_s'])} per epoch ({number(report['steps_per_epoch'])} steps), "
+            f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps), "
+            "without evaluation and checkpoints",
+        )
     yield from (("note", printable(text)) for text in report["notes"])
     yield from (("advice", text) for text in report["advice"])

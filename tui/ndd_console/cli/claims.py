@@ -108,10 +108,10 @@ def _conditions(claim: Claim, place: Place) -> list[str]:
         if variant is None:
             found.append(f"{name}not measurable on this machine: {missing}")
         elif variant.where:
-            needs = f"; the guide's condition {missing}" if missing else ""
+            needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
             found.append(f"{name}on this machine: {variant.where}{needs}")
         else:
-            found.append(f"{name}same condition as in the guide")
+            found.append(f"{name}same condition as in the {claim.guide} guide")
     return list(dict.fromkeys(found))
 
 
@@ -129,8 +129,10 @@ class ClaimsProgress(ProgressLines):
 
     def look(self, state: ClaimsState) -> None:
         """Called a few times a second."""
+        from ndd_engine.trial.claims import headline
+
         for result in state.results[self._results :]:
-            self.news(f"{result.claim.id}: {result.verdict}")
+            self.news(f"{result.claim.id}: {headline(result)}")
         self._results = len(state.results)
         if state.claim is not None and state.claim.id != self._key:
             self._key = state.claim.id
@@ -141,14 +143,15 @@ class ClaimsProgress(ProgressLines):
 
 def describe(results: Sequence[ClaimResult]) -> Iterator[str]:
     """Each claim with its verdict and its measurements, then the number of claims per verdict."""
-    from ndd_engine.trial.claims import conditions
+    from ndd_engine.trial.claims import conditions, headline
 
     if not results:
         return
     yield f"measured on {printable(results[0].device)}"
     for result in results:
         yield ""
-        yield f"{result.claim.id:<5}{result.verdict.upper()}"
+        verdict, colon, rest = headline(result).partition(":")
+        yield f"{result.claim.id:<5}{verdict.upper()}{colon}{rest}"
         yield from _wrapped(f"{_INDENT}{result.claim.guide}: {result.claim.text}")
         for line in conditions(result):
             yield from _wrapped(f"{_INDENT}{printable(line)}")

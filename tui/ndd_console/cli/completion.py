@@ -1,20 +1,33 @@
-"""`ndd-console completion`, and the functions that complete names of runs and workloads."""
+"""`ndd-console completion`, and what it completes: runs, workloads, and the keys and values of --set.
+
+bash splits words at "=": `Bash` joins them again, and returns only what follows the last "=".
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    ZshComplete,
+    add_completion_class,
+    get_completion_class,
+)
 
-from ndd_engine.config import WORKLOADS
+from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
+from ndd_engine.errors import NddError
 from ndd_engine.record.rundir import all_runs, runs_root
 
 
 def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the runs in the folder given by --runs."""
-    given: Path | None = (ctx.find_root().params or {}).get("runs_folder")
+    root = ctx.find_root()
+    given: Path | None = root.meta.get("runs") or (root.params or {}).get("runs_folder")
     return [CompletionItem(run.name) for run in all_runs(runs_root(given)) if run.name.startswith(incomplete)]
 
 
@@ -23,11 +36,114 @@ def workload_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [CompletionItem(name) for name in WORKLOADS if name.startswith(incomplete)]
 
 
+def sets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """KEY=VALUE: the sections, the keys of one, or the values of a key."""
+    from ndd_engine.config import read
+
+    workload = str(ctx.params.get("workload") or "")
+    # click does not parse arguments before an option whose value is still missing.
+    files = [word for word in os.environ.get("COMP_WORDS", "").split() if word.endswith(".toml")]
+    if not workload and files:
+        with contextlib.suppress(NddError):
+            workload = read(Path(files[0]).expanduser()).workload
+    if workload not in WORKLOADS and ":" not in workload:
+        workload = DEFAULT_WORKLOAD
+    key, equals, value = incomplete.partition("=")
+    if not equals:
+        return key_items(incomplete, workload)
+    from ndd_engine.config.reference import keys
+
+    one = next((one for one in keys(workload) if one.name == key), None)
+    if one is None:
+        return []
+    values = (*one.choices, *(("none",) if one.unset else ()))
+    if not values and one.default is not None:
+        values = (one.default_text,)
+    return [CompletionItem(f"{key}={item}", help=one.effect) for item in values if item.startswith(value)]
+
+
+def key_items(incomplete: str, workload: str, end: str = "=") -> list[CompletionItem]:
+    """Sections, keys of a section, or keys by their last part. end: of a key."""
+    from ndd_engine.config.reference import keys
+
+    every = keys(workload)
+    if "." not in incomplete:
+        sections = dict.fromkeys(one.name.partition(".")[0] for one in every)
+        if found := [CompletionItem(f"{name}.") for name in sections if name.startswith(incomplete)]:
+            return found
+        return [
+            CompletionItem(one.name + end, help=one.effect)
+            for one in every
+            if one.name.rpartition(".")[2].startswith(incomplete)
+        ]
+    return [
+        CompletionItem(one.name + end, help=one.effect) for one in every if one.name.startswith(incomplete)
+    ]
+
+
+def joined(words: list[str]) -> tuple[list[str], str]:
+    """(words of a bash command line as the program gets them, what bash takes for the start of the last one).
+
+    bash splits "--set batch.micro=6" into "--set", "batch.micro", "=", "6".
+    """
+    found: list[str] = []
+    prefix = ""
+    glue = False
+    for word in words:
+        if word == "=" and found and found[-1].startswith("--") and "=" not in found[-1]:
+            continue
+        if word == "=" and found:
+            found[-1] += "="
+            prefix, glue = found[-1], True
+        elif glue:
+            found[-1] += word
+            glue = False
+        else:
+            found.append(word)
+            prefix = ""
+    return found, prefix
+
+
+class Bash(BashComplete):
+    """Completes words that contain "=", and adds no space after "=" and "."."""
+
+    source_template = BashComplete.source_template.replace(
+        "            COMPREPLY+=($value)\n",
+        "            COMPREPLY+=($value)\n            [[ $value == *[=.] ]] && compopt -o nospace\n",
+    )
+    _prefix = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        *words, last = joined([*args, incomplete])[0] or [""]
+        self._prefix = joined([*args, incomplete])[1]
+        return words, last
+
+    def format_completion(self, item: CompletionItem) -> str:
+        return f"{item.type},{str(item.value).removeprefix(self._prefix)}"
+
+
+class Zsh(ZshComplete):
+    """Adds no space after "=" and "."."""
+
+    source_template = ZshComplete.source_template.replace(
+        '        if [[ "$type" == "plain" ]]; then\n',
+        '        if [[ "$type" == "plain" && "$key" == *[=.] ]]; then\n'
+        "            compadd -U -S '' -- \"$key\"\n"
+        '        elif [[ "$type" == "plain" ]]; then\n',
+    )
+
+
+for _kind in (Bash, Zsh):
+    add_completion_class(_kind)
+
+
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script for SHELL. It completes commands, options, files, runs and workloads.
+    """Print the completion script for SHELL. It completes commands, options, files, runs, workloads, and the
+    keys and values of --set.
 
     \b
     bash: ndd-console completion bash >> ~/.bashrc

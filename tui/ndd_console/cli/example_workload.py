@@ -84,6 +84,14 @@ class Accuracy:
         return {"accuracy": float(torch.cat(self.right).mean())}
 
 
+def samples(model: nn.Module) -> list[str]:
+    """Texts to show after each evaluation (key v): what the model takes some waves for."""
+    device = next(model.parameters()).device
+    waves = Waves(3, 128, 0, 0.0)
+    found = model(torch.stack([waves[index][0] for index in range(3)]).to(device)).argmax(dim=1)
+    return [f"wave of shape {index}: taken for {shape}" for index, shape in enumerate(found.tolist())]
+
+
 def loss(output: Tensor, batch: list[Tensor]) -> Tensor:
     """The mean loss of a batch, a scalar. Tensors used in addition to the batch must be on output.device."""
     return nn.functional.cross_entropy(output.float(), batch[1])
@@ -110,4 +118,13 @@ def factory(settings: Settings) -> SimpleNamespace:
         tokens_per_item=settings.sequence,
         parts={"encoder": model.encoder, "head": model.head},  # timed separately within forward
         describe_model=f"convolutions of width {width}",
+        samples=samples,
+        # More, see docs/own-model.md; anything that would have no effect is an error:
+        #   optimizer=torch.optim.SGD(model.parameters(), lr=settings.optimizer.lr, momentum=0.9)
+        #   lr=lambda step: …           or scheduler=torch.optim.lr_scheduler.…(optimizer)
+        #   on_step=lambda train: …     train.step, train.log(name, value), train.stop(reason)
+        #   on_evaluate=lambda metrics, train: …
+        #   on_checkpoint=lambda path, train: …
+        #   state=lambda batch: …       carried from batch to batch
+        #   step=lambda batch, train: … instead of forward, loss, backward and the update, e.g. for a GAN
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from .completion import workload_names
+from ndd_engine.renamed import OLD_WORKLOADS
+
+from .completion import sets, workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,11 +30,18 @@ class Finite(click.FloatRange):
 flag = partial(click.option, is_flag=True)
 count = partial(click.option, type=int, metavar="N")
 set_option = click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True,
-    help="Set a configuration value, e.g. batch.micro=64; repeatable.",
+    "--set", "sets", metavar="KEY=VALUE", multiple=True, shell_complete=sets,
+    help="Set a configuration value, e.g. batch.micro=64; repeatable. `ndd-console config` lists the keys.",
 )  # fmt: skip
+
+
+def _todays_name(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """The workload, by its name of today."""
+    return OLD_WORKLOADS.get(value, value) if value is not None else None
+
+
 workload_option = click.option(
-    "--workload", metavar="NAME", shell_complete=workload_names,
+    "--workload", metavar="NAME", shell_complete=workload_names, callback=_todays_name,
     help="Workload (default: chartext), or your own as package.module:factory.",
 )  # fmt: skip
 json_option = flag("--json", "as_json", help="Print one JSON document.")
@@ -61,6 +70,15 @@ def command(
     status: str, *examples: str, stops: bool = False, **more: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """A command with examples and exit status after its help. stops: it can be interrupted and terminated."""
+    return click.command(epilog=_epilog(status, examples, stops), **more)
+
+
+def group(status: str, *examples: str) -> Callable[[Callable[..., Any]], click.Group]:
+    """A command that has further commands, and does something without one."""
+    return click.group(epilog=_epilog(status, examples), invoke_without_command=True)
+
+
+def _epilog(status: str, examples: Sequence[str], stops: bool = False) -> str:
     shown = "\n".join(f"  ndd-console {line}" for line in examples)
     stopped = ", 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)" if stops else ""
-    return click.command(epilog=f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}.", **more)
+    return f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}."

@@ -11,7 +11,7 @@ import click
 
 from ndd_console.view.interval import interval_text, pairs_text
 from ndd_console.view.rows import cells
-from ndd_engine.text import printable
+from ndd_engine.text import counted, printable
 from ndd_engine.trial.request import Progress
 
 
@@ -48,9 +48,7 @@ def measurement(progress: Progress) -> str:
     """ "12/60 s   measuring   4 ABBA blocks   1.41x (1.33 to 1.50)"."""
     parts = [f"{progress.elapsed_s:3.0f}/{progress.budget_s:.0f} s", printable(progress.stage)]
     if progress.quads:
-        parts.append(
-            f"{progress.quads} ABBA block{'' if progress.quads == 1 else 's'}{pairs_text(progress.pairs)}"
-        )
+        parts.append(f"{counted(progress.quads, 'ABBA block')}{pairs_text(progress.pairs)}")
     if progress.ratio is not None:
         parts.append(interval_text(progress.ratio, progress.low, progress.high))
     return "   ".join(parts)

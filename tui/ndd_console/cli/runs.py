@@ -1,8 +1,9 @@
-"""`ndd-console runs`."""
+"""`ndd-console runs` and `ndd-console runs delete`."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 
 import click
@@ -10,21 +11,25 @@ import click
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.screens.interfaces import RunRow
 from ndd_console.view.rows import foreign
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import MISSING, number
+from ndd_engine.text import MISSING, number, printable, size
 
-from .options import command, json_option
+from .completion import run_names
+from .options import command, flag, group, json_option
 from .printing import say, show, table
 
 _HEADINGS = ("run", "workload", "status", "step", "started", "best")
 
 
-@command("0", "runs", "--runs ~/experiments runs --json")
+@group("0", "runs", "--runs ~/experiments runs --json", "runs delete baseline")
 @json_option
 @click.pass_context
 def runs(ctx: click.Context, as_json: bool) -> None:
     """List the runs in the runs folder, newest first. An asterisk marks a live run."""
+    if ctx.invoked_subcommand is not None:
+        return
     root = runs_root(ctx.obj["runs"])
     home = HomeFolder(root)
     rows = home.runs()
@@ -33,7 +38,10 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     elif rows:
         show(table([_HEADINGS, *map(_cells, rows)], right={3}))
     else:
-        say(f"no runs in {root}; start one with: ndd-console train")
+        say(
+            f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
+            "--runs FOLDER"
+        )
     for name, count in home.damaged.items():
         say(f"warning: run {name}: {damage_text(count)}")
 
@@ -42,5 +50,80 @@ def _cells(row: RunRow) -> tuple[str, ...]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.started_t)) if row.started_t else MISSING
     return (
         foreign(row.name), foreign(row.workload), foreign(row.status) + (" *" if row.live else ""),
-        f"{number(row.step)}/{number(row.total_steps)}", started, foreign(row.best),
+        number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""), started, foreign(row.best),
     )  # fmt: skip
+
+
+@command(
+    "0 deleted or nothing to delete, 1 not deleted, 2 usage error",
+    "runs delete baseline candidate",
+    "runs delete 'sweep-*' --older-than 30d --dry-run",
+    "runs delete --failed --yes",
+)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=run_names)
+@click.option(
+    "--older-than", "age", metavar="AGE", help="Only runs whose last event is older, e.g. 30d, 12h or 2w."
+)
+@flag("--failed", help="Only runs that failed or whose process was killed.")
+@flag("--yes", "-y", help="Do not ask.")
+@flag("--dry-run", help="List what would be deleted.")
+@click.pass_context
+def delete(
+    ctx: click.Context, names: tuple[str, ...], age: str | None, failed: bool, yes: bool, dry_run: bool
+) -> int:
+    """Delete runs with their checkpoints: those with these names or globs, or all that the options select.
+
+    Only folders of runs directly in the runs folder are deleted. A run that is being written is never deleted.
+    """
+    from ndd_engine.record.deleting import age_of, candidates
+    from ndd_engine.record.deleting import delete as deleted
+
+    if not names and age is None and not failed:
+        raise UsageError("name the runs to delete, or select them with --older-than or --failed")
+    root = runs_root(ctx.obj["runs"])
+    found = candidates(root, names, None if age is None else age_of(age), failed)
+    live = [each.run.name for each in found if each.live]
+    if any(name in live for name in names):
+        raise UsageError(f"run {', '.join(name for name in live if name in names)} is running; stop it first")
+    for name in live:
+        say(f"{name} is running: it stays")
+    chosen = [each for each in found if not each.live]
+    if not chosen:
+        say(f"there is nothing to delete in {root.absolute()}")
+        return EXIT_DONE
+    rows = [
+        (
+            foreign(each.run.name),
+            each.status,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.changed_t)),
+            size(each.bytes),
+        )
+        for each in chosen
+    ]
+    show(table([("run", "status", "last event", "size"), *rows], right={3}))
+    what = f"{len(chosen)} run{'' if len(chosen) == 1 else 's'} ({size(sum(each.bytes for each in chosen))})"
+    if dry_run:
+        say(f"would delete {what} in {root.absolute()}")
+        return EXIT_DONE
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"deleting {what} needs an answer: add --yes, as there is no terminal to ask on")
+        if not click.confirm(printable(f"Delete {what} in {root.absolute()}?"), default=False, err=True):
+            say("nothing was deleted")
+            return EXIT_FAILED
+    left = 0
+    for each in chosen:
+        try:
+            deleted(each.run)
+        except RunLockedError:
+            say(f"{each.run.name} was started meanwhile: it stays")
+        except OSError as error:
+            left += 1
+            say(
+                f"{each.run.name} cannot be deleted completely: {error.filename or each.run.path}: {error.strerror}"
+            )
+    say(f"deleted {len(chosen) - left} of {what}" if left else f"deleted {what}")
+    return EXIT_FAILED if left else EXIT_DONE
+
+
+runs.add_command(delete)

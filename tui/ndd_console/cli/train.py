@@ -10,13 +10,14 @@ import click
 from ndd_console.process.terminal import interactive
 from ndd_engine.api.sources import configured_run
 from ndd_engine.config import read
-from ndd_engine.errors import UsageError
+from ndd_engine.errors import EXIT_DONE, UsageError
 from ndd_engine.record.rundir import RunDir, runs_root
 from ndd_engine.train.preflight import preflight
 from ndd_engine.train.run import RunRequest
 
 from .completion import run_names
 from .options import command, configuration, count, flag
+from .printing import say
 
 # Section of the configuration -> its keys that have an option of their own.
 _GIVEN = {"run": ("max_steps", "name"), "log": ("kernels_every", "trace")}
@@ -28,6 +29,7 @@ _GIVEN = {"run": ("max_steps", "name"), "log": ("kernels_every", "trace")}
     "train run.toml --set optimizer.lr=3e-4 --run baseline",
     "train --workload my_workload:factory",
     "train --resume baseline",
+    "train run.toml --run baseline --resume-or-start",
     stops=True,
 )
 @configuration
@@ -35,6 +37,10 @@ _GIVEN = {"run": ("max_steps", "name"), "log": ("kernels_every", "trace")}
 @click.option("--run", "name", metavar="NAME", help="Name of the run (default: the workload and a number).")
 @click.option(
     "--resume", metavar="RUN", help="Resume a run from its latest checkpoint.", shell_complete=run_names
+)
+@flag(
+    "--resume-or-start",
+    help="With --run, for jobs that are requeued: start the run, or resume it if it exists; exit 0 if it has finished.",
 )
 @count("--from-step", type=click.IntRange(min=0), help="With --resume: resume from the checkpoint of step N.")
 @count(
@@ -54,6 +60,7 @@ def train(
     workload: str | None,
     sets: tuple[str, ...],
     resume: str | None,
+    resume_or_start: bool,
     from_step: int | None,
     headless: bool,
     as_json: bool,
@@ -71,6 +78,8 @@ def train(
         for section, keys in _GIVEN.items()
     }
     resumed: RunDir | None = None
+    if resume_or_start and (resume is not None or from_step is not None):
+        raise UsageError("--resume-or-start excludes --resume and --from-step")
     if resume is not None:
         if config is not None or workload is not None or given["name"] is not None:
             raise UsageError(
@@ -82,6 +91,14 @@ def train(
         raise UsageError("--from-step needs --resume")
     draft = read(config, sets, workload, overrides)
     request = RunRequest(draft, root, resumed, from_step)
+    if resume_or_start:
+        from ndd_engine.api.requeue import resume_or_start as decided
+
+        decision = decided(request)
+        say(decision.text)
+        if decision.request is None:
+            return EXIT_DONE
+        request, draft = decision.request, decision.request.draft
     if headless or as_json or not interactive():
         from ndd_console.jobs.headless import run_headless
 

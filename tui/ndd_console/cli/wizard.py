@@ -12,8 +12,8 @@ import click
 
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import interactive
-from ndd_console.view.tradeoffs import COLUMNS, remark
-from ndd_engine.errors import EXIT_MACHINE, NddError, UsageError
+from ndd_console.view.tradeoffs import COLUMNS, applicable, remark
+from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable, size
@@ -25,6 +25,7 @@ from .printing import ProgressLines, say, show, table
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.answers import Answers
+    from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
 
@@ -58,7 +59,8 @@ class WizardCommand(click.Command):
 
 
 @command(
-    "0 done, 2 usage or configuration error, 3 insufficient memory or hardware",
+    "0 done, 1 no recommendation because the measurements disagree, 2 usage or configuration error, "
+    "3 insufficient memory or hardware",
     "wizard",
     "wizard run.toml --goal low-memory --headless -o run2.toml",
     "wizard --workload finetune --gpu A100 --headless",
@@ -148,8 +150,9 @@ def _headless(
     answers: Answers, root: Path, no_verify: bool, budget: float, output: Path | None, as_json: bool
 ) -> int:
     from ndd_console.jobs.wizard import live_run_notes
+    from ndd_engine.wizard.choice import choose, comparison
     from ndd_engine.wizard.planner import WizardStoppedError
-    from ndd_engine.wizard.session import best_measured, propose, to_verify, written, written_into
+    from ndd_engine.wizard.session import propose, to_verify, written, written_into
     from ndd_engine.wizard.verify import verify
 
     progress = WizardProgress(say, interval_s=5.0)
@@ -165,17 +168,18 @@ def _headless(
         if chosen and not no_verify and answers.gpu is None and not stop.is_set():
             verified = verify(proposed.situation, answers, chosen, budget, progress.look, stop)
             proposed = proposed.verified(verified)
-    working = (one for one in verified or chosen if not one.failed)
-    best = best_measured(verified, answers) or next(working, None)
-    text = "" if best is None else written(answers, proposed.situation, best)
+    choice = choose(verified, answers) if verified else None
+    best = choice.best if choice is not None else predicted(proposed, answers)
+    text = "" if best is None else written(answers, proposed.situation, best, comparison(best, verified))
     if as_json:
-        show(document(proposed, answers, best))
+        show(document(proposed, answers, best, choice))
     else:
         # If the TOML goes to stdout, nothing else does.
-        for line in describe(proposed, answers, best):
+        for line in describe(proposed, answers, best, choice):
             say(line) if output is None and best is not None else show([line])
     if best is None:
-        return stop.exit_status or EXIT_MACHINE
+        ran = any(one.measured is not None and one.measured.step_s for one in verified)
+        return stop.exit_status or (EXIT_FAILED if ran else EXIT_MACHINE)
     if output is not None and stop.is_set():
         say(f"stopped; {output} was not written")
     elif output is not None:
@@ -193,6 +197,11 @@ def _headless(
     return stop.exit_status
 
 
+def predicted(proposed: ProposalSet, answers: Answers) -> Proposal | None:
+    """The best proposal for the goal by prediction; None if none fits."""
+    return next(iter(proposed.ranked(answers)), None)
+
+
 class WizardProgress(ProgressLines):
     """Prints each new stage, and progress within it every few seconds."""
 
@@ -201,7 +210,9 @@ class WizardProgress(ProgressLines):
         self.stage(text.partition(":")[0], f"{share:4.0%}  {text}")
 
 
-def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> Iterator[str]:
+def describe(
+    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None = None
+) -> Iterator[str]:
     """The table of proposals with notes."""
     from ndd_console.jobs.wizard import lengths_line
     from ndd_engine.wizard.planner import model_name
@@ -222,11 +233,17 @@ def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> 
     if not shown:
         yield "nothing could be predicted"
         return
-    grid = [("", *_SHOWN, ""), *(_cells(one, best is not None and one.key == best.key) for one in shown)]
+    names = applicable(shown, _SHOWN)
+    grid = [
+        ("", *names, ""),
+        *(_cells(one, names, best is not None and one.key == best.key) for one in shown),
+    ]
     yield ""
     yield from table(grid)
     yield ""
-    if best is None and any(one.fits for one in proposed.rows):
+    if choice is not None and any(one.measured is not None and one.measured.step_s for one in measured):
+        yield choice.text + ("" if best is not None else "; nothing is written")
+    elif best is None and any(one.fits for one in proposed.rows):
         yield "all measured proposals failed; nothing is written"
     elif best is None:
         least = min(tight, key=lambda one: one.missing_bytes)
@@ -234,12 +251,20 @@ def describe(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> 
     yield "memory and time are predictions" + (" unless marked as measured" if measured else "")
 
 
-def _cells(one: Proposal, best: bool) -> tuple[str, ...]:
+def _cells(one: Proposal, names: Sequence[str], best: bool) -> tuple[str, ...]:
     texts = {column.name: column.text(one) for column in COLUMNS}
-    return ("*" if best else "", *(texts[name] for name in _SHOWN), printable(remark(one, details=True)))
+    return ("*" if best else "", *(texts[name] for name in names), printable(remark(one, details=True)))
 
 
-def document(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> dict[str, Any]:
+def _recommendation(choice: Choice) -> dict[str, Any]:
+    found = choice.found
+    ratios = {} if found is None else {"ratio": found.ratio, "low": found.low, "high": found.high}
+    return {"text": choice.text, "recommended": choice.best is not None, **ratios}
+
+
+def document(
+    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None = None
+) -> dict[str, Any]:
     """The JSON document."""
     from ndd_engine.wizard.planner import model_name
 
@@ -254,6 +279,7 @@ def document(proposed: ProposalSet, answers: Answers, best: Proposal | None) -> 
         "train_items": situation.opened.train_items,
         "proposals": [one.to_dict() for one in proposed.rows],
         "pareto": [list(one.sets()) for one in proposed.best],
+        "recommendation": None if choice is None else _recommendation(choice),
         "chosen": None if best is None else best.to_dict(),
         "failed": [
             {"model": model_name(found.model), "why": found.why} for found in proposed.found if found.why

@@ -32,10 +32,10 @@ DAMAGE_SHOWN_S = 20.0
 
 TITLES = {
     "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
-    "chartext": "character-level text model on the Python manual's topics",
-    "finetune": "small language model on few long texts, tokenised on the fly",
-    "ndd": "EEG forecasters: predict the next sample of every channel",
-    "summarise": "LSTM pointer-generator that summarises source code",
+    "chartext": "character-level text model: the Python manual",
+    "finetune": "small language model on few long texts",
+    "eeg": "EEG forecasters: the next sample of each channel",
+    "summarise": "pointer-generator that summarises source code",
 }
 
 
@@ -199,7 +199,14 @@ class HomeFolder:
     def workloads(self) -> list[StartRow]:
         # The default workload comes first.
         names = sorted(WORKLOADS, key=lambda name: (name != DEFAULT_WORKLOAD, name))
-        return [StartRow(name, TITLES[name], sizes_text(name)) for name in names]
+        from .folder import folder_rows
+
+        return [*folder_rows(), *(StartRow(name, TITLES[name], sizes_text(name)) for name in names)]
+
+    def details(self, row: StartRow) -> tuple[str, ...]:
+        from .folder import details
+
+        return details(row)
 
 
 def run_row(directory: RunDir) -> tuple[RunRow, int]:

@@ -19,7 +19,7 @@ from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.hosting import captured_for, report_failure
 from ndd_console.process.launcher import Leash, supervised
 from ndd_console.process.terminal import Captured, capabilities, follow_terminal, redirect, silence
-from ndd_console.screens.interfaces import HomeSource, RunSource
+from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
 from ndd_engine.record.events import EndEvent
@@ -94,10 +94,13 @@ class Console:
         self._begin()
         return source
 
-    def _wizard(self, run: RunSource | None) -> WizardJob:
-        """With a run on the screen, start from a copy of its configuration."""
-        config = None if run is None else find_run(self.root, run.name).config
-        return WizardJob(Answers(config=config), None, BUDGET_S, live_run_notes(self.root))
+    def _wizard(self, run: RunSource | None, row: StartRow | None = None) -> WizardJob:
+        """Start from a copy of the configuration of the run on the screen, else from an entry of the home screen."""
+        notes = live_run_notes(self.root)
+        if run is not None:
+            return WizardJob(Answers(config=find_run(self.root, run.name).config), None, BUDGET_S, notes)
+        first = None if row is None or row.kind == "file" else row.name
+        return WizardJob(Answers(workload=first), None, BUDGET_S, notes, first=row)
 
     def _begin(self) -> None:
         if self.engine is not None and self.engine.ident is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ndd_console.process.thread import ThreadJob
 from ndd_console.view.interval import trial_text
-from ndd_engine.config import read, to_toml
+from ndd_engine.config import changed_toml, read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import RunDir
@@ -116,7 +116,7 @@ class RunTrials:
         reasons = {item.partition("=")[0]: reason for item in trial.sets}
         heading = f"Configuration of {of.name} with {', '.join(trial.sets)}\n{trial.text}"
         lines = "\n".join(printable(line) for line in heading.splitlines())
-        return save_new(f"{self._run.name}-changed", to_toml(config, lines, reasons))
+        return save_new(f"{self._run.name}-changed", changed_toml(config, lines, reasons))
 
     def close(self, timeout_s: float = PATIENCE_S) -> bool:
         """Stop a running trial and wait until the run resumes. Returns False after the timeout."""

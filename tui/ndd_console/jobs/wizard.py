@@ -18,6 +18,7 @@ from ndd_engine.config.parsing import text_of
 from ndd_engine.errors import UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.record.rundir import all_runs
+from ndd_engine.text import plural
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.proposals import Proposal
 
@@ -25,7 +26,9 @@ from .saving import new_path, save_new
 from .wizard_questions import Questions
 
 if TYPE_CHECKING:
+    from ndd_console.screens.interfaces import StartRow
     from ndd_engine.predict.probe_process import Opened
+    from ndd_engine.wizard.choice import Choice
     from ndd_engine.wizard.session import ProposalSet
 
 # Default file name.
@@ -36,26 +39,43 @@ class WizardJob(ThreadJob, Questions):
     """See screens.wizard.WizardSource.
 
     answers: initial answers from the command line. path: the file to write, or to change if it exists; None for a new
-    name. notes: additional lines about the machine.
+    name. notes: additional lines about the machine. first: the entry of the home screen to begin with.
     """
 
     def __init__(
-        self, answers: Answers, path: Path | None, budget_s: float, notes: tuple[str, ...] = ()
+        self,
+        answers: Answers,
+        path: Path | None,
+        budget_s: float,
+        notes: tuple[str, ...] = (),
+        first: StartRow | None = None,
     ) -> None:
         ThreadJob.__init__(self, "ndd-wizard")
-        Questions.__init__(self, answers, notes)
-        self._path, self._budget_s = path, budget_s
+        Questions.__init__(self, answers, notes, first)
+        self._output, self._budget_s = path, budget_s
         self._proposed: ProposalSet | None = None
         self._verified: tuple[Proposal, ...] = ()
+        self._choice: Choice | None = None
         self._stage, self._share, self._began = "", 0.0, 0.0
+        # Contents of the file when its preview was made; None if there was none.
+        self._seen: bytes | None = None
+
+    @property
+    def _path(self) -> Path | None:
+        """The file to write: that of the command line, else the configuration that was chosen from the folder."""
+        return self._output if self._output is not None or self._given else self.answers.config
 
     def probe(self) -> None:
-        self._proposed, self._verified = None, ()
+        self._proposed, self._verified, self._choice = None, (), None
         self._start(self._plan)
 
     def verify(self, chosen: tuple[Proposal, ...]) -> None:
-        self._verified = chosen
-        self._start(lambda: self._measure(chosen))
+        from ndd_engine.wizard.session import with_present
+
+        assert self._proposed is not None
+        rows = self._verified = tuple(with_present(chosen, self._proposed))
+        self._choice = None
+        self._start(lambda: self._measure(rows))
 
     def look(self, view: WizardView) -> WizardView:
         from ndd_engine.wizard.planner import model_name
@@ -72,7 +92,10 @@ class WizardJob(ThreadJob, Questions):
             left = spent / self._share - spent if self._share > 0.05 else None
             view = replace(view, stage=self._stage, share=self._share, left_s=left)
         if self._verified:
-            view = replace(view, verified=self._verified)
+            choice = self._choice
+            best = choice.best if choice is not None else None
+            advice = choice.text if choice is not None else ""
+            view = replace(view, verified=self._verified, advice=advice, recommended=best)
         return view
 
     def suggested(self) -> tuple[Proposal, ...]:
@@ -85,11 +108,24 @@ class WizardJob(ThreadJob, Questions):
     def preview(self, chosen: Proposal) -> Preview:
         from ndd_engine.wizard.writing import difference
 
+        self._seen = self._contents()
         text, path = self._text(chosen), self._path
         lines = tuple(text.splitlines())
         if path is not None and replaces(path):
             return Preview(lines, str(path), True, tuple(difference(text_of(path), text, str(path))))
         return Preview(lines, str(path or new_path(_STEM)))
+
+    def changed(self) -> bool:
+        return self._contents() != self._seen
+
+    def _contents(self) -> bytes | None:
+        """What is in the file that would be replaced; None if there is none."""
+        if self._path is None or not replaces(self._path):
+            return None
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{self._path} cannot be read: {error.strerror or error}") from None
 
     def save(self, chosen: Proposal) -> str:
         text, path = self._text(chosen), self._path
@@ -99,13 +135,14 @@ class WizardJob(ThreadJob, Questions):
         return str(path)
 
     def _text(self, chosen: Proposal) -> str:
+        from ndd_engine.wizard.choice import comparison
         from ndd_engine.wizard.session import written, written_into
 
         assert self._proposed is not None
         path, situation = self._path, self._proposed.situation
         if path is not None and replaces(path):
             return written_into(self.answers, situation, chosen, path)
-        return written(self.answers, situation, chosen)
+        return written(self.answers, situation, chosen, comparison(chosen, self._verified))
 
     def _start(self, work: Callable[[], None]) -> None:
         self._stage, self._share, self._began = "starting", 0.0, time.monotonic()
@@ -123,12 +160,13 @@ class WizardJob(ThreadJob, Questions):
             raise UsageError(f"nothing could be predicted: {reasons or 'no combination is possible'}")
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
-        from ndd_engine.wizard.session import by_measured
+        from ndd_engine.wizard.choice import choose, listed
         from ndd_engine.wizard.verify import verify
 
         assert self._proposed is not None
         found = verify(self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self._stop)
-        self._verified = tuple(by_measured(found, self.answers))
+        self._choice = choose(found, self.answers)
+        self._verified = tuple(listed(found, self.answers, self._choice))
         self._proposed = self._proposed.verified(found)
 
     def _tell(self, text: str, share: float) -> None:
@@ -139,8 +177,8 @@ def run_notes(runs: Sequence[str]) -> tuple[str, ...]:
     """How live runs affect the wizard. runs: their names."""
     if not runs:
         return ()
-    plural = "s" if len(runs) > 1 else ""
-    return (f"live run{plural} {', '.join(runs)}: included in measured times and in used memory",)
+    word = "live run" if len(runs) == 1 else "live runs"
+    return (f"{word} {', '.join(runs)}: included in measured times and in used memory",)
 
 
 def live_run_notes(root: Path) -> tuple[str, ...]:
@@ -154,7 +192,7 @@ def lengths_line(opened: Opened) -> tuple[str, ...]:
     if not found:
         return ()
     median, ninety = found[len(found) // 2], found[min(int(len(found) * 0.9), len(found) - 1)]
-    unit = f"{opened.token or 'step'}s"
+    unit = plural(opened.token or "step")
     return (f"lengths: {found[0]} to {found[-1]} {unit}, median {median}, 90th percentile {ninety}",)
 
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ndd_console.screens.interfaces import StartRow
@@ -16,7 +17,7 @@ from ndd_engine.config.loading import DEFAULT_WORKLOAD
 from ndd_engine.errors import NddError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
-from ndd_engine.text import number, size
+from ndd_engine.text import counted, number, size
 from ndd_engine.wizard.answers import (
     GOALS,
     RESERVED_SHARE,
@@ -27,6 +28,7 @@ from ndd_engine.wizard.answers import (
     usable_bytes,
 )
 
+from .folder import folder_rows
 from .run_sources import sizes_text
 
 if TYPE_CHECKING:
@@ -51,15 +53,19 @@ MEANINGS = {
 class Questions:
     """The first three pages; see screens.wizard.WizardSource. answers: the current ones.
 
-    notes: additional lines about the machine. The hardware is detected in a thread.
+    notes: additional lines about the machine. The hardware is detected in a thread. first: the entry of the home screen
+    to begin with.
     """
 
-    def __init__(self, answers: Answers, notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, answers: Answers, notes: tuple[str, ...] = (), first: StartRow | None = None) -> None:
         self.answers = answers
+        # Whether the configuration was given, so that there is nothing to choose from.
+        self._given = answers.config is not None
+        self._first = first
+        self._rows: tuple[StartRow, ...] = ()
         self._items = answers.items
         self._notes = notes
         self._machine: Machine | None = None
-        self._names: tuple[str, ...] = ()
         # The workload that the answers refer to.
         self._asked = answers.workload or DEFAULT_WORKLOAD
         # Of the chosen workload; with the smallest size if the size is "auto" (open).
@@ -78,29 +84,33 @@ class Questions:
         return (*_of_gpu(self.answers), *describe(self._machine), *self._notes)
 
     def workloads(self) -> tuple[StartRow, ...]:
-        asked = self.answers.workload
-        rows = []
-        if self.answers.config is not None:
-            rows.append(StartRow(str(self.answers.config), "from the command line", ""))
-        elif asked is not None and asked not in WORKLOADS:
-            rows.append(StartRow(asked, "your own workload", ""))
-        if self.answers.config is None:
-            names = sorted(WORKLOADS, key=lambda name: name != (asked or DEFAULT_WORKLOAD))
-            rows += [StartRow(name, sizes_text(name), "") for name in names]
-        self._names = tuple(row.name for row in rows)
-        return tuple(rows)
+        if self._given:
+            self._rows = (StartRow(str(self.answers.config), "from the command line", "", kind="file"),)
+            return self._rows
+        asked = self._first.name if self._first is not None else self._asked
+        rows = [*folder_rows(), *(StartRow(name, sizes_text(name), "") for name in WORKLOADS)]
+        if asked not in {row.name for row in rows}:
+            rows.append(StartRow(asked, "your own workload", "", kind="own"))
+        # The requested one comes first; the default workload only before the other built-in ones.
+        only = self.answers.workload is None and self._first is None
+        rows.sort(key=lambda row: (only and row.kind == "workload", row.name != asked))
+        self._rows = tuple(rows)
+        return self._rows
 
     def choose(self, place: int) -> tuple[str, ...]:
         from ndd_engine.workloads.facts import facts
 
-        name = self._names[place]
-        if self.answers.config is None and name != self._asked:
+        row = self._rows[place]
+        name = row.name
+        if not self._given and name != self._asked:
             # Another workload has other sizes, sequences and batches.
             self.answers = replace(
                 self.answers, sizes=(), min_sequence=None, effective_batch=None, hold_effective=True
             )
-        if self.answers.config is None:
-            self.answers, self._asked = replace(self.answers, workload=name), name
+        if not self._given:
+            file = Path(name) if row.kind == "file" else None
+            self.answers = replace(self.answers, config=file, workload=None if file else name)
+            self._asked = name
         try:
             draft = self.answers.draft()
             config = draft.resolve(draft.auto["candidates"][0] if draft.size == "auto" else None)
@@ -114,8 +124,12 @@ class Questions:
         self._train_items = None if known is None else known.train_items
         if known is None:
             return ("the number of items is known after the data has been read",)
-        each = f", {number(known.tokens_per_item)} {known.token}s each" if known.tokens_per_item else ""
-        found = f"{number(known.train_items)} training {known.item}s{each}"
+        each = (
+            f", {counted(known.tokens_per_item, known.token or 'token')} each"
+            if known.tokens_per_item
+            else ""
+        )
+        found = f"{counted(known.train_items, f'training {known.item}')}{each}"
         if self._open:
             found += f" (with size {config.workload.size}; the size is chosen automatically)"
         return (known.text, found)
@@ -129,6 +143,9 @@ class Questions:
         goal = [Field("goal", GOALS[answers.goal], MEANINGS[answers.goal])]
         if answers.goal == "time":
             goal.append(Field(_ITEMS, number(answers.items), "the total number of items to train on"))
+        text = ", ".join(answers.sizes) or ("automatic" if self._open else "as configured")
+        meaning = "smaller models are faster and need less memory, but reach a higher loss"
+        sizes = [Field(_SIZES, text, meaning)] if self._sizes else []
         return (
             *goal,
             Field(
@@ -140,10 +157,7 @@ class Questions:
                 str(answers.min_sequence or ("as configured" if self._open else config.batch.sequence)),
                 "shorter sequences are faster and need less memory, but give the model less context",
             ),
-            Field(
-                _SIZES, ", ".join(answers.sizes) or ("automatic" if self._open else "as configured"),
-                "smaller models are faster and need less memory, but reach a higher loss",
-            ),
+            *sizes,
             Field(
                 "reserved memory", f"{RESERVED_SHARE:.0%} of free memory" if reserved is None else size(reserved),
                 "kept free for evaluation, libraries and other processes",

@@ -9,6 +9,7 @@ from pathlib import Path
 from ndd_console.view.blocks import percent
 from ndd_console.view.findings import at_most
 from ndd_console.view.throughput import (
+    epoch_of,
     item_name,
     items_rate,
     micro_steps,
@@ -24,7 +25,7 @@ from ndd_console.view.throughput import (
 from ndd_engine.record.derive import setting_text
 from ndd_engine.record.events import EndEvent, Event, FindingEvent, RunEvent, SettingEvent, TrialEvent
 from ndd_engine.record.snapshot import Snapshot, TimedMark
-from ndd_engine.text import duration, number, printable
+from ndd_engine.text import counted, duration, number, printable
 
 # Kinds of marks that are reported.
 _REPORTED = frozenset({
@@ -57,16 +58,27 @@ class RunProgress:
         self._latest: TimedMark | None = None
         self._introduced = known
         self._settings: dict[str, SettingEvent] = {}
+        self._findings: dict[str, object] = {}  # cause -> the reported advice
         self._step = -1
 
     def hear(self, t: float, event: Event) -> None:
         """Report events that are not in a snapshot: findings and the results of trials."""
         if t < self._since:
             return
-        if isinstance(event, FindingEvent) and (line := finding_line(event)):
-            self._say(printable(line))
+        if isinstance(event, FindingEvent):
+            if self._new_finding(event) and (line := finding_line(event)):
+                self._say(printable(line))
         elif isinstance(event, TrialEvent):
             self._say(printable(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}"))
+
+    def _new_finding(self, event: FindingEvent) -> bool:
+        """Whether its advice differs from the last time; a ceiling that moves is not reported again."""
+        if event.gone:
+            return self._findings.pop(event.cause, None) is not None
+        body = event.finding
+        advice = (_sets(event), bool(body.get("leave")), body.get("from_steps") is None)
+        before, self._findings[event.cause] = self._findings.get(event.cause), advice
+        return advice != before
 
     def look(self, snapshot: Snapshot) -> None:
         """Report what is new since the last call."""
@@ -133,21 +145,34 @@ def finding_line(event: FindingEvent) -> str:
     line = f"finding: {event.text}"
     if isinstance(ceiling, (int, float)):
         line += f", {at_most(ceiling)}"
-    changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
-    sets = next((change["sets"] for change in changes if change.get("sets")), None)
     if leave:
         return f"{line}; leave as is: {leave}"
-    if changes and not changes[0].get("sets"):
-        line += f"; {changes[0].get('text', '')}"
-        line += f" ({changes[0]['where']})" if changes[0].get("where") else ""
-    return f"{line}; try {' '.join(map(str, sets))}" if sets else line
+    changes = [change for change in body.get("changes") or () if isinstance(change, dict)]
+    first, sets = next(iter(changes), None), _sets(event)
+    if first is not None and not first.get("sets"):
+        line += f"; {first.get('text', '')}"
+        line += f" ({first['where']})" if first.get("where") else ""
+        line += "; or" if sets else ""
+    elif sets:
+        line += ";"
+    if not sets:
+        return line
+    steps = body.get("from_steps")
+    condition = f" for a run of {steps:,} steps and more," if isinstance(steps, int) else ""
+    return f"{line}{condition} try {' '.join(sets)}"
+
+
+def _sets(event: FindingEvent) -> tuple[str, ...]:
+    """The edits of the first change in the configuration."""
+    changes = [change for change in event.finding.get("changes") or () if isinstance(change, dict)]
+    return tuple(map(str, next((change["sets"] for change in changes if change.get("sets")), ())))
 
 
 def introduction(snapshot: Snapshot) -> list[str]:
     """The run, its device, and the size of a step and an epoch."""
     run = snapshot.run
     assert run is not None
-    threads = f", {run.threads} thread{'' if run.threads == 1 else 's'}" if run.device == "cpu" else ""
+    threads = f", {counted(run.threads, 'thread')}" if run.device == "cpu" and run.threads else ""
     items = item_name(snapshot)
     batch = run.config.get("batch", {})
     accumulation = batch.get("accumulation", 1)
@@ -155,17 +180,28 @@ def introduction(snapshot: Snapshot) -> list[str]:
     lines = [
         f"run {run.name}: {run.workload}, {number(run.parameters)} parameters ({printable(run.model)})",
         f"on {printable(run.device_name)}{threads}, {run.precision}; {printable(run.data)}",
-        f"{number(run.total_steps)} optimizer steps of {number(run.items_per_step)} {items}{micro};"
-        f" one epoch is {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {items}{_tokens(run)}",
+        f"{_steps(run)} of {number(run.items_per_step)} {items}{micro}; {_epoch(run, items)}",
     ]
     if run.resumed_step is not None:
         lines.append(f"resumed at step {number(run.resumed_step)} ({run.resumed_from})")
     return lines
 
 
+def _steps(run: RunEvent) -> str:
+    return f"{number(run.total_steps)} optimizer steps" if run.total_steps else "optimizer steps"
+
+
+def _epoch(run: RunEvent, items: str) -> str:
+    if not run.steps_per_epoch:
+        until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
+        return f"the length of an epoch is unknown{until}"
+    of = f"{number(run.items_per_epoch or None)} {items}{_tokens(run)}"
+    return f"one epoch is {number(run.steps_per_epoch)} steps, {of}"
+
+
 def _tokens(run: RunEvent) -> str:
     """ ", 18,087,936 characters" per epoch."""
-    if not run.token or not run.tokens_per_item:
+    if not run.token or not run.tokens_per_item or not run.items_per_epoch:
         return ""
     return f", {number(round(run.items_per_epoch * run.tokens_per_item))} {plural(printable(run.token))}"
 
@@ -173,11 +209,11 @@ def _tokens(run: RunEvent) -> str:
 def progress_line(snapshot: Snapshot) -> str:
     """step 1,200/43,050  epoch 3/25  loss 1.482  18.3 steps/s  2,343 windows/s  idle 12 % (host)  1 h 12 m left"""
     run = snapshot.run
-    total = f"/{number(run.total_steps)}" if run else ""
+    total = f"/{number(run.total_steps)}" if run and run.total_steps else ""
     idle = percent(snapshot.idle.share)
     parts = [
         f"step {number(snapshot.step)}{total}",
-        f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run else "",
+        epoch_of(snapshot),
         f"loss {number(snapshot.loss, 4)}",
         steps_rate(snapshot),
         items_rate(snapshot),
@@ -199,11 +235,13 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     if run is not None and snapshot.step:
         done = f"{number(snapshot.step)} optimizer steps, {number(snapshot.items)} {item_name(snapshot)}"
         lines.append(f"{done} in {duration(snapshot.elapsed_s)}; last loss {number(snapshot.loss, 4)}")
-        top = sorted(snapshot.phases, key=lambda share: -share.share)[:4]
-        if top:
-            lines.append(
-                "recent phases: " + ", ".join(f"{share.name} {percent(share.share)}" for share in top)
-            )
+        aside = ("evaluate", "checkpoint")
+        phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in aside]
+        top = sorted(phases, key=lambda phase: -phase.host_ns)[:4]
+        if top and snapshot.step_ns:
+            step_ns = snapshot.step_ns
+            shares = ", ".join(f"{phase.name} {percent(phase.host_ns / step_ns)}" for phase in top)
+            lines.append(f"recent steps by phase: {shares}")
     if snapshot.step_ns is not None:
         lines.append(f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")
         lines += [", ".join(work)] if (work := work_texts(snapshot)) else []

@@ -49,6 +49,7 @@ class History:
     resumed: deque[Moment] = field(default_factory=_newest)
     run: events.RunEvent | None = None
     stacks: events.StacksEvent | None = None
+    texts: events.TextsEvent | None = None
     gc_watched: bool = False
     bytes_read: int = 0
     skipped: int = 0
@@ -111,6 +112,10 @@ def _take(found: History, at: Moment, event: events.Event) -> None:
             found.put(at.x, event.card or {}, "gpu ")
         case events.MemoryEvent():
             found.put(at.x, {name: getattr(event, name) for name in _MEMORY})
+        case events.ScalarsEvent():
+            found.put(at.x, event.values, "own ")
+        case events.TextsEvent():
+            found.texts = event
         case events.MarkEvent():
             at = Moment(at.x, at.t, int(event.step))
             if event.kind == "evaluation":

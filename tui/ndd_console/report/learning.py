@@ -5,13 +5,14 @@ from __future__ import annotations
 from ndd_console.view.blocks import setting
 from ndd_console.view.learning import small
 from ndd_engine.record.events import MarkEvent
-from ndd_engine.text import MISSING, duration, number
+from ndd_engine.text import MISSING, duration, number, printable
 
 from .blocks import Block, Table, Text
 from .collect import Moment
 from .model import Report
 
 _ROWS = 40
+_OWN = 24  # maximum number of plots of logged values
 _METRICS = 6  # maximum number of metrics shown
 
 
@@ -40,6 +41,25 @@ def learning(report: Report) -> list[Block]:
         else:
             item = report.line(key, title.lower(), "green", band=True)
             out += report.plot(title, "plain", item, height=120)
+    return [*out, *_own(report)]
+
+
+def _own(report: Report) -> list[Block]:
+    """What the user's own training code logged, and its newest samples."""
+    out: list[Block] = []
+    names = [name.removeprefix("own ") for name in report.data.curves if name.startswith("own ")]
+    for name in names[:_OWN]:
+        item = report.line(f"own {name}", printable(name), "green", band=True)
+        out += report.plot(f"Logged: {printable(name)}", "plain", item, height=120)
+    if len(names) > _OWN:
+        out.append(Text(f"{_OWN} of {len(names)} logged values.", "note"))
+    if (texts := report.data.texts) is not None:
+        rows = [
+            (str(index) if line == 0 else "", printable(part))
+            for index, text in enumerate(texts.texts, 1)
+            for line, part in enumerate(text.split("\n"))
+        ]
+        out.append(Table(f"Samples at step {number(texts.step)}", ("", "text"), tuple(rows), wide=1))
     return out
 
 

@@ -102,7 +102,7 @@ def _loader(loader: LoaderEvent) -> Facts:
     kind = "fetched in one gather" if loader.in_memory else "made one by one"
     each = f"{ns(loader.item_ns)}, of which CPU time {ns(loader.item_cpu_ns)} (mean of {loader.probed})"
     return Facts.of(
-        ("items", f"{number(loader.items)}, {kind}"),
+        ("items", f"{number(loader.items or None)}, {kind}"),
         ("time per item", each),
         ("collating", f"{ns(loader.collate_ns)} per micro-batch; in one gather {ns(loader.gather_ns)}"),
         ("micro-batch", f"{number(loader.micro)} items, {size(loader.batch_bytes)}"),

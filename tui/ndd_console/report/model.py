@@ -105,6 +105,8 @@ class Report:
                 {"step": at.step, "metrics": mark.data.get("metrics"), "seconds": mark.data.get("seconds")}
                 for at, mark in data.marked("evaluation")
             ],
+            "scalars": {name: trend[-1][1] for name, trend in snapshot.scalars if trend},
+            "samples": None if data.texts is None else {"step": data.texts.step, "texts": data.texts.texts},
             "trials": [asdict(trial) for _, trial in data.trials],
             "not_in_effect": [item.name for item in snapshot.settings if item.in_effect is False],
             "warnings": snapshot.warnings,

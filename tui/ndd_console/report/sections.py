@@ -15,7 +15,7 @@ from ndd_engine.diagnose import CAUSES, Finding
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.log import damage_text
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.text import MISSING, counted, duration, number, size
 from ndd_engine.trial.outcome import flatten
 
 from . import blocks, events, learning, machine, timings, trials
@@ -91,13 +91,16 @@ def verdict(report: Report) -> list[Block]:
     """Every finding, the bottleneck first."""
     out: list[Block] = [Text(report.trouble, "warn")] if report.trouble else []
     out += [_finding(item, report.name, index == 0) for index, item in enumerate(report.findings)]
+    if any(item.share is not None for item in report.findings):
+        text = "Shares and ceilings of the findings are those of the most recent part of the record."
+        out.append(Text(text, "note"))
     return out or [Text("No findings.", "note")]
 
 
 def _finding(finding: Finding, name: str, main: bool) -> blocks.Verdict:
     rows = [("evidence", f"{item.text} ({item.source})") for item in finding.evidence]
     for change in finding.changes:
-        rows.append(("try", change.text + (f" (in {change.where})" if change.where else "")))
+        rows.append(("try", finding.advice(change) + (f" (in {change.where})" if change.where else "")))
         if change.sets:
             rows.append((COMMAND, command_text(name, change.sets)))
     if finding.leave:
@@ -132,7 +135,12 @@ def identity(report: Report) -> list[Block]:
         ("step", f"{number(run.items_per_step)} items ({run.item})"),
         (
             "length",
-            f"{number(run.total_steps)} steps; {number(run.epochs)} epochs of {number(run.steps_per_epoch)} steps",
+            f"{number(run.total_steps or None)} steps; "
+            + (
+                f"{counted(run.epochs, 'epoch')} of {number(run.steps_per_epoch)} steps"
+                if run.steps_per_epoch
+                else f"{number(run.epochs or None)} epochs of unknown length"
+            ),
         ),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),

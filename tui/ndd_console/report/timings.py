@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ndd_console.view.blocks import on_gpu
+from ndd_console.view.diagnosis import ENGINE, module_rows
 from ndd_console.view.throughput import flops, plural, rates, step_time, work_texts
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
@@ -17,6 +18,7 @@ from .blocks import Bars, Block, Facts, Layer, Stack, Table, Text
 from .model import COLUMNS, Report, ns
 from .timeline import Slice
 
+BACKWARD = "all of backward; by module in a profiler capture"
 NO_STEPS = "No step was measured."
 METHODS = {
     "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
@@ -33,6 +35,8 @@ COLOURS = {
     "launch gaps": "sky", "synchronising": "indigo", "reading losses": "rose", "evaluation": "purple",
     "between queued kernels": "blue", "collectives": "teal",
 }  # fmt: skip
+# Phases that are not part of a step.
+ASIDE = frozenset({"evaluate", "checkpoint"})
 SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
 _TOP = 12
 Shares = dict[str, float]
@@ -92,14 +96,18 @@ def _table(report: Report, whole: Slice) -> Table:
             continue
         parent, slash, part = name.partition("/")
         now = recent.get(name)
-        figures = [value / whole.steps if whole.steps else None]
-        figures += [whole.device_step_ns(name)] if gpu else []
+        figures: list[float | None] = [whole.device_step_ns(name)] if gpu else []
         figures += [now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 3
         label = f"· {part}" if slash else parent
-        rows.append((label, ns(value), share_text(value / whole.wall_ns), *map(ns, figures)))
+        each = ns(value / whole.steps if whole.steps else None)
+        if parent in ASIDE and whole.steps:
+            each = f"+{each}"
+        rows.append((label, ns(value), share_text(value / whole.wall_ns), each, *map(ns, figures)))
+    mean = f", a mean of {ns(whole.stepping_ns / whole.steps)} per step" if whole.steps else ""
     note = (
-        f"Over {number(round(whole.steps))} steps in {ns(whole.wall_ns)}; the last three columns cover the most "
-        "recent part of the record. Rows marked · are part of the phase above."
+        f"Over {number(round(whole.steps))} steps{mean}, in {ns(whole.wall_ns)} of wall time, of which the shares are. "
+        "Evaluations and checkpoints come on top of a step (+). The last three columns cover the most recent part of "
+        "the record. Rows marked · are part of the phase above."
     )
     return Table("Phases", columns, tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
 
@@ -107,16 +115,19 @@ def _table(report: Report, whole: Slice) -> Table:
 def _step_times(report: Report) -> list[Block]:
     series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
     found = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
-    note = "Each is computed per window of the record; a point is the mean of neighbouring windows."
+    note = "Each is computed per measuring interval of the record; a point is the mean of neighbouring ones."
     return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
 
 
 def _stacks(stacks: StacksEvent) -> Table:
     rows = tuple(
-        (share_text(frame[4] / stacks.looks), str(frame[0]), f"{frame[1]}:{frame[2]}", str(frame[3]))
+        (
+            share_text(frame[4] / stacks.looks), str(frame[0]), f"{frame[1]}:{frame[2]}",
+            BACKWARD if frame[3] == ENGINE else str(frame[3]),
+        )
         for frame in stacks.frames[:_TOP]
         if len(frame) >= 5 and stacks.looks
-    )
+    )  # fmt: skip
     title = f"Stack samples ({number(stacks.looks)}, the latest at step {number(stacks.step)})"
     columns = ("share", "phase", "line", "function")
     return Table(title, columns, rows, frozenset({0}), wide=2)
@@ -190,7 +201,28 @@ def _capture(step: int, capture: KernelsEvent) -> list[Block]:
         if len(item) >= 3
     )
     columns = ("share", "time per step", "calls per step", "kernel or operator")
-    return [bars, Table(f"Slowest kernels and operators in the {at}", columns, rows, frozenset({0, 1, 2}))]
+    slowest = Table(f"Slowest kernels and operators in the {at}", columns, rows, frozenset({0, 1, 2}))
+    return [bars, slowest, _modules(capture, at)]
+
+
+def _modules(capture: KernelsEvent, at: str) -> Table:
+    """Forward and backward by module; without rows if the capture has none."""
+    steps = max(capture.steps, 1)
+    rows = tuple(
+        (
+            share_text(row.total_ns / capture.wall_ns), ns(row.forward_ns / steps), ns(row.backward_ns / steps),
+            number(row.calls / steps), row.label,
+        )
+        for row in module_rows(capture)
+    )  # fmt: skip
+    columns = ("share", "forward per step", "backward per step", "calls per step", "module")
+    note = (
+        "Sums of the kernels or operators of each module, without those of the modules inside it. Backward is assigned "
+        "by autograd's sequence numbers. Modules of equal blocks are one row (*)."
+    )
+    return Table(
+        f"Forward and backward by module in the {at}", columns, rows, frozenset(range(4)), note, wide=4
+    )
 
 
 def speed(report: Report) -> list[Block]:
@@ -238,7 +270,7 @@ def methods(report: Report) -> list[Block]:
         (idle.share is not None, "idle time", METHODS.get(idle.method, idle.method)),
         *((True, f"capture at step {item.step or at.step:,}", METHODS.get(item.method, item.method))
           for at, item in list(data.captures)[-1:]),
-        (True, "p50, p95, max", "steps of one window of the record, host clock"),
+        (True, "p50, p95, max", "steps of one measuring interval of the record, host clock"),
         (True, "throughput", "items over wall time, excluding evaluation, checkpoints, pauses and profiler captures"),
         (True, "loss", "mean of the losses that were read back; reading every loss would slow down training"),
         (data.marked("evaluation"), "evaluations", "on the evaluation data; durations by host clock"),

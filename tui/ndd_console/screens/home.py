@@ -9,28 +9,31 @@ from textual import events
 
 from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
 from ndd_console.view.home import HomeState, home_rows
+from ndd_console.view.pager import HOME_KEYS
 from ndd_console.view.style import Look
 
 from .base import LEAVE, ViewScreen, bounded, call_from_thread, key_of, moved
-from .pages import HelpScreen
+from .pages import HelpScreen, StartScreen
 
 
 class HomeScreen(ViewScreen[HomeState]):
-    """Lists workloads and runs. `choose` is called with the selected entry, `wizard` opens the wizard."""
+    """Lists what can be trained and the runs. attach: opens a run. start: trains an entry. wizard: opens the wizard."""
 
     def __init__(
         self,
         home: HomeSource,
         look: Look,
-        choose: Callable[[StartRow | RunRow], None],
+        attach: Callable[[RunRow], None],
+        start: Callable[[StartRow], None],
         leave: Callable[[], None],
         on_painted: Callable[[], None] | None = None,
-        wizard: Callable[[], None] | None = None,
+        wizard: Callable[[StartRow | None], None] | None = None,
     ) -> None:
         super().__init__(look, HomeState(), home_rows, on_painted)
         self._home = home
         self._wizard = wizard
-        self._choose = choose
+        self._open_run = attach
+        self._train = start
         self._leave = leave
 
     def on_mount(self) -> None:
@@ -69,16 +72,23 @@ class HomeScreen(ViewScreen[HomeState]):
         key = key_of(event)
         step = moved(key)
         entries = self.view.entries
+        chosen = entries[self.view.chosen] if self.view.chosen < len(entries) else None
         if key in LEAVE:
             self._leave()
         elif key == "?":
-            self.app.push_screen(HelpScreen(self.look))
+            self.app.push_screen(HelpScreen(self.look, HOME_KEYS))
         elif key == "r":
             self.say(None)
             self.refresh_runs()
         elif key == "w" and self._wizard is not None:
-            self._wizard()
-        elif key == "enter" and self.view.chosen < len(entries):
-            self._choose(entries[self.view.chosen])
+            self._wizard(chosen if isinstance(chosen, StartRow) else None)
+        elif key == "enter" and isinstance(chosen, RunRow):
+            self._open_run(chosen)
+        elif key == "enter" and isinstance(chosen, StartRow):
+            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._train, self._wizard))
+        elif key == "s" and isinstance(chosen, StartRow):
+            self._train(chosen)
+        elif key == "s" and chosen is not None:
+            self.say(f"press enter to open run {chosen.name}")
         elif step is not None:
             self.show(chosen=bounded(self.view.chosen + step, len(entries)))

@@ -92,4 +92,6 @@ class HomeSource(Protocol):
 
     def gpu_lines(self) -> list[str]: ...  # the detected hardware, one fact per line
     def runs(self) -> list[RunRow]: ...  # the runs in the runs folder, newest first
-    def workloads(self) -> list[StartRow]: ...  # the workloads that can be trained
+    # What can be trained: configurations and own workloads of the folder, then the built-in workloads.
+    def workloads(self) -> list[StartRow]: ...
+    def details(self, row: StartRow) -> Sequence[str]: ...  # a page about one of them

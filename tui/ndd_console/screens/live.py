@@ -11,13 +11,14 @@ from ndd_console.screens.diagnosis import Diagnosis
 from ndd_console.screens.interfaces import Action, RunSource
 from ndd_console.view.frame import Keys
 from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.own_values import has_own_values
 from ndd_console.view.question import box, overlay
 from ndd_console.view.style import Look, Row
 from ndd_engine.record.snapshot import Snapshot
 
 from .base import CanvasScreen, key_of
 from .pace import Pace
-from .pages import DiagnosisScreen, HelpScreen, LogScreen, SettingsScreen
+from .pages import DiagnosisScreen, HelpScreen, LogScreen, OwnValuesScreen, SettingsScreen
 from .trial import TrialScreen, proposed_changes
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
@@ -137,6 +138,8 @@ class LiveScreen(CanvasScreen):
                 keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "profile")]
             if not self.source.owned:
                 keys.append(("s", "stop"))
+        if has_own_values(snapshot):
+            keys.append(("v", "values"))
         leaving = "quit" if self.source.owned else "close"
         return (*keys, ("i", "settings"), ("l", "log"), ("?", "help"), ("q", leaving))
 
@@ -166,6 +169,8 @@ class LiveScreen(CanvasScreen):
             self._try()
         elif key == "w" and self._wizard is not None and self._can(self._wizard):
             self._wizard()
+        elif key == "v":
+            self.app.push_screen(OwnValuesScreen(self.look, self.source))
         elif key == "i":
             self.app.push_screen(SettingsScreen(self.look, self.source))
         elif key == "l":

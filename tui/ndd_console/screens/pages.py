@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from textual import events
 
 from ndd_console.screens.diagnosis import Diagnosis
-from ndd_console.screens.interfaces import RunSource
+from ndd_console.screens.interfaces import HomeSource, RunSource, StartRow
 from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.frame import Keys
+from ndd_console.view.own_values import own_values_lines
 from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
+from ndd_console.view.rows import foreign, lines_of
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Look, Row
+from ndd_engine.errors import error_text
 
-from .base import LEAVE, CanvasScreen, key_of, moved
+from .base import LEAVE, CanvasScreen, call_from_thread, key_of, moved
 
 _LOG_LINES = 2000  # length of the log page
 REFRESH_S = 1.0
@@ -28,6 +32,7 @@ class PageScreen(CanvasScreen):
     title_text = ""
     leave_keys = LEAVE
     is_log = False
+    more_keys: Keys = ()
 
     def __init__(self, look: Look) -> None:
         super().__init__(look)
@@ -42,7 +47,7 @@ class PageScreen(CanvasScreen):
         lines = self.lines(max(width - (2 if width >= 40 else 0), 1))
         last = max(len(lines) - page_room(height), 0)
         self.top = last if self.follow else min(self.top, last)
-        keys: Keys = (("esc", "back"),)
+        keys: Keys = (*self.more_keys, ("esc", "back"))
         if last:
             keys = (("↑↓", "scroll"), ("space", "next page"), ("g G", "top, bottom"), *keys)
         return page_rows(lines, self.top, keys, self.title_text, width, height)
@@ -78,6 +83,55 @@ class HelpScreen(PageScreen):
         return help_lines(width, self._keys)
 
 
+class StartScreen(PageScreen):
+    """What an entry of the home screen would train. start: trains it. wizard: opens the wizard for it."""
+
+    def __init__(
+        self,
+        look: Look,
+        row: StartRow,
+        home: HomeSource,
+        start: Callable[[StartRow], None],
+        wizard: Callable[[StartRow | None], None] | None,
+    ) -> None:
+        super().__init__(look)
+        self.title_text = row.name
+        self.more_keys = (("s", "start"), *((("w", "wizard"),) if wizard is not None else ()))
+        self._row, self._home, self._train, self._wizard = row, home, start, wizard
+        self._details: tuple[str, ...] = ("loading…",)
+
+    def on_mount(self) -> None:
+        threading.Thread(target=self._read, name="ndd-home-details", daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            lines = self._home.details(self._row)
+        except Exception as error:  # noqa: BLE001  without a message the page would load forever
+            lines = (error_text(error),)
+        call_from_thread(self, self._show, tuple(lines))
+
+    def _show(self, lines: tuple[str, ...]) -> None:
+        self._details = lines
+        if self.is_current:
+            self.paint()
+
+    def lines(self, width: int) -> list[Row]:
+        return [row for text in self._details for row in lines_of(foreign(text), width)]
+
+    def on_key(self, event: events.Key) -> None:
+        # Textual also calls the handler of the base class, for all other keys.
+        if not self.is_current or event.key not in ("s", "w"):
+            return
+        if event.key == "s":
+            event.stop()
+            self.go_back()
+            self._train(self._row)
+        elif self._wizard is not None:
+            event.stop()
+            self.go_back()
+            self._wizard(self._row)
+
+
 class RunPage(PageScreen):
     """A page about a run, updated every second."""
 
@@ -108,6 +162,16 @@ class SettingsScreen(RunPage):
 
     def lines(self, width: int) -> list[Row]:
         return settings_lines(self._latest, width)
+
+
+class OwnValuesScreen(RunPage):
+    """What the user's own training code logged, and its samples."""
+
+    title_text = "logged values and samples"
+    leave_keys = LEAVE | {"v"}
+
+    def lines(self, width: int) -> list[Row]:
+        return own_values_lines(self._latest, width)
 
 
 class DiagnosisScreen(RunPage):

@@ -20,12 +20,17 @@ _TYPED = 200  # maximum length of a custom change
 
 
 def proposed_changes(findings: Iterable[Finding]) -> tuple[ProposedChange, ...]:
-    """Every configuration change that the findings propose, without duplicates, in order."""
+    """Every configuration change that the findings propose, without duplicates.
+
+    In order, but what is not worthwhile comes last: the first one is the one that the live screen proposes.
+    """
     found: dict[tuple[str, ...], ProposedChange] = {}
-    for finding in findings:
+    for finding in sorted(findings, key=lambda finding: bool(finding.leave)):
         for change in finding.changes:
             if change.sets:
-                proposed = ProposedChange(change.sets, finding.title, finding.cause, finding.ceiling)
+                proposed = ProposedChange(
+                    change.sets, finding.title, finding.cause, finding.ceiling, finding.advice(change)
+                )
                 found.setdefault(change.sets, proposed)
     return tuple(found.values())
 

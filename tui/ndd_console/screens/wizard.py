@@ -59,6 +59,7 @@ class WizardSource(Protocol):
     def failed(self) -> str: ...  # why the last work failed, or ""
     def suggested(self) -> tuple[Proposal, ...]: ...  # proposals recommended for measurement
     def preview(self, chosen: Proposal) -> Preview: ...  # the file to write; raises NddError
+    def changed(self) -> bool: ...  # whether the file differs from what `preview` read
     def save(self, chosen: Proposal) -> str: ...  # writes the file and returns its name; raises NddError
     def stop(self) -> None: ...  # cancels running work
 
@@ -210,10 +211,13 @@ class WizardScreen(ViewScreen[WizardView]):
         view = self.view
         if key == "d" and view.file.there:
             self.show(show_diff=not view.show_diff, top=0)
-        elif key in ("w", "enter", *("t" * view.can_train)) and self._chosen is not None:
+        elif key in ("w", *("t" * view.can_train)) and self._chosen is not None:
             saved = view.saved
             if not saved:
                 try:
+                    if self._source.changed():
+                        self._ask_again()
+                        return
                     saved = self._source.save(self._chosen)
                 except NddError as error:
                     self._set(str(error), bad=True)
@@ -221,3 +225,12 @@ class WizardScreen(ViewScreen[WizardView]):
             self._set(f"wrote {saved}", saved=saved)
             if key == "t":
                 self._leave(saved)
+        elif key == "enter" and not view.saved:
+            self._set(f"press w to write {view.file.path}")
+
+    def _ask_again(self) -> None:
+        """The file changed since its diff was shown: show the new diff, and write on the next key. Raises NddError."""
+        assert self._chosen is not None
+        file = self._source.preview(self._chosen)
+        text = f"{file.path} was changed after it was read; this is its new diff: press w to write it"
+        self._set(text, bad=True, file=file, top=0, show_diff=file.there)

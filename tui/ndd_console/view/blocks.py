@@ -7,15 +7,17 @@ from typing import Any
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
-from ndd_engine.text import MISSING, duration, finite, number, size
+from ndd_engine.text import MISSING, counted, duration, finite, number, size
 
 from .bars import bar, progress_bar, stacked_bar
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
 from .style import Row, status_span
-from .throughput import micro_steps, steps_rate, time_left
+from .throughput import epoch_of, micro_steps, steps_rate, time_left
 
 _WAIT = frozenset({"data_wait"})
 _OVERHEAD = frozenset({"to_device", "log", "evaluate", "checkpoint", "other"})
+# Not part of a step; shown below it, marked with "+".
+_ASIDE = frozenset({"evaluate", "checkpoint"})
 _NAME_WIDTH = 11
 _FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
@@ -55,7 +57,7 @@ def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
     """ "RTX 4080 SUPER 16 GB", or "CPU, 8 threads"."""
     name = foreign(run.device_name)
     if not on_gpu(run):
-        threads = f", {run.threads} thread{'' if run.threads == 1 else 's'}" if run.threads else ""
+        threads = f", {counted(run.threads, 'thread')}" if run.threads else ""
         return f"{shorten(name, 40)}{threads}" if width >= 110 and name else f"CPU{threads}"
     for prefix in ("NVIDIA ", "GeForce "):
         name = name.removeprefix(prefix)
@@ -81,15 +83,20 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
         since = "" if waited_s < 1 else f"{waited_s:.0f} s" if waited_s < 60 else duration(waited_s)
         return ends(((shorten(stage, max(width - 12, 8)), "accent"),), ((since, "dim"),), width)
     share = snapshot.progress
-    total = f"{run.total_steps:,}"
-    took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{time_left(snapshot):>13}"
+    total = f"{run.total_steps:,}" if run.total_steps else MISSING
+    left = time_left(snapshot)
+    took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{left:>13}" if left else ""
     pieces = [  # (rank, text): the highest rank is dropped first
-        (0, f"{percent(share):>5}"),
-        (1, f"step {snapshot.step:>{len(total)},}" + (f" of {total}" if width >= 90 else "")),
+        (0, f"{percent(share) if run.total_steps else MISSING:>5}"),
+        (
+            1,
+            f"step {snapshot.step:>{len(total)},}"
+            + (f" of {total}" if width >= 90 and run.total_steps else ""),
+        ),
         (3, f"{steps_rate(snapshot):>12}"),
-        (2, took),
+        *([(2, took)] if took else []),
     ]
-    epoch = f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}" if run.epochs else ""
+    epoch = epoch_of(snapshot)
     while len(pieces) > 1 and sum(len(text) + 3 for _, text in pieces) + len(epoch) + 12 > width:
         if epoch and len(pieces) <= 2:
             epoch = ""
@@ -103,13 +110,18 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
 
 
 class StepTable:
-    """The phases of a step as a table of `width` cells; its columns depend on the width."""
+    """The phases of a step as a table of `width` cells; its columns depend on the width.
+
+    All figures in the first column are means; they add up to the heading. Evaluations and checkpoints come on top of a
+    step and are marked with "+", as their mean per step.
+    """
 
     def __init__(self, snapshot: Snapshot, width: int) -> None:
         self.snapshot = snapshot
         self.width = width
         step_ms = (snapshot.step_ns or 0.0) * 1e-6
-        self.decimals = 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
+        self.decimals = 0 if step_ms >= 10_000 else 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
+        self._exact: dict[str, str] = {}
         room = width - _NAME_WIDTH - _FIGURE - _SHARE - 14  # what a bar of 14 cells leaves
         self.device = room >= 2 * _FIGURE and any(phase.device_ns is not None for phase in snapshot.phases)
         room -= _FIGURE if self.device else 0
@@ -123,7 +135,7 @@ class StepTable:
         title = f"step {self.milliseconds(step).strip()} ms" if step is not None else "step n/a"
         labels = ""
         if self.width >= 44:
-            names = ["ms", "share"] + (["device"] if self.device else [])
+            names = ["mean ms" if self.spread else "ms", "share"] + (["device"] if self.device else [])
             names += ["p50", "p95", "max"] if self.spread == 3 else ["p95"] if self.spread else []
             widths = [_FIGURE, _SHARE] + [_FIGURE] * (len(names) - 2)
             labels = "".join(name.rjust(space) for name, space in zip(names, widths, strict=True))
@@ -144,21 +156,31 @@ class StepTable:
         return (f"{value:.{self.decimals}f}" if value < 10_000 else f"{value:,.0f}").rjust(_FIGURE)
 
     def rows(self, count: int) -> list[Row]:
-        """At most `count` rows: the largest phases in step order, one row for the rest, `other` last."""
+        """At most `count` rows: the largest phases in step order, one row for the rest, `other`, asides."""
         phases = self.snapshot.phases
         top = [phase for phase in phases if "/" not in phase.name]
-        took = [phase for phase in top if phase.host_ns > 0 and phase.name != "other"]
+        aside = [phase for phase in top if phase.name in _ASIDE and phase.host_ns > 0]
+        took = [phase for phase in top if phase.host_ns > 0 and phase.name not in (*_ASIDE, "other")]
         other = [phase for phase in top if phase.name == "other"]
         if not top:
             return [(("no steps measured yet", "dim"),)] if count > 0 else []
-        room = len(took) if len(took) + len(other) <= count else max(count - len(other) - 1, 0)
+        if count < 3 + len(aside):
+            aside = []
+        last = len(other) + len(aside)
+        room = len(took) if len(took) + last <= count else max(count - last - 1, 0)
         if count < 3:  # no room for a total of the rest
             room, other = count, []
         largest = sorted(took, key=lambda phase: -phase.host_ns)[:room]
         shown = [phase for phase in took if phase in largest]
         rest = [phase for phase in took if phase not in largest] if count >= 3 else []
         scale = max((phase.share for phase in top), default=0.0) or 1.0
-        spare = count - len(shown) - len(other)
+        spare = count - len(shown) - len(other) - len(aside)
+        merged: list[PhaseShare] = []
+        if rest:
+            host_ns, share = sum(phase.host_ns for phase in rest), sum(phase.share for phase in rest)
+            merged.append(PhaseShare("rest", host_ns, share, None, None, None, None))
+        if len(shown) + len(rest) == len(took) and other:
+            self._exact = self._adding_up([*shown, *merged, *other])
         lines: list[Row] = []
         for phase in shown:
             lines.append(self._row(phase, phase.name, scale))
@@ -166,18 +188,34 @@ class StepTable:
             for part in parts[: 0 if rest else max(spare, 0)]:
                 lines.append(self._row(part, "  " + foreign(part.name.partition("/")[2]), scale))
                 spare -= 1
-        if rest:
-            host_ns, share = sum(phase.host_ns for phase in rest), sum(phase.share for phase in rest)
-            total = PhaseShare("rest", host_ns, share, None, None, None, None)
-            lines.append(self._row(total, f"{len(rest)} smaller", scale, bare=True))
-        lines.extend(self._row(phase, phase.name, scale) for phase in other)
+        lines.extend(self._row(total, f"{len(rest)} smaller", scale, bare=True) for total in merged)
+        lines.extend(self._row(phase, phase.name, scale) for phase in (*other, *aside))
         return lines[:count]
+
+    def _adding_up(self, parts: list[PhaseShare]) -> dict[str, str]:
+        """name -> milliseconds, rounded such that they add up to the heading; {} if they do not add up unrounded."""
+        step_ns, unit = self.snapshot.step_ns or 0.0, 10.0 ** (6 - self.decimals)
+        if (
+            not abs(sum(phase.host_ns for phase in parts) - step_ns) <= unit / 2
+        ):  # also for NaN, of a damaged record
+            return {}
+        floors = {phase.name: int(phase.host_ns // unit) for phase in parts}
+        missing = round(step_ns / unit) - sum(floors.values())
+        by_rest = sorted(parts, key=lambda phase: floors[phase.name] - phase.host_ns / unit)
+        for phase in by_rest[: max(missing, 0)]:
+            floors[phase.name] += 1
+        return {name: self.milliseconds(count * unit) for name, count in floors.items()}
 
     def _row(self, phase: PhaseShare, label: str, scale: float, bare: bool = False) -> Row:
         base = phase.name.partition("/")[0]
         style = "wait" if base in _WAIT else "overhead" if base in _OVERHEAD or bare else "compute"
         name = shorten(label, _NAME_WIDTH - 1).ljust(_NAME_WIDTH)
-        figures = self.milliseconds(phase.host_ns) + percent(phase.share).rjust(_SHARE)
+        figures = self._exact.get(phase.name) or self.milliseconds(phase.host_ns)
+        step_ns = self.snapshot.step_ns
+        share = percent(phase.host_ns / step_ns if step_ns else phase.share)
+        if step_ns and phase.name in _ASIDE:
+            figures, share = f"+{figures.strip()}".rjust(_FIGURE), f"+{share}"
+        figures += share.rjust(_SHARE)
         more: list[float | None] = [phase.device_ns] if self.device else []
         if self.spread:
             more += [phase.p50_ns, phase.p95_ns, phase.max_ns] if self.spread == 3 else [phase.p95_ns]
@@ -195,8 +233,10 @@ def idle_heading(snapshot: Snapshot, width: int) -> str:
     what = "GPU idle" if on_gpu(snapshot.run) else "compute idle" if width >= 34 else "idle"
     shown = "host clock" if idle.method == "host" else foreign(idle.method)
     method = f" ({shown})" if idle.share is not None else ""
-    bound = ">" if idle.share is not None and idle.reason == LOWER_BOUND else ""
-    return f"{what} {bound}{percent(idle.share)}{method}"
+    share = percent(idle.share)
+    # "<1 %" cannot be a lower bound, too.
+    bound = ">" if idle.share is not None and idle.reason == LOWER_BOUND and not share.startswith("<") else ""
+    return f"{what} {bound}{share}{method}"
 
 
 def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:

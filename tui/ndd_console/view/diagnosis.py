@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ndd_engine.diagnose import CAUSES, Change, Finding
@@ -19,6 +20,7 @@ from .style import Row
 _LABEL = 12
 _GLUE = "\x00"  # keeps an option and its value on one line
 _TOP = 8  # stack samples and kernels
+ENGINE = "_engine_run_backward"  # torch's function that runs all of backward
 _pair = partial(labelled, indent=_LABEL)
 
 
@@ -35,12 +37,15 @@ def diagnosis_lines(
         lines += [BLANK] if lines else []
         lines += [title_row(finding, width), *_finding(finding, name, can_try, width)]
     sections = (
-        ("stack samples", _stacks(snapshot.stacks, width)),
+        ("stack samples", _stacks(snapshot.stacks, snapshot.kernels, width)),
         (_capture_title(snapshot.kernels), _kernels(snapshot.kernels, width)),
+        ("forward and backward by module", _modules(snapshot.kernels, width)),
         ("forward and backward pass of one micro-batch", _baseline(snapshot.baseline, width)),
         ("data loader", _loader(snapshot.loader, width)),
     )
     for title, rows in sections:
+        if not rows:
+            continue
         lines += [BLANK, rule(title, width), *rows]
     return lines
 
@@ -53,7 +58,9 @@ def command_text(name: str, sets: Sequence[str]) -> str:
 
 def _finding(finding: Finding, name: str, can_try: bool, width: int) -> list[Row]:
     cause = CAUSES.get(finding.cause, finding.cause)
-    cost = f"; costs up to {percent(finding.share)} of wall time" if finding.share is not None else ""
+    # Without a ceiling the cost has no upper bound, either.
+    bounded = finding.share is not None and finding.ceiling is not None
+    cost = f"; costs up to {percent(finding.share)} of the time" if bounded else ""
     # Repeat a title that does not fit into the heading.
     title = foreign(finding.title)
     facts = [("finding", title)] if cells(title) > title_room(finding, width) else []
@@ -62,16 +69,16 @@ def _finding(finding: Finding, name: str, can_try: bool, width: int) -> list[Row
         facts.append(("" if index else "evidence", f"{item.text} ({item.source})"))
     rows = _pairs(facts, width)
     for index, change in enumerate(finding.changes):
-        rows += _change(change, "" if index else "change", name, width)
+        rows += _change(finding, change, "" if index else "change", name, width)
     if finding.sets and can_try and not finding.leave:
-        rows += _pair("", "press t to measure a change", width, style="dim")
+        rows += _pair("", "press t to select one of the settings and measure it", width, style="dim")
     if finding.leave:
         rows += _pair("leave as is", finding.leave, width)
     return rows
 
 
-def _change(change: Change, label: str, name: str, width: int) -> list[Row]:
-    rows = _pair(label, change.text, width)
+def _change(finding: Finding, change: Change, label: str, name: str, width: int) -> list[Row]:
+    rows = _pair(label, finding.advice(change), width)
     if change.where:
         rows += _pair("", f"in {change.where}", width, style="bold")
     if change.sets:
@@ -91,8 +98,12 @@ def _missing(text: str) -> list[Row]:
     return [((f"{MISSING}: {text}", "dim"),)]
 
 
-def _stacks(stacks: StacksEvent | None, width: int) -> list[Row]:
-    """Lines of code in which the training thread was sampled, most frequent first."""
+def _stacks(stacks: StacksEvent | None, kernels: KernelsEvent | None, width: int) -> list[Row]:
+    """Lines of code in which the training thread was sampled, most frequent first.
+
+    Backward is one call of torch's engine: its modules are in a profiler capture.
+    """
+    where = "by module below" if kernels is not None and kernels.modules else "press k to see it by module"
     if stacks is None or not stacks.looks:
         return _missing("no stack samples (log.stacks_hz)")
     heading = f"{number(stacks.looks)} stack samples, latest at step {stacks.step:,}"
@@ -103,6 +114,8 @@ def _stacks(stacks: StacksEvent | None, width: int) -> list[Row]:
         phase, file, line, function, samples = frame[:5]
         share = percent((finite(samples) or 0.0) / stacks.looks)
         place = f"{foreign(file)}:{foreign(line)} in {foreign(function)}"
+        if function == ENGINE:
+            place = f"backward pass: {where}"
         lead = f"{share:>5}  {shorten(foreign(phase), 10):<10}  "
         room = max(width - cells(lead), 1)
         if cells(place) > room:  # shorten a path at its start
@@ -147,6 +160,54 @@ def _kernels(kernels: KernelsEvent | None, width: int) -> list[Row]:
     return rows
 
 
+def _modules(kernels: KernelsEvent | None, width: int) -> list[Row]:
+    """Time of each module in forward and backward in a profiler capture, longest first; [] if it has none."""
+    if kernels is None or not kernels.wall_ns or not kernels.modules:
+        return []
+    steps = max(kernels.steps, 1)
+    rows: list[Row] = [(("share   forward  backward  module", "dim"),)]
+    for row in module_rows(kernels)[: 2 * _TOP]:
+        forward, backward = (
+            duration(ns / steps * 1e-9) if ns else "-" for ns in (row.forward_ns, row.backward_ns)
+        )
+        figures = f"{percent(row.total_ns / kernels.wall_ns):>5}  {forward:>8}  {backward:>8}  "
+        room = max(width - cells(figures), 1)
+        rows.append(((figures, "text"), (shorten(row.label, room), "text")))
+    what = "kernels" if kernels.method == "kernels" else "operators"
+    note = f"{what} of the capture, time per step; a module without the modules inside it"
+    return [*rows, *(((line, "dim"),) for line in wrap(note, width))]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTimes:
+    """A module of a profiler capture; calls: of forward in the capture."""
+
+    name: str
+    kind: str
+    forward_ns: float
+    backward_ns: float
+    calls: float
+
+    @property
+    def total_ns(self) -> float:
+        return self.forward_ns + self.backward_ns
+
+    @property
+    def label(self) -> str:
+        """ "blocks.*.attention (Attention)"."""
+        return self.name if self.kind in ("", self.name) else f"{self.name} ({self.kind})"
+
+
+def module_rows(kernels: KernelsEvent) -> list[ModuleTimes]:
+    """The modules of a capture, longest first; malformed rows of a record are left out."""
+    found = []
+    for row in kernels.modules:
+        if len(row) >= 5:
+            forward, backward, calls = (finite(value) or 0.0 for value in row[2:5])
+            found.append(ModuleTimes(foreign(row[0]), foreign(row[1]), forward, backward, calls))
+    return found
+
+
 def _ns(value: object) -> str:
     known = finite(value)
     return MISSING if known is None else duration(known * 1e-9)
@@ -179,9 +240,10 @@ def _loader(loader: LoaderEvent | None, width: int) -> list[Row]:
     gather = f"{_ns(loader.gather_ns)} per micro-batch" if loader.gather_ns is not None else MISSING
     if not loader.in_memory:
         gather += ": the dataset cannot gather a whole batch at once"
+    differ = "items come from a stream" if loader.stream else "items differ between epochs"
     facts = (
-        ("items", f"{number(loader.items)}, {cached} cached"),
-        ("", "items differ between epochs and cannot be cached" if loader.epochs_differ else ""),
+        ("items", f"{number(loader.items or None)}, {cached} cached"),
+        ("", f"{differ} and cannot be cached" if loader.epochs_differ else ""),
         ("micro-batch", f"{_items(loader.micro)}, {size(loader.batch_bytes)}"),
         ("one item", one if loader.item_ns is not None else MISSING),
         ("collate", f"{_ns(loader.collate_ns)} per micro-batch"),

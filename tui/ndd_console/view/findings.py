@@ -84,18 +84,18 @@ def _change_text(finding: Finding, can_try: bool, width: int) -> tuple[str, str,
     first = finding.changes[0]
     # If the first change is in the code or the machine, another one may be in the configuration.
     setting = next((change for change in finding.changes if change.sets), None)
-    text = _change(setting or first)
+    text = _change(finding, setting or first)
     text = text[:1].upper() + text[1:]
     if setting is None:
         return text, "", ""
     key = f"; press t to try {foreign(' '.join(setting.sets))}" if can_try else ""
     if cells(key) > width // 2 and cells(text + key) > width:
         key = "; press t to try it"
-    return text, key, "" if setting is first else f"; or {_change(first)}"
+    return text, key, "" if setting is first else f"; or {_change(finding, first)}"
 
 
-def _change(change: Change) -> str:
-    text = foreign(change.text).rstrip(".")
+def _change(finding: Finding, change: Change) -> str:
+    text = foreign(finding.advice(change)).rstrip(".")
     where = f" ({foreign(change.where)})" if change.where and foreign(change.where) not in text else ""
     return text + where
 

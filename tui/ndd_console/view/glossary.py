@@ -48,7 +48,8 @@ _GROUPS = {
         "other": "wall time outside all other phases",
         "N smaller": "sum of the N smallest phases, where rows are short",
         "ms": "mean time per step, by the host clock",
-        "share": "share of wall time; the phases add up to 100 %",
+        "share": "share of a step; the phases of a step add up to 100 %",
+        "+": "on top of a step, mean per step (evaluate, checkpoint)",
         "device": "GPU time of the phase, by CUDA events",
         "p50, p95, max": "median, 95th percentile and maximum per step",
     },
@@ -110,7 +111,7 @@ _GROUPS = {
     },
     "findings and trials": {
         "finding": "a bottleneck, according to this run's measurements",
-        "at most 1.4x": "ceiling: speedup if the cause is removed completely",
+        "at most 1.4x": "ceiling: speedup without the cause, 1 / (1 - share)",
         "certain, likely, possible": "how well the evidence supports it",
         "trial": "candidate vs. baseline, measured in turns on this machine",
         "ABBA block": "segments: baseline, candidate, candidate, baseline",

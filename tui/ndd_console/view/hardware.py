@@ -122,7 +122,10 @@ def facts(snapshot: Snapshot, width: int) -> list[Row]:
     if run.token and run.tokens_per_item:
         each = "each" if float(run.tokens_per_item).is_integer() else "each on average"
         tokens = f", {number(run.tokens_per_item)} {plural(foreign(run.token))} {each}"
-    epoch = f"; {number(run.steps_per_epoch)} steps, {number(run.items_per_epoch)} {item_name(snapshot)} per epoch"
+    epoch = "; length of an epoch n/a"
+    if run.steps_per_epoch:
+        of = f"{number(run.items_per_epoch or None)} {item_name(snapshot)}"
+        epoch = f"; {number(run.steps_per_epoch)} steps, {of} per epoch"
     batch_text = f"{number(run.items_per_step)} {item_name(snapshot)} per step{parts}{tokens}"
     if cells(batch_text + epoch) + _LABEL <= width:
         batch_text += epoch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from ndd_engine.text import MISSING, printable
 
@@ -14,6 +15,7 @@ from .style import Row, Span, status_span
 
 KEYS: Keys = (
     ("enter", "open"),
+    ("s", "start"),
     ("↑↓", "select"),
     ("w", "wizard"),
     ("r", "refresh"),
@@ -41,11 +43,12 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class StartRow:
-    """A workload that can be trained."""
+    """Something that can be trained: a built-in workload, or a configuration file or own workload of the folder."""
 
     name: str
     title: str
     text: str
+    kind: Literal["workload", "file", "own"] = "workload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +98,26 @@ def _entries(state: HomeState, width: int) -> tuple[list[Row], int]:
     workloads, runs, chosen = state.workloads or (), state.runs or (), state.chosen
     names = max((len(row.name) for row in workloads), default=0)
     titles = max((len(row.title) for row in workloads), default=0)
-    lines: list[Row] = [rule("start", width), *([_LOADING] if state.workloads is None else [])]
-    lines += [_start_row(row, names, titles, at == chosen, width) for at, row in enumerate(workloads)]
+    lines: list[Row] = []
+    places: list[int] = []  # the line of each entry
+    kind = None
+    for at, row in enumerate(workloads):
+        group = "built-in workloads" if row.kind == "workload" else "this folder"
+        if group != kind:
+            lines += [*([BLANK] if lines else []), rule(group, width)]
+            kind = group
+        places.append(len(lines))
+        lines.append(_start_row(row, names, titles, at == chosen, width))
+    if state.workloads is None:
+        lines += [rule("built-in workloads", width), _LOADING]
     lines += [BLANK, rule("runs", width)]
     if not runs:
         lines.append(_LOADING if state.runs is None else (("no runs yet", "dim"),))
     names = max((len(row.name) for row in runs), default=0)
     kinds = max((len(row.workload) for row in runs), default=0)
-    above = 1 if chosen < len(workloads) else len(lines) - len(workloads)
+    places += range(len(lines), len(lines) + len(runs))
     lines += [_run_row(run, names, kinds, at == chosen, width) for at, run in enumerate(runs, len(workloads))]
-    return lines, chosen + above if chosen < len(state.entries) else 0
+    return lines, places[chosen] if chosen < len(places) else 0
 
 
 def _start_row(row: StartRow, names: int, titles: int, chosen: bool, width: int) -> Row:
@@ -123,7 +136,8 @@ def _run_row(row: RunRow, names: int, kinds: int, chosen: bool, width: int) -> R
     name = shorten(foreign(row.name), names).ljust(names)
     spans: list[Span] = [*entry(name, chosen), ("  ", "text"), (symbol.ljust(16), style)]
     room = width - names - 20
-    step = f"step {row.step:,}" + (f" of {row.total_steps:,}" if row.total_steps else "")
+    # A run that ended while it was prepared has no steps.
+    step = f"step {row.step:,} of {row.total_steps:,}" if row.total_steps else "not started"
     for text, space in ((step, 24), (foreign(row.best) or MISSING, 20), (when(row.started_t), 14)):
         if room < space:
             break

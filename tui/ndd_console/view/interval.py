@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import counted
 from ndd_engine.trial.verdict import judged
 
 from .findings import times
@@ -42,7 +43,7 @@ def trial_text(trial: TrialEvent | None) -> str:
 
 def pairs_text(pairs: int) -> str:
     """ " of 6 pairs of processes", "" if the number is unknown."""
-    return f" of {pairs} {'pair' if pairs == 1 else 'pairs'} of processes" if pairs else ""
+    return f" of {counted(pairs, 'pair')} of processes" if pairs else ""
 
 
 def interval_style(ratio: float, low: float, high: float, verdict: str = "") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
-from ndd_engine.text import MISSING, duration, number
+from ndd_engine.text import MISSING, counted, duration, number
 
 from .bars import Points, bucket, finite_values, graph, sparkline
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, side_by_side
@@ -116,7 +116,7 @@ def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int)
         digits = max(len(f"{timed.mark.step:,}") for timed in shown)
         rows = [mark_row(timed, width, digits) for timed in shown]
     if rows and snapshot.warnings:
-        note = f"{snapshot.warnings} warning{'s' if snapshot.warnings > 1 else ''}"
+        note = counted(snapshot.warnings, "warning")
         if width >= 60 and shown[-1].mark.kind != "warning":
             newest = mark_row(shown[-1], width - len(note) - 2, digits)
             rows[-1] = ends(newest, ((note, "warn"),), width)

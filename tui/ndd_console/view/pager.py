@@ -18,10 +18,18 @@ HELP_KEYS: Keys = (
     ("e", "evaluate"),
     ("k", "profile a few steps: exact idle time and its causes"),
     ("i", "settings and whether they are in effect; work per step"),
+    ("v", "values that your own training code logs, and its samples"),
     ("l", "log: captured output (print, warnings)"),
     ("s", "stop an attached run"),
     ("q", "quit: stop after a checkpoint, or keep the run running"),
     ("Ctrl-C", "stop after a checkpoint; again: stop immediately"),
+)
+HOME_KEYS: Keys = (
+    ("enter", "open: a run, or what an entry would train"),
+    ("s", "start the selected configuration or workload"),
+    ("w", "wizard for the selected configuration or workload"),
+    ("r", "read the folder and the runs again"),
+    ("q, Ctrl-C", "quit"),
 )
 WIZARD_KEYS: Keys = (
     ("enter", "next page; on the trade-offs: file of the selected row"),
@@ -30,7 +38,7 @@ WIZARD_KEYS: Keys = (
     ("s", "trade-offs: sort by the next column, marked with ▾"),
     ("p", "trade-offs: plot memory against speed, or show more rows"),
     ("space", "trade-offs: mark a row (✔) for measurement"),
-    ("v", "measure the marked rows, each in its own process"),
+    ("v", "measure the marked rows and the present configuration"),
     ("d", "file: changes to an existing file, or the whole file"),
     ("w", "write the file; a new name unless one was given"),
     ("t", "write the file, close the wizard and train"),

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from ndd_engine.record.snapshot import Snapshot, Throughput
 from ndd_engine.text import MISSING, duration, number, rate
+from ndd_engine.text import plural as plural
 
 from .rows import cells, foreign, shorten
 from .style import Row
 
 _LABEL = 9
+# The status in which a run has no speed and no time left.
+PAUSED = "paused"
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-
-
-def plural(word: str) -> str:
-    """The plural of a unit: "windows", "entries", "series"."""
-    if word.endswith("s"):
-        return word
-    if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
-        return word[:-1] + "ies"
-    return word + "s"
 
 
 def item_name(snapshot: Snapshot) -> str:
@@ -28,18 +22,18 @@ def item_name(snapshot: Snapshot) -> str:
 
 def steps_rate(snapshot: Snapshot) -> str:
     """ "18.3 steps/s"; a step is an optimizer step."""
-    return rate(snapshot.steps_per_s, "steps")
+    return PAUSED if snapshot.status == PAUSED else rate(snapshot.steps_per_s, "steps")
 
 
 def items_rate(snapshot: Snapshot) -> str:
     """ "4,687 windows/s"."""
-    return rate(snapshot.items_per_s, item_name(snapshot))
+    return PAUSED if snapshot.status == PAUSED else rate(snapshot.items_per_s, item_name(snapshot))
 
 
 def tokens_rate(snapshot: Snapshot) -> str:
     """ "1,199,872 characters/s"; "" if items have no tokens."""
     run = snapshot.run
-    if run is None or not run.token or not run.tokens_per_item:
+    if run is None or not run.token or not run.tokens_per_item or snapshot.status == PAUSED:
         return ""
     return rate(snapshot.tokens_per_s, plural(foreign(run.token)))
 
@@ -50,6 +44,16 @@ def rates(snapshot: Snapshot) -> list[str]:
     if snapshot.run is not None and snapshot.run.steps_per_epoch:
         found.append(f"epoch {duration(snapshot.epoch_s)}")
     return [text for text in found if text]
+
+
+def epoch_of(snapshot: Snapshot) -> str:
+    """ "epoch 3/25"; without the total if it is unknown, "" for what has no epochs."""
+    run = snapshot.run
+    if run is None:
+        return ""
+    if not run.epochs:
+        return "" if run.steps_per_epoch else f"epoch {snapshot.epoch + 1}"
+    return f"epoch {min(snapshot.epoch + 1, run.epochs)}/{run.epochs}"
 
 
 def step_time(snapshot: Snapshot) -> str:
@@ -70,7 +74,9 @@ def micro_steps(snapshot: Snapshot) -> str:
 
 
 def time_left(snapshot: Snapshot) -> str:
-    """ "1 h 12 m left"; "+" if evaluations or checkpoints are not included yet."""
+    """ "1 h 12 m left"; "+" if evaluations or checkpoints are not included yet; "" while the run is paused."""
+    if snapshot.status == PAUSED:
+        return ""
     if snapshot.left.seconds is None:
         return f"time left {MISSING}"
     return f"{duration(snapshot.left.seconds)}{'+' if snapshot.left.without else ''} left"
@@ -79,6 +85,8 @@ def time_left(snapshot: Snapshot) -> str:
 def time_left_in_words(snapshot: Snapshot) -> str:
     """ "1 h 12 m left", and what is not included: "…, excluding evaluations (not measured yet)"."""
     text = time_left(snapshot)
+    if not text:
+        return ""
     missing = " and ".join(snapshot.left.without)
     return f"{text}, excluding {missing} (not measured yet)" if missing else text
 
@@ -113,7 +121,7 @@ def roofline(found: Throughput) -> str:
 
 def work_texts(snapshot: Snapshot) -> list[str]:
     """FLOP/s, MFU and the side of the roofline; [] before FLOPs are counted."""
-    if snapshot.work is None or snapshot.work.flops_per_step is None:
+    if snapshot.work is None or snapshot.work.flops_per_step is None or snapshot.status == PAUSED:
         return []
     found = snapshot.throughput
     return [flops(found.flops_per_s), share_of_peak(found), roofline(found)]
@@ -122,7 +130,7 @@ def work_texts(snapshot: Snapshot) -> list[str]:
 def work_short(snapshot: Snapshot) -> str:
     """ "1.24 TFLOP/s, MFU 34 %"; without a peak only FLOP/s, "" before FLOPs are counted."""
     found = snapshot.throughput
-    if found.flops_per_s is None:
+    if found.flops_per_s is None or snapshot.status == PAUSED:
         return ""
     return flops(found.flops_per_s) + (f", MFU {_percent(found.mfu)}" if found.mfu is not None else "")
 
@@ -137,7 +145,7 @@ def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
 
 
 def _speed(snapshot: Snapshot, room: int) -> str:
-    if snapshot.step_ns is None:
+    if snapshot.step_ns is None or snapshot.status == PAUSED:
         return ""
     found, micro = rates(snapshot), micro_steps(snapshot)
     full = [f"{found[0]} ({micro})" if micro else found[0], *found[1:]]

@@ -60,7 +60,12 @@ COLUMNS: tuple[Column, ...] = (
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # Columns to drop if the terminal is too narrow, in this order.
 _DROPPED = ("parameters", "tokens/s", "accum", "dtype", "total time", "step", "size", "sequence", "data")
-DATA = next(place for place, column in enumerate(COLUMNS) if column.name == "data")
+# Columns that some models have no values for: left out if no row has one.
+_APPLIES: dict[str, Callable[[Proposal], Any]] = {
+    "size": lambda one: one.model.size,
+    "sequence": lambda one: one.tokens_per_item,
+    "tokens/s": lambda one: one.tokens_per_item,
+}
 
 
 def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
@@ -71,13 +76,20 @@ def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
 def shown_columns(rows: Sequence[Proposal], width: int, column: int) -> list[int]:
     """Indices of the columns that fit into `width`, always including the sort column."""
     kept = list(range(len(COLUMNS)))
-    if len({one.placement for one in rows}) < 2 and column != DATA:
-        kept.remove(DATA)
+    out = {name for name, says in _APPLIES.items() if rows and not any(map(says, rows))}
+    if len({one.placement for one in rows}) < 2:
+        out.add("data")
+    kept = [place for place in kept if COLUMNS[place].name not in out or place == column]
     for name in _DROPPED:
         if sum(COLUMNS[place].width for place in kept) <= width - 2:
             break
         kept = [place for place in kept if COLUMNS[place].name != name or place == column]
     return kept
+
+
+def applicable(rows: Sequence[Proposal], names: Sequence[str]) -> list[str]:
+    """The columns among `names` that apply to any of the rows."""
+    return [name for name in names if name not in _APPLIES or any(map(_APPLIES[name], rows))]
 
 
 def heading_row(columns: Sequence[int], width: int, column: int) -> Row:
@@ -106,7 +118,9 @@ def proposal_row(one: Proposal, columns: Sequence[int], width: int, chosen: bool
 
 def remark(one: Proposal, details: bool = False) -> str:
     """Whether it fits, measurements and disadvantages. details: with memory, spread and reasons."""
-    words, known = [], one.measured
+    words, known = ["present configuration"] if one.present else [], one.measured
+    if not one.allowed:
+        words.append("outside the limits")
     if one.missing_bytes:
         words.append(f"does not fit: over the limit by {size(one.missing_bytes)}")
     if known is not None and known.step_s is None:

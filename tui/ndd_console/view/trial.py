@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .bars import progress_bar
 from .findings import at_most
@@ -35,12 +35,16 @@ _FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setu
 
 @dataclass(frozen=True, slots=True)
 class ProposedChange:
-    """A change to try, and the finding that proposes it. ceiling: upper bound of the speedup, None if unbounded."""
+    """A change to try, and the finding that proposes it.
+
+    ceiling: upper bound of the speedup, None if unbounded. text: the sentence of the finding that proposes it.
+    """
 
     sets: tuple[str, ...]
     title: str
     cause: str | None = None
     ceiling: float | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,8 @@ def _proposal(change: ProposedChange, chosen: bool, width: int) -> list[Row]:
     title = shorten(sets_text(change.sets), max(width - 2, 1))
     end = "" if change.ceiling is None else f", {at_most(change.ceiling)}"
     why = shorten(f"for: {foreign(change.title)}", max(width - 2 - cells(end), 1))
+    if change.text and cells(title) + cells(change.text) + 4 <= width:
+        title = f"{title}: {foreign(change.text)}"
     return [entry(title, chosen), (("  " + why + end, "dim"),)]
 
 
@@ -243,7 +249,7 @@ def _facts(trial: TrialEvent) -> list[Fact]:
     """The figures of a result."""
     facts: list[Fact] = []
     if trial.ratio is not None:
-        text = f"{trial.confidence * 100:.0f} % CI from {number(trial.quads)} ABBA blocks{pairs_text(trial.pairs)}"
+        text = f"{trial.confidence * 100:.0f} % CI from {counted(trial.quads, 'ABBA block')}{pairs_text(trial.pairs)}"
         if trial.between is not None:
             text += f" and the usual difference between processes, {trial.between * 100:.2g} %"
         facts.append(("interval", text, "text"))
@@ -262,6 +268,6 @@ def _facts(trial: TrialEvent) -> list[Fact]:
             facts.append((label, f"baseline {shown(base)}, candidate {shown(candidate)}", "text"))
     steps = trial.break_even_steps
     if steps is not None:
-        text = f"after {number(steps)} optimizer steps" if steps else "immediately: no extra setup time"
+        text = f"after {counted(steps, 'optimizer step')}" if steps else "immediately: no extra setup time"
         facts.append(("break-even", text, "text"))
     return facts

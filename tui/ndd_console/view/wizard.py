@@ -61,7 +61,8 @@ class WizardView:
 
     machine: lines, None during detection. facts: about the data of the chosen workload. fields: questions of the goal.
     chosen: selected line of the page. rows, best: all proposals and the Pareto front; column: sort column; marked:
-    proposals to verify. stage, share: current work and its progress, None if idle. verified: measured proposals. file:
+    proposals to verify. stage, share: current work and its progress, None if idle. verified: measured proposals.
+    advice: the recommendation from the measurements, or why there is none; recommended: its proposal. file:
     what would be written; saved: where it was written. message: for the user; bad: it is an error.
     """
 
@@ -74,6 +75,8 @@ class WizardView:
     best: tuple[Proposal, ...] = ()
     marked: tuple[Proposal, ...] = ()
     verified: tuple[Proposal, ...] = ()
+    advice: str = ""
+    recommended: Proposal | None = None
     notes: tuple[str, ...] = ()
     column: int = BY_SPEED
     plot: bool = True
@@ -225,11 +228,12 @@ def _table(view: WizardView, width: int, room: int) -> list[Row]:
 
 def _about(one: Proposal, width: int) -> list[Row]:
     """Details of the chosen proposal."""
-    memory = f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
+    memory = "present configuration: " if one.present else ""
+    memory += f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
     if one.missing_bytes:
         memory += f": does not fit, over the limit by {size(one.missing_bytes)}"
     elif one.doubt:
-        memory += f" (low confidence: {one.doubt})"
+        memory += f" (low confidence: {one.doubt}; measure it with v)"
     most = "at most " if one.lower_bound else ""
     text = f"{memory}; {most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
     text += f"; {number(one.parameters)} parameters"
@@ -243,7 +247,7 @@ def _about(one: Proposal, width: int) -> list[Row]:
 
 def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
     done = view.share is None and any(one.measured is not None for one in view.verified)
-    title = "predicted and measured" + (", best for the goal first" if done else "")
+    title = "predicted and measured" + (", best for the goal first" if done and view.recommended else "")
     rows: list[Row] = [rule(title, width)]
     if view.share is not None:
         rows += [*_progress(view, width), BLANK]
@@ -255,7 +259,8 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
     for place, one in enumerate(view.verified):
         chosen, known = place == view.chosen, one.measured
         style = "bold" if chosen else "text"
-        name = shorten(("▸ " if chosen else "  ") + _name(one), first - 1).ljust(first)
+        best = view.recommended is not None and one.key == view.recommended.key
+        name = shorten(("▸ " if chosen else "● " if best else "  ") + _name(one), first - 1).ljust(first)
         if known is None or known.step_s is None:
             text, look = ("not measured yet", "dim") if known is None else (foreign(known.verdict), "bad")
             rows.append(((name, style), (shorten(text, max(width - first, 1)), look)))
@@ -271,6 +276,8 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
     spread = max(
         (one.measured.spread or 0.0 for one in view.verified if one.measured is not None), default=0.0
     )
+    if view.advice:
+        rows += [BLANK, *lines_of(view.advice, width, "warn" if view.recommended is None else "good")]
     if spread:
         text = f"repeated measurements vary by up to {spread:.0%}; smaller errors are noise"
         rows += [BLANK, *lines_of(text, width, "dim")]
@@ -280,7 +287,12 @@ def _verify(view: WizardView, width: int, _room: int) -> list[Row]:
 def _name(one: Proposal) -> str:
     kind = "" if one.model.amp == "off" else f" {one.model.amp}"
     times = f" x {one.batch.accumulation}" if one.batch.accumulation > 1 else ""
-    return f"{one.model.size or 'model'} {one.model.sequence}, {one.batch.micro}{times}{kind}"
+    if one.present:
+        kind += ", present"
+    model = one.model.size or "model"
+    if one.tokens_per_item:
+        model += f" {one.model.sequence}"
+    return f"{model}, {one.batch.micro}{times}{kind}"
 
 
 def _error(predicted: float | None, measured: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -16,8 +16,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads.base import Batch, Collate
+from ndd_engine.workloads.order import Order, Stream, item_count
 
+from .indices import IndexOrder, mixed
 from .source import Collated, Source, WholeBatches, make_source
+from .stream import StreamOrder
 from .workers import WatchedLoader, worker_options, worker_pids
 
 CPU = torch.device("cpu")
@@ -33,8 +36,10 @@ class EpochBatches(Sampler[list[int]]):
     encodes the epoch: epoch * items + item.
     """
 
-    def __init__(self, items: int, micro: int, seed: int, epochs_differ: bool = False) -> None:
-        self.items, self.micro, self.seed = items, micro, seed
+    def __init__(
+        self, items: int, micro: int, seed: int, epochs_differ: bool = False, shuffle: bool = True
+    ) -> None:
+        self.items, self.micro, self.seed, self.shuffle = items, micro, seed, shuffle
         self.epoch = 0
         self.start = 0
         self.epochs_differ = epochs_differ
@@ -51,17 +56,12 @@ class EpochBatches(Sampler[list[int]]):
 
     def tensors(self) -> Iterator[Tensor]:
         """The same lists as tensors (micro,) int64."""
-        generator = torch.Generator().manual_seed(_mix(self.seed, self.epoch))
-        order = torch.randperm(self.items, generator=generator)
+        generator = torch.Generator().manual_seed(mixed(self.seed, self.epoch))
+        order = torch.randperm(self.items, generator=generator) if self.shuffle else torch.arange(self.items)
         if self.epochs_differ:
             order += self.epoch * self.items
         whole = self.items // self.micro * self.micro
         yield from torch.split(order[self.start * self.micro : whole], self.micro) if len(self) > 0 else ()
-
-
-def _mix(seed: int, epoch: int) -> int:
-    # With seed + epoch, neighbouring (seed, epoch) pairs would share an order.
-    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (2**63)
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,22 @@ class _Loaded:
     """
 
     def __init__(
-        self, source: Source, config: Config, pin: bool, workers: dict[str, Any], **order: Any
+        self, source: Source | StreamOrder, config: Config, pin: bool, workers: dict[str, Any], **order: Any
     ) -> None:
         """workers: see worker_options. order: the DataLoader's options that choose the items of a batch."""
         self.source = source
         self.seen: FirstBatch | None = None
         self.loader: DataLoader[Any] | None = None
         self._pin = pin
-        gather = source.gather
-        if config.loader.placement != "device" and (gather is None or workers["num_workers"]):
+        data: Any = None
+        if isinstance(source, StreamOrder):
+            data = source.shards
+        elif config.loader.placement != "device" and (source.gather is None or workers["num_workers"]):
+            data = Collated(source) if source.gather is None else WholeBatches(source.gather)
+        if data is not None:
             self.loader = WatchedLoader(
                 config.loader.timeout_s,
-                dataset=Collated(source) if gather is None else WholeBatches(gather),
+                dataset=data,
                 collate_fn=_as_it_is,
                 # A separate generator: drawing the workers' seeds must not advance the model's.
                 generator=torch.Generator().manual_seed(config.run.seed),
@@ -102,23 +106,47 @@ class _Loaded:
 
     def _begun(self, lists: Iterator[Tensor]) -> Iterator[Batch]:
         """All batches of an epoch; looks at the first one. lists: the indices of each batch."""
+        pids: tuple[int, ...] = ()
         iterator: Iterator[Batch]
-        iterator = gathered(self.source, lists, self._pin) if self.loader is None else iter(self.loader)
+        if self.loader is not None:
+            iterator = iter(self.loader)
+            pids = worker_pids(iterator)
+        else:
+            assert isinstance(self.source, Source)
+            iterator = gathered(self.source, lists, self._pin)
+        return self._looked(iterator, pids)
+
+    def _streamed(self, stream: StreamOrder) -> Iterator[Batch]:
+        """All batches of a pass over a stream."""
+        started: list[Any] = []
+
+        def iterate() -> Iterator[Any]:
+            assert self.loader is not None
+            started.append(iter(self.loader))
+            return iter(started[0])
+
+        batches = stream.begin(iterate)
+        if self.loader is None and self._pin and torch.cuda.is_available():
+            batches = (map_tensors(batch, Tensor.pin_memory) for batch in batches)
+        return self._looked(batches, worker_pids(started[0]) if started else ())
+
+    def _looked(self, iterator: Iterator[Batch], pids: tuple[int, ...]) -> Iterator[Batch]:
         self.seen = None
         first = next(iterator, None)
         if first is None:
             return iter(())
         if (tensor := next(tensors(first), None)) is not None:
             pinned = tensor.device.type == "cpu" and tensor.is_pinned()
-            self.seen = FirstBatch(worker_pids(iterator), pinned, str(tensor.device))
+            self.seen = FirstBatch(pids, pinned, str(tensor.device))
         return chain((first,), iterator)
 
 
 class Batches(_Loaded):
     """The training batches of a run. `epoch(n, start)` iterates; the loader lives as long as the run.
 
-    collate, epochs_differ: the workload's. device: target of `placement = "device"`. tell: called with the progress
-    of encoding. Raises UsageError and DoesNotFitError, see make_source.
+    collate, epochs_differ, order: the workload's. device: target of `placement = "device"`. tell: called with the
+    progress of encoding. own: the order of a user's own sampler or stream, which counts its passes itself; None for
+    the engine's order, which follows from the step. Raises UsageError and DoesNotFitError, see make_source.
     """
 
     def __init__(
@@ -129,22 +157,48 @@ class Batches(_Loaded):
         epochs_differ: bool = False,
         device: torch.device = CPU,
         tell: Callable[[str], None] = lambda _text: None,
+        order: Order | None = None,
     ) -> None:
-        items = len(data)  # type: ignore[arg-type]
-        loader = config.loader
-        self.sampler = EpochBatches(items, config.batch.micro, config.run.seed, epochs_differ)
-        self.crc, self._whole_crc = checksum(data, items)
-        self._data = data
-        source = make_source(data, collate, loader, device, epochs_differ, tell)
+        loader, micro, seed = config.loader, config.batch.micro, config.run.seed
+        order = order or Order()
+        shuffle = order.shuffle if loader.shuffle is None else loader.shuffle
         persistent = loader.workers > 0 if loader.persistent is None else loader.persistent
-        workers = worker_options(loader.workers, loader.prefetch, persistent)
-        super().__init__(source, config, loader.pin_memory, workers, batch_sampler=self.sampler)
+        workers = worker_options(loader.workers, loader.prefetch, persistent, order.worker_init_fn)
+        items = item_count(data)
+        self.shuffled = shuffle
+        self.own: IndexOrder | StreamOrder | None = None
+        self.accumulation = config.batch.accumulation
+        self.crc: int | None = None
+        self._whole_crc, self._data = True, data
+        if isinstance(data, Stream):
+            of = seed if order.generator is None else order.generator.initial_seed()
+            stream = self.own = StreamOrder(data, order, micro, collate, of, loader.workers)
+            self.sampler = EpochBatches(0, micro, seed, True)
+            self.order = f"a stream ({type(data.data).__name__})"
+            super().__init__(stream, config, loader.pin_memory, workers, batch_size=None)
+            return
+        assert items is not None
+        self.sampler = EpochBatches(items, micro, seed, epochs_differ, shuffle)
+        self.order = "shuffled" if shuffle else "in the order of the dataset"
+        chosen: Any = self.sampler
+        if order.chosen is not None or (not order.drop_last and items % micro):
+            chosen = self.own = IndexOrder(replace(order, shuffle=shuffle), items, micro, seed, epochs_differ)
+            if order.chosen is not None:
+                self.order = f"by the {order.title}"
+            elif items % micro:
+                self.order += ", with a smaller last batch"
+        self.crc, self._whole_crc = checksum(data, items)
+        source = make_source(data, collate, loader, device, epochs_differ, tell)
+        super().__init__(source, config, loader.pin_memory, workers, batch_sampler=chosen)
 
     def sample(self, items: int | None = None) -> Batch:
         """The first micro-batch of the first epoch, or its first `items`, created in this process.
 
-        Raises what the data raises.
+        Of the engine's own order, whatever sampler there is; of a stream its first items. Raises what the data raises.
         """
+        if isinstance(self.own, StreamOrder):
+            return self.own.sample(items)
+        assert isinstance(self.source, Source)
         micro = self.sampler.micro
         self.sampler.set(0)
         lists = islice(self.sampler.tensors(), 1 if items is None else -(-items // micro))
@@ -158,18 +212,78 @@ class Batches(_Loaded):
         return not self._whole_crc and saved == checksum(self._data, self.sampler.items, limit=1 << 62)[0]
 
     @property
-    def per_epoch(self) -> int:
-        """Micro-batches per epoch."""
+    def items(self) -> int | None:
+        """Number of training items; None for a stream."""
+        return None if isinstance(self.own, StreamOrder) else self.sampler.items
+
+    @property
+    def per_epoch(self) -> int | None:
+        """Micro-batches per epoch; None if that is unknown."""
+        if self.own is not None:
+            return self.own.per_pass
         return self.sampler.items // self.sampler.micro
 
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps per epoch; None if that is unknown."""
+        return None if self.per_epoch is None else self.per_epoch // self.accumulation
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches of one epoch, starting at micro-batch `start`."""
+        """Batches of one epoch, starting at micro-batch `start`; of `own`, its present pass, in whole steps."""
+        if isinstance(self.own, StreamOrder):
+            return self._whole_steps(self._streamed(self.own))
+        if isinstance(self.own, IndexOrder):
+            self.own.start()
+            return self._whole_steps(_counted(self._begun(self.own.tensors()), self.own))
         self.sampler.set(epoch, start)
         return self._begun(self.sampler.tensors())
 
+    def _whole_steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches without those that no step is left for: half a step's gradients would stay behind."""
+        if self.accumulation == 1:
+            return batches
+        return (
+            batch
+            for step in iter(lambda: list(islice(batches, self.accumulation)), [])
+            if len(step) == self.accumulation
+            for batch in step
+        )
+
+    @property
+    def items_per_epoch(self) -> int | None:
+        """Items of an epoch, without those that no step is left for; None if that is unknown."""
+        steps, own = self.steps_per_epoch, self.own
+        if steps is None or (isinstance(own, IndexOrder) and own.order.batch_sampler is not None):
+            return None
+        items = steps * self.accumulation * self.sampler.micro
+        if not isinstance(own, IndexOrder) or own.order.drop_last:
+            return items
+        return min(items, own.items if own.order.sampler is None else len(own.order.sampler))
+
+    def place(self, step: int) -> tuple[int, int]:
+        """(epoch, optimizer step in it) after `step` steps of the run; of `own`, the place that it counts itself."""
+        if self.own is not None:
+            return self.own.passes, self.own.batches // self.accumulation
+        return divmod(step, self.per_epoch // self.accumulation)  # type: ignore[operator]
+
+    @property
+    def counters(self) -> tuple[Callable[[], tuple[int, int]], Callable[[], int]] | tuple[()]:
+        """Functions for the (epoch, step in it) and the items made so far; () if both follow from the step."""
+        own = self.own
+        return () if own is None else ((lambda: self.place(0)), (lambda: own.made))
+
+    def state(self) -> dict[str, Any] | None:
+        """The position in `own`, for a checkpoint; None if it follows from the step."""
+        return None if self.own is None else self.own.state()
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Continue at a position that `state` returned."""
+        if self.own is not None and state is not None:
+            self.own.load(state)
+
 
 class EvalBatches(_Loaded):
-    """Evaluation batches in their original order; the last one may be smaller."""
+    """Evaluation batches in their original order, or in the order of a DataLoader; the last one may be smaller."""
 
     def __init__(
         self,
@@ -178,16 +292,48 @@ class EvalBatches(_Loaded):
         collate: Collate | None = None,
         device: torch.device = CPU,
         tell: Callable[[str], None] = lambda _text: None,
+        order: Order | None = None,
     ) -> None:
         loader = config.loader
-        source = make_source(data, collate, loader, device, False, tell)
-        self._items, self._micro = len(data), config.batch.micro  # type: ignore[arg-type]
+        order = order or Order(shuffle=False, drop_last=False, name="eval_data")
+        self._micro = order.batch_size or config.batch.micro
         pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
-        workers = worker_options(loader.eval_workers, loader.eval_prefetch, loader.eval_persistent)
-        super().__init__(source, config, pin, workers, batch_size=self._micro, shuffle=False)
+        workers = worker_options(
+            loader.eval_workers, loader.eval_prefetch, loader.eval_persistent, order.worker_init_fn
+        )
+        self._items = item_count(data)
+        self._own: IndexOrder | StreamOrder | None = None
+        if isinstance(data, Stream):
+            stream = self._own = StreamOrder(
+                data, order, self._micro, collate, config.run.seed, loader.eval_workers
+            )
+            super().__init__(stream, config, pin, workers, batch_size=None)
+            return
+        assert self._items is not None
+        source = make_source(data, collate, loader, device, False, tell)
+        if order.chosen is None and not order.drop_last and not order.shuffle:
+            super().__init__(source, config, pin, workers, batch_size=self._micro, shuffle=False)
+            return
+        self._own = IndexOrder(order, self._items, self._micro, config.run.seed)
+        super().__init__(source, config, pin, workers, batch_sampler=self._own)
+        self._first = self._own.state()
 
     def __iter__(self) -> Iterator[Batch]:
+        if isinstance(self._own, StreamOrder):
+            self._own.restart()
+            return self._streamed(self._own)
+        if isinstance(self._own, IndexOrder):
+            self._own.load(self._first)  # the same order every time
+            self._own.start()
+            return self._begun(self._own.tensors())
+        assert self._items is not None
         return self._begun(iter(torch.split(torch.arange(self._items), self._micro)))
+
+
+def _counted(batches: Iterator[Batch], order: IndexOrder) -> Iterator[Batch]:
+    for batch in batches:
+        order.delivered()
+        yield batch
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -17,6 +18,7 @@ from ndd_engine.workloads.base import Batch
 
 from .loader import CPU, Batches
 from .source import item_bytes
+from .stream import StreamOrder
 
 # Time limits of the measurements, in nanoseconds; each one runs at least once however long it takes.
 ITEMS_NS = 40_000_000
@@ -34,6 +36,15 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
     """
     source, sampler = batches.source, batches.sampler
     measured: dict[str, Any] = {}  # fields of LoaderEvent
+    if isinstance(source, StreamOrder):
+        with suppress(Exception), kept_random(CPU):
+            wall, cpu, count = (
+                source.stream.spent
+            )  # of the sample: more items would be taken from the training
+            measured = {"item_ns": wall / count, "item_cpu_ns": min(cpu, wall) / count, "probed": count}
+            measured["collate_ns"] = fastest(lambda: source.sample(), 2, COLLATE_NS // 2)[0]
+        size = item_bytes(sample) or None
+        return LoaderEvent(0, sampler.micro, False, None, True, size, stream=True, **measured)
     with suppress(Exception), kept_random(CPU):
         indices = list(islice(sampler.tensors(), 2))[-1]
         if source.on.type == "cpu":
@@ -57,16 +68,31 @@ def probe_loader(batches: Batches, sample: Batch, sample_ns: float) -> LoaderEve
     )
 
 
+def _delay_ns() -> int | None:
+    """Nanoseconds for which this thread could run and had no core, since its start; None if unknown.
+
+    The second figure of schedstat; see the kernel's documentation of scheduler statistics.
+    """
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _time_items(data: Any, indices: Sequence[int], measured: dict[str, Any]) -> list[Any]:
     """Time items at `indices` until the budget is used up, and return them."""
     items: list[Any] = []
+    delayed = _delay_ns()
     begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
     for index in indices[:MOST_ITEMS]:
         items.append(data[index])
         if time.perf_counter_ns() - begin > ITEMS_NS:
             break
     wall, cpu = time.perf_counter_ns() - begin, time.thread_time_ns() - begin_cpu
+    delayed_until = _delay_ns()
     measured["probed"] = len(items)
+    if delayed is not None and delayed_until is not None:
+        measured["item_delay_ns"] = min(max(delayed_until - delayed, 0), wall) / len(items)
     # The two clocks are not read at the same instant.
     measured["item_ns"], measured["item_cpu_ns"] = wall / len(items), min(cpu, wall) / len(items)
     return items

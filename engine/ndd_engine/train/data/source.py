@@ -82,18 +82,17 @@ class Collated(Dataset[Any]):
             if batch is None:
                 raise TypeError("the collate function returned None, not a batch")
             if get_worker_info() is not None:
-                _check_sendable(batch)
+                check_sendable(batch)
             return batch
         except StopIteration as error:
             text = "the data or its collate function raised StopIteration"
             raise RuntimeError(text).with_traceback(error.__traceback__) from None
         except Exception as error:
-            if get_worker_info() is not None and not _sendable(error):
-                raise RuntimeError(said(error)).with_traceback(error.__traceback__) from None
+            raise_sendable(error)
             raise
 
 
-def _check_sendable(batch: Batch) -> None:
+def check_sendable(batch: Batch) -> None:
     """Raise TypeError for a batch that a worker cannot send: its queue would wait for ever."""
     for leaf in leaves(batch):
         if not isinstance(leaf, (Tensor, str, bytes, int, float, complex, type(None))):
@@ -103,6 +102,12 @@ def _check_sendable(batch: Batch) -> None:
             raise TypeError(
                 "a batch contains a tensor with a gradient, which a loader worker cannot send: detach it"
             )
+
+
+def raise_sendable(error: Exception) -> None:
+    """Inside a worker, raise the error as one that a worker can send."""
+    if get_worker_info() is not None and not _sendable(error):
+        raise RuntimeError(said(error)).with_traceback(error.__traceback__) from None
 
 
 def _sendable(error: Exception) -> bool:

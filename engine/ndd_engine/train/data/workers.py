@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from types import FrameType
@@ -124,8 +125,10 @@ def _stops_later() -> Iterator[None]:
         raise raised[0]
 
 
-def worker_options(workers: int, prefetch: int | None, persistent: bool) -> dict[str, Any]:
-    """The options of torch's DataLoader that concern its workers."""
+def worker_options(
+    workers: int, prefetch: int | None, persistent: bool, begin: Callable[[int], Any] | None = None
+) -> dict[str, Any]:
+    """The options of torch's DataLoader that concern its workers. begin: a worker_init_fn of the user's."""
     if workers == 0:
         return {"num_workers": 0, "persistent_workers": persistent}
     # Other threads exist (recorder, sampler, console): a fork could copy locks that they hold.
@@ -133,7 +136,7 @@ def worker_options(workers: int, prefetch: int | None, persistent: bool) -> dict
     if method == "forkserver":
         start_server()
     return {
-        "worker_init_fn": belong,
+        "worker_init_fn": belong if begin is None else partial(_belong_and, begin),
         "num_workers": workers,
         "persistent_workers": persistent,
         "prefetch_factor": prefetch,
@@ -163,6 +166,11 @@ def belong(_worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if (owner := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_end_with, args=(owner,), name="ndd-owner", daemon=True).start()
+
+
+def _belong_and(begin: Callable[[int], Any], worker: int) -> None:
+    belong(worker)
+    begin(worker)
 
 
 def _end_with(owner: Any) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,11 +13,12 @@ from ndd_engine.config import Config, Draft
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.host import usable_threads
 from ndd_engine.measure.clock import PhaseClock
-from ndd_engine.text import number
+from ndd_engine.text import counted, number
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.facts import problems
+from ndd_engine.workloads.order import Stream
 from ndd_engine.workloads.registry import prepare
 
 # The probe runs alone; the run shares the cores with the screen, the recorder and other users.
@@ -88,12 +90,24 @@ def choose_size(
         torch.set_num_threads(1)
         larger, faster, _ = _largest(sizes, draft, device, wanted, progress)
         if faster > rate:
-            reason = f"no CUDA GPU: size {larger}, 1 thread, {number(faster)} steps/s"
-            shared = f"{number(rate)} with {threads} threads: the cores are shared"
+            reason = f"no CUDA GPU: size {larger}, 1 thread, about {_in_run(faster)} steps/s"
+            shared = f"{_in_run(rate)} with {counted(threads, 'thread')}: the cores are shared"
             return SizeChoice(larger, f"{reason}; {shared}", 1)
         torch.set_num_threads(threads)
     # Has to fit on one line of a narrow screen.
-    return SizeChoice(size, f"no CUDA GPU: size {size}, {number(rate, 2)} steps/s{too_slow}")
+    return SizeChoice(size, f"no CUDA GPU: size {size}, about {_in_run(rate)} steps/s{too_slow}")
+
+
+def _in_run(measured: float) -> str:
+    """The steps per second to expect in the run, as text: the figure that decides, rounded down to two digits.
+
+    A size is taken exactly if the figure reaches the target.
+    """
+    rate = measured / MARGIN
+    if rate <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
+    return number(math.floor(rate / unit * (1 + 1e-9)) * unit, 2)
 
 
 def _largest(
@@ -114,14 +128,14 @@ def _largest(
         # Do not spend seconds on a size whose FLOPs already make it far too slow.
         predicted = measured * work / size_work
         if measured and predicted < wanted * HOPELESS:
-            return chosen, measured, f" ({size} {number(predicted, 2)} predicted, target {wanted:g})"
+            return chosen, measured, f" ({size} {_in_run(predicted)} predicted, target {wanted:g})"
         progress(f"measuring model size {size} on this CPU")
         rate = steps_per_second(config, workload, device, 1 / (wanted * MARGIN))
         if measured and rate < wanted * MARGIN:
-            return chosen, measured, f" ({size} {number(rate, 2)}, target {wanted:g})"
+            return chosen, measured, f" ({size} {_in_run(rate)}, target {wanted:g})"
         chosen, measured, work = size, rate, size_work
         if rate < wanted * MARGIN:
-            break
+            return chosen, measured, f" (target {wanted:g})"
     return chosen, measured, ""
 
 
@@ -161,4 +175,7 @@ def steps_per_second(config: Config, workload: Workload, device: torch.device, g
 def probe_batches(workload: Workload, config: Config) -> Batches:
     """Batches for a probe, created in this process: starting workers or caching would take too long."""
     config = config.model_copy(update={"loader": config.loader.model_copy(update=ALONE)})
-    return Batches(workload.train_data, config, workload.collate, workload.epochs_differ)
+    order = None
+    if isinstance(workload.train_data, Stream) and workload.order is not None:
+        order = replace(workload.order, batch_size=None)  # of any size, also if its items are batches
+    return Batches(workload.train_data, config, workload.collate, workload.epochs_differ, order=order)

@@ -129,9 +129,10 @@ def time_micro(
     gpu = stepper.device.type == "cuda"
 
     def before() -> None:
+        stepper.carry.value = None  # the number of items may differ
         # With accumulation, most micro-batches add to existing gradients.
         if stepper.config.batch.accumulation == 1:
-            stepper.optimizer.zero_grad(set_to_none=True)
+            stepper.drop_gradients()
         if gpu:
             torch.cuda.synchronize(stepper.device)
 
@@ -150,7 +151,7 @@ def _guarded(stepper: Stepper, measure: Callable[[], tuple[float, int]]) -> tupl
     except Exception:  # noqa: BLE001  training itself reports an error in the model
         pass
     # Outside the handler, because its traceback keeps the tensors alive.
-    stepper.optimizer.zero_grad(set_to_none=True)
+    stepper.drop_gradients()
     if stepper.device.type == "cuda":
         with suppress(Exception):
             torch.cuda.empty_cache()

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ndd_engine.batches import expanded
+from ndd_engine.batches import expanded, map_tensors
 from ndd_engine.errors import said
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.measure.flops import WorkCounter
@@ -64,7 +65,7 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
     versions = [_version(parameter) for parameter in stepper.parameters]
     extras = dict(stepper.extras)
     batch = stepper.moved(batch)
-    with kept_random(stepper.device), _kept_buffers(stepper.model):
+    with kept_random(stepper.device), kept_training(stepper), _kept_buffers(stepper.model):
         stepper.compute = stepper.model
         try:
             calls = stepper.parts.calls.copy()
@@ -79,15 +80,45 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
                 counted = found.counter.operations if found.counter is not None else None
                 found.baseline = baseline.measure(stepper, batch, counted)
         finally:
-            stepper.optimizer.zero_grad(set_to_none=True)
+            stepper.drop_gradients()
             stepper.extras = extras
-    found.changed_parameters = versions != [_version(parameter) for parameter in stepper.parameters]
+    if stepper.workload_parts.step is None:  # else they were restored
+        found.changed_parameters = versions != [_version(parameter) for parameter in stepper.parameters]
     return found
 
 
 def _version(tensor: Tensor) -> int:
     """Changes with every operation in place."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def kept_training(stepper: Stepper) -> Iterator[None]:
+    """Restore what a factory's own step or callbacks change: all of a checkpoint's state, and what was logged.
+
+    Without an own step, only the carried state can change.
+    """
+    training, carry = stepper.training, stepper.carry
+    kept = None
+    if stepper.workload_parts.step is not None:
+        kept = map_tensors(
+            _without_versions(stepper.state()), lambda tensor: tensor.detach().to("cpu", copy=True)
+        )
+    before, logged, names = carry.value, list(training.logged), set(training.names)
+    step, loss, stopping = training.step, training.loss, training.stopping
+    carry.value = None
+    try:
+        yield
+    finally:
+        if kept is not None:
+            stepper.load(kept)
+        carry.value = before
+        training.logged[:], training.names = logged, names
+        training.step, training.loss, training.stopping = step, loss, stopping
+
+
+def _without_versions(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "model": dict(state["model"])}
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from ndd_engine.measure.clock import PhaseClock, no_phase
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.workloads.base import Batch
+from ndd_engine.workloads.training import TrainingParts
 
 from .precision import Precision
 
@@ -37,12 +38,16 @@ Work = Callable[[], Tensor]
 Replay = Callable[[], None]
 
 
-def why_not(config: Config, device: torch.device, precision: Precision) -> str | None:
-    """Why a step of this configuration cannot be captured, or None."""
+def why_not(
+    config: Config, device: torch.device, precision: Precision, parts: TrainingParts | None = None
+) -> str | None:
+    """Why a step of this configuration cannot be captured, or None. parts: what a factory replaces of the step."""
     if device.type != "cuda":
         return "there is no CUDA GPU"
     if precision.scaler is not None:
         return 'fp16 loss scaling checks the gradients on the host: use precision.amp "bf16"'
+    if parts is not None and (parts.step or parts.state or parts.optimizers is not None or parts.lr):
+        return "the factory has its own step, state, optimizer or lr, which cannot be captured"
     if config.optimizer.name == "sgd":
         return "torch's SGD reads the learning rate on the host"
     return None

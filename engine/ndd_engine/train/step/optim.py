@@ -12,6 +12,10 @@ from torch import nn
 
 from ndd_engine.config.schema import OptimizerSection, ScheduleSection
 
+_NORMS = (
+    nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase,
+)  # fmt: skip
+
 
 def make_optimizer(
     config: OptimizerSection,
@@ -20,7 +24,7 @@ def make_optimizer(
     capturable: bool = False,
     compiles: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer over all trainable parameters, in the configured implementation.
+    """The optimizer over all trainable parameters, in the configured implementation; see decay_groups.
 
     capturable: the step will be captured in a CUDA graph, so the learning rate is a tensor on the device. compiles:
     torch.compile is in use.
@@ -31,6 +35,7 @@ def make_optimizer(
     if kind == "auto":
         plain = all(parameter.is_floating_point() for parameter in parameters)
         kind = "fused" if device.type in ("cuda", "cpu") and plain else "foreach"
+    groups = decay_groups(model) if config.decay == "weights" else parameters
     common: dict[str, Any] = {
         "lr": torch.tensor(config.lr, device=device) if capturable else config.lr,
         "weight_decay": config.weight_decay,
@@ -40,9 +45,25 @@ def make_optimizer(
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     make: Any = kinds[config.name] if compiles else _without_compiler(kinds[config.name])
     if config.name == "sgd":
-        return make(parameters, momentum=config.momentum, **common)  # type: ignore[no-any-return]
+        return make(groups, momentum=config.momentum, **common)  # type: ignore[no-any-return]
     betas = (config.betas[0], config.betas[1])
-    return make(parameters, betas=betas, eps=config.eps, capturable=capturable, **common)  # type: ignore[no-any-return]
+    return make(groups, betas=betas, eps=config.eps, capturable=capturable, **common)  # type: ignore[no-any-return]
+
+
+def decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups: the weights, and without decay what has less than two dimensions or belongs to a norm.
+
+    One group if the model has only one of the two kinds.
+    """
+    of_norms = {
+        id(item) for part in model.modules() if isinstance(part, _NORMS) for item in part.parameters()
+    }
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = [item for item in parameters if item.ndim >= 2 and id(item) not in of_norms]
+    decayed = {id(item) for item in weights}
+    spared = [item for item in parameters if id(item) not in decayed]
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 @functools.cache

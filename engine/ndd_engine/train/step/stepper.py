@@ -11,18 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ndd_engine.batches import tensors
+from ndd_engine.batches import map_tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import PhaseClock
 from ndd_engine.record.events import Event
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.workloads.base import Batch, Workload, on_host
+from ndd_engine.workloads.training import Carry, TrainingParts, detached, training_of
 
 from .graph import StepGraph, why_not
-from .optim import learning_rate, make_optimizer
+from .optimizers import Optimizers
 from .parts import PartTimer
 from .precision import Precision, make_precision, set_tf32
+from .training import Training
 
 ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -58,12 +60,14 @@ class Stepper:
         self.model.train()
         self.compute = self.model
         self.precision: Precision = make_precision(config, device)
-        self.no_graph = why_not(config, device, self.precision)
+        self.workload_parts: TrainingParts = training_of(workload)
+        self.no_graph = why_not(config, device, self.precision, self.workload_parts)
         graphed = config.speed.cuda_graph and self.no_graph is None
         compiles = config.speed.compile != "off"
-        self.optimizer = make_optimizer(config.optimizer, self.model, device, graphed, compiles)
+        self.optimizer = Optimizers(self.workload_parts, config, self.model, device, total_steps, graphed)
+        # State that the model carries from batch to batch.
+        self.carry = Carry(workload)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.lr = config.optimizer.lr
         self.graph = StepGraph(self) if graphed else None
         # Compiled code and CUDA graphs call no modules that could be timed.
         whole = graphed or compiles
@@ -78,6 +82,19 @@ class Stepper:
         self._pools = device.type == "cuda" and config.speed.compile in POOLING
         # Gradients in memory of their own.
         self._kept: dict[nn.Parameter, Tensor] = {}
+        for thing in self.workload_parts.stateful.values():
+            if isinstance(thing, nn.Module):
+                thing.to(device)
+        self.training = Training(self)
+
+    @property
+    def lr(self) -> float | None:
+        """The current learning rate, see Optimizers.lr."""
+        return self.optimizer.lr
+
+    def begin_epoch(self) -> None:
+        """Before the first step of an epoch: drop the state that the model carries."""
+        self.carry.value = None
 
     def switch(self, config: Config, precision: Precision) -> None:
         """Continue with another configuration that needs no other model, optimizer, compiled code or CUDA graph."""
@@ -98,7 +115,11 @@ class Stepper:
         """The step without a CUDA graph."""
         enter = clock.enter
         total: Tensor | None = None
-        accumulation = self.config.batch.accumulation
+        own = self.workload_parts.step is not None
+        if own:
+            self.set_rate(step)
+        self.training.step = step
+        accumulation = 1 if own else self.config.batch.accumulation
         shares: Sequence[Tensor | float | None] = [None] * accumulation
         if accumulation > 1 and self.workload.weight is not None:
             # A micro-batch's share needs the weights of all of them, so all have to be loaded before the first one.
@@ -126,14 +147,25 @@ class Stepper:
                 total = part if total is None else total + part
         finally:
             self.parts.clock = None
-        self.set_rate(step)
-        self.update(enter)
-        enter(phase.ZERO_GRAD)
-        self.optimizer.zero_grad(set_to_none=self.config.optimizer.set_to_none)
+        self.finish_step(enter, step)
         if self.config.optimizer.set_to_none:
             self._kept.clear()
         enter(phase.LOG)
         return total
+
+    def finish_step(self, enter: Callable[[int], object], step: int) -> None:
+        """Update the parameters, unless the factory's own step did, and the schedulers; drop the gradients."""
+        if self.workload_parts.step is None:
+            self.set_rate(step)
+            self.update(enter)
+        self.optimizer.end_step()
+        enter(phase.ZERO_GRAD)
+        self._zero_grad(everything=self.workload_parts.step is not None)
+
+    def drop_gradients(self) -> None:
+        """Set the gradients of all parameters to None."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def moved(self, batch: Batch) -> Batch:
         """The batch on the device; tensors already there are not copied."""
@@ -157,8 +189,10 @@ class Stepper:
     ) -> Tensor:
         """Forward and backward of one micro-batch on the device; returns its share of the step's loss, detached.
 
-        share: see `shares`; None for equal ones.
+        share: see `shares`; None for equal ones. A factory's own step also updates the parameters.
         """
+        if self.workload_parts.step is not None:
+            return self._own_step(batch, enter)
         accumulation = self.config.batch.accumulation
         scaler = self.precision.scaler
         pooled = self._pools and self.compute is not self.model
@@ -167,7 +201,7 @@ class Stepper:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         enter(phase.FORWARD)
         with self.precision.autocast or nullcontext(), self.attention():
-            output = self.workload.forward(self.compute, batch)
+            output = self.carry.forward(self.compute, batch)
             enter(phase.LOSS)
             loss = self.workload.loss(output, batch)
         if share is not None:
@@ -180,6 +214,28 @@ class Stepper:
             self._keep_gradients()
             return loss.detach().clone()
         return loss.detach()
+
+    def _own_step(self, batch: Batch, enter: Callable[[int], object]) -> Tensor:
+        """One step of the factory's own `step`; returns its loss, detached."""
+        parts, training = self.workload_parts, self.training
+        assert parts.step is not None
+        training.begin_step(training.step, enter)
+        self.carry.begin(batch)
+        found = parts.step(batch, training)
+        self.carry.value = detached(self.carry.value)
+        loss = training.checked(found, parts.where)
+        training.end_step()
+        return loss
+
+    def _zero_grad(self, everything: bool) -> None:
+        """Drop or clear the gradients. everything: also those that no optimizer has."""
+        to_none = self.config.optimizer.set_to_none
+        self.optimizer.zero_grad(set_to_none=to_none)
+        for parameter in self.parameters if everything else ():
+            if to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
 
     def _keep_gradients(self) -> None:
         """Copy gradients out of the memory of compiled CUDA graphs, which the next backward pass overwrites.
@@ -196,16 +252,16 @@ class Stepper:
         """Clip gradients and step the optimizer."""
         scaler = self.precision.scaler
         max_norm = self.config.clip.max_norm
+        optimizers = self.optimizer.chosen(None)
         if max_norm > 0:
             enter(phase.CLIP)
             if scaler is not None:
-                scaler.unscale_(self.optimizer)
+                self.optimizer.unscale(scaler, optimizers)
             self.extras["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
         enter(phase.OPTIMIZER)
+        self.optimizer.step(scaler, optimizers)
         if scaler is None:
-            self.optimizer.step()
             return
-        scaler.step(self.optimizer)
         scaler.update()
         # get_scale() would synchronise.
         if (scale := scaler._scale) is not None:
@@ -213,44 +269,36 @@ class Stepper:
 
     def set_rate(self, step: int) -> None:
         """Set the learning rate of optimizer step `step` (0-based)."""
-        lr = learning_rate(step, self.total_steps, self.config.optimizer.lr, self.config.schedule)
-        if lr == self.lr and step > 0:
-            return
-        self.lr = lr
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)  # a captured graph reads it from here
-            else:
-                group["lr"] = lr
+        self.optimizer.set_rate(step)
 
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer state; 0 before the first step."""
-        return sum(tensor.nbytes for tensor in tensors(self.optimizer.state))
+        return self.optimizer.bytes()
 
     def moment_bytes(self) -> int:
-        """Bytes of optimizer state after the first step: two moments for Adam, momentum for SGD."""
-        section = self.config.optimizer
-        moments = 2 if section.name != "sgd" else int(section.momentum > 0)
-        return moments * sum(parameter.nbytes for parameter in self.parameters)
+        """Bytes of optimizer state after the first step, see Optimizers.moment_bytes."""
+        return self.optimizer.moment_bytes()
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        scaler = self.precision.scaler
-        return {
+        scaler, parts = self.precision.scaler, self.workload_parts
+        found = {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **self.optimizer.state(),
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
+        if parts.state is not None:
+            found["carried"] = self.carry.value
+        if parts.stateful:
+            found["stateful"] = {name: thing.state_dict() for name, thing in parts.stateful.items()}
+        return found
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state`. Raises RuntimeError, ValueError or KeyError if it belongs to another model."""
         self.model.load_state_dict(state["model"])
-        for saved, group in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
-            if ("betas" in saved) != ("betas" in group):
-                raise ValueError(f"its optimizer is not {self.config.optimizer.name}")
-            # Options come from the configuration, which a resume may change, not from the checkpoint.
-            saved.update({key: value for key, value in group.items() if key != "params"})
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.lr = float(self.optimizer.param_groups[0]["lr"])
+        self.optimizer.load(state)
+        self.carry.value = map_tensors(state.get("carried"), lambda tensor: tensor.to(self.device))
+        for name, thing in self.workload_parts.stateful.items():
+            thing.load_state_dict(state["stateful"][name])
         if self.precision.scaler is not None and state["scaler"]:
             self.precision.scaler.load_state_dict(state["scaler"])

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import NddSection
+from ndd_engine.config.workload_sections import EegSection
 from ndd_engine.workloads.base import parameter_count
+from ndd_engine.workloads.eeg import Eeg, ForecastError, SampleWindows, area_under_roc, windowed_rmse
+from ndd_engine.workloads.eeg_model import build_model
 from ndd_engine.workloads.eeg_signals import SEIZURE, clip_outliers, standardise, synthetic
 from ndd_engine.workloads.facts import facts
-from ndd_engine.workloads.ndd import ForecastError, Ndd, SampleWindows, area_under_roc, windowed_rmse
-from ndd_engine.workloads.ndd_model import build_model
 from ndd_engine.workloads.registry import prepare
 from ndd_engine.workloads.windows import Parts
 
 
-def prepared(config: Config) -> Ndd:
+def prepared(config: Config) -> Eeg:
     workload = prepare(config)
-    assert isinstance(workload, Ndd)
+    assert isinstance(workload, Eeg)
     return workload
 
 
@@ -40,7 +40,7 @@ def prepared(config: Config) -> Ndd:
     ],
 )
 def test_mlp_parameters(channels: int, sequence: int, hidden: list[int], parameters: int) -> None:
-    model = build_model(NddSection(name="ndd", hidden=hidden), channels, sequence)
+    model = build_model(EegSection(name="eeg", hidden=hidden), channels, sequence)
     assert parameter_count(model) == parameters
     assert model(torch.zeros(2, sequence, channels)).shape == (2, 1, channels)
 
@@ -55,7 +55,7 @@ def test_mlp_parameters(channels: int, sequence: int, hidden: list[int], paramet
     ],
 )
 def test_recurrent_parameters(kind: str, channels: int, parameters: int) -> None:
-    section = NddSection.model_validate({"name": "ndd", "model": kind, "hidden": [10]})
+    section = EegSection.model_validate({"name": "eeg", "model": kind, "hidden": [10]})
     model = build_model(section, channels, 64)
     assert parameter_count(model) == parameters
     assert model(torch.zeros(2, 64, channels)).shape == (2, 1, channels)
@@ -84,7 +84,7 @@ def test_builtin_signal_is_seeded_and_its_seizure_is_in_the_evaluation_part() ->
 
 
 def test_prepared_builtin(make_config: Callable[..., Config]) -> None:
-    config = make_config({"name": "ndd", "samples": 4000, "channels": 5}, micro=64, sequence=16)
+    config = make_config({"name": "eeg", "samples": 4000, "channels": 5}, micro=64, sequence=16)
     workload, known = prepared(config), facts(config)
     assert (known.train_items, known.eval_items) == (3600 - 16, 400 - 16)
     assert (len(workload.train_data), len(workload.eval_data)) == (3584, 384)  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def test_arff_with_quotes_comments_and_label(make_config: Callable[..., Config],
     path = tmp_path / "r.arff"
     rows = "".join(f"{k % 7},{-k % 5}.5,'a, b',{int(k > 190)}\n" for k in range(200))
     path.write_text(ARFF + "% more\n" + rows.replace("\n", "\r\n"))
-    workload = prepared(make_config({"name": "ndd", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
+    workload = prepared(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
     assert workload.describe_data().startswith(
         "200 samples x 2 channels, 176 windows of 4 per epoch, 16 for evaluation"
     )
@@ -178,7 +178,7 @@ def test_csv_with_and_without_header(
         cells = [str(k), f"12:{k}", f"{k % 7}", f"{k % 5}e-1", "seizure" if k > 190 else "rest"]
         lines.append(delimiter.join(cells if header else cells[2:4]))
     path.write_text("\n".join(lines))
-    workload = prepared(make_config({"name": "ndd", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
+    workload = prepared(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
     assert workload.describe_data().startswith("200 samples x 2 channels")
     assert len(workload.eval_data[0]) == (3 if header else 2)
     if header:
@@ -193,14 +193,14 @@ def test_label_of_one_class_in_the_evaluation_part_is_told(
 ) -> None:
     path = tmp_path / "r.csv"
     path.write_text("a,y\n" + "".join(f"{k % 7},{int(k < 20)}\n" for k in range(200)))
-    workload = prepared(make_config({"name": "ndd", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
+    workload = prepared(make_config({"name": "eeg", "data": str(path), "hidden": [4]}, micro=8, sequence=4))
     assert workload.notes() == ("The evaluation part has only one label, so there is no auroc.",)
     assert len(workload.eval_data[0]) == 2
 
 
 def test_eye_state_recording(make_config: Callable[..., Config], real_data: Path) -> None:
     config = make_config(
-        {"name": "ndd", "data": str(real_data / "eeg" / "eye-state.arff")}, micro=1024, sequence=64
+        {"name": "eeg", "data": str(real_data / "eeg" / "eye-state.arff")}, micro=1024, sequence=64
     )
     workload = prepared(config)
     assert workload.describe_data().startswith("14,980 samples x 14 channels, 13,418 windows of 64 per epoch")

@@ -10,13 +10,13 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from ndd_engine.config.schema import Config
-from ndd_engine.config.workload_sections import NddSection
+from ndd_engine.config.workload_sections import EegSection
 from ndd_engine.text import printable
 
 from .base import Batch, BuiltinWorkload, GatherItems, MeanLoss, sliding_windows
 from .eeg_data import EegData
+from .eeg_model import build_model
 from .eeg_signals import OUTLIER_SIGMAS, clip_outliers, standardise, synthetic
-from .ndd_model import build_model
 from .problems import Progress
 from .windows import window_count
 
@@ -79,14 +79,14 @@ class ForecastError(MeanLoss):
         return result
 
 
-class Ndd(BuiltinWorkload):
+class Eeg(BuiltinWorkload):
     """A prepared forecaster; implements Workload. Its output is the predicted next sample (B, 1, channels)."""
 
-    name = "ndd"
+    name = "eeg"
     item = "window"
     token: str | None = "sample"
 
-    def __init__(self, config: Config, section: NddSection, data: EegData, progress: Progress) -> None:
+    def __init__(self, config: Config, section: EegSection, data: EegData, progress: Progress) -> None:
         signal, labels, notes = make_signal(section, config.run.seed, data)
         super().__init__(data.line(), notes)
         sequence, train = data.layout.sequence, data.layout.parts.train
@@ -109,7 +109,7 @@ class Ndd(BuiltinWorkload):
 
 
 def make_signal(
-    section: NddSection, seed: int, data: EegData
+    section: EegSection, seed: int, data: EegData
 ) -> tuple[Tensor, Tensor | None, tuple[str, ...]]:
     """(the standardised recording (samples, channels) float32, labels (samples,) uint8, notes).
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ndd_engine.config.workload_sections import NddSection
+from ndd_engine.config.workload_sections import EegSection
 
 
 class Forecaster(nn.Module):
@@ -51,7 +51,7 @@ class Recurrent(Forecaster):
         return prediction
 
 
-def build_model(section: NddSection, channels: int, sequence: int) -> Forecaster:
+def build_model(section: EegSection, channels: int, sequence: int) -> Forecaster:
     """The configured forecaster, with weights from torch's global generator."""
     if section.model == "mlp":
         return Mlp(channels, sequence, section.hidden, section.dropout)

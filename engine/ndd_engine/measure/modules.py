@@ -1,0 +1,259 @@
+"""Time of forward and backward by module, from the events of a profiler capture.
+
+Hooks note when each module begins and ends, which attributes the operators of forward. An operator of forward and the
+node of backward that belongs to it have the same autograd sequence number, which attributes backward. On a GPU, a
+kernel belongs to the module whose operator launched it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ndd_engine.text import printable
+
+from .intervals import Span
+from .timeline import RUNTIME, TraceEvent, is_transfer, on_gpu, operators
+
+TOP = 16
+_NAME = 120  # characters kept of a module's name
+_NODE = "autograd::engine::evaluate_function"
+_ACCUMULATES = "AccumulateGrad"
+# Phases whose operators belong to forward or backward.
+_PASSES = frozenset({"forward", "loss", "backward"})
+# Instead of the index of a module.
+OTHER, IN_LOSS = -1, -2
+ELSEWHERE = {OTHER: "(outside of modules)", IN_LOSS: "(loss)"}
+
+Mark = tuple[int, int]  # nanoseconds, index of the module that is innermost from then on
+ModuleRow = list[str | int]  # name, class, forward ns, backward ns, calls
+
+
+class ModuleWatch:
+    """Notes when the modules of a model begin and end, in the thread that calls `start`.
+
+    names: (name, class) of each module. marks: in order of time, by `now` (nanoseconds).
+    """
+
+    def __init__(self, model: nn.Module, now: Callable[[], int]) -> None:
+        self.names = module_names(model)
+        self.marks: list[Mark] = []
+        self.calls: list[Mark] = []
+        self._model, self._now = model, now
+        self._within: list[int] = []
+        self._thread = 0
+        self._hooks: list[Any] = []
+
+    def start(self) -> None:
+        """Attach the hooks. They change nothing about the computation."""
+        self._thread = threading.get_ident()
+        for index, module in enumerate(self._model.modules()):
+            self._hooks.append(module.register_forward_pre_hook(self._before(index)))
+            self._hooks.append(module.register_forward_hook(self._after(index)))
+
+    def stop(self) -> None:
+        """Remove the hooks; safe to call twice."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+
+    def _before(self, index: int) -> Callable[..., None]:
+        def enter(_module: nn.Module, _inputs: object) -> None:
+            # With activation checkpointing, modules also run in threads of backward.
+            if threading.get_ident() == self._thread:
+                now = self._now()
+                self._within.append(index)
+                self.marks.append((now, index))
+                self.calls.append((now, index))
+
+        return enter
+
+    def _after(self, index: int) -> Callable[..., None]:
+        def leave(_module: nn.Module, _inputs: object, _output: object) -> None:
+            if threading.get_ident() != self._thread or index not in self._within:
+                return
+            # Modules that ended with an exception are still in the list.
+            while self._within.pop() != index:
+                pass
+            self.marks.append((self._now(), self._within[-1] if self._within else OTHER))
+
+        return leave
+
+
+def module_names(model: nn.Module) -> list[tuple[str, str]]:
+    """(name, class) of each module in the order of `model.modules()`; the model itself has the name of its class.
+
+    Modules at the same place in equal blocks have one name: "blocks.*.attention".
+    """
+    parents = {name for name, module in model.named_modules() if next(module.children(), None) is not None}
+    found = []
+    for name, module in model.named_modules():
+        parts = name.split(".") if name else []
+        shown = [
+            "*" if part.isdecimal() and ".".join(parts[: place + 1]) in parents else part
+            for place, part in enumerate(parts)
+        ]
+        kind = type(module).__name__
+        found.append((printable(".".join(shown))[:_NAME] or kind, printable(kind)[:_NAME]))
+    return found
+
+
+def runs_compiled(model: nn.Module) -> bool:
+    """Whether a part of the model is compiled or scripted: hooks would compile it again, or do nothing."""
+    names = {"OptimizedModule", "ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule"}
+    return any(
+        type(module).__name__ in names or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleMarks:
+    """What a ModuleWatch saw, on the profiler's clock. thread: the profiler's id of the training thread."""
+
+    names: Sequence[tuple[str, str]]
+    marks: Sequence[Mark]
+    calls: Sequence[Mark]
+    thread: int
+
+
+def module_times(
+    seen: Sequence[TraceEvent],
+    watched: ModuleMarks,
+    phases: Sequence[Span],
+    gpu: bool,
+    device: int | None = None,
+) -> list[ModuleRow]:
+    """[name, class, forward nanoseconds, backward nanoseconds, calls] of the modules, the longest first.
+
+    Times are sums of operators, or of kernels on GPU number `device`, that begin in `phases` (spans of the capture,
+    without gaps); each belongs to its innermost module only. "(loss)" is the loss function.
+    """
+    begins = [low for low, _, _ in phases]
+
+    def phase_at(time: int) -> str:
+        place = bisect_right(begins, time) - 1
+        inside = place >= 0 and time < phases[place][1]
+        return phases[place][2].partition("/")[0] if inside else ""
+
+    owners = _Owners(seen, watched, phase_at)
+    spent: Counter[tuple[str, str, bool]] = Counter()
+    for ns, thread, time in _gpu_work(seen, device) if gpu else _host_work(seen):
+        if phase_at(time) in _PASSES:
+            owner, backward = owners.at(thread, time)
+            name, kind = watched.names[owner] if owner >= 0 else (ELSEWHERE[owner], "")
+            spent[name, kind, backward] += ns
+    calls = Counter(watched.names[index] for time, index in watched.calls if phase_at(time) in _PASSES)
+    totals: Counter[tuple[str, str]] = Counter()
+    for (name, kind, _), ns in spent.items():
+        totals[name, kind] += ns
+    longest = sorted(totals, key=lambda key: (-totals[key], key))[:TOP]
+    return [[*key, spent[*key, False], spent[*key, True], calls[key]] for key in longest if totals[key] > 0]
+
+
+class _Nodes:
+    """The nodes of backward that run in one thread, as marks: (time, owner or None) of the innermost one."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[int, int | None]] = [(-1, None)]
+        self.last: int | None = None  # the owner of the newest node
+        self._running: list[tuple[int, int]] = []  # (end, owner), the outermost first
+
+    def until(self, time: int) -> None:
+        """All nodes that end by then have ended."""
+        while self._running and self._running[-1][0] <= time:
+            end, _ = self._running.pop()
+            self.marks.append((end, self._running[-1][1] if self._running else None))
+
+    def add(self, begin: int, end: int, owner: int) -> None:
+        """Nodes are added in the order of their begins."""
+        self._running.append((end, owner))
+        self.marks.append((begin, owner))
+        self.last = owner
+
+    def at(self, time: int) -> tuple[int, int | None]:
+        """(since when, owner of the innermost node then)."""
+        return self.marks[bisect_right(self.marks, time, key=lambda mark: mark[0]) - 1]
+
+
+class _Owners:
+    """The module that an operator belongs to, by its thread and time."""
+
+    def __init__(
+        self, seen: Iterable[TraceEvent], watched: ModuleMarks, phase_at: Callable[[int], str]
+    ) -> None:
+        self._marks, self._thread, self._phase_at = watched.marks, watched.thread, phase_at
+        self._times = [time for time, _ in watched.marks]
+        self._nodes: dict[int, _Nodes] = {}
+        made: dict[tuple[int, int], int] = {}
+        host = [
+            item for item in seen if not item.on_gpu and (item.sequence >= 0 or item.name.startswith(_NODE))
+        ]
+        # In order of time, since operators within a node may create nodes themselves.
+        for item in sorted(host, key=lambda item: (item.begin, -item.end)):
+            nodes = self._nodes.setdefault(item.thread, _Nodes())
+            nodes.until(item.begin)
+            if not item.name.startswith(_NODE):
+                if not item.forward_thread:
+                    # The last operator with a number, and the innermost one, created the node.
+                    made[item.thread, item.sequence] = self.at(item.thread, item.begin)[0]
+            elif item.sequence >= 0:
+                owner = made.get((item.forward_thread, item.sequence), OTHER)
+                nodes.add(item.begin, item.end, owner)
+            elif nodes.last is not None and _ACCUMULATES in item.name:
+                # A gradient is added to its parameter right after the node that computed it.
+                nodes.add(item.begin, item.end, nodes.last)
+            else:
+                nodes.add(item.begin, item.end, OTHER)
+        for nodes in self._nodes.values():
+            nodes.until(sys.maxsize)
+
+    def at(self, thread: int, time: int) -> tuple[int, bool]:
+        """(index of the module, or IN_LOSS or OTHER; whether it is backward)."""
+        phase = self._phase_at(time)
+        since, owner = self._node(thread, time, phase == "backward")
+        marked, entered = self._mark(time) if thread == self._thread else (OTHER, 0)
+        if owner is not None:
+            # Within backward a module runs only where activations are recomputed.
+            return (marked if marked >= 0 and entered > since else owner), True
+        if marked < 0 and phase == "loss":
+            marked = IN_LOSS
+        return marked, phase == "backward"
+
+    def _mark(self, time: int) -> tuple[int, int]:
+        """(index of the innermost module then, since when)."""
+        place = bisect_right(self._times, time) - 1
+        return (self._marks[place][1], self._times[place]) if place >= 0 else (OTHER, 0)
+
+    def _node(self, thread: int, time: int, anywhere: bool) -> tuple[int, int | None]:
+        """(since when, owner of the node of backward that runs then). anywhere: in any thread if not in this one."""
+        found = self._nodes[thread].at(time) if thread in self._nodes else (0, None)
+        if found[1] is not None or not anywhere:
+            return found
+        others = (nodes.at(time) for other, nodes in self._nodes.items() if other != thread)
+        return next((item for item in others if item[1] is not None), found)
+
+
+def _host_work(seen: Sequence[TraceEvent]) -> Iterable[tuple[int, int, int]]:
+    """(nanoseconds, thread, begin) of each top-level operator."""
+    return ((item.end - item.begin, item.thread, item.begin) for item in operators(seen))
+
+
+def _gpu_work(seen: Sequence[TraceEvent], device: int | None) -> Iterable[tuple[int, int, int]]:
+    """(nanoseconds, thread and time of the launch) of each kernel whose launch was recorded."""
+    launches = {
+        item.correlation: item
+        for item in seen
+        if not item.on_gpu and item.correlation and RUNTIME.match(item.name)
+    }
+    for item in on_gpu(seen, device):
+        launch = launches.get(item.correlation)
+        if launch is not None and not is_transfer(item):
+            yield item.end - item.begin, launch.thread, launch.begin

@@ -1,0 +1,295 @@
+"""All optimizers of a run as one: the configured one, or those that a factory returned, with their schedules."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ndd_engine.batches import tensors
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import TrainingError, UsageError
+from ndd_engine.workloads.own_module import kind
+from ndd_engine.workloads.training import EPOCH, EVALUATION, STEP, TrainingParts
+
+from .optim import learning_rate, make_optimizer
+
+# Options that schedulers change.
+_SCHEDULED = frozenset(
+    {"lr", "initial_lr", "momentum", "betas", "max_lr", "min_lr", "max_momentum", "base_momentum"}
+)
+
+
+class Optimizers:
+    """The optimizers of a run by name; "" for a single one.
+
+    lr: the learning rate of the first parameter group; None without an optimizer and without a function.
+    """
+
+    def __init__(
+        self,
+        parts: TrainingParts,
+        config: Config,
+        model: nn.Module,
+        device: torch.device,
+        total_steps: int,
+        graphed: bool = False,
+    ) -> None:
+        """graphed: the step will be captured in a CUDA graph."""
+        self._parts, self._config, self._total_steps = parts, config, total_steps
+        self._model, self._device, self._graphed = model, device, graphed
+        self.own = parts.optimizers is not None
+        self.by_name: dict[str, Optimizer] = {}
+        if parts.optimizers is None:
+            self._make(config)
+        else:
+            self.by_name = dict(parts.optimizers)
+        # Also moves state that an optimizer created in the factory to the parameters' device.
+        parts.reset()
+        self._first = {name: _options(optimizer) for name, optimizer in self.by_name.items()}
+        self._rate: float | None = None
+        self._set: float | None = None
+
+    def _make(self, config: Config) -> None:
+        compiles = config.speed.compile != "off"
+        made = make_optimizer(config.optimizer, self._model, self._device, self._graphed, compiles)
+        self.by_name = {"": made}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers."""
+        return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
+
+    @property
+    def lr(self) -> float | None:
+        if self._set is not None:
+            return self._set  # a tensor on the device would have to be read back
+        groups = self.param_groups
+        return float(groups[0]["lr"]) if groups and "lr" in groups[0] else self._rate
+
+    @property
+    def returned(self) -> Any:
+        """The optimizer, or several by name."""
+        return self.by_name.get("", self.by_name)
+
+    def chosen(self, which: Any) -> list[tuple[str, Optimizer]]:
+        """(name, optimizer) of the one with this name, of this one, or of all for None. Raises TrainingError."""
+        if which is None:
+            if not self.by_name:
+                raise TrainingError(
+                    f"{self._parts.where}: the factory returned no optimizer that could update"
+                )
+            return list(self.by_name.items())
+        for name, optimizer in self.by_name.items():
+            if which is optimizer or (isinstance(which, (str, int)) and str(which) == name):
+                return [(name, optimizer)]
+        what = repr(which) if isinstance(which, (str, int)) else kind(which)
+        names = ", ".join(name or "the only one" for name in self.by_name) or "none"
+        message = f"{what} is no optimizer that the factory returned; its optimizers: {names}"
+        raise TrainingError(f"{self._parts.where}: {message}")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.by_name.values():
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    def unscale(self, scaler: torch.amp.GradScaler, chosen: Iterable[tuple[str, Optimizer]]) -> None:
+        """Divide the gradients by the loss scale, once per optimizer and step."""
+        for _, optimizer in chosen:
+            scaler.unscale_(optimizer)
+
+    def step(self, scaler: torch.amp.GradScaler | None, chosen: Iterable[tuple[str, Optimizer]]) -> None:
+        for _, optimizer in chosen:
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+
+    # Learning rates.
+
+    def set_rate(self, step: int) -> None:
+        """Set the learning rate of optimizer step `step` (0-based), if a function or the configuration sets it.
+
+        Raises TrainingError if the factory's function returns no learning rate.
+        """
+        parts, schedule = self._parts, self._config.schedule
+        if parts.lr is not None:
+            lr = self._checked(parts.lr(step, self._total_steps), step)
+            self._rate = lr
+            self._write(lr, step)
+        elif self.own:
+            if parts.schedulers or (schedule.kind == "constant" and not schedule.warmup_steps):
+                return
+            for name, optimizer in self.by_name.items():
+                for group, first in zip(optimizer.param_groups, self._first[name], strict=False):
+                    if "lr" in first:
+                        _fill(group, learning_rate(step, self._total_steps, float(first["lr"]), schedule))
+        elif not parts.schedulers:
+            base = self._config.optimizer.lr
+            self._write(learning_rate(step, self._total_steps, base, schedule), step)
+
+    def _checked(self, found: Any, step: int) -> float:
+        try:
+            value = float(found)
+        except (TypeError, ValueError, RuntimeError):
+            value = math.nan
+        if not 0 <= value < math.inf:
+            shown = f"{value:g}" if isinstance(found, (int, float, Tensor)) else kind(found)
+            message = f"lr({step}) returned {shown}, not a learning rate of at least 0"
+            raise TrainingError(f"{self._parts.where}: {message}")
+        return value
+
+    def _write(self, lr: float, step: int) -> None:
+        if lr == self._set and step > 0:
+            return
+        self._set = lr
+        for group in self.param_groups:
+            _fill(group, lr)
+
+    def end_step(self) -> None:
+        """After each optimizer step: step the schedulers."""
+        self._schedulers(STEP, None)
+
+    def end_epoch(self) -> None:
+        """After the last step of an epoch."""
+        self._schedulers(EPOCH, None)
+
+    def end_evaluation(self, metric: float) -> None:
+        """After an evaluation that the configuration asks for. metric: the first one."""
+        self._schedulers(EVALUATION, metric)
+
+    def _schedulers(self, when: str, metric: float | None) -> None:
+        for item in self._parts.schedulers:
+            if item.every == when:
+                item.scheduler.step(*([metric] if item.by_metric else []))
+
+    # Memory and checkpoints.
+
+    def bytes(self) -> int:
+        """Bytes of the state of all optimizers; 0 before the first step."""
+        states = (optimizer.state for optimizer in self.by_name.values())
+        return sum(tensor.nbytes for state in states for tensor in tensors(dict(state)))
+
+    def moment_bytes(self) -> int:
+        """Bytes of optimizer state after the first step: two moments for Adam, momentum for SGD.
+
+        Optimizers of a factory are tried on tensors without memory; 0 if that is not possible.
+        """
+        if self.own:
+            return sum(map(_state_bytes, self.by_name.values()))
+        section = self._config.optimizer
+        moments = 2 if section.name != "sgd" else int(section.momentum > 0)
+        return moments * sum(item.nbytes for item in self._model.parameters() if item.requires_grad)
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint: "optimizer", and for a factory's optimizers also their options and schedulers."""
+        if not self.own:
+            return {"optimizer": self.by_name[""].state_dict(), **self._scheduler_state()}
+        states = {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}
+        found: dict[str, Any] = {"optimizer": states.get("", states)}
+        return {**found, "optimizer_options": self._first, **self._scheduler_state()}
+
+    def _scheduler_state(self) -> dict[str, Any]:
+        states = [item.scheduler.state_dict() for item in self._parts.schedulers]
+        return {"schedulers": states} if states else {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore `state`. Raises ValueError or KeyError if it belongs to other optimizers."""
+        if self.own:
+            self._load_own(state)
+        else:
+            self._load_made(state["optimizer"])
+        schedulers = state.get("schedulers", [])
+        if len(schedulers) != len(self._parts.schedulers):
+            raise ValueError(
+                f"it has {len(schedulers)} schedulers, the factory returns {len(self._parts.schedulers)}"
+            )
+        for item, saved in zip(self._parts.schedulers, schedulers, strict=True):
+            item.scheduler.load_state_dict(copy.deepcopy(saved))
+        self._set = None if self.own else self.lr
+
+    def _load_made(self, saved: dict[str, Any]) -> None:
+        if "param_groups" not in saved:
+            raise ValueError("it has several optimizers, or none")
+        optimizer = self.by_name[""]
+        if len(saved["param_groups"]) == 1 < len(optimizer.param_groups):
+            # Written before weight decay spared biases and norms, or with optimizer.decay = "all".
+            section = self._config.optimizer.model_copy(update={"decay": "all"})
+            self._config = self._config.model_copy(update={"optimizer": section})
+            self._make(self._config)
+            optimizer = self.by_name[""]
+        for before, group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+            if ("betas" in before) != ("betas" in group):
+                raise ValueError(f"its optimizer is not {self._config.optimizer.name}")
+            # Options come from the configuration, which a resume may change, not from the checkpoint.
+            before.update({key: value for key, value in group.items() if key != "params"})
+        optimizer.load_state_dict(saved)
+
+    @property
+    def decay(self) -> str:
+        """`optimizer.decay` in effect: a checkpoint may be older than the setting."""
+        return self._config.optimizer.decay
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        saved = state["optimizer"]
+        saved = {"": saved} if "param_groups" in saved else saved
+        if saved.keys() != self.by_name.keys():
+            names = ", ".join(name or "one without a name" for name in saved) or "none"
+            raise ValueError(f"its optimizers are {names}")
+        for name, optimizer in self.by_name.items():
+            optimizer.load_state_dict(saved[name])
+            # What the factory sets otherwise than when the run began takes effect; the rest is as it was left.
+            before = state.get("optimizer_options", {}).get(name, self._first[name])
+            for group, was, now in zip(optimizer.param_groups, before, self._first[name], strict=True):
+                changed = {key: value for key, value in now.items() if key in was and was[key] != value}
+                if self._parts.schedulers and (both := sorted(_SCHEDULED & changed.keys())):
+                    was_now = f"{both[0]} was {was[both[0]]}, now {changed[both[0]]}"
+                    raise UsageError(
+                        f"a scheduler continues with the values of the checkpoint, but {was_now}"
+                    )
+                group.update(changed)
+
+
+def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The options of each parameter group that are plain values."""
+    return [
+        {
+            key: float(value) if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key != "params" and (isinstance(value, (bool, int, float, str, tuple)) or _is_number(value))
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _fill(group: dict[str, Any], lr: float) -> None:
+    if isinstance(group.get("lr"), Tensor):
+        group["lr"].fill_(lr)  # a captured graph reads it from here
+    else:
+        group["lr"] = lr
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    known: dict[int, Any] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            fake = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+            fake.grad = torch.empty_like(fake)
+            known[id(parameter)] = fake
+    try:
+        copied = copy.deepcopy(optimizer, known)
+        copied.state.clear()
+        for group in copied.param_groups:
+            group.update({key: False for key in ("fused", "foreach", "capturable") if key in group})
+        copied.step()
+    except Exception:  # noqa: BLE001  an optimizer of the user's own may do anything
+        return 0
+    return sum(tensor.nbytes for tensor in tensors(dict(copied.state)))

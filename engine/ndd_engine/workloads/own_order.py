@@ -1,0 +1,334 @@
+"""Reads the order of a factory's DataLoader, sampler or IterableDataset, and refuses what cannot be used."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
+
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import shortened
+from ndd_engine.hardware.host import free_memory
+from ndd_engine.text import size
+
+from .base import Collate
+from .order import Order, Stream, has_state, position
+from .own_module import calling, kind
+from .problems import Problems
+
+MAP_STYLE = "a map-style dataset with __len__ and __getitem__(index)"
+DATA = f"{MAP_STYLE}, or an IterableDataset"
+ORDER_BYTES = 8  # of an item's index
+# Its __iter__ keeps the state of a loader, which the run does itself.
+_STATEFUL = "torchdata.stateful_dataloader"
+
+
+@dataclass(frozen=True)
+class Data:
+    """A dataset, the collate function of its DataLoader (None: torch's default), and its order (None: the default)."""
+
+    data: Any = None
+    collate: Collate | None = None
+    order: Order | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is an IterableDataset."""
+        return isinstance(self.data, IterableDataset)
+
+
+def read_data(name: str, found: Any, config: Config, problems: Problems) -> Data:
+    """The data that a factory returned as `name`: "train_data" or "eval_data".
+
+    Adds a problem for each part of a DataLoader that cannot be used.
+    """
+    if isinstance(found, DataLoader):
+        read = _Loader(name, found, config, problems).read()
+    elif isinstance(found, IterableDataset):
+        train = name == "train_data"
+        read = Data(found, None, Order(shuffle=False, drop_last=train, name=name))
+    else:
+        read = Data(found)
+    data = read.data
+    if isinstance(data, IterableDataset):
+        _check_stream(name, data, config, problems)
+    elif isinstance(data, (Mapping, str, bytes)):
+        problems.add(name, f"is {kind(data)}", None, DATA)
+    elif lacks := [method for method in ("__len__", "__getitem__") if not hasattr(type(data), method)]:
+        message = f"{kind(data)} has no {' and no '.join(lacks)}"
+        problems.add(name, message, None, DATA, f"define {' and '.join(lacks)}")
+    else:
+        with calling(f"len({name})", where=problems.where):
+            count = len(data)
+        if not count:
+            problems.add(name, "is empty", None, "at least one item")
+        elif (order := count * ORDER_BYTES) > free_memory():
+            message = f"len() is {count:,}; the order of these items needs {size(order)} of memory"
+            problems.add(name, message, None, None, "return the real number of items")
+    return read
+
+
+def with_parts(
+    read: Data, shuffle: bool | None, sampler: Any, batch_sampler: Any, config: Config, problems: Problems
+) -> Data:
+    """The training data with the order that the factory returned as parts of their own beside it."""
+    given = [
+        name
+        for name, value in (("shuffle", shuffle), ("sampler", sampler), ("batch_sampler", batch_sampler))
+        if value is not None
+    ]
+    if given and read.order is not None:
+        of = "an IterableDataset has an order of its own" if read.streams else "train_data is a DataLoader"
+        advice = "remove it" if read.streams else f"pass {given[0]} to the DataLoader"
+        problems.add(given[0], f"cannot be used: {of}", None, None, advice)
+        return read
+    if len(given) > 1:
+        message = f"{given[0]} and {given[1]} are mutually exclusive, as in torch's DataLoader"
+        problems.add(given[1], message, None, None, f"return one of {', '.join(given)}")
+        return read
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is not None and not _iterates(value):
+            what = "indices" if name == "sampler" else "lists of indices"
+            problems.add(name, f"is {kind(value)}", None, f"an iterable of {what}, such as a torch Sampler")
+            return read
+    if sampler is not None or batch_sampler is not None:
+        order = _unwrapped(Order(shuffle=False, sampler=sampler, batch_sampler=batch_sampler))
+        _check_size("batch_sampler", order, config, problems)
+        return Data(read.data, read.collate, order)
+    return read if shuffle is None else Data(read.data, read.collate, Order(shuffle=shuffle))
+
+
+def check_order(train: Data, has_eval: bool, config: Config, problems: Problems) -> None:
+    """Adds a problem for settings that do not go with the order of the training data."""
+    order, run, loader = train.order, config.run, config.loader
+    chosen = None if order is None else order.chosen
+    if train.data is None:
+        return
+    if (train.streams or chosen is not None) and not has_eval:
+        why = "it is an IterableDataset" if train.streams else "its sampler covers all of its items"
+        message = f"is missing, and no part of train_data can be kept for evaluation: {why}"
+        problems.add("eval_data", message, None, None, "add eval_data")
+    settings = Problems("workload", found=problems.found)
+    if loader.shuffle is not None and order is not None:
+        of = None
+        if train.streams:
+            of = "train_data is an IterableDataset, which decides the order itself"
+        elif chosen is not None:
+            of = f"the {order.title} decides the order"
+        elif order.shuffle != loader.shuffle:
+            of = f"the factory asks for shuffle={order.shuffle}"
+        if of is not None:
+            settings.add("loader.shuffle", f"cannot be used: {of}", _Toml(loader.shuffle), None, "remove it")
+    if order is None:
+        return
+    unknown = train.streams or (chosen is not None and not hasattr(type(chosen), "__len__"))
+    if unknown and run.max_steps is None:
+        if not train.streams:
+            message = f"the {order.title} has no len(), so a pass over it may not end"
+            settings.add("run.epochs", message, run.epochs, None, "set run.max_steps, or define __len__")
+        elif config.schedule.kind == "cosine":
+            message = "the schedule needs the number of steps, but the length of train_data is unknown"
+            settings.add("schedule.kind", message, config.schedule.kind, None, "set run.max_steps")
+
+
+class _Loader:
+    """Reads a DataLoader and adds a problem for each argument that the run does not use."""
+
+    def __init__(self, name: str, loader: DataLoader[Any], config: Config, problems: Problems) -> None:
+        self.name, self.loader, self.config, self.problems = name, loader, config, problems
+        self.train = name == "train_data"
+        self.prefix = "loader." if self.train else "loader.eval_"
+
+    def refuse(self, argument: str, message: str, advice: str) -> None:
+        self.problems.add(f"{self.name}.{argument}", message, None, None, advice)
+
+    def read(self) -> Data:
+        loader: Any = self.loader
+        own_iter = type(loader).__iter__ is not DataLoader.__iter__
+        if own_iter and not type(loader).__module__.startswith(_STATEFUL):
+            advice = "move what it does into the dataset or collate_fn, or return an IterableDataset of the batches"
+            self.refuse(
+                "__iter__",
+                f"{type(loader).__name__} replaces DataLoader.__iter__, which is not called",
+                advice,
+            )
+        streams = isinstance(loader.dataset, IterableDataset)
+        order = self._order(streams)
+        self._workers()
+        _check_size("batch_size", order, self.config, self.problems, self.name, self.train)
+        plain: tuple[Callable[..., Any], ...] = (default_collate, default_convert)
+        return Data(loader.dataset, None if loader.collate_fn in plain else loader.collate_fn, order)
+
+    def _order(self, streams: bool) -> Order:
+        loader: Any = self.loader
+        common = {"generator": loader.generator, "worker_init_fn": loader.worker_init_fn, "name": self.name}
+        if streams:
+            whole = loader.batch_size is None
+            return Order(
+                False, batch_size=loader.batch_size, whole=whole, drop_last=loader.drop_last, **common
+            )
+        if loader.batch_sampler is None:
+            message = "is None, so that each index is a whole batch"
+            self.refuse(
+                "batch_size", message, "return items and give batch_size, or return an IterableDataset"
+            )
+            return Order(False, **common)
+        if loader.batch_size is None:
+            return _unwrapped(Order(False, batch_sampler=loader.batch_sampler, **common))
+        sampler: Any = loader.sampler
+        more = {"batch_size": loader.batch_size, "drop_last": loader.drop_last, **common}
+        whole_data = type(sampler) is SequentialSampler and _covers(sampler, loader.dataset)
+        if whole_data:
+            return Order(False, **more)
+        shuffled = type(sampler) is RandomSampler and _covers(sampler, loader.dataset)
+        if shuffled and not sampler.replacement and sampler.num_samples == len(loader.dataset):
+            # With a generator of the user's, the order is that of torch's own DataLoader.
+            return Order(True, **more) if sampler.generator is None else Order(False, sampler=sampler, **more)
+        return Order(False, sampler=sampler, **more)
+
+    def _workers(self) -> None:
+        loader: Any = self.loader
+        settings = self.config.loader
+        workers = settings.workers if self.train else settings.eval_workers
+        pin = settings.pin_memory
+        if not self.train and settings.eval_pin_memory is not None:
+            pin = settings.eval_pin_memory
+        persistent = settings.persistent if self.train else settings.eval_persistent
+        prefetch = settings.prefetch if self.train else settings.eval_prefetch
+
+        def instead(argument: str, key: str, value: object) -> None:
+            now = getattr(self.config.loader, key.removeprefix("loader."))
+            message = f"is {value}, but {key} is {'not set' if now is None else _Toml(now)}"
+            self.refuse(argument, message, f"remove it from the DataLoader, and set {key} = {_Toml(value)}")
+
+        if loader.num_workers not in (0, workers):
+            instead("num_workers", f"{self.prefix}workers", loader.num_workers)
+        if loader.pin_memory and not pin:
+            instead("pin_memory", f"{self.prefix if not self.train else 'loader.'}pin_memory", True)
+        if loader.persistent_workers and not (persistent or (self.train and persistent is None)):
+            instead("persistent_workers", f"{self.prefix}persistent", True)
+        if loader.prefetch_factor not in (None, 2, prefetch):
+            instead("prefetch_factor", f"{self.prefix}prefetch", loader.prefetch_factor)
+        if loader.timeout not in (0, settings.timeout_s):
+            instead("timeout", "loader.timeout_s", loader.timeout)
+        context = loader.multiprocessing_context
+        method = context if isinstance(context, str) or context is None else context.get_start_method()
+        if method not in (None, "forkserver"):
+            message = f'is "{method}", but workers are started with forkserver, because the run has threads'
+            self.refuse("multiprocessing_context", message, "remove it")
+        if getattr(loader, "pin_memory_device", ""):
+            message = f'is "{loader.pin_memory_device}", but memory is pinned for the device of the run'
+            self.refuse("pin_memory_device", message, "remove it")
+        if not getattr(loader, "in_order", True):
+            message = "is False: the order of a resumed run would be another one"
+            self.refuse("in_order", message, "remove it")
+        if getattr(loader, "snapshot_every_n_steps", 1) != 1:
+            message = f"is {loader.snapshot_every_n_steps}, but the run itself decides when it copies states"
+            self.refuse("snapshot_every_n_steps", message, "remove it")
+
+
+def _check_stream(name: str, data: Any, config: Config, problems: Problems) -> None:
+    """Adds a problem for settings that need items with an index."""
+    kind_of = shortened(type(data).__name__, 80)
+    if type(data).__iter__ is IterableDataset.__iter__:
+        problems.add(name, f"{kind_of} does not define __iter__", None, DATA)
+    loader = config.loader
+    settings = Problems("workload", found=problems.found)
+    why = f"{name} is an IterableDataset ({kind_of}), whose items have no index"
+    for key, on in (
+        ("cache", loader.cache),
+        ("placement", loader.placement == "device"),
+        ("fetch", loader.fetch == "batch"),
+    ):
+        if on and not any(problem.key == f"loader.{key}" for problem in problems.found):
+            found = getattr(loader, key)
+            shown = found if isinstance(found, str) else _Toml(found)
+            settings.add(f"loader.{key}", f"cannot be used: {why}", shown, None, "remove it")
+
+
+def _check_size(
+    argument: str,
+    order: Order,
+    config: Config,
+    problems: Problems,
+    name: str = "train_data",
+    train: bool = True,
+) -> None:
+    """Adds a problem if the size of the training batches is not `batch.micro`, or a step would stay incomplete."""
+    batch = config.batch
+    found = order.batch_size
+    if order.batch_sampler is not None and isinstance(
+        of := getattr(order.batch_sampler, "batch_size", None), int
+    ):
+        found, argument = of, "batch_sampler"
+    key = argument if name == "train_data" and argument == "batch_sampler" else f"{name}.{argument}"
+    if train and found is not None and found != batch.micro:
+        makes = "makes batches of" if argument == "batch_sampler" else "is"
+        message = f"{makes} {found}, but batch.micro is {batch.micro}"
+        advice = f"build it with settings.micro, or set batch.micro = {found}"
+        problems.add(key, message, None, None, advice)
+    if train and order.batch_size is not None and not order.drop_last and batch.accumulation > 1:
+        message = (
+            f"is False, but steps of {batch.accumulation} micro-batches leave out an incomplete last step"
+        )
+        problems.add(
+            f"{name}.drop_last", message, None, None, "set drop_last=True, or batch.accumulation = 1"
+        )
+
+
+def _unwrapped(order: Order) -> Order:
+    """torch's own BatchSampler as its sampler, batch size and drop_last, which say more about the position."""
+    found = order.batch_sampler
+    if type(found) is not BatchSampler:
+        return order
+    changed: dict[str, Any] = {"batch_sampler": None, "sampler": found.sampler}
+    return Order(**{**vars(order), **changed, "batch_size": found.batch_size, "drop_last": found.drop_last})
+
+
+def _covers(sampler: Any, data: Any) -> bool:
+    return getattr(sampler, "data_source", None) is data
+
+
+def _iterates(value: Any) -> bool:
+    return (
+        hasattr(type(value), "__iter__")
+        and not isinstance(value, (str, bytes, Mapping))
+        and not inspect.isclass(value)
+    )
+
+
+class _Toml:
+    """A value as it is written in TOML, without quotes."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return str(self._value).lower() if isinstance(self._value, bool) else str(self._value)
+
+
+def restarts(order: Order | None, data: Any, iterator: Any = None) -> str | None:
+    """What a resumed run cannot restore, as a note for the start of the training; None if it restores the position."""
+    if isinstance(data, Stream):
+        if has_state(data.data) or has_state(iterator):
+            return None
+        what = f"train_data ({type(data.data).__name__})"
+    elif order is not None and position(order) == "anew":
+        what = f"the {order.title}"
+    else:
+        return None
+    return (
+        f"{shortened(what, 120)} has no state_dict and load_state_dict, so its position cannot be saved: a resumed run "
+        "starts the pass over train_data anew, and sees items of it again."
+    )

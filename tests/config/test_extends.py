@@ -1,0 +1,139 @@
+"""`extends`: a file on top of another one, and errors that name the file that has the mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ndd_engine.config import read, to_toml
+from ndd_engine.errors import ConfigError
+from ndd_engine.wizard.writing import into
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text)
+
+
+def mistakes(path: Path, *sets: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(path, sets).resolve()
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_later_files_override_earlier_ones_key_by_key(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        root='[workload]\nname = "antispoof"\n[run]\nepochs = 3\nseed = 7\n[optimizer]\nlr = 0.1\n',
+        base='extends = "root.toml"\n[optimizer]\nlr = 0.2\nweight_decay = 0.5\n',
+        run='extends = "base.toml"\n[run]\nepochs = 9\n',
+    )
+    config = read(tmp_path / "run.toml", ("optimizer.weight_decay=0.25",)).resolve()
+    assert (config.workload.name, config.run.epochs, config.run.seed) == ("antispoof", 9, 7)
+    assert (config.optimizer.lr, config.optimizer.weight_decay) == (0.2, 0.25)
+    assert "extends" not in to_toml(config)
+    assert read(tmp_path / "x.toml", text=to_toml(config)).resolve() == config
+
+
+def test_the_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    write(tmp_path, base="[run]\nepochs = 4\n")
+    write(tmp_path / "a", middle='extends = "../base.toml"\n')
+    write(tmp_path / "a" / "b", run='extends = "../middle.toml"\n')
+    monkeypatch.chdir(tmp_path / "a")
+    assert read(Path("b/run.toml")).resolve().run.epochs == 4
+    write(tmp_path / "a" / "b", run=f'extends = "{tmp_path}/base.toml"\n')
+    assert read(Path("b/run.toml")).resolve().run.epochs == 4
+
+
+def test_an_explicit_key_of_a_file_wins_over_the_size_of_its_base_and_the_reverse(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        base='[workload]\nsize = "small"\nwidth = 24\n',
+        run='extends = "base.toml"\n[workload]\nsize = "tiny"\n',
+    )
+    tiny = read(None, ("workload.size=tiny",)).resolve()
+    config = read(tmp_path / "run.toml").resolve()
+    assert config.workload.size == "tiny"
+    assert config.workload.width == tiny.workload.width  # type: ignore[union-attr]
+    write(tmp_path, run='extends = "base.toml"\n[workload]\nwidth = 40\n')
+    assert read(tmp_path / "run.toml").resolve().workload.width == 40  # type: ignore[union-attr]
+
+
+def test_accumulation_replaces_the_effective_batch_of_a_base(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        base="[batch]\nmicro = 8\neffective = 64\n",
+        run='extends = "base.toml"\n[batch]\naccumulation = 2\n',
+    )
+    batch = read(tmp_path / "run.toml").resolve().batch
+    assert (batch.items, batch.effective) == (16, None)
+
+
+def test_a_mistake_names_the_file_and_the_line_that_has_it(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        base="# base\n[batch]\nmicro = 0\n[run]\nsead = 1\n",
+        run='extends = "base.toml"\n[optimizer]\nlr = "much"\n',
+    )
+    base, run = tmp_path / "base.toml", tmp_path / "run.toml"
+    found = "\n".join(mistakes(run))
+    assert f"{base} line 3: batch.micro = 0" in found
+    assert f"{base} line 5: run.sead" in found
+    assert f"{run} line 3: optimizer.lr" in found
+    write(tmp_path, base="[batch]\nmicro = 8\nmicro = 9\n")
+    assert mistakes(run)[0].startswith(f"{base}: is not valid TOML")
+
+
+def test_cycles_are_refused_with_the_chain(tmp_path: Path) -> None:
+    write(tmp_path, a='extends = "b.toml"\n', b='\n# c\nextends = "c.toml"\n', c='extends = "./b.toml"\n')
+    a, b, c = (tmp_path / f"{name}.toml" for name in "abc")
+    (found,) = mistakes(a)
+    assert found == f'{c} line 1: extends = "./b.toml": the files extend each other: {a} -> {b} -> {c} -> {b}'
+    write(tmp_path, a='extends = "a.toml"\n')
+    assert f"{a} -> {a}" in mistakes(a)[0]
+
+
+@pytest.mark.parametrize("value", ['["base.toml", "other.toml"]', "3", "true", '""'])
+def test_only_the_path_of_one_file_is_allowed(tmp_path: Path, value: str) -> None:
+    write(tmp_path, base="", other="", run=f"# mine\nextends = {value}\n")
+    (found,) = mistakes(tmp_path / "run.toml")
+    assert (
+        found.startswith(f"{tmp_path / 'run.toml'} line 2: extends = ")
+        and "the path of one TOML file" in found
+    )
+
+
+def test_a_missing_base_names_both_files(tmp_path: Path) -> None:
+    write(tmp_path, run='extends = "nowhere.toml"\n')
+    (found,) = mistakes(tmp_path / "run.toml")
+    nowhere = tmp_path / "nowhere.toml"
+    assert found == (
+        f"{tmp_path / 'run.toml'} line 1: extends: {nowhere} cannot be read: No such file or directory"
+    )
+
+
+def test_extends_in_a_section_or_misspelt_gets_a_suggestion(tmp_path: Path) -> None:
+    write(tmp_path, base="", run='[run]\nextends = "base.toml"\n')
+    assert "extends belongs above the first section" in mistakes(tmp_path / "run.toml")[0]
+    write(tmp_path, run='extend = "base.toml"\n')
+    assert "did you mean extends?" in mistakes(tmp_path / "run.toml")[0]
+
+
+def test_an_own_module_is_also_found_beside_the_base(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write(tmp_path, base='[workload]\nname = "mine:factory"\n[run]\nepochs = 1\n')
+    write(tmp_path / "sub", run='extends = "../base.toml"\n')
+    path = read(tmp_path / "sub" / "run.toml").resolve().workload.path  # type: ignore[union-attr]
+    assert path[:2] == [str(tmp_path / "sub"), str(tmp_path)]
+
+
+def test_values_written_into_a_file_keep_its_extends(tmp_path: Path) -> None:
+    text = '# mine\nextends = "base.toml"  # shared\n\n[batch]\nmicro = 8\n'
+    changed = into(text, {"batch.micro": 16, "optimizer.lr": 0.5}, {})
+    assert changed.startswith('# mine\nextends = "base.toml"  # shared\n')
+    write(tmp_path, base="[run]\nepochs = 2\n")
+    config = read(tmp_path / "run.toml", text=changed).resolve()
+    assert (config.batch.micro, config.optimizer.lr, config.run.epochs) == (16, 0.5, 2)
+    assert into('extends = "base.toml"\n', {"optimizer.lr": 0.5}, {}).startswith('extends = "base.toml"\n')

@@ -1,0 +1,315 @@
+"""On random records the figures on every screen, in every report and in every line agree with one another."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from planted_runs import NVML, Planted, alone, cores, data, evaluated, files, saved, work
+
+from ndd_console.output.progress import finding_line, progress_line, summary
+from ndd_console.report import html, text
+from ndd_console.report.model import load
+from ndd_console.report.sections import page
+from ndd_console.screens.trial import proposed_changes
+from ndd_console.view.blocks import idle_heading
+from ndd_console.view.diagnosis import diagnosis_lines
+from ndd_console.view.findings import DiagnosisResult, finding_rows
+from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.trial import TrialState, trial_rows
+from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.diagnose.healthy import healthy
+from ndd_engine.diagnose.view import View
+from ndd_engine.record.events import Event, FindingEvent, KernelsEvent
+from ndd_engine.record.fold import from_event, to_event
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.snapshot import Snapshot
+
+SIZES = [(80, 24), (100, 30), (120, 40), (200, 50), (60, 20)]
+MS = st.floats(0.02, 60.0)
+PARTS = ("data_wait", "forward", "loss", "backward", "clip", "optimizer", "zero_grad", "log", "other")
+
+
+@st.composite
+def planted(draws: st.DrawFn) -> Planted:
+    """A run with random times of its phases, on a CPU or a GPU, with what the rules look at."""
+    scale = draws(st.sampled_from([0.5, 1.0, 40.0]))
+    phases = {name: draws(MS) * scale for name in PARTS}
+    cuda = draws(st.booleans())
+    if cuda:
+        phases["to_device"] = draws(MS) * scale
+    heavy = draws(st.sampled_from([1.0, 30.0]))
+    phases |= {name: heavy * phases[name] for name in ("forward", "backward")}
+    step = sum(phases.values())
+    workers = draws(st.sampled_from([0, 2]))
+    sets = [f"loader.workers={workers}", "evaluate.every_steps=20", "checkpoint.every_steps=40"]
+    if workers == 0 and draws(st.booleans()):
+        sets.append("loader.fetch=item")
+    aside: dict[int, tuple[Event, ...]] = {}
+    for window in range(12):
+        if draws(st.booleans()):
+            aside[window] = evaluated(draws(MS) * scale, 20 * window + 20)
+        elif draws(st.booleans()):
+            aside[window] = saved(draws(MS) * scale, 20 * window + 20)
+    model = phases["forward"] + phases["loss"] + phases["backward"]
+    baseline = alone(micro_ns=model * 1e6 * draws(st.floats(0.1, 1.1)), by_threads=[[2.0, model * 0.4e6]])
+    makes = draws(st.sampled_from([None, data(), files(), files(item_cpu_ns=2e4), files(epochs_differ=True)]))
+    used = draws(st.floats(0.1, 2.0))
+    others = [
+        {"pid": draws(st.integers(1, 9999)), "name": "make", "cores": 0.9, "stoppable": draws(st.booleans())}
+    ]
+    host = cores(2.0, used, neighbours=others if used < 1.4 else None, cpu_throttled=draws(st.floats(0, 1)))
+    capture = None
+    if draws(st.booleans()):
+        wall = round(5 * step * 1e6)
+        gaps = int(wall * draws(st.floats(0, 0.9)))
+        idle = {"launch gaps": gaps, "synchronising": (wall - gaps) // 3}
+        rows = [["blocks.*.mlp", "Linear", (wall - gaps) // 4, (wall - gaps) // 3, 5]]
+        capture = KernelsEvent(
+            "kernels" if cuda else "operators", 200, 5, wall, wall - sum(idle.values()), 0, idle, 300,
+            [["gemm", (wall - gaps) // 3, 10]], modules=rows, convolution_ns=(wall - gaps) // 2,
+        )  # fmt: skip
+    device = {name: ms * draws(st.floats(0.3, 1.2)) for name, ms in phases.items()} if cuda else None
+    run: dict[str, Any] = {
+        "threads": draws(st.sampled_from([1, 2, 4])),
+        "total_steps": draws(st.sampled_from([250, 9**6])),
+    }
+    gc_ns = int(draws(st.sampled_from([0.0, 0.02, 0.3])) * step * 1e6 * 20)
+    return Planted(
+        "summarise" if draws(st.booleans()) else "eeg", sets, phases, device, wobble=draws(st.sampled_from([0.0, 0.3])),
+        run={**run, "precision": "fp32"}, loader=makes, baseline=baseline, work=work(), kernels=capture, host=host,
+        card={**NVML, "util_percent": draws(st.integers(0, 100)), "processes": 1} if cuda else None, after=aside,
+        window={"gc_ns": gc_ns, "gc_count": 3, "gc_max_ns": gc_ns // 2}, prepared_s=draws(st.sampled_from([0.1, 60.0])),
+    )  # fmt: skip
+
+
+def shown(rows: list[Any]) -> list[str]:
+    return ["".join(part for part, _ in row) for row in rows]
+
+
+def percents(line: str) -> list[float]:
+    return [float(value) / 100 for value in re.findall(r"([0-9.]+) %", line)]
+
+
+def allowed(share: float, digits: float = 0.005) -> float:
+    """The largest ceiling that a share allows, if it was rounded."""
+    return 1 / max(1 - share - digits, 0.01)
+
+
+def ceilings(line: str) -> list[float]:
+    return [float(value) for value in re.findall(r"at most ([0-9.]+)x", line)]
+
+
+def assert_ceiling(line: str) -> None:
+    """A ceiling on a line is no larger than the line's first share allows."""
+    for bound in ceilings(line):
+        found = percents(line)
+        if found:
+            assert bound <= allowed(found[0]) * 1.03, line
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(planted())
+def test_ceilings_follow_from_the_shares_that_are_shown(run: Planted) -> None:
+    for item in run.found():
+        if item.ceiling is None:
+            continue
+        assert item.share is not None
+        assert item.ceiling == pytest.approx(1 / max(1 - item.share, 0.01))
+        # The first share of the title is that of the finding, or one of a phase that contains it.
+        for share in percents(item.title)[:1]:
+            assert item.share <= share + 0.0051, item
+        # No other sentence of the finding has a share of the step that is larger, unless it says what it is of.
+        body = item.to_dict()
+        assert json.loads(json.dumps(body))["ceiling"] == item.ceiling
+        line = finding_line(FindingEvent(9, item.cause, item.title, False, body))
+        assert_ceiling(line)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
+@given(planted(), st.sampled_from(SIZES))
+def test_the_live_screen_agrees_with_itself(run: Planted, size: tuple[int, int]) -> None:
+    snapshot = run.snapshot()
+    result = DiagnosisResult(diagnose(snapshot))
+    state = LiveState("one", "training", (("t", "try"), ("q", "quit")), diagnosis=result, can_try=True)
+    lines = shown(live_rows(snapshot, state, *size))
+    assert_steps(snapshot, lines)
+    for line in lines:
+        if "at most" in line:
+            assert_ceiling(line)
+    assert_tried(result.findings, size[0])
+
+
+def assert_steps(snapshot: Snapshot, lines: list[str]) -> None:
+    """Rows add up to the heading, shares are of it, and so is the rate."""
+    place = next(place for place, line in enumerate(lines) if re.match(r"\s*── step [0-9]", line))
+    heading = re.search(r"── step ([0-9.,]+) ms", lines[place])
+    assert heading is not None
+    step, unit = number(heading[1]), 10 ** -len(heading[1].partition(".")[2])
+    rows = list(phase_rows(lines[place + 1 :], len(heading[1].partition(".")[2])))
+    names = [name for name, *_ in rows]
+    if "other" in names:
+        inside = [ms for name, ms, _, plus in rows if not plus and not name.startswith("  ")]
+        assert sum(inside) == pytest.approx(step, abs=unit / 1000), (step, rows)
+    for name, ms, share, _ in rows:
+        assert share is None or ms / step == pytest.approx(share, abs=0.0051 + unit / step), (name, ms, share)
+    rate = re.search(r"([0-9.,]+) steps/s", "\n".join(lines))
+    if rate is not None:
+        rounded = 0.51 * 10 ** -len(rate[1].partition(".")[2])
+        assert number(rate[1]) == pytest.approx(1e3 / step, abs=rounded + unit / step * 1e3 / step)
+    assert snapshot.step_ns is not None
+
+
+def phase_rows(lines: list[str], decimals: int) -> Iterator[tuple[str, float, float | None, bool]]:
+    """(name, milliseconds, share, whether it comes on top) of the table of the step."""
+    figure = rf"([0-9,]+\.[0-9]{{{decimals}}})" if decimals else r"([0-9][0-9,]*)"
+    for line in lines:
+        found = re.match(rf" (  \S+|\S+|\d+ smaller) [ █▏▎▍▌▋▊▉]*?(\+?){figure} +\+?(<?[0-9]+) %", line)
+        if found is None:
+            return
+        share = None if found[4].startswith("<") else float(found[4]) / 100
+        yield found[1], number(found[3]), share, found[2] == "+"
+
+
+def number(shown: str) -> float:
+    return float(shown.replace(",", ""))
+
+
+@settings(deadline=None, max_examples=100)
+@given(planted())
+def test_what_the_model_takes_agrees_with_the_idle_time(run: Planted) -> None:
+    snapshot = run.snapshot()
+    title = healthy(View(snapshot)).title
+    found = re.fullmatch(
+        r"no bottleneck found: the model takes ([0-9.]+) % of the time(?: \(([0-9.]+) % idle within it\))?"
+        r"(?:, evaluations and checkpoints ([0-9.]+) %)?", title
+    )  # fmt: skip
+    assert found is not None, title
+    model, inside, aside = (float(value or 0) for value in found.groups())
+    idle = re.search(r"idle [<>]?([0-9]+) %", idle_heading(snapshot, 40))
+    assert idle is not None
+    # All of the time, and what is rounded.
+    assert model - inside + float(idle[1]) <= 101.6, (title, idle[0])
+    assert model + aside <= 101.6, title
+
+
+def assert_tried(found: tuple[Finding, ...], width: int) -> None:
+    """Key t measures what the sentence beside it says."""
+    lines = shown(finding_rows(DiagnosisResult(found), width, 8, True))
+    words = " ".join(lines)
+    offered = proposed_changes(found)
+    if "press t to try" not in words or found[0].cause in ("healthy", "too-short"):
+        return
+    first = next(change for change in found[0].changes if change.sets)
+    assert offered[0].sets == first.sets
+    named = re.search(r"press t to try (\S+=\S+)", words)
+    if named is not None:
+        assert named[1].rstrip(";…") in " ".join(first.sets)
+    # The screen that it opens has it selected, with the same ceiling.
+    screen = shown(trial_rows(TrialState("choose", "one", offered), 120, 30))
+    selected = next(place for place, line in enumerate(screen) if "▸" in line)
+    assert first.sets[0] in screen[selected]
+    if found[0].ceiling is not None:
+        (bound,) = ceilings(screen[selected + 1])
+        assert bound == pytest.approx(found[0].ceiling, rel=0.03)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
+@given(planted(), st.sampled_from(SIZES))
+def test_the_page_of_the_diagnosis_agrees_with_itself(run: Planted, size: tuple[int, int]) -> None:
+    snapshot = run.snapshot()
+    found = diagnose(snapshot)
+    lines = shown(diagnosis_lines(snapshot, DiagnosisResult(found), "one", True, size[0]))
+    for item in found:
+        if item.ceiling is None:
+            continue
+        whole = " ".join(lines)
+        assert f"{item.share * 100:.0f} % of the" in " ".join(whole.split()) or item.share is None
+    for line in lines:
+        if "at most" in line and line.startswith("── "):
+            assert_ceiling(line)
+    # A sentence never tells to stop a process that is not the user's.
+    stoppable = set(snapshot.cores.stoppable) if snapshot.cores is not None else set()
+    for item in found:
+        for change in item.changes:
+            for pid in re.findall(r"pid (\d+)", change.text):
+                assert int(pid) in stoppable
+
+
+# A report takes half a second: a failing example is shown as it is.
+@settings(
+    suppress_health_check=[HealthCheck.too_slow],
+    deadline=None,
+    max_examples=8,
+    phases=[Phase.explicit, Phase.generate],
+)
+@given(planted())
+def test_the_report_agrees_with_itself_in_all_formats(run: Planted) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        directory = RunDir(Path(folder, "one"))
+        directory.path.mkdir()
+        lines = "".join(event.to_json(t) + "\n" for t, event in run.events())
+        directory.events.write_text(lines, encoding="utf-8")
+        report = load(directory)
+        made = page(report)
+        as_text, as_html, as_json = text.render(made), html.render(made), report.to_json()
+    words = " ".join(as_text.split())
+    for item in as_json["findings"]:
+        if item["ceiling"] is not None:
+            assert item["ceiling"] == pytest.approx(1 / max(1 - item["share"], 0.01))
+    bounds = ceilings(as_text)
+    assert bounds == ceilings(as_html)[: len(bounds)]
+    assert bounds == [
+        pytest.approx(item["ceiling"], rel=0.03) for item in as_json["findings"] if item["ceiling"]
+    ]
+    # The phases of the whole run add up to its mean step, apart from what comes on top.
+    mean = re.search(r"a mean of ([0-9.]+) (ns|µs|ms|s|min) per step", words)
+    assert mean is not None
+    table = as_text[as_text.index("-- Phases") :].partition("Over ")[0]
+    rows = [re.split(r"\s{2,}", line) for line in table.splitlines() if re.match(r"[a-z_]+ ", line)]
+    parts = sum(seconds(row[3]) for row in rows[1:] if row[0] not in ("evaluate", "checkpoint"))
+    assert parts == pytest.approx(seconds(f"{mean[1]} {mean[2]}"), rel=0.03)
+    assert all(row[3].startswith("+") for row in rows[1:] if row[0] in ("evaluate", "checkpoint"))
+
+
+def seconds(shown: str) -> float:
+    value, unit = shown.split()[:2]
+    return float(value) * UNITS[unit]
+
+
+UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
+@given(planted())
+def test_lines_of_a_headless_run_agree(run: Planted) -> None:
+    snapshot = run.snapshot()
+    line, lines = progress_line(snapshot), summary(snapshot, None, "runs/one")
+    rates = [re.findall(r"([0-9.,]+) steps/s", part) for part in (line, *lines)]
+    assert len({value for found in rates for value in found}) == 1
+    shares = next(part for part in lines if part.startswith("recent steps by phase"))
+    assert sum(percents(shares)) <= 1.02
+    assert "/" not in shares
+    # A wait that is a finding has the same share here.
+    for item in diagnose(snapshot):
+        found = re.match(r"input-bound: ([0-9]+) % of each step is spent waiting", item.title)
+        waits = re.search(r"data_wait ([0-9]+) %", shares)
+        if found is not None and waits is not None:
+            assert found[1] == waits[1]
+
+
+@settings(deadline=None, max_examples=20)
+@given(planted())
+def test_a_stored_state_shows_the_same_figures(run: Planted) -> None:
+    state = run.state()
+    again = from_event(to_event(state)).snapshot()
+    assert [item.to_dict() for item in diagnose(again)] == [
+        item.to_dict() for item in diagnose(state.snapshot())
+    ]

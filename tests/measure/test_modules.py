@@ -1,0 +1,182 @@
+"""Forward and backward by module: from hand-made events, also of a GPU, and from real captures on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ndd_engine.measure import clock as phase
+from ndd_engine.measure.capture import ProfilerCapture
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.modules import ModuleMarks, module_names, module_times, runs_compiled
+from ndd_engine.measure.timeline import TraceEvent
+from ndd_engine.record.events import KernelsEvent
+
+NODE = "autograd::engine::evaluate_function: "
+NAMES = [("Net", "Net"), ("first", "Linear"), ("second", "Linear")]
+# `first` runs from 10 to 20, `second` from 20 to 30, both within the model (from 5 to 35).
+MARKS = [(5, 0), (10, 1), (20, 0), (21, 2), (30, 0), (35, -1)]
+PHASES = [(0, 40, "forward"), (40, 50, "loss"), (50, 100, "backward")]
+WATCHED = ModuleMarks(NAMES, MARKS, [(5, 0), (10, 1), (21, 2)], 1)
+
+
+def op(begin: int, end: int, sequence: int = -1, thread: int = 1, name: str = "aten::mm") -> TraceEvent:
+    return TraceEvent(name, begin, end, thread, False, False, sequence=sequence)
+
+
+def node(
+    begin: int, end: int, sequence: int, name: str = "MmBackward0", thread: int = 1, of: int = 1
+) -> TraceEvent:
+    return TraceEvent(
+        NODE + name,
+        begin,
+        end,
+        thread,
+        False,
+        False,
+        sequence=sequence,
+        forward_thread=of if sequence >= 0 else 0,
+    )
+
+
+def rows(found: list[list[Any]]) -> dict[str, tuple[int, int, int]]:
+    """name -> (forward, backward, calls)."""
+    return {row[0]: (row[2], row[3], row[4]) for row in found}
+
+
+def test_a_node_of_backward_belongs_to_the_module_of_its_operator() -> None:
+    seen = [
+        op(11, 15, 7), op(22, 28, 8), op(36, 37), op(41, 43, 9),
+        node(50, 55, 9), op(51, 53), node(56, 70, 8), op(57, 69), node(71, 80, 7), op(72, 79),
+        node(80, 84, -1, "torch::autograd::AccumulateGrad"), op(81, 84, name="aten::add_"),
+    ]  # fmt: skip
+    found = module_times(seen, WATCHED, PHASES, gpu=False)
+    assert found[0] == ["second", "Linear", 6, 12, 1]
+    # Adding the gradient to the parameter is part of it.
+    assert rows(found) == {
+        "second": (6, 12, 1), "first": (4, 10, 1), "(loss)": (2, 2, 0), "(outside of modules)": (1, 0, 0),
+    }  # fmt: skip
+
+
+def test_the_innermost_operator_with_a_number_made_the_node() -> None:
+    # The model calls `second` within one composite operator: both have number 7.
+    seen = [op(8, 29, 7), op(22, 25, 7), node(56, 70, 7), op(57, 69)]
+    assert rows(module_times(seen, WATCHED, PHASES, gpu=False))["second"] == (0, 12, 1)
+
+
+def test_nodes_of_unknown_operators_are_outside() -> None:
+    seen = [op(11, 15, 7), node(56, 70, 3), op(57, 69)]
+    assert rows(module_times(seen, WATCHED, PHASES, gpu=False)) == {
+        "(outside of modules)": (0, 12, 0), "first": (4, 0, 1),
+    }  # fmt: skip
+
+
+def test_kernels_belong_to_the_module_that_launched_them() -> None:
+    def launch(time: int, thread: int, correlation: int) -> TraceEvent:
+        return TraceEvent("cudaLaunchKernel", time, time + 1, thread, False, False, 0, correlation)
+
+    def kernel(begin: int, end: int, correlation: int, name: str = "gemm") -> TraceEvent:
+        return TraceEvent(name, begin, end, 0, True, False, 0, correlation)
+
+    # Backward runs in a thread of its own, and kernels long after their launches.
+    seen = [
+        op(11, 15, 7), launch(12, 1, 1), kernel(60, 90, 1),
+        op(22, 25, 8), launch(23, 1, 2), kernel(90, 95, 2), launch(24, 1, 3), kernel(95, 99, 3, "Memcpy HtoD (Pinned)"),
+        node(56, 70, 8, thread=2), launch(57, 2, 4), kernel(100, 140, 4),
+        node(71, 80, 7, thread=2), launch(72, 2, 5), kernel(140, 150, 5),
+    ]  # fmt: skip
+    found = rows(module_times(seen, WATCHED, PHASES, gpu=True))
+    assert found == {"second": (5, 40, 1), "first": (30, 10, 1)}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, recompute: bool = False) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_equal_blocks_have_one_name() -> None:
+    names = dict.fromkeys(module_names(Net()))
+    assert list(names) == [
+        ("Net", "Net"), ("blocks", "ModuleList"), ("blocks.*", "Block"), ("blocks.*.up", "Linear"),
+        ("blocks.*.down", "Linear"), ("head", "Sequential"), ("head.0", "LayerNorm"), ("head.1", "Linear"),
+    ]  # fmt: skip
+
+
+def captured(net: nn.Module, steps: int = 2, fail: bool = False) -> KernelsEvent:
+    """A real capture of steps on the CPU."""
+    clock = PhaseClock()
+    capture = ProfilerCapture(torch.device("cpu"), clock, model=net)
+    capture.start()
+    capture.begin()
+    for _ in range(steps):
+        clock.enter(phase.FORWARD)
+        out = net(torch.randn(16, 32))
+        clock.enter(phase.LOSS)
+        loss = nn.functional.cross_entropy(out, torch.zeros(16, dtype=torch.long))
+        clock.enter(phase.BACKWARD)
+        loss.backward()
+        capture.measured += 1
+    return capture.end(steps)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_real_capture_attributes_backward(recompute: bool) -> None:
+    net = Net(recompute)
+    event = captured(net)
+    found = rows(event.modules)
+    for name in ("blocks.*.up", "blocks.*.down", "head.1", "head.0"):
+        forward, backward, _ = found[name]
+        assert forward > 0 and backward > 0, found
+    assert found["blocks.*.up"][2] == (12 if recompute else 6)
+    assert found["head.1"][2] == 2
+    assert found["(loss)"][0] > 0 and found["(loss)"][1] > 0
+    # Nearly everything in backward is attributed to a module or the loss.
+    backward = {name: times[1] for name, times in found.items()}
+    assert backward.get("(outside of modules)", 0) < 0.2 * sum(backward.values())
+    assert sum(times[0] + times[1] for times in found.values()) <= event.busy_ns * 1.001
+    # No hook is left.
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_an_exception_in_a_module_leaves_the_rest_attributed() -> None:
+    class Fragile(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                self.blocks[0](x[:, :3])  # the wrong shape
+            except RuntimeError:
+                pass
+            return super().forward(x)
+
+    found = rows(captured(Fragile()).modules)
+    assert found["head.1"][0] > 0 and found["head.1"][1] > 0
+
+
+def test_compiled_models_are_left_alone() -> None:
+    assert not runs_compiled(Net())
+    compiled = Net()
+    compiled.head.compile()
+    assert runs_compiled(compiled)
+    assert runs_compiled(nn.Sequential(torch.compile(Net())))  # type: ignore[arg-type]
+    assert runs_compiled(nn.Sequential(torch.jit.script(nn.Linear(2, 2))))

@@ -1,0 +1,228 @@
+"""Exported weights: what plain torch and safetensors load, which checkpoint, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from train_help import EVERY_STEP, Result, Trainer
+
+from ndd_engine.errors import CheckpointError, UsageError
+from ndd_engine.train import export as export_module
+from ndd_engine.train.checkpoint import CheckpointStore
+from ndd_engine.train.export import export
+
+OWN = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.body = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.body(self.embed(x))))
+
+def factory(settings):
+    x = torch.randint(7, (64,), generator=torch.Generator().manual_seed(0))
+    return {
+        "model": Net(), "train_data": TensorDataset(x), "forward": lambda model, batch: model(batch[0]),
+        "loss": lambda out, batch: nn.functional.cross_entropy(out, batch[0]),
+    }
+"""
+OUR = (
+    "run.max_steps=6",
+    "batch.micro=8",
+    "run.threads=1",
+    "evaluate.every_steps=2",
+    "checkpoint.every_steps=2",
+)
+
+
+@pytest.fixture
+def own(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Any]:
+    """A finished run of an own model with tied weights, and the module of its factory."""
+    (tmp_path / "export_workload.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "export_workload", raising=False)
+    result = trainer.train("workload.name=export_workload:factory", *OUR, *EVERY_STEP)
+    assert result.end is not None and result.end.status == "done", result.end
+    import export_workload  # type: ignore[import-not-found]
+
+    return result, export_workload
+
+
+def trained(result: Result, module: Any, step: int) -> nn.Module:
+    """The model with the weights of a checkpoint, by a line of plain torch."""
+    model: nn.Module = module.Net()
+    path = result.directory.checkpoints / f"step-{step:08d}.pt"
+    model.load_state_dict(torch.load(path, weights_only=True)["model"])
+    return model.eval()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_another_program_computes_the_same_with_exported_weights(
+    own: tuple[Result, Any], tmp_path: Path, suffix: str
+) -> None:
+    result, module = own
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    done = export(result.directory, path)
+    assert done.saved.step == 6 and done.bytes == path.stat().st_size
+    model = module.Net()
+    if suffix == ".pt":
+        model.load_state_dict(torch.load(path, weights_only=True))
+    else:
+        assert dict(done.tied) == {"head.weight": "embed.weight"}
+        assert safetensors.load_model(model, path) == (set(), [])
+    x = torch.arange(7)
+    expected = trained(result, module, 6)(x)
+    assert torch.equal(model.eval()(x), expected)
+    assert model.head.weight is model.embed.weight
+    assert not torch.equal(module.Net().eval()(x), expected)
+
+
+def test_a_built_in_workload_is_exported(trainer: Trainer, tmp_path: Path) -> None:
+    result = trainer.train(*trainer.chartext, "run.max_steps=3")
+    done = export(result.directory, tmp_path / "weights.pth")
+    weights = torch.load(tmp_path / "weights.pth", weights_only=True)
+    assert done.tensors == len(weights)
+    assert all(torch.equal(weights[name], value) for name, value in result.state(3)["model"].items())
+
+
+def test_the_checkpoint_is_the_latest_the_best_or_a_named_one(
+    own: tuple[Result, Any], tmp_path: Path
+) -> None:
+    result, _ = own
+    every = CheckpointStore(result.directory.checkpoints, 9).all()
+    best = min((saved for saved in every if saved.metric is not None), key=lambda saved: saved.metric or 0.0)
+    for wanted, step in (("best", best.step), ("4", 4), ("step-00000004", 4), ("latest", 6)):
+        assert export(result.directory, tmp_path / f"{wanted}.pt", wanted).saved.step == step
+    with pytest.raises(UsageError, match=r"--checkpoint 5: .*latest, best, or a step \(2, 4, 6\)"):
+        export(result.directory, tmp_path / "none.pt", "5")
+    assert not (tmp_path / "none.pt").exists()
+
+
+def test_the_prefixes_of_torch_compile_are_removed() -> None:
+    weights = nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3))).state_dict()
+    names = list(weights)
+    wrapped = nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3)))
+    wrapped[1] = torch.compile(wrapped[1])  # type: ignore[assignment]
+    plain, renamed = export_module.without_compiler(torch.compile(wrapped).state_dict())  # type: ignore[attr-defined]
+    assert list(plain) == names and renamed == len(names)
+    nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3))).load_state_dict(plain)
+    assert plain._metadata["0"]["version"] == 2 and "1.0" in plain._metadata  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="ambiguous"):
+        export_module.without_compiler({"a._orig_mod.w": torch.ones(1), "a.w": torch.ones(1)})
+
+
+def test_one_module_is_exported_by_its_name(own: tuple[Result, Any], tmp_path: Path) -> None:
+    result, _ = own
+    assert export(result.directory, tmp_path / "norm.pt", module="norm").module == "norm"
+    norm = nn.BatchNorm1d(4)
+    norm.load_state_dict(torch.load(tmp_path / "norm.pt", weights_only=True))
+    assert torch.equal(norm.running_mean, result.state(6)["model"]["norm.running_mean"])  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match="--module gen: there is no such module; allowed: embed, body, norm, head"
+    ):
+        export(result.directory, tmp_path / "x.pt", module="gen")
+
+
+def test_an_average_is_exported_as_the_weights_of_the_model(own: tuple[Result, Any], tmp_path: Path) -> None:
+    result, module = own
+    ema = torch.optim.swa_utils.AveragedModel(module.Net())
+    stateful = {"ema": ema.state_dict(), "sampler": {"place": 3}}
+    CheckpointStore(result.directory.checkpoints, 9).save(
+        7, {**result.state(6), "stateful": stateful}, None, True
+    )
+    export(result.directory, tmp_path / "ema.pt", module="ema")
+    model = module.Net()
+    model.load_state_dict(torch.load(tmp_path / "ema.pt", weights_only=True))
+    assert torch.equal(model.body.weight, ema.module.body.weight)
+    with pytest.raises(UsageError, match="allowed: embed, body, norm, head, ema, or"):
+        export(result.directory, tmp_path / "x.pt", module="sampler")
+
+
+def test_an_existing_file_is_replaced_only_on_request(own: tuple[Result, Any], tmp_path: Path) -> None:
+    result, _ = own
+    path = tmp_path / "weights.pt"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match=r"weights\.pt exists; add --force"):
+        export(result.directory, path)
+    assert path.read_text() == "mine"
+    export(result.directory, path, force=True)
+    assert "embed.weight" in torch.load(path, weights_only=True)
+
+
+def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
+    own: tuple[Result, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, _ = own
+    with pytest.raises(UsageError, match=r"unknown format; allowed: \.safetensors, \.pt"):
+        export(result.directory, tmp_path / "weights.onnx")
+    with pytest.raises(UsageError, match=r"the folder .* does not exist"):
+        export(result.directory, tmp_path / "no" / "weights.pt")
+    (tmp_path / "full.pt").write_text("before")
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        export(result.directory, tmp_path / "full.pt", force=True)
+    assert (tmp_path / "full.pt").read_text() == "before"
+    assert not list(tmp_path.glob(".ndd-*"))
+
+
+def test_without_safetensors_the_message_names_the_extra(
+    own: tuple[Result, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'ndd-console\[safetensors\]', or write a \.pt file"):
+        export(own[0].directory, tmp_path / "weights.safetensors")
+
+
+def test_shared_memory_and_odd_values_in_safetensors(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    whole = torch.arange(6.0)
+    state = {
+        "a": whole,
+        "part": whole[2:4],
+        "turned": torch.ones(2, 3).t(),
+        "again": whole,
+        "none": torch.ones(0),
+    }
+    kept, tied = export_module._storable(state)
+    assert tied == {"again": "a"}
+    export_module._write_safetensors(tmp_path / "x.safetensors", kept, {})
+    read = safetensors.load_file(tmp_path / "x.safetensors")
+    assert all(torch.equal(read[name], state[name]) for name in kept)
+    for value in (3, torch.ones(2, 2).to_sparse()):
+        with pytest.raises(UsageError, match=r"odd is .*write a \.pt file"):
+            export_module._storable({"odd": value})
+
+
+def test_a_damaged_or_missing_checkpoint_is_an_error(own: tuple[Result, Any], tmp_path: Path) -> None:
+    result, _ = own
+    newest = result.directory.checkpoints / "step-00000006.pt"
+    newest.write_bytes(newest.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=r"step-00000006\.pt is damaged"):
+        export(result.directory, tmp_path / "x.pt")
+    for path in result.directory.checkpoints.iterdir():
+        path.unlink()
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        export(result.directory, tmp_path / "x.pt")
+    assert not (tmp_path / "x.pt").exists()

@@ -1,0 +1,60 @@
+"""The page of logged values and samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ndd_console.screens.pages import OwnValuesScreen
+from ndd_console.view.frame import Keys
+from ndd_console.view.own_values import own_values_lines
+from ndd_console.view.pager import page_rows
+from ndd_console.view.rows import width_of
+from ndd_engine.record.events import TextsEvent
+from ndd_engine.record.snapshot import Snapshot
+
+from .fake_sources import FakeSource
+from .fakes import empty_snapshot, snapshot
+from .pilots import make, text_of, tick
+
+KEYS: Keys = (("esc", "back"),)
+
+
+def logged() -> Snapshot:
+    scalars = (("accuracy", ((1, 0.25), (2, 0.5))), ("x" * 70, ((1, 1e-6),)), ("数据\x1b[2J", ()))
+    texts = TextsEvent(1200, ["def f(x):\n    return x\x1b[31m", "数" * 90, ""])
+    return replace(snapshot(), scalars=scalars, texts=texts)
+
+
+@pytest.mark.parametrize("width", [1, 12, 40, 80, 140])
+def test_values_and_samples_fit_and_are_escaped(width: int) -> None:
+    for value in (logged(), replace(logged(), scalars=()), replace(logged(), texts=None), empty_snapshot()):
+        rows = own_values_lines(value, width)
+        assert "\x1b" not in "".join(text for row in rows for text, _ in row)
+        page = page_rows(rows, 0, KEYS, "values", width + 2, 50)
+        assert all(width_of(row) == width + 2 for row in page)
+
+
+def test_what_is_shown() -> None:
+    text = "\n".join("".join(part for part, _ in row) for row in own_values_lines(logged(), 80))
+    assert "accuracy" in text and "0.5000" in text and "1e-06" in text
+    assert "samples at step 1,200" in text
+    assert "    return x\\x1b[31m" in text  # with its indentation
+    nothing = "".join(part for row in own_values_lines(snapshot(), 120) for part, _ in row)
+    assert "This run records no values of its own" in nothing
+
+
+async def test_the_key_is_shown_once_there_is_something() -> None:
+    app = make(FakeSource(snapshot()))
+    async with app.run_test(size=(140, 40)) as pilot:
+        await tick(pilot)
+        assert "values" not in text_of(app).splitlines()[-1]
+    app = make(FakeSource(logged()))
+    async with app.run_test(size=(140, 40)) as pilot:
+        await tick(pilot)
+        assert "v values" in text_of(app)
+        await pilot.press("v")
+        await tick(pilot)
+        assert isinstance(app.screen, OwnValuesScreen)
+        assert "samples at step 1,200" in text_of(app)

@@ -1,0 +1,127 @@
+"""What can be trained from a folder: its configuration files and own workloads, found without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tomli
+import tomlkit
+
+import ndd_profiles
+from ndd_console.screens.interfaces import StartRow
+from ndd_engine.config import Config, read
+from ndd_engine.errors import NddError
+from ndd_engine.text import printable
+
+# Files to look at, and the bytes of the largest one: the home screen must not search a disk.
+MOST_FILES = 200
+LARGEST_BYTES = 1 << 20
+# Keys of a configuration file besides its sections.
+_BESIDES = frozenset({"extends"})
+# Parts that every factory returns.
+_PARTS = frozenset({"model", "train_data"})
+
+
+def folder_rows(folder: Path | None = None) -> list[StartRow]:
+    """The configuration files of a folder (default: the working directory), then its own workloads; by name."""
+    folder = folder if folder is not None else Path()
+    return [*_configurations(folder), *_factories(folder)]
+
+
+def details(row: StartRow) -> tuple[str, ...]:
+    """A page about what would be trained: how to start it from a shell, and its text."""
+    if row.kind == "file":
+        return (f"ndd-console train {row.name}", *_problems(read_file=row.name), "", *_text(Path(row.name)))
+    lines = [f"ndd-console train --workload {row.name}", row.title, *filter(None, [row.text]), ""]
+    if row.kind == "own":
+        module, _, name = row.name.partition(":")
+        path = Path(f"{module}.py")
+        found = next((one for one in _functions(path) if one.name == name), None)
+        if found is not None:
+            lines += [f"{path} line {found.lineno}", *(ast.get_docstring(found) or "").splitlines()]
+        return tuple(map(printable, lines))
+    defaults = ndd_profiles.read("workloads", row.name).get("defaults", {})
+    return (
+        *lines,
+        "its defaults, where they differ from those of `ndd-console config`:",
+        *tomlkit.dumps(defaults).splitlines(),
+    )
+
+
+def _configurations(folder: Path) -> Iterator[StartRow]:
+    known = frozenset(Config.model_fields) | _BESIDES
+    for path in _files(folder, "*.toml"):
+        try:
+            table = tomli.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if table and known.issuperset(table):
+            yield StartRow(path.name, _about(table), "", kind="file")
+
+
+def _about(table: dict[str, Any]) -> str:
+    """The workload and the size that a configuration names."""
+    workload = table.get("workload")
+    values = workload if isinstance(workload, dict) else {}
+    parts = [str(values[key]) for key in ("name", "size") if isinstance(values.get(key), str)]
+    return " ".join(["configuration:", *parts]) if parts else "configuration"
+
+
+def _factories(folder: Path) -> Iterator[StartRow]:
+    for path in _files(folder, "*.py"):
+        if path.stem.isidentifier():
+            for found in _functions(path):
+                yield StartRow(f"{path.stem}:{found.name}", "your own workload", "", kind="own")
+
+
+def _functions(path: Path) -> list[ast.FunctionDef]:
+    """The factories of a file: functions of one argument that return a model and its data."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
+    return [one for one in tree.body if isinstance(one, ast.FunctionDef) and _is_factory(one)]
+
+
+def _is_factory(function: ast.FunctionDef) -> bool:
+    takes = function.args
+    needed = len(takes.posonlyargs) + len(takes.args) - len(takes.defaults)
+    if function.name.startswith("_") or needed > 1 or not (takes.posonlyargs or takes.args or takes.vararg):
+        return False
+    for node in ast.walk(function):
+        names: set[Any] = set()
+        if isinstance(node, ast.Dict):
+            names = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+        elif isinstance(node, ast.Call):
+            names = {keyword.arg for keyword in node.keywords}
+        if names >= _PARTS:
+            return True
+    return False
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Small files of a folder, sorted by name."""
+    try:
+        found = sorted(itertools.islice(folder.glob(pattern), MOST_FILES))
+        return [path for path in found if path.is_file() and path.stat().st_size <= LARGEST_BYTES]
+    except OSError:
+        return []
+
+
+def _problems(read_file: str) -> tuple[str, ...]:
+    try:
+        read(Path(read_file)).resolve()
+    except NddError as error:
+        return tuple(printable(line) for line in str(error).splitlines())
+    return ()
+
+
+def _text(path: Path) -> list[str]:
+    try:
+        return [printable(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError as error:
+        return [f"{printable(str(path))} cannot be read: {error.strerror or error}"]
