@@ -1,4 +1,4 @@
-"""Looks closely at single steps: which modules the script calls, where its batches come from, which functions take long.
+"""Looks closely at single steps: which modules are called, where batches come from, which functions take long.
 
 A thread that reads the stack of another one sees the script only where it releases the interpreter lock. Python's own
 profiler hooks see every call, and slow down the one step for which they are on.
@@ -32,7 +32,7 @@ class Census:
         self.reported: set[Any] = set()
 
     def listen(self, loop: Any) -> None:
-        """Learn until `deaf`. loop: code of the function with the training loop. Does nothing under another profiler."""
+        """Learn until `deaf`. loop: code of the function with the training loop. No effect under another profiler."""
         if sys.getprofile() is not None:
             return
         returned: dict[int, tuple[Any, dict[str, Any]]] = {}
@@ -110,7 +110,11 @@ class Census:
         for entry in entries:
             if entry.code not in own:
                 continue
-            inner = sum(call.totaltime for call in entry.calls or () if call.code in own and call.code is not entry.code)
+            inner = sum(
+                call.totaltime
+                for call in entry.calls or ()
+                if call.code in own and call.code is not entry.code
+            )
             code = entry.code
             found.append([
                 code.co_filename, code.co_firstlineno, code.co_name, entry.callcount, round(entry.totaltime * 1e9),

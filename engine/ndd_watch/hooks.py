@@ -12,8 +12,25 @@ from threading import get_ident
 from typing import Any, Callable
 
 from .clock import (
-    BACKWARD, BASE, CHECKPOINT, CLIP, CURRENT, DATA_WAIT, EVALUATE, LAST, OPTIMIZER, OTHER, TIMED, TO_DEVICE,
-    TRAINER, ZERO_GRAD, S, enter, now, row, wholes,
+    BACKWARD,
+    BASE,
+    CHECKPOINT,
+    CLIP,
+    CURRENT,
+    DATA_WAIT,
+    EVALUATE,
+    LAST,
+    OPTIMIZER,
+    OTHER,
+    TIMED,
+    TO_DEVICE,
+    TRAINER,
+    ZERO_GRAD,
+    S,
+    enter,
+    now,
+    row,
+    wholes,
 )  # fmt: skip
 from .modules import Modules
 from .steps import Steps
@@ -24,7 +41,7 @@ Function = Callable[..., Any]
 class Hooks:
     """Puts the hooks in place and takes them out again.
 
-    steps, modules: of this process. arm: called before the first backward pass, returns whether to observe. own: whether
+    steps, modules: of this process. arm: called before the first backward pass, whether to observe. own: whether
     a code object is the script's own.
     """
 
@@ -325,7 +342,7 @@ class Hooks:
         return step
 
     def promote(self, code: Any, names: dict[str, Any]) -> bool:
-        """Count a function of the script, which makes its batches, as waiting for data; returns whether that is possible.
+        """Count a function that makes batches as waiting for data; returns whether that is possible.
 
         It is for functions that are looked up by their global name at each call, and not for a generator that exists.
         """

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from . import clock
 from .census import Census
-from .clock import DATA_WAIT, FORWARD, OTHER, S, TIMED, TRAINER
+from .clock import DATA_WAIT, FORWARD, OTHER, TIMED, TRAINER, S
 from .hooks import Hooks
 from .modules import Modules
 from .record import Recorder
@@ -21,9 +21,9 @@ from .steps import PROFILE_NS, Steps
 MOST_LEARNED = 8
 
 _FOREIGN = (
-    *{os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib")},  # noqa: PTH118
+    *{os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib")},
     "<",
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),  # noqa: PTH100, PTH118, PTH120
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
 )
 
 
@@ -123,7 +123,11 @@ class Observer:
                 census.reported.add(source)
                 timed = self.hooks.promote(source, census.names)
                 self.put(
-                    "source", file=source.co_filename, line=source.co_firstlineno, function=source.co_name, timed=timed
+                    "source",
+                    file=source.co_filename,
+                    line=source.co_firstlineno,
+                    function=source.co_name,
+                    timed=timed,
                 )
             self._study = "profile" if PROFILE_NS and self.modules.hooked else ""
             if self._study:

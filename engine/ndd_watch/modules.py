@@ -10,7 +10,22 @@ from __future__ import annotations
 from threading import get_ident
 from typing import Any, Callable
 
-from .clock import BACKWARD, BASE, CURRENT, EVALUATE, FORWARD, LAST, LOSS, OTHER, TIMED, TRAINER, S, enter, now, row
+from .clock import (
+    BACKWARD,
+    BASE,
+    CURRENT,
+    EVALUATE,
+    FORWARD,
+    LAST,
+    LOSS,
+    OTHER,
+    TIMED,
+    TRAINER,
+    S,
+    enter,
+    now,
+    row,
+)
 from .steps import Steps
 
 

@@ -19,7 +19,7 @@ from collections import Counter
 from typing import Any, Callable
 
 from . import clock
-from .clock import CURRENT, LAST, PHASES, S, TRAINER
+from .clock import CURRENT, LAST, PHASES, TRAINER, S
 from .steps import Steps
 
 VERSION = 1
@@ -49,14 +49,17 @@ class Recorder:
         self._told = 0
         self._status = ("done", "")
         self._closed = False
+        self._described = False
+        # Index of the GPU that the loss is on; None on the CPU.
+        self._gpu: int | None = None
         self.paused = False
 
     def open(self, early: list[tuple[str, dict[str, Any]]]) -> None:
         """Create the file and start the thread. early: what was observed before. Raises OSError."""
         folder, rank = os.environ["NDD_WATCH"], os.environ.get("RANK")
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        os.makedirs(folder, exist_ok=True)
         name = f"rank-{rank}" if rank is not None and rank.isdigit() else f"pid-{os.getpid()}"
-        path = os.path.join(folder, name + ".jsonl")  # noqa: PTH118
+        path = os.path.join(folder, name + ".jsonl")
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         atexit.register(self.close)
         hook = sys.excepthook
@@ -104,12 +107,26 @@ class Recorder:
         (gc_ns, gc_count, gc_max_ns), self._pauses = self._pauses, [0, 0, 0]
         micro, steps.micro = steps.micro, 0
         shape, steps.shape = steps.shape, None
+        if not self._described and loss is not None:
+            self._described = True
+            self._describe(loss, steps.optimizer)
         done = steps.done - self._told
         self._told, self._stalls = steps.done, 0
         self.put(
             "window", step=steps.done, steps=done, timed_steps=len(rows), micro_steps=micro, wall_ns=wall, rows=rows,
             wholes=wholes, rest=rest, loss=_on_host(loss), lr=_float(groups[0].get("lr")) if groups else None,
             shape=shape, gc_ns=gc_ns, gc_count=gc_count, gc_max_ns=gc_max_ns, skipped_updates=steps.skipped_updates,
+        )  # fmt: skip
+
+    def _describe(self, loss: Any, optimizer: Any) -> None:
+        """Record what is trained, and where; on the training thread, once."""
+        device = loss.device
+        self._gpu = device.index if device.type == "cuda" else None
+        groups = getattr(optimizer, "param_groups", None) or ()
+        parameters = {id(item): item for group in groups for item in group["params"]}
+        self.put(
+            "model", device=str(device), optimizer=type(optimizer).__name__ if optimizer is not None else "",
+            parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -149,6 +166,8 @@ class Recorder:
                 if t - wrote >= WRITE_S:
                     wrote = t
                     self._stalled()
+                    if self._gpu is not None and not self.paused:
+                        self._memory()
                     self._write()
 
     def _look(self) -> None:
@@ -174,6 +193,19 @@ class Recorder:
             frames = [[*place, count] for place, count in seen.most_common(TOP)]
             self.put("stacks", step=self._steps.done, looks=looks, frames=frames)
 
+    def _memory(self) -> None:
+        """Record the counters of the CUDA allocator, which any thread may read."""
+        cuda = sys.modules["torch"].cuda
+        found = cuda.memory_stats(self._gpu)
+        self.put(
+            "memory", allocated_bytes=found.get("allocated_bytes.all.current", 0),
+            reserved_bytes=found.get("reserved_bytes.all.current", 0),
+            peak_allocated_bytes=found.get("allocated_bytes.all.peak", 0),
+            peak_reserved_bytes=found.get("reserved_bytes.all.peak", 0), growth_bytes=None,
+            retries=found.get("num_alloc_retries", 0), ooms=found.get("num_ooms", 0), free_bytes=None, total_bytes=None,
+            others_bytes=None,
+        )  # fmt: skip
+
     def _stalled(self) -> None:
         still_ns = time.perf_counter_ns() - S[LAST]
         if self.paused or still_ns <= STALLED_NS * (self._stalls + 1):
@@ -186,7 +218,9 @@ class Recorder:
             if self._own(frame.f_code):
                 place = [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
             frame = frame.f_back
-        self.put("stalled", step=self._steps.done, seconds=still_ns / 1e9, phase=PHASES[S[CURRENT]], place=place)
+        self.put(
+            "stalled", step=self._steps.done, seconds=still_ns / 1e9, phase=PHASES[S[CURRENT]], place=place
+        )
 
     def _collected(self, moment: str, _info: Any) -> None:
         if moment == "start":
@@ -236,7 +270,12 @@ def figures(rows: list[list[int]], wholes: list[int], rest: list[int]) -> dict[s
             }  # fmt: skip
     whole = sorted([*map(sum, rows), *wholes])
     last = whole[-1] if whole else None
-    return {"phases": phases, "step_p50_ns": _at(whole, 0.5), "step_p95_ns": _at(whole, 0.95), "step_max_ns": last}
+    return {
+        "phases": phases,
+        "step_p50_ns": _at(whole, 0.5),
+        "step_p95_ns": _at(whole, 0.95),
+        "step_max_ns": last,
+    }
 
 
 def _at(ordered: list[int], share: float) -> int | None:

@@ -15,7 +15,21 @@ from typing import Any, Callable
 
 from . import clock
 from .clock import (
-    CHECKPOINT, CURRENT, EVALUATE, LAST, OTHER, TIMED, TRAINER, ZEROS, S, begun, now, rest, row, rows, wholes,
+    CHECKPOINT,
+    CURRENT,
+    EVALUATE,
+    LAST,
+    OTHER,
+    TIMED,
+    TRAINER,
+    ZEROS,
+    S,
+    begun,
+    now,
+    rest,
+    row,
+    rows,
+    wholes,
 )  # fmt: skip
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
@@ -34,7 +48,7 @@ RARE = 8
 class Steps:
     """The steps of a process.
 
-    done: steps so far. backwards: backward passes in the current step. has_optimizer: one was created. zeroes: gradients
+    done: steps so far. backwards: backward passes in the current step. has_optimizer: one exists. zeroes: gradients
     were zeroed outside an optimizer. loss: of the last backward pass, detached. shape: of the model's first input.
     caller: code of the function that contains the training loop. every: each n-th step is timed by phase; skip: number
     of further steps that are not.

@@ -68,7 +68,9 @@ def test_a_shell_script(tmp_path: Path) -> None:
 
 def test_a_console_script(tmp_path: Path) -> None:
     script = tmp_path / "train"
-    script.write_text(f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(SUBJECTS)!r})\nimport plain\n")
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(SUBJECTS)!r})\nimport plain\n"
+    )
     script.chmod(0o755)
     is_observed(run(tmp_path, program=(str(script),)))
 
@@ -88,7 +90,8 @@ def test_the_site_customization_of_the_user_runs(tmp_path: Path) -> None:
 
 
 def test_nothing_of_ours_is_on_the_path(tmp_path: Path) -> None:
-    code = "import sys, torch; print([p for p in sys.path if 'ndd' in p], [m for m in sys.modules if m.startswith('ndd')])"
+    found = "[p for p in sys.path if 'ndd' in p], [m for m in sys.modules if m.startswith('ndd')]"
+    code = f"import sys, torch; print({found})"
     assert run(tmp_path, "-c", code).out.strip() == "[] []"
 
 

@@ -44,7 +44,8 @@ PLACES = [
     ("steps", "Steps.began_backward"), ("steps", "Steps.ended_backward"), ("steps", "Steps.stepped"),
     ("steps", "Steps.end"), ("steps", "Steps._sometimes"), ("census", "Census.listen"), ("census", "Census.begin"),
     ("census", "Census.end"), ("modules", "Modules.hook"), ("hooks", "Hooks.promote"), ("hooks", "Hooks.thin"),
-    ("hooks", "Hooks._loop"), ("record", "Recorder.window"), ("record", "Recorder._look"), ("record", "Recorder._write"),
+    ("hooks", "Hooks._loop"), ("record", "Recorder.window"), ("record", "Recorder._look"),
+    ("record", "Recorder._write"),
     ("record", "figures"), ("install", "Observer.study"), ("install", "Observer.put"),
 ]  # fmt: skip
 
@@ -79,7 +80,8 @@ def test_a_full_disk_costs_lines_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_script_as_without_us(tmp_path: Path, number: signal.Signals) -> None:
-    code = "from common import *\nfor x in range(10**9):\n    l = net()(torch.randn(4, 8)).sum(); l.backward()\n    print(x, flush=True)"
+    loop = "for x in range(10**9):\n    l = net()(torch.randn(4, 8)).sum(); l.backward()\n    print(x, flush=True)"
+    code = f"from common import *\n{loop}"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=SUBJECTS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         env={**os.environ, FOLDER: str(tmp_path / "records"), "PYTHONPATH": str(SITE)},

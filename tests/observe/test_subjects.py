@@ -1,4 +1,4 @@
-"""Ordinary training scripts under the observer: exact steps, phases that add up, the main bottleneck, the same losses."""
+"""Ordinary training scripts under the observer: exact steps, phases that add up, the bottleneck, the same losses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from observed import run
-
 
 
 def missing(package: str) -> bool:
@@ -59,7 +58,9 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
 
 def test_the_functions_that_make_batches_are_named(tmp_path: Path) -> None:
     (source,) = run(tmp_path, "no_loader.py").of("source")
-    assert Path(source["file"]).name == "no_loader.py" and source["function"] == "get_batch" and source["timed"]
+    assert (
+        Path(source["file"]).name == "no_loader.py" and source["function"] == "get_batch" and source["timed"]
+    )
 
 
 def test_a_generator_that_exists_is_named_and_profiled(tmp_path: Path) -> None:

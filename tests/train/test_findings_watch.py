@@ -12,11 +12,11 @@ import pytest
 from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.diagnose import Change, Finding
+from ndd_engine.diagnose.watch import FindingWatch
 from ndd_engine.record.events import EndEvent, FindingEvent, MarkEvent, parse
 from ndd_engine.record.recorder import Recorder
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
-from ndd_engine.train.findings import FindingWatch
 from ndd_engine.workloads.eeg import Eeg
 
 EMPTY = RunState().snapshot()

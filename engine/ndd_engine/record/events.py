@@ -15,6 +15,7 @@ are incomplete or have a value of another type than declared.
     baseline time of one micro-batch, measured before training
     kernels  a profiler capture
     stacks   stack samples of the training thread
+    functions  the user's own functions in one step under Python's profiler
     finding  a finding appeared or disappeared
     trial    a candidate configuration was measured against a baseline
     scalars  scalars that the user's own training code logged
@@ -33,15 +34,23 @@ from typing import Annotated, Any, ClassVar, Self
 from ndd_engine.renamed import OLD_WORKLOADS, with_todays_names
 
 from .event import Event, Json, finite
-from .evidence import BaselineEvent, FindingEvent, KernelsEvent, LoaderEvent, StacksEvent, TrialEvent
+from .evidence import (
+    BaselineEvent,
+    FindingEvent,
+    FunctionsEvent,
+    KernelsEvent,
+    LoaderEvent,
+    StacksEvent,
+    TrialEvent,
+)
 from .parts import Configuration, Ended, Gpu, GpuCounters, HostCounters, MarkData, PhaseTimes, State
 from .shape import Time, check_of
 
 __all__ = [
-    "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FoldEvent", "Json", "KernelsEvent",
-    "LoaderEvent", "MarkEvent", "MemoryEvent", "RunEvent", "SampleEvent", "ScalarsEvent", "SettingEvent",
-    "StacksEvent", "StageEvent",
-    "TextsEvent", "TrialEvent", "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
+    "EVENT_TYPES", "PHASES", "BaselineEvent", "EndEvent", "Event", "FindingEvent", "FoldEvent",
+    "FunctionsEvent", "Json", "KernelsEvent", "LoaderEvent", "MarkEvent", "MemoryEvent", "RunEvent",
+    "SampleEvent", "ScalarsEvent", "SettingEvent", "StacksEvent", "StageEvent", "TextsEvent", "TrialEvent",
+    "WindowEvent", "WorkEvent", "decode", "decoded", "finite", "parse",
 ]  # fmt: skip
 
 # Phases of a step in display order; `other` is the wall time outside the other phases.
@@ -316,8 +325,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
     kind.type: kind
     for kind in (
         RunEvent, StageEvent, WindowEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent, LoaderEvent,
-        BaselineEvent, KernelsEvent, StacksEvent, FindingEvent, TrialEvent, ScalarsEvent, TextsEvent, MarkEvent,
-        FoldEvent, EndEvent,
+        BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, FindingEvent, TrialEvent, ScalarsEvent, TextsEvent,
+        MarkEvent, FoldEvent, EndEvent,
     )
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from .event import Event, Json
-from .parts import Finding, Frame, Kernel, ModuleTime, Side, ThreadTime
+from .parts import Finding, Frame, Function, Kernel, ModuleTime, Side, ThreadTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,21 @@ class StacksEvent(Event):
     step: int
     looks: int
     frames: list[Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionsEvent(Event):
+    """The functions of the user's own code in one step under Python's profiler, which sees every call.
+
+    step: optimizer steps done. wall_ns: of the profiled step, which is slower than the others and is part of no
+    statistics. functions: [file, line, name, calls, ns, own_ns] each, the longest first. ns: with everything that the
+    function calls; own_ns: without other functions of the user's own code.
+    """
+
+    type: ClassVar[str] = "functions"
+    step: int
+    wall_ns: int
+    functions: list[Function]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from .events import (
     EndEvent,
     Event,
     FoldEvent,
+    FunctionsEvent,
     Json,
     KernelsEvent,
     LoaderEvent,
@@ -33,6 +34,8 @@ from .trend import Trend
 
 # Fields with the newest event of the type of the same name.
 _NEWEST = ("run", "end", "sample", "memory", "work", "loader", "baseline", "kernels", "stacks")
+# The same, left out when there is none.
+_NEWEST_LATER = ("texts", "functions")
 # Fields with several events -> their type.
 _SEVERAL = {"recent": "window", "samples": "sample", "trials": "trial"}
 _TRENDS = ("losses", "rates", "memories")
@@ -76,6 +79,7 @@ class _Later(TypedDict, total=False):
 
     scalars: dict[str, _Trend]
     texts: TextsEvent
+    functions: FunctionsEvent
 
 
 class _State(_Plain, _Later):
@@ -123,8 +127,9 @@ def to_event(state: RunState) -> FoldEvent:
         body[name] = getattr(state, name).to_dict()
     if state.scalars:
         body["scalars"] = {name: trend.to_dict() for name, trend in state.scalars.items()}
-    if state.texts is not None:
-        body["texts"] = _body(state.texts)
+    for name in _NEWEST_LATER:
+        if (value := getattr(state, name)) is not None:
+            body[name] = _body(value)
     return FoldEvent(body)
 
 
@@ -155,8 +160,9 @@ def from_event(event: FoldEvent) -> RunState:
     for name in _TRENDS:
         setattr(state, name, Trend.from_dict(body.pop(name)))
     state.scalars = {name: Trend.from_dict(trend) for name, trend in body.pop("scalars", {}).items()}
-    if (texts := body.pop("texts", None)) is not None:
-        state.texts = TextsEvent.of_checked(texts)
+    for name in _NEWEST_LATER:
+        if (value := body.pop(name, None)) is not None:
+            setattr(state, name, EVENT_TYPES[name].of_checked(value))
     for name, value in body.items():
         setattr(state, name, value)
     return state

@@ -160,8 +160,9 @@ MarkData = Annotated[Json, _MarkData]
 Finding = Annotated[Json, _Finding]
 Side = Annotated[Json, _Side]
 State = Annotated[Json, _State]
-# Rows of events; see StacksEvent, KernelsEvent and BaselineEvent.
+# Rows of events; see StacksEvent, FunctionsEvent, KernelsEvent and BaselineEvent.
 Frame = Annotated[list[Any], tuple[str, str, int, str, int, int]]
+Function = Annotated[list[Any], tuple[str, int, str, int, int, int]]
 Kernel = Annotated[list[Any], tuple[str, float, int]]
 ModuleTime = Annotated[list[Any], tuple[str, str, float, float, int]]
 ThreadTime = Annotated[list[float], tuple[float, float]]

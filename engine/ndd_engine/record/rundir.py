@@ -1,6 +1,7 @@
 """The directory of a run: its files, its lock, and the list of runs.
 
 runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock  lock
+A run of somebody else's script has command.json and ranks/ instead of config.toml and checkpoints/.
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ class RunDir:
     @property
     def config(self) -> Path:
         return self.path / "config.toml"
+
+    @property
+    def command(self) -> Path:
+        """The command of a script; only its runs have this file."""
+        return self.path / "command.json"
+
+    @property
+    def ranks(self) -> Path:
+        """The records of the script's processes, one file each."""
+        return self.path / "ranks"
 
     @property
     def events(self) -> Path:
@@ -117,7 +128,7 @@ def discard(run: RunDir) -> None:
         written = (run.events, run.console_log)
         if any(path.exists() and path.stat().st_size for path in written):
             return
-        for path in (*written, run.control_socket, run.lock):
+        for path in (*written, run.command, run.control_socket, run.lock):
             path.unlink(missing_ok=True)
         run.path.rmdir()
 

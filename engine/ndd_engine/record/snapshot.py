@@ -8,6 +8,7 @@ from typing import Any
 from .events import (
     BaselineEvent,
     EndEvent,
+    FunctionsEvent,
     KernelsEvent,
     LoaderEvent,
     MarkEvent,
@@ -242,6 +243,7 @@ class Snapshot:
     baseline: BaselineEvent | None = None
     kernels: KernelsEvent | None = None
     stacks: StacksEvent | None = None
+    functions: FunctionsEvent | None = None
     cores: CoreUse | None = None
     memory_trend: tuple[tuple[int, float], ...] = ()
     trials: tuple[TrialEvent, ...] = ()

@@ -14,6 +14,7 @@ from .events import (
     BaselineEvent,
     EndEvent,
     Event,
+    FunctionsEvent,
     KernelsEvent,
     LoaderEvent,
     MarkEvent,
@@ -86,6 +87,7 @@ class RunState:
         self.warnings = 0
         self.scalars: dict[str, Trend] = {}
         self.texts: TextsEvent | None = None
+        self.functions: FunctionsEvent | None = None
 
     def fold(self, t: float, event: Event) -> None:
         """Apply an event."""
@@ -103,7 +105,9 @@ class RunState:
             self._mark(t, event)
         elif isinstance(event, SettingEvent):
             self._setting(t, event)
-        elif isinstance(event, (WorkEvent, LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent)):
+        elif isinstance(
+            event, (WorkEvent, LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent)
+        ):
             setattr(self, event.type, event)
         elif isinstance(event, TrialEvent):
             self.trials.append(event)
@@ -122,6 +126,7 @@ class RunState:
                 # The new process applies and verifies its settings again.
                 self.settings.clear()
                 self.work = self.loader = self.baseline = self.kernels = self.stacks = None
+                self.functions = None
                 self.totals = asdict(Totals())
                 self.samples.clear()
         elif isinstance(event, RunEvent):

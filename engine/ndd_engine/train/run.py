@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ndd_engine.diagnose.watch import FindingWatch
 from ndd_engine.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -38,7 +39,6 @@ from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, ne
 from ndd_engine.text import printable
 
 from .control import Control, StopNow
-from .findings import FindingWatch
 from .loggers import Loggers, enabled
 from .preflight import check_resume, preflight
 from .request import RunRequest

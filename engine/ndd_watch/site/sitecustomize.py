@@ -73,7 +73,9 @@ def _load(here):
 
     folder = os.path.dirname(here)
     name = "_ndd_watch"
-    spec = spec_from_file_location(name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+    spec = spec_from_file_location(
+        name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     import_module(name + ".install").install(_when_imported)

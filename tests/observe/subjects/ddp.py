@@ -1,8 +1,6 @@
-import os
-
 import torch
 import torch.distributed as dist
-from common import busy, data, net, report
+from common import data, net, report
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 

@@ -23,8 +23,15 @@ class Items(torch.utils.data.Dataset):
 
 
 arguments = TrainingArguments(
-    output_dir="out", num_train_epochs=3, per_device_train_batch_size=16, use_cpu=True, report_to=[], save_strategy="no",
-    logging_steps=5, disable_tqdm=True, seed=1,
+    output_dir="out",
+    num_train_epochs=3,
+    per_device_train_batch_size=16,
+    use_cpu=True,
+    report_to=[],
+    save_strategy="no",
+    logging_steps=5,
+    disable_tqdm=True,
+    seed=1,
 )
 trainer = Trainer(model=Model(), args=arguments, train_dataset=Items())
 result = trainer.train()

@@ -23,7 +23,12 @@ class Module(lightning.LightningModule):
 
 module = Module()
 trainer = lightning.Trainer(
-    max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, barebones=False
+    max_epochs=3,
+    accelerator="cpu",
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    barebones=False,
 )
 trainer.fit(module, DataLoader(data(), batch_size=16), DataLoader(data(64), batch_size=16))
 report(trainer.global_step, module.last)

@@ -16,5 +16,8 @@ with tempfile.TemporaryDirectory() as folder:
             loss.backward()
             optimizer.step()
             steps += 1
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, os.path.join(folder, "last.pt"))
+            torch.save(
+                {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+                os.path.join(folder, "last.pt"),
+            )
 report(steps, loss)

@@ -20,6 +20,7 @@ from ndd_engine.version import __version__
 # Name of a command -> its line in --help. The module has the same name, with a _ appended to a keyword.
 COMMANDS = {
     "train": "Train a model, with a live screen or headless.",
+    "run": "Observe a training script of your own: where its steps spend their time, and why.",
     "wizard": "Propose batch size, sequence length, model size and precision for this GPU; write the TOML.",
     "check": "Check configuration, data and hardware; predict memory and step time.",
     "gpu": "Show the GPU and the host, and how each value was detected.",

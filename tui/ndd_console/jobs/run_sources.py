@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ndd_engine.record.log import damage_text, open_log
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.script.run import ScriptRun
 from ndd_engine.text import printable
 
 from .trials import RunTrials, pause_attached, pause_own
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ndd_engine.train.run import Run
 
 DAMAGE_SHOWN_S = 20.0
+# Colours and cursor movements in the output of a script.
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(\x07|\x1b\\))")
 
 TITLES = {
     "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
@@ -42,30 +46,34 @@ TITLES = {
 class _RunFolder:
     """What a source reads from the folder of the run."""
 
-    def __init__(self, directory: RunDir, trials: RunTrials) -> None:
+    def __init__(self, directory: RunDir, trials: RunTrials | None) -> None:
         self.directory = directory
         self.name = directory.name
+        self.script = directory.command.exists()
         self._trials = trials
 
     def log_lines(self, count: int) -> list[str]:
         return tail(self.directory.console_log, count)
 
-    def trials(self) -> RunTrials:
+    def trials(self) -> RunTrials | None:
         return self._trials
 
     def close(self) -> None:
         """Stop a running trial and resume the run. Whoever opened the run closes it."""
-        self._trials.close()
+        if self._trials is not None:
+            self._trials.close()
 
 
 class EngineSource(_RunFolder):
-    """A run that this process trains."""
+    """A run that this process trains, or a script that it observes."""
 
     owned = True
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run | ScriptRun) -> None:
         self.run = run
-        trials = RunTrials(run.directory, partial(pause_own, run), lambda: self.live, run.put)
+        trials = None
+        if not isinstance(run, ScriptRun):
+            trials = RunTrials(run.directory, partial(pause_own, run), lambda: self.live, run.put)
         super().__init__(run.directory, trials)
 
     @property
@@ -100,7 +108,9 @@ class AttachedSource(_RunFolder):
         period_s: float = 0.25,
         listener: Callable[[float, Event], None] | None = None,
     ) -> None:
-        trials = RunTrials(directory, partial(pause_attached, directory), lambda: self.live, self._keep)
+        trials = None
+        if not directory.command.exists():
+            trials = RunTrials(directory, partial(pause_attached, directory), lambda: self.live, self._keep)
         super().__init__(directory, trials)
         self._reader = RunReader(directory, listener)
         self._notice: str | None = None
@@ -241,7 +251,10 @@ def tail(path: Path, count: int) -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return [printable(line) for line in text.splitlines()[-count:]]
+    lines = _ESCAPES.sub("", text).split("\n")
+    # A progress bar rewrites its line: the last text in it counts.
+    shown = [printable(line.rstrip("\r").rpartition("\r")[2]) for line in lines]
+    return (shown if shown[-1] else shown[:-1])[-count:]
 
 
 def sizes_text(workload: str) -> str:

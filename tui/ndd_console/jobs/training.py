@@ -24,6 +24,7 @@ from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
+from ndd_engine.script.run import ScriptRequest, ScriptRun
 from ndd_engine.train.run import Run, RunRequest
 from ndd_engine.wizard.answers import BUDGET_S, Answers
 
@@ -39,6 +40,11 @@ _TWICE_S = 0.5
 def run_console(request: RunRequest, ascii_only: bool) -> int:
     """Train with the live screen. Returns the exit status."""
     return supervised(lambda leash: Console(leash, request.root, ascii_only).train(request))
+
+
+def observe_console(request: ScriptRequest, ascii_only: bool) -> int:
+    """Run a script with the live screen. Returns the exit status of the script."""
+    return supervised(lambda leash: Console(leash, request.root, ascii_only).observe(request))
 
 
 def home(runs_folder: Path | None, ascii_only: bool) -> int:
@@ -61,7 +67,7 @@ class Console:
         self.root = root
         self.can = capabilities(ascii_only)
         follow_terminal()
-        self.run: Run | None = None
+        self.run: Run | ScriptRun | None = None
         self.engine: threading.Thread | None = None
         self.refresh_hz = 4.0
         self.on_hangup = "continue"
@@ -75,6 +81,12 @@ class Console:
     def train(self, request: RunRequest) -> int:
         """Open the run. The engine starts after the first paint, since importing torch blocks the screen."""
         return self.show(self._open(request))
+
+    def observe(self, request: ScriptRequest) -> int:
+        """Start the script and show it."""
+        self.run = run = ScriptRun.open(request)
+        self.engine = threading.Thread(target=run.execute, name="ndd-script")
+        return self.show(EngineSource(run))
 
     # The run of this process.
 
@@ -191,12 +203,12 @@ class Console:
             click.echo(f"run {name} continues without the screen; press Ctrl-C to stop it", err=True)
         return self._finish(run)
 
-    def _continue_detached(self, run: Run, farewell: str) -> None:
+    def _continue_detached(self, run: Run | ScriptRun, farewell: str) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.leash.detach(farewell)
         silence(run.directory.console_log)
 
-    def _finish(self, run: Run, patience_s: float | None = None) -> int:
+    def _finish(self, run: Run | ScriptRun, patience_s: float | None = None) -> int:
         """Wait for the engine, which signals can still stop, close the record and print the summary."""
         assert self.engine is not None
         if patience_s is not None:
@@ -213,7 +225,7 @@ class Console:
         return run.end.exit_status if run.end is not None else EXIT_DONE
 
 
-def _abandon(run: Run) -> None:
+def _abandon(run: Run | ScriptRun) -> None:
     """The engine hangs in native code: close the record and terminate the process."""
     step = run.recorder.snapshot().step
     reason = "interrupted (Ctrl-C) while a call did not return"

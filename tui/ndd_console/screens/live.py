@@ -24,6 +24,7 @@ from .trial import TrialScreen, proposed_changes
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
 STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
+STOPPING_SCRIPT = "the script was sent Ctrl-C; press Ctrl-C again to kill it"
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
 # key: (command, message).
 _COMMANDS: dict[str, tuple[Action, str]] = {
@@ -105,7 +106,8 @@ class LiveScreen(CanvasScreen):
         snapshot = self._snapshot
         if self._message is not None and self._message[1] != _progress_of(snapshot):
             self._message = None  # the request has taken effect
-        message = STOPPING if self.stopping else self._message[0] if self._message else None
+        stopping = STOPPING_SCRIPT if self.source.script else STOPPING
+        message = stopping if self.stopping else self._message[0] if self._message else None
         waited = None
         if snapshot.status == "preparing":
             since = snapshot.preparing_t or self._opened_t
@@ -133,7 +135,7 @@ class LiveScreen(CanvasScreen):
         if self._can(self._wizard):
             keys.append(("w", "wizard"))
         if self._steerable(snapshot):
-            if snapshot.status in _WORKING:
+            if snapshot.status in _WORKING and not self.source.script:
                 keys.append(("p", "resume" if snapshot.status == "paused" else "pause"))
                 keys += [("c", "checkpoint"), ("e", "evaluate"), ("k", "profile")]
             if not self.source.owned:
@@ -144,14 +146,15 @@ class LiveScreen(CanvasScreen):
         return (*keys, ("i", "settings"), ("l", "log"), ("?", "help"), ("q", leaving))
 
     def _question(self) -> tuple[str, Keys]:
-        name = self.source.name
+        name, script = self.source.name, self.source.script
+        stop = ("s", "stop the script with Ctrl-C" if script else "save a checkpoint and stop")
         if self._asking == "stop":
-            return f"Stop {name}?", (("s", "save a checkpoint and stop"), ("esc", "cancel"))
+            return f"Stop {name}?", (stop, ("esc", "cancel"))
         if self.stopping:
             close = ("d", "close the screen now; the run stops in the background")
-            return f"{name} is stopping after a checkpoint.", (close, ("esc", "wait"))
+            return f"{name} is stopping{'' if script else ' after a checkpoint'}.", (close, ("esc", "wait"))
         stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
-        return f"{name} is still running.", (("s", "save a checkpoint and stop"), stay, ("esc", "cancel"))
+        return f"{name} is still running.", (stop, stay, ("esc", "cancel"))
 
     def on_key(self, event: events.Key) -> None:
         key = key_of(event)
@@ -193,7 +196,7 @@ class LiveScreen(CanvasScreen):
         if key == "s" and not self.source.owned:
             self._asking = "stop"
         status = self._snapshot.status
-        if status not in _WORKING:
+        if status not in _WORKING or self.source.script:
             return
         if key in _COMMANDS:
             action, message = _COMMANDS[key]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import FindingEvent
 from ndd_engine.record.snapshot import Snapshot
+
+from .finding import Finding
+from .rules import diagnose
 
 # A finding is unchanged while its possible gain (ceiling - 1) stays within this factor.
 MATERIAL = 2.0

@@ -1,0 +1,111 @@
+"""The command of a training script: what it is called, and whether the observer can get into its processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ndd_engine.errors import UsageError
+from ndd_engine.text import printable
+
+PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
+# Options of Python without an argument, as far as they may stand before the ones below.
+_PLAIN = frozenset("bBdiOPqRsuvx")
+# Options of Python with an argument.
+_WITH_VALUE = frozenset("WX")
+# Options that keep the observer out -> why.
+KEEPS_OUT = {
+    "I": "Python ignores PYTHONPATH with -I",
+    "E": "Python ignores PYTHONPATH with -E",
+    "S": "Python does not import sitecustomize with -S",
+}
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed"})
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command to observe. words: as given; folder: the working directory."""
+
+    words: tuple[str, ...]
+    folder: Path
+
+    def check(self) -> None:
+        """Raises UsageError if the command does not exist, or if the observer cannot get into it."""
+        if not self.words:
+            raise UsageError(
+                "name the command to observe after --, for example: ndd-console run -- python train.py"
+            )
+        program = self.words[0]
+        if shutil.which(program, path=None) is None:
+            hint = f"; to run a Python file: python {program}" if program.endswith(".py") else ""
+            raise UsageError(f"{printable(program)}: there is no such command{hint}")
+        if why := kept_out(self.words):
+            raise UsageError(f"{printable(' '.join(self.words))}: cannot be observed: {why}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        return {"command": list(self.words), "folder": str(self.folder)}
+
+    @property
+    def title(self) -> str:
+        """What is trained, in short: the script, the module, or the program."""
+        return title_of(self.words)
+
+    @property
+    def run_name(self) -> str:
+        """The beginning of the name of a run."""
+        stem = Path(self.title).stem if self.title.endswith((".py", ".sh")) else self.title.rpartition(".")[2]
+        return _UNFIT.sub("-", stem).strip("-._")[:40] or "script"
+
+    @property
+    def text(self) -> str:
+        """The command in one line, printable."""
+        return printable(" ".join(word if word and " " not in word else repr(word) for word in self.words))
+
+
+def kept_out(words: Sequence[str]) -> str:
+    """Why the observer cannot get into the Python that the words start; "" if nothing in them says so."""
+    if not words or not PYTHON.fullmatch(Path(words[0]).name):
+        return ""
+    rest = iter(words[1:])
+    for word in rest:
+        if not word.startswith("-") or word in ("-", "--") or word.startswith("--"):
+            return ""
+        for place, letter in enumerate(word[1:], 1):
+            if letter in KEEPS_OUT:
+                return KEEPS_OUT[letter]
+            if letter in _WITH_VALUE:
+                if place == len(word) - 1:
+                    next(rest, None)
+                break
+            if letter not in _PLAIN:  # -c, -m
+                return ""
+    return ""
+
+
+def title_of(words: Sequence[str]) -> str:
+    """The script, the module after -m, or the program."""
+    for place, word in enumerate(words):
+        if word.endswith((".py", ".sh")) and not word.startswith("-"):
+            return Path(word).name
+        if word == "-m" and place + 1 < len(words) and not words[place + 1].startswith("torch.distributed"):
+            return words[place + 1]
+        if word == "-c":
+            return "python -c"
+    named = [word for word in words if Path(word).name not in _LAUNCHERS and not word.startswith("-")]
+    return Path((named or list(words))[0]).name if words else ""
+
+
+def environment(records: Path, site: Path, base: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of the command. records: folder of the observer's records; site: its way in."""
+    found = dict(os.environ if base is None else base)
+    before = found.get("PYTHONPATH")
+    found["PYTHONPATH"] = f"{site}{os.pathsep}{before}" if before else str(site)
+    found["NDD_WATCH"] = str(records)
+    return found

@@ -1,0 +1,148 @@
+"""Turns the observer's records of a process into the events of a run."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ndd_engine.hardware.gpu import Machine
+from ndd_engine.record.events import (
+    PHASES,
+    Event,
+    FunctionsEvent,
+    MarkEvent,
+    MemoryEvent,
+    RunEvent,
+    StacksEvent,
+    WindowEvent,
+)
+from ndd_engine.text import counted, duration, number, printable
+
+from .command import Command
+from .records import Line
+
+# Section of a run's configuration that only scripts have.
+SECTION = "script"
+
+
+@dataclass
+class Facts:
+    """What is known of one observed process. step: optimizer steps so far; ended: (status, reason) that it wrote."""
+
+    name: str
+    command: Command
+    machine: Machine
+    pid: int = 0
+    step: int = 0
+    ended: tuple[str, str] | None = None
+    ranks: int | None = None
+    _process: Line = field(default_factory=dict)
+    _model: Line = field(default_factory=dict)
+    _micro: int = 0
+    _items: int = 0
+    _told: bool = False
+    _skipped: int = 0
+    _last_loss: float | None = None
+
+    def take(self, line: Line) -> Iterator[Event]:
+        """The events of a line. Raises KeyError, TypeError or ValueError for a line of another format."""
+        kind = line["type"]
+        if kind == "process":
+            self._process, self.pid, self.ranks = line, int(line["pid"]), line.get("ranks")
+        elif kind == "model":
+            self._model = line
+        elif kind == "window":
+            yield from self._window(line)
+        elif kind == "stacks":
+            frames = [
+                [str(phase), str(file), int(at), str(name), int(count), int(file != "?")]
+                for phase, file, at, name, _, count in line["frames"]
+            ]
+            yield StacksEvent(int(line["step"]), int(line["looks"]), frames)
+        elif kind == "profile" and line["functions"]:
+            functions = [
+                [str(file), int(at), str(name), *map(int, rest)]
+                for file, at, name, *rest in line["functions"]
+            ]
+            yield FunctionsEvent(int(line["step"]), int(line["ns"]), functions)
+        elif kind == "memory":
+            counters = {key: value for key, value in line.items() if key not in ("v", "type", "t")}
+            yield MemoryEvent(**counters)
+        elif kind == "source":
+            yield self._source(line)
+        elif kind == "stalled":
+            yield self._stalled(line)
+        elif kind == "unobserved":
+            reason = printable(str(line["reason"]))
+            yield MarkEvent(
+                "warning", self.step, f"the observation ended at step {number(self.step)}: {reason}"
+            )
+        elif kind == "end":
+            self.step = int(line["step"])
+            self.ended = str(line["status"]), printable(str(line["reason"]))
+
+    def _window(self, line: Line) -> Iterator[Event]:
+        shape, steps = line.get("shape"), int(line["steps"])
+        if shape:
+            self._micro = int(shape[0])
+        micro_steps = int(line["micro_steps"])
+        items = self._micro * micro_steps
+        if steps:
+            self._items = round(items / steps)
+        if not self._told:
+            self._told = True
+            yield self._run()
+        self.step = step = int(line["step"])
+        loss = line.get("loss")
+        phases = {str(name): _phase(body) for name, body in line["phases"].items() if name in PHASES}
+        yield WindowEvent(
+            step=step, epoch=0, epoch_step=step, steps=steps, micro_steps=micro_steps, items=items, tokens=0,
+            wall_ns=int(line["wall_ns"]), step_p50_ns=line["step_p50_ns"], step_p95_ns=line["step_p95_ns"],
+            step_max_ns=line["step_max_ns"], phases=phases, loss=loss,
+            last_loss=None if loss is None else (step, float(loss)), lr=line.get("lr"), gc_ns=line.get("gc_ns"),
+            gc_count=line.get("gc_count"), gc_max_ns=line.get("gc_max_ns"),
+        )  # fmt: skip
+        skipped = int(line.get("skipped_updates") or 0)
+        if skipped > self._skipped:
+            times = counted(skipped, "update")
+            yield MarkEvent(
+                "note", step, f"the gradient scaler has skipped {times} because of infinite gradients"
+            )
+            self._skipped = skipped
+
+    def _run(self) -> RunEvent:
+        process, model, machine = self._process, self._model, self.machine
+        device = str(model.get("device") or "cpu")
+        gpu = machine.chosen if device.startswith("cuda") else None
+        versions = {"python": str(process.get("python", "")), "torch": str(process.get("torch", ""))}
+        optimizer = printable(str(model.get("optimizer") or ""))
+        return RunEvent(
+            name=self.name, workload=self.command.title,
+            config={SECTION: {"command": list(self.command.words), "folder": str(self.command.folder)}},
+            pid=self.pid, host=str(process.get("host") or socket.gethostname()), device=device,
+            device_name=machine.host.cpu if device == "cpu" else gpu.name if gpu is not None else device,
+            card=None if gpu is None else gpu.to_dict(), versions=versions,
+            parameters=int(model.get("parameters") or 0),
+            precision="", item="item", token=None, tokens_per_item=0, items_per_step=self._items, items_per_epoch=0,
+            steps_per_epoch=0, epochs=0, total_steps=0, model=optimizer, data=self.command.text,
+            threads=process.get("threads"), usable_cores=machine.host.usable_cpus,
+        )  # fmt: skip
+
+    def _source(self, line: Line) -> MarkEvent:
+        where = f"{printable(str(line['function']))} ({printable(str(line['file']))}:{int(line['line'])})"
+        text = f"batches are made by {where}"
+        if not line.get("timed"):
+            text += "; it cannot be timed by itself, so its time is part of other"
+        return MarkEvent("note", self.step, text)
+
+    def _stalled(self, line: Line) -> MarkEvent:
+        text = f"no progress for {duration(float(line['seconds']))} in {printable(str(line['phase']))}"
+        if (place := line.get("place")) is not None:
+            text += f", at {printable(str(place[0]))}:{int(place[1])} in {printable(str(place[2]))}"
+        return MarkEvent("warning", int(line["step"]), text)
+
+
+def _phase(body: Any) -> dict[str, Any]:
+    return {key: body[key] for key in ("host_ns", "p50_ns", "p95_ns", "max_ns", "device_ns") if key in body}

@@ -1,0 +1,148 @@
+"""Starts the command in a session of its own, on a pseudo-terminal or with the streams of this process.
+
+Streams of this process that are a terminal are replaced by the pseudo-terminal, so that colours and progress bars keep
+working, and so that the command survives when the terminal is lost. Other streams go through unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from .command import Command
+
+_SHIM = Path(__file__).with_name("shim.py")
+CHUNK = 1 << 16
+# Seconds to read the rest of the output after the end of the command; a process that it left behind may keep the
+# terminal open.
+LAST_WORDS_S = 1.0
+
+
+class Launched:
+    """A started command. output: called in a thread with what it writes to its terminal."""
+
+    def __init__(
+        self,
+        command: Command,
+        environment: Mapping[str, str],
+        output: Callable[[bytes], None],
+        screen: bool,
+        size: tuple[int, int] = (80, 24),
+    ) -> None:
+        """screen: a screen occupies this terminal, so that all streams of the command go to its own terminal.
+
+        Raises OSError if no process or no terminal can be made.
+        """
+        self._output = output
+        self.master = -1
+        streams: dict[str, int | None] = {"stdin": None, "stdout": None, "stderr": None}
+        on_terminal = [name for name, stream in _streams().items() if screen or stream]
+        slave = -1
+        if on_terminal:
+            self.master, slave = pty.openpty()
+            self.resize(*size)
+            streams |= dict.fromkeys(on_terminal, slave)
+        controlling = "terminal" if streams["stdin"] == slave != -1 else "streams"
+        words = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), controlling, *command.words]
+        try:
+            self.process = subprocess.Popen(
+                words, cwd=command.folder, env=dict(environment), start_new_session=True, **streams,
+            )  # fmt: skip
+        except BaseException:
+            self._close_master()
+            raise
+        finally:
+            if slave >= 0:
+                os.close(slave)
+        self._reader = threading.Thread(target=self._read, name="ndd-output", daemon=True)
+        if self.master >= 0:
+            self._reader.start()
+
+    @property
+    def interactive(self) -> bool:
+        """Whether the command reads from its own terminal."""
+        return self.master >= 0
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Set the size of the command's terminal."""
+        if self.master >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, data: bytes) -> None:
+        """Input for the command, as if typed."""
+        if self.master >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self.master, data)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes of the command's group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Kill every process of the command's session, also those in groups of their own (torchrun's workers)."""
+        for pid in session_of(self.process.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status as a shell has it (128 + the signal), or None after the timeout."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        return 128 - code if code < 0 else code
+
+    def close(self) -> None:
+        """Read the rest of the output. Call after the end of the command."""
+        if self.master >= 0:
+            self._reader.join(LAST_WORDS_S)
+            self._close_master()
+
+    def _close_master(self) -> None:
+        if self.master >= 0:
+            os.close(self.master)
+            self.master = -1
+
+    def _read(self) -> None:
+        master = self.master
+        while True:
+            try:
+                ready = select.select([master], [], [], 0.2)[0]
+                data = os.read(master, CHUNK) if ready else b""
+            except (OSError, ValueError):  # the last process has closed the terminal, or we have
+                return
+            if data:
+                self._output(data)
+            elif ready or self.process.returncode is not None:
+                return
+
+
+def session_of(leader: int) -> list[int]:
+    """Ids of the processes in the session of a process, besides itself. Linux only; [] elsewhere."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/proc"):
+            if entry.name.isdecimal() and int(entry.name) != leader:
+                with contextlib.suppress(OSError):
+                    if os.getsid(int(entry.name)) == leader:
+                        found.append(int(entry.name))
+    return found
+
+
+def _streams() -> dict[str, bool]:
+    """Whether each standard stream of this process is a terminal."""
+    return {name: os.isatty(number) for number, name in enumerate(("stdin", "stdout", "stderr"))}

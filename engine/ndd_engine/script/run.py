@@ -1,0 +1,262 @@
+"""A run of somebody else's script: open it, execute it on the calling thread, close it.
+
+The counterpart of `train.run.Run`: the same folder, record and control socket, but the training is a command in a
+process of its own, and the events come from the observer's records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ndd_engine.diagnose.watch import FindingWatch
+from ndd_engine.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    MachineError,
+    RunLockedError,
+    UsageError,
+)
+from ndd_engine.files import write_text
+from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.gpu import Machine
+from ndd_engine.hardware.sampler import Sampler
+from ndd_engine.record.channel import ControlServer
+from ndd_engine.record.derive import figures
+from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
+from ndd_engine.record.recorder import Listener, Recorder
+from ndd_engine.record.rundir import RunDir, RunLock, check_regular, discard, new_run_dir
+from ndd_engine.text import counted, printable
+from ndd_watch import SITE
+
+from .command import Command, environment
+from .control import ScriptControl
+from .facts import Facts
+from .launch import Launched
+from .output import OutputLog
+from .records import Line, Records
+
+POLL_S = 0.2
+# From the request to stop to SIGTERM, if the script goes on.
+PATIENCE_S = 20.0
+EXIT_OF = {"stopped": EXIT_DONE, "interrupted": EXIT_INTERRUPTED, "terminated": EXIT_TERMINATED}
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    """root: the folder of all runs. name: of the run; None for the next free one of the script.
+
+    screen: a screen occupies the terminal; the output of the command goes to the log only.
+    """
+
+    command: Command
+    root: Path
+    name: str | None = None
+    screen: bool = False
+
+
+class ScriptRun:
+    """An open run of a script: folder, lock, record and control. Use `ScriptRun.open`."""
+
+    def __init__(
+        self, request: ScriptRequest, directory: RunDir, lock: RunLock, recorder: Recorder, echo: OutputLog
+    ) -> None:
+        self.request, self.directory, self.recorder = request, directory, recorder
+        self.control = ScriptControl()
+        self.finished = threading.Event()
+        self.end: EndEvent | None = None
+        self.launched: Launched | None = None
+        self._lock, self._output = lock, echo
+        self._server = ControlServer(directory.control_socket, self._asked, self.put)
+        self._facts: dict[str, Facts] = {}
+
+    @classmethod
+    def open(cls, request: ScriptRequest, listener: Listener | None = None) -> ScriptRun:
+        """Check the command, then create and lock the folder. Raises UsageError before anything is written."""
+        request.command.check()
+        with contextlib.ExitStack() as undo:
+            directory = new_run_dir(request.root, request.name, request.command.run_name)
+            undo.callback(discard, directory)
+            lock = RunLock(directory)
+            undo.callback(lock.release)
+            try:
+                check_regular(directory.events, directory.console_log, directory.command)
+                try:
+                    lock.acquire()
+                except RunLockedError:
+                    undo.pop_all()  # another process has taken the new folder: leave it alone
+                    raise
+                write_text(directory.command, json.dumps(request.command.to_dict(), indent=2) + "\n")
+                recorder = Recorder(directory.events, None, listener, FindingWatch())
+                undo.callback(recorder.close)
+                recorder.start()
+                output = OutputLog(directory.console_log, None if request.screen else 1)
+            except OSError as error:
+                where = printable(str(error.filename or directory.path))
+                raise UsageError(f"cannot write to {where}: {error.strerror}") from None
+            except RuntimeError as error:
+                raise MachineError(f"{error}: too many processes and threads (ulimit -u)") from None
+            run = cls(request, directory, lock, recorder, output)
+            undo.callback(run._server.close)
+            try:
+                run._server.start()
+            except (OSError, RuntimeError) as error:
+                run._server.close()
+                text = f"cannot create control.sock ({getattr(error, 'strerror', None) or error})"
+                run.put(MarkEvent("warning", 0, f"{text}: attach can watch this run but not control it"))
+            undo.pop_all()
+            return run
+
+    def execute(self) -> EndEvent:
+        """Run the command to its end; records and returns the end. Never raises an Exception."""
+        try:
+            end = self._execute()
+        except Exception as error:  # noqa: BLE001  every kind of end is reported
+            if self.launched is not None:
+                self.launched.kill()
+            end = self._ended(
+                "failed", f"the command cannot be observed: {type(error).__name__}: {error}", EXIT_FAILED
+            )
+        self.end = end
+        self.recorder.put(end)
+        self.recorder.flush()
+        self.finished.set()
+        return end
+
+    def close(self) -> None:
+        """Write the record to its end, close the control socket and unlock the run; safe to call twice."""
+        self._server.close()
+        self.recorder.close()
+        self._output.close()
+        self._lock.release()
+
+    def put(self, event: Event) -> None:
+        """Record an event."""
+        self.recorder.put(event)
+
+    def _execute(self) -> EndEvent:
+        command = self.request.command
+        self.put(StageEvent("prepare", f"waiting for the first step of {command.text}"))
+        machine = detect(use_torch=False)
+        records = Records(self.directory.ranks)
+        sampler = Sampler(machine.chosen, self.put, run_dir=self.directory.path)
+        size = shutil.get_terminal_size()
+        try:
+            self.launched = launched = Launched(
+                command, environment(self.directory.ranks.absolute(), SITE), self._output.write,
+                self.request.screen, (size.columns, size.lines),
+            )  # fmt: skip
+        except OSError as error:
+            return self._ended("failed", f"cannot start {command.text}: {error.strerror}", EXIT_FAILED)
+        sampler.start()
+        status = None
+        try:
+            while status is None:
+                status = launched.wait(POLL_S)
+                for name, line in records.new():
+                    self._take(name, line, machine)
+                self._obey(launched)
+                launched.resize(*shutil.get_terminal_size())
+        finally:
+            sampler.stop()
+            launched.close()
+        for name, line in records.new():
+            self._take(name, line, machine)
+        if records.damaged:
+            text = f"{counted(records.damaged, 'line')} of the observer's records could not be read"
+            self.put(MarkEvent("warning", self._step, text))
+        return self._ended(*self._outcome(status), status)
+
+    # Facts.
+
+    def _take(self, name: str, line: Line, machine: Machine) -> None:
+        facts = self._facts.get(name)
+        if facts is None:
+            facts = self._facts[name] = Facts(self.directory.name, self.request.command, machine)
+        leads = next(iter(sorted(self._facts, key=_leading))) == name
+        try:
+            events = list(facts.take(line))
+        except (KeyError, TypeError, ValueError, IndexError):
+            return  # a line of another version
+        for event in events if leads else ():
+            self.put(event)
+
+    @property
+    def _step(self) -> int:
+        return max((facts.step for facts in self._facts.values()), default=0)
+
+    # Control.
+
+    def _asked(self, action: str, holder: int | None) -> None:
+        """Handle a request from the control socket. Raises UsageError for what a script cannot do."""
+        self.control.request(action, "stopped from another terminal", holder=holder)
+
+    def _obey(self, launched: Launched) -> None:
+        """Pass a requested stop on: Ctrl-C first, SIGTERM if that has no effect, and SIGKILL for an immediate stop."""
+        control = self.control
+        if not control.stopping:
+            return
+        if control.kill:
+            launched.kill()
+            return
+        since = control.sent
+        if since is None:
+            control.sent = time.monotonic()
+            launched.signal(signal.SIGTERM if control.stop_status == "terminated" else signal.SIGINT)
+        elif time.monotonic() - since > PATIENCE_S and not control.pressed:
+            control.pressed = True
+            launched.signal(signal.SIGTERM)
+
+    # The end.
+
+    def _outcome(self, status: int) -> tuple[str, str]:
+        """(status, reason) of a command that has ended."""
+        steps = f"after {counted(self._step, 'step')}" if self._facts else "and did not train"
+        asked = self.control.stop_status
+        if asked is None and status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            # Typed into its own terminal, or sent by somebody else.
+            asked = "interrupted" if status == 128 + signal.SIGINT else "terminated"
+            return asked, f"{killed_by(status)} {steps}"
+        if asked is not None:
+            return asked, f"{self.control.stop_reason}, {steps}; the command ended with status {status}"
+        if status == 0:
+            hint = "" if self._facts else f": {UNSEEN}"
+            return "done", f"the command ended {steps}{hint}"
+        said = next((facts.ended[1] for facts in self._facts.values() if facts.ended and facts.ended[1]), "")
+        how = killed_by(status) or f"the command ended with status {status}"
+        return "failed", f"{how} {steps}" + (f": {said}" if said else "; see console.log")
+
+    def _ended(self, status: str, reason: str, exit_status: int) -> EndEvent:
+        self.recorder.settle()  # the figures include everything that was measured
+        found = figures(self.recorder.snapshot())
+        data = {"run": self.directory.name, "dropped_events": self.recorder.dropped, "figures": found}
+        return EndEvent(status, reason, self._step, exit_status, None, data)
+
+
+UNSEEN = (
+    "no process of it called backward with torch, or none could be observed (python -I, -E and -S and a changed "
+    "PYTHONPATH keep the observer out)"
+)
+
+
+def killed_by(status: int) -> str:
+    """ "killed by SIGKILL" for an exit status above 128; "" otherwise."""
+    if status <= 128:
+        return ""
+    try:
+        return f"the command was killed by {signal.Signals(status - 128).name}"
+    except ValueError:
+        return ""
+
+
+def _leading(name: str) -> tuple[bool, int, str]:
+    kind, _, text = name.partition("-")
+    return kind != "rank", int(text) if text.isdecimal() else 0, name

@@ -1,0 +1,51 @@
+"""`ndd-console run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ndd_console.process.terminal import interactive
+from ndd_engine.errors import UsageError
+from ndd_engine.record.rundir import NAME, runs_root
+from ndd_engine.script.command import Command
+from ndd_engine.script.run import ScriptRequest
+from ndd_engine.text import printable
+
+from .options import command, flag
+
+
+@command(
+    "that of the command, 2 if it does not exist or cannot be observed",
+    "run -- python train.py --batch-size 64",
+    "run -- torchrun --nproc-per-node 2 train.py",
+    "run --headless --run baseline -- python -m my_package.train",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option("--run", "name", metavar="NAME", help="Name of the run (default: the script and a number).")
+@flag("--headless", help="No screen: the output of the command goes through unchanged.")
+@click.pass_context
+def run(ctx: click.Context, words: tuple[str, ...], name: str | None, headless: bool) -> int:
+    """Observe a training script that was not written for this program: its steps, where their time goes, and why.
+
+    COMMAND is what you call to train; it is not changed. Its Python processes are observed from their first backward
+    pass on. In a terminal, the live screen shows them, and `l` shows the output of the command. Ctrl-C is passed on.
+    The run continues if the terminal is closed.
+    """
+    if name is not None and not NAME.fullmatch(name):
+        raise UsageError(
+            f"--run {printable(name)}: not a name; allowed: letters, digits, '.', '_' and '-', at most 64 characters"
+        )
+    root = runs_root(ctx.obj["runs"])
+    screen = interactive() and not headless
+    request = ScriptRequest(Command(words, Path.cwd()), root, name, screen)
+    request.command.check()
+    if screen:
+        from ndd_console.jobs.training import observe_console
+
+        return observe_console(request, ctx.obj["ascii"])
+    from ndd_console.jobs.script import observe_headless
+
+    return observe_headless(request)
