@@ -6,6 +6,7 @@ script.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from functools import wraps
 from threading import get_ident
@@ -36,6 +37,8 @@ from .modules import Modules
 from .steps import Steps
 
 Function = Callable[..., Any]
+# Loaders whose place is remembered.
+MOST_LOADERS = 64
 
 
 class Hooks:
@@ -61,8 +64,11 @@ class Hooks:
         self._thinned: list[tuple[Any, str, Function, Function]] = []
         self._before_optimizer: Any = None
         self._register: Any = None
-        # The loader that the training reads.
+        # The iterator that the training reads, and by id of a dataset the place where its loader was made.
         self._iterator = 0
+        self._places: dict[int, tuple[str, int]] = {}
+        # Set by `install`: called with the settings of a loader when the training begins to read it.
+        self.loader_read: Callable[[dict[str, Any], Any], None] = lambda settings, place: None
 
     # In and out.
 
@@ -74,6 +80,7 @@ class Hooks:
         self._patch(torch.autograd, "backward", self._backward)
         self._patch(dataloader._BaseDataLoaderIter, "__next__", self._next)
         self._patch(dataloader.DataLoader, "__iter__", self.timed, DATA_WAIT)
+        self._patch(dataloader.DataLoader, "__init__", self._loader_made)
         self._patch(torch.nn.Module, "train", self._train)
         self._patch(torch.nn.Module, "zero_grad", self.timed, ZERO_GRAD, self.steps.zeroed)
         self._patch(optimizers.Optimizer, "zero_grad", self.timed, ZERO_GRAD)
@@ -232,7 +239,13 @@ class Hooks:
                 self.modules.evaluation(False)  # the training reads its own loader again
                 if not S[TIMED]:
                     return original(iterator)
-            self._iterator = id(iterator)
+            if self._iterator != id(iterator):
+                self._iterator = id(iterator)
+                try:
+                    self.loader_read(*self._facts_of(iterator))
+                except Exception as error:  # noqa: BLE001
+                    self.steps.give_up(error)
+                    return original(iterator)
             t = now()
             outer = S[CURRENT]
             row[outer] += t - S[LAST]
@@ -247,6 +260,36 @@ class Hooks:
                 S[CURRENT] = outer
 
         return __next__
+
+    def _loader_made(self, original: Function) -> Function:
+        """Note where in the script a loader is made: a change of its settings belongs there."""
+        places, own = self._places, self._own
+
+        @wraps(original)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            original(loader, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                frame = sys._getframe(1)
+                while frame is not None and not own(frame.f_code):
+                    frame = frame.f_back
+                if frame is not None:
+                    places[id(loader.dataset)] = (frame.f_code.co_filename, frame.f_lineno)
+                    while len(places) > MOST_LOADERS:
+                        del places[next(iter(places))]
+
+        return __init__
+
+    def _facts_of(self, iterator: Any) -> tuple[dict[str, Any], Any]:
+        """Settings of the loader that an iterator belongs to, and the place where it was made, if that is known."""
+        dataset = iterator._dataset
+        sized = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
+        return {
+            "workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory),
+            "prefetch": getattr(iterator, "_prefetch_factor", None) if iterator._num_workers else None,
+            "persistent": bool(getattr(iterator, "_persistent_workers", False)),
+            "batch_size": getattr(iterator._index_sampler, "batch_size", None),
+            "items": len(dataset) if sized else None, "dataset": type(dataset).__name__,
+        }, self._places.get(id(dataset))  # fmt: skip
 
     def _train(self, original: Function) -> Function:
         modules = self.modules

@@ -29,7 +29,7 @@ _FOREIGN = (
 
 def own(code: Any) -> bool:
     """Whether a code object is the script's own: outside the standard library, installed packages and the observer."""
-    if code is None:
+    if code is None or isinstance(code, str):  # a built-in function
         return False
     name = code.co_filename
     return not (name.startswith(_FOREIGN) or "site-packages" in name or "dist-packages" in name)
@@ -48,6 +48,7 @@ class Observer:
         self.recorder: Recorder | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
         self._learned = 0
+        self._loader: dict[str, Any] = {}
         # What the current step is observed for: "", "learn" or "profile".
         self._study = ""
         self._wire()
@@ -55,6 +56,7 @@ class Observer:
     def _wire(self) -> None:
         steps = self.steps
         steps.thin, steps.study, steps.give_up = self.hooks.thin, self.study, self.give_up
+        self.hooks.loader_read = self._loader_read
         steps.window = lambda *taken: self.recorder.window(*taken) if self.recorder is not None else None
 
     def start(self) -> None:
@@ -109,6 +111,12 @@ class Observer:
             self.early.append((kind, body))
         else:
             self.recorder.put(kind, **body)
+
+    def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
+        """The training begins to read a loader: record its settings if they are new."""
+        if (found := {**settings, "place": place}) != self._loader:
+            self._loader = found
+            self.put("loader", **found)
 
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""

@@ -126,6 +126,7 @@ class Recorder:
         parameters = {id(item): item for group in groups for item in group["params"]}
         self.put(
             "model", device=str(device), optimizer=type(optimizer).__name__ if optimizer is not None else "",
+            implementation=_implementation(groups[0], device.type) if groups else None,
             parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
         )  # fmt: skip
 
@@ -276,6 +277,16 @@ def figures(rows: list[list[int]], wholes: list[int], rest: list[int]) -> dict[s
         "step_p95_ns": _at(whole, 0.95),
         "step_max_ns": last,
     }
+
+
+def _implementation(group: dict[str, Any], device: str) -> str | None:
+    """ "fused", "foreach" or "loop" for an optimizer of torch that has a choice; by default foreach on a GPU."""
+    if "foreach" not in group:
+        return None
+    if group.get("fused"):
+        return "fused"
+    chosen = group["foreach"]
+    return "foreach" if chosen or (chosen is None and device == "cuda") else "loop"
 
 
 def _at(ordered: list[int], share: float) -> int | None:

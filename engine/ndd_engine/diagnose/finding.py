@@ -43,6 +43,7 @@ CAUSES: dict[str, str] = {
     "checkpoint": "frequent checkpoints",
     "logging": "frequent logging",
     "user-code": "host code between operators",
+    "slow-function": "a slow function of the script",
     "recompile": "repeated recompilation",
     "compile-cost": "compile time exceeds the gain",
     "deterministic": "deterministic algorithms",

@@ -10,7 +10,7 @@ from ndd_engine.text import percent, span
 
 from . import loader_facts as facts
 from .finding import Finding
-from .view import BASELINE, CLOCK, CONFIG, FLOOR, Cost, Draft, View, taken
+from .view import BASELINE, CLOCK, CONFIG, FLOOR, Cost, Draft, View, place, taken
 
 FIRST_BATCH = "data_wait/first_batch"
 # Minimum part of the data wait spent on first batches of later epochs. The first batch of the run is not counted.
@@ -204,15 +204,24 @@ def data_wait(view: View) -> Finding | None:
     here = None if loader is None else facts.as_made_ns(view, loader)
     if not view.workers and here is not None and here * view.micro_steps < EXPLAINS * wait.ns:
         return None  # batches are made far faster: the wait has another reason, such as busy cores
-    line = view.line("data_wait")
-    title = f"input-bound: {percent(wait.share)} of each step is spent waiting for the loader"
+    slow = view.slowest_function
+    profiled = slow is not None and slow.ns >= EXPLAINS * wait.ns
+    line = place(slow.file, slow.line, slow.name) if slow is not None and profiled else view.line("data_wait")
+    waits_for = "the loader" if not view.is_script or view.get("loader.workers") is not None else "data"
+    title = f"input-bound: {percent(wait.share)} of each step is spent waiting for {waits_for}"
     draft = Draft("data-wait", title, wait)
     draft.add(taken(wait, "waiting for data takes"), facts.workers_are(view))
-    if line:
+    if slow is not None and profiled:
+        draft.saw(f"{line} takes {span(slow.ns)} of a step", "Python profiler, one step")
+    elif line:
         draft.saw(f"most stack samples are at {line}", "stack samples")
     draft.add(facts.untold_workers(view))
     method = "__iter__" if loader is not None and loader.stream else "__getitem__"
     text = f"do less work per batch in the dataset's {method} and in the collate function"
+    if waits_for == "data":
+        text = (
+            "do less work in the function that makes the batches, or make them in a DataLoader with workers"
+        )
     draft.change(text, where=line)
     facts.crowding(view, draft, "waiting for the loader")
     return draft.done()

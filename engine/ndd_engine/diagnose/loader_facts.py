@@ -98,9 +98,11 @@ def untold_workers(view: View) -> Change | None:
     cores = view.whole_cores
     if view.snapshot.loader is not None or cores is None or view.workers or cores < 2 or not cores_free(view):
         return None
+    if view.is_script and view.get("loader.workers") is None:
+        return None  # it has no loader
     count = min(cores - 1, 4)
     text = f"load with {count} worker{'s' if count > 1 else ''}{in_host_memory(view)}"
-    return Change(text, (f"loader.workers={count}", *off_device(view)))
+    return Change(text, (f"loader.workers={count}", *off_device(view)), view.loader_place)
 
 
 def in_host_memory(view: View) -> str:

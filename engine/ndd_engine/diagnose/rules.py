@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ndd_engine.record.snapshot import Snapshot
 
-from . import formats, gpu, hazards, healthy, loader, model, processor, step
+from . import formats, gpu, hazards, healthy, loader, model, processor, script, step
 from .finding import Finding
 from .view import View, ceiling
 from .worth import leave, tried
@@ -22,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     *processor.RULES,
     *(GPU_RULES := (*gpu.RULES, *formats.RULES)),
     *model.RULES,
+    *script.RULES,
     *step.RULES,
 )
 

@@ -73,6 +73,18 @@ class CodePlace:
         return min(self.share + ERRORS * sqrt(self.share * (1 - self.share) / self.looks), 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class SlowFunction:
+    """A function of the script in a step: its time outside torch and other functions of the script, and its share."""
+
+    file: str
+    line: int
+    name: str
+    calls: int
+    ns: float
+    share: float
+
+
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
 
 
@@ -127,6 +139,33 @@ class View:
             return NOTHING
         share = found.device_ns / total
         return Cost(found.device_ns, share, found.share_error, share)
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the run is a script that is only observed."""
+        return "script" in self.config
+
+    @property
+    def loader_place(self) -> str | None:
+        """Where the script makes its loader: "train.py:41"; None if that is unknown."""
+        script = self.config.get("script")
+        found = script.get("loader") if isinstance(script, dict) else None
+        if not isinstance(found, (list, tuple)) or len(found) != 2:
+            return None
+        return printable(f"{PurePath(str(found[0])).name}:{found[1]}")
+
+    @property
+    def slowest_function(self) -> SlowFunction | None:
+        """The function of the script that takes most of a profiled step by itself; None without one.
+
+        The profiler makes the step slower, so the time is scaled to that of a usual step.
+        """
+        found = self.snapshot.functions
+        if found is None or not found.functions or not found.wall_ns or not self.step_ns:
+            return None
+        file, line, name, calls, _, own_ns = max(found.functions, key=lambda row: row[5])
+        ns = own_ns * min(self.step_ns / found.wall_ns, 1.0)
+        return SlowFunction(str(file), int(line), str(name), int(calls), ns, min(ns / self.step_ns, 1.0))
 
     @property
     def usual_model_ns(self) -> int:

@@ -25,6 +25,7 @@ from .records import Line
 
 # Section of a run's configuration that only scripts have.
 SECTION = "script"
+_LOADER = ("workers", "pin_memory", "prefetch", "persistent")
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Facts:
     ranks: int | None = None
     _process: Line = field(default_factory=dict)
     _model: Line = field(default_factory=dict)
+    _loader: Line = field(default_factory=dict)
     _micro: int = 0
     _items: int = 0
     _told: bool = False
@@ -53,6 +55,10 @@ class Facts:
             self._process, self.pid, self.ranks = line, int(line["pid"]), line.get("ranks")
         elif kind == "model":
             self._model = line
+        elif kind == "loader":
+            self._loader = line
+            if self._told:  # another loader than before
+                yield self._run()
         elif kind == "window":
             yield from self._window(line)
         elif kind == "stacks":
@@ -120,7 +126,7 @@ class Facts:
         optimizer = printable(str(model.get("optimizer") or ""))
         return RunEvent(
             name=self.name, workload=self.command.title,
-            config={SECTION: {"command": list(self.command.words), "folder": str(self.command.folder)}},
+            config=self._seen(),
             pid=self.pid, host=str(process.get("host") or socket.gethostname()), device=device,
             device_name=machine.host.cpu if device == "cpu" else gpu.name if gpu is not None else device,
             card=None if gpu is None else gpu.to_dict(), versions=versions,
@@ -129,6 +135,16 @@ class Facts:
             steps_per_epoch=0, epochs=0, total_steps=0, model=optimizer, data=self.command.text,
             threads=process.get("threads"), usable_cores=machine.host.usable_cpus,
         )  # fmt: skip
+
+    def _seen(self) -> dict[str, Any]:
+        """The settings that were seen, named as those of our own runs."""
+        found: dict[str, Any] = {SECTION: self.command.to_dict()}
+        if loader := self._loader:
+            found["loader"] = {name: loader.get(name) for name in _LOADER}
+            found[SECTION] |= {"loader": loader.get("place"), "dataset": loader.get("dataset")}
+        if (kind := self._model.get("implementation")) is not None:
+            found["optimizer"] = {"implementation": kind}
+        return found
 
     def _source(self, line: Line) -> MarkEvent:
         where = f"{printable(str(line['function']))} ({printable(str(line['file']))}:{int(line['line'])})"

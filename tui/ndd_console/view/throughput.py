@@ -49,7 +49,7 @@ def rates(snapshot: Snapshot) -> list[str]:
 def epoch_of(snapshot: Snapshot) -> str:
     """ "epoch 3/25"; without the total if it is unknown, "" for what has no epochs."""
     run = snapshot.run
-    if run is None:
+    if run is None or "script" in run.config:
         return ""
     if not run.epochs:
         return "" if run.steps_per_epoch else f"epoch {snapshot.epoch + 1}"
