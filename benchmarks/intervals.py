@@ -1,8 +1,8 @@
 """Do the intervals of trials contain the truth? Simulated trials, and real trials of a change without effect.
 
 `python -m benchmarks intervals` simulates: each noise model draws processes, blocks and drifts, and trials decide on
-them as in reality. `--real N` adds N real A/A trials, spread over the five workloads, at the default budget, half of
-them in pairs of processes and half in one process; with `--keep DIR` they can be interrupted and continued.
+them as in reality. `--real N` adds N real A/A trials, spread over the five workloads, at the default budget: one round
+of six in pairs of processes, the others in one process; with `--keep DIR` they can be interrupted and continued.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from ndd_engine.trial.blocks import (
     OVERHEAD,
     SHORT_S,
     STEPS_ENOUGH,
+    SWITCH_S,
     plan_pairs,
 )
 from ndd_engine.trial.confirm import over
@@ -163,7 +164,7 @@ def trial(machine: Machine, course: Course, usual: Usual | None = None) -> Outco
 
 def switched_trial(machine: Machine, course: Course) -> Outcome:
     """A trial in one process that switches between both sides."""
-    segment_s = max(LEAST_S, STEPS_ENOUGH * course.step_s)
+    segment_s = max(SWITCH_S, STEPS_ENOUGH * course.step_s)
     spent, abba_s = course.start_s, BLOCKS * OVERHEAD * segment_s
     machine.start(together=True)
     blocks = OneProcess()

@@ -21,6 +21,7 @@ CHANGE = ("log.headless_s=7.5",)
 SIDES = (
     ("eeg", NDD), ("chartext", CHARTEXT), ("antispoof", ANTISPOOF), ("finetune", FINETUNE), ("summarise", SUMMARISE),
 )  # fmt: skip
+PAIRS_EVERY = 6
 CALLS = ("faster", "slower")
 LIMIT = 0.05
 
@@ -42,7 +43,7 @@ class Null:
 def run(folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S, both: bool = False) -> list[Null]:
     """Run `count` trials, cycling through the workloads; with `resume` only missing ones.
 
-    both: one round in pairs of processes, the next in one process, and so on; else all in pairs.
+    both: one round of PAIRS_EVERY in pairs of processes, the others in one process, as by default; else all in pairs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "null.jsonl"
@@ -52,7 +53,7 @@ def run(folder: Path, count: int, resume: bool, budget_s: float = BUDGET_S, both
     for number in range(count):
         if number in done:
             continue
-        restarts = not both or number // len(SIDES) % 2 == 0
+        restarts = not both or number // len(SIDES) % PAIRS_EVERY == 0
         done[number] = null = _one(folder / f"null-{number:03}", number, budget_s, restarts)
         append(record, json.dumps(asdict(null)))
         ratio = "" if null.ratio is None else f" {null.ratio:.3f}x"

@@ -39,6 +39,32 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
             assert expected in message, message
 
 
+def test_check_reports_mistakes_in_the_file_and_in_the_factory_at_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def factory(settings):\n    return {'model': 3}\n")
+    message = refused(
+        tmp_path,
+        "check",
+        "--workload",
+        "mine:factory",
+        "--set",
+        "batch.micro=0",
+        "--set",
+        "optimizer.lr=fast",
+    )
+    for expected in (
+        "batch.micro = 0",
+        'optimizer.lr = "fast"',
+        "set run.epochs or run.max_steps",
+        "train_data",
+    ):
+        assert expected in message, message
+
+
+def test_an_unknown_option_that_names_a_key_says_how_to_set_it(tmp_path: Path) -> None:
+    assert "to set this key: --set run.epochs=VALUE" in refused(tmp_path, "train", "--epochs", "3")
+    assert "--set" not in refused(tmp_path, "train", "--nonsense")
+
+
 @pytest.mark.parametrize("command", ["train", "check", "try", "tune", "wizard"])
 def test_a_gpu_that_does_not_exist_is_a_configuration_error(tmp_path: Path, command: str) -> None:
     assert "cuda:63 is not available" in refused(tmp_path, command, "--set", "run.device=cuda:63")

@@ -29,6 +29,15 @@ def make(root: Path, name: str, status: str = "done", days: float = 0) -> RunDir
     return directory
 
 
+def test_a_run_that_failed_in_preparation_is_listed_with_its_workload_and_time(tmp_path: Path) -> None:
+    failed = make(tmp_path / "runs", "broken-001", "failed")
+    failed.config.write_text('[workload]\nname = "mine:factory"\n')
+    make(tmp_path / "runs", "older", days=3)
+    lines = run("runs", folder=tmp_path).stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("broken-001")]
+    assert "mine:factory" in line and "failed" in line and "19" in line
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cases import HAZARDS, PAIRS
+from cases import HAZARDS, NEIGHBOUR, PAIRS
 from pairs import Pair
 from planted_runs import HEALTHY, Planted, alone, cores, data, evaluated, files, healthy, seen
 
@@ -131,7 +131,10 @@ def test_a_finished_run_is_told_for_the_next_one() -> None:
 
 
 def trial(verdict: str, *sets: str) -> TrialEvent:
-    return TrialEvent(list(sets), "the present", verdict, f"measured: {verdict}", 1.0, 0.99, 1.01)
+    ratio = 3.0 if verdict == "faster" else 1.0
+    return TrialEvent(
+        list(sets), "the present", verdict, f"measured: {verdict}", ratio, 0.99 * ratio, 1.01 * ratio
+    )
 
 
 def test_what_was_tried_in_vain_steps_back_and_says_so() -> None:
@@ -227,6 +230,31 @@ def test_the_neighbour_is_named() -> None:
     assert "stress" in found.title
     assert found.changes[0].text == "stop or move your own process stress (pid 4711, 0.9 cores)"
     assert found.sets == ("run.threads=1",)
+
+
+def test_of_a_single_thread_at_most_the_time_without_a_core_is_lost() -> None:
+    busy = [{"pid": 4711, "name": "stress", "cores": 1.0, "stoppable": True}]
+    run = Planted(host=cores(2.0, 0.9, neighbours=busy), run={"threads": 1}, sets=["run.threads=1"])
+    found = run.named("neighbour-cores")
+    assert found.ceiling == pytest.approx(1 / 0.9)
+
+
+def test_slow_updates_on_shared_cores_are_not_the_optimizers_fault() -> None:
+    phases = healthy(optimizer=40.0)
+    applied = [SettingEvent("optimizer.implementation", "auto", "fused", True)]
+    alone_slow = Planted(phases=phases, settings=applied, host=cores(2.0, 1.95))
+    assert alone_slow.verdict().cause == "optimizer"
+    shared = replace(alone_slow, host=cores(2.0, 1.1, neighbours=NEIGHBOUR))
+    assert "optimizer" not in [item.cause for item in shared.found()]
+    assert shared.verdict().cause == "neighbour-cores"
+
+
+def test_a_measured_speedup_ranks_above_a_smaller_bound() -> None:
+    pair = next(pair for pair in PAIRS if pair.cause == "neighbour-cores")
+    waiting = replace(pair.guilty, phases=healthy(data_wait=20.0))
+    assert waiting.verdict().cause == "data-wait"
+    proved = replace(waiting, trials=[replace(trial("faster", "run.threads=1"), ratio=17.4)])
+    assert proved.verdict().cause == "neighbour-cores"
 
 
 def test_processes_of_the_system_and_of_others_are_not_to_be_stopped() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ndd_engine.hardware.cgroup import read_limits
@@ -21,7 +22,7 @@ from ndd_engine.hardware.neighbours import EVERY, MOST, Neighbours, ancestors
 ALL = frozenset(range(4096))
 # Seconds for a busy process to get a core on a machine that runs other tests.
 PATIENCE_S = 20.0
-SPIN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+SPIN = "import time\nend = time.monotonic() + 90\nwhile time.monotonic() < end: pass"
 # Starts a process that computes, says its id and ends: the process then belongs to nobody here.
 ORPHAN = (
     "import subprocess, sys\n"
@@ -35,6 +36,10 @@ def neighbour() -> Iterator[int]:
     """A real process of somebody else that keeps a core busy."""
     out = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, check=True).stdout
     pid = int(out)
+    # It may wait for a core itself; a search that comes too early is not repeated soon where there are many processes.
+    deadline = time.monotonic() + PATIENCE_S
+    while psutil.Process(pid).cpu_times().user < 0.3 and time.monotonic() < deadline:
+        time.sleep(0.1)
     yield pid
     os.kill(pid, signal.SIGKILL)
 
@@ -47,6 +52,7 @@ def test_a_busy_process_is_named(neighbour: int) -> None:
     # Where many others compute too, it may have to wait for a core, or three may be busier.
     while mine is None and (found is None or len(found) < MOST) and time.monotonic() < deadline:
         time.sleep(0.6)
+        neighbours._next = 0.0  # as if looking were free
         found = neighbours.read(0.9)
         assert found is not None
         mine = next((item for item in found if item["pid"] == neighbour), None)
@@ -62,6 +68,7 @@ def test_samples_name_it_from_the_third_on(neighbour: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while len(samples) < 3 or (not named(samples[-1], neighbour) and time.monotonic() < deadline):
         samples.append(found.read()["neighbours"])
+        found._neighbours._next = 0.0
         time.sleep(0.5)
     found.close()
     assert samples[:2] == [None, None]

@@ -12,7 +12,7 @@ from written_runs import ITEMS, STEPS, evaluation, run_event, sample, steady, wi
 
 from ndd_console.cli.compare import describe, describe_several
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import Event
+from ndd_engine.record.events import Event, SampleEvent
 from ndd_engine.trial.compare import Comparison, compare, compare_several
 from ndd_engine.trial.series import Stretch, rate, ratio, spread, warm_up
 
@@ -53,6 +53,24 @@ def test_two_windows_have_no_interval_and_so_no_verdict(tmp_path: Path) -> None:
     assert found.speed.ratio == pytest.approx(0.5)
     assert (found.speed.low, found.speed.high, found.verdict) == (None, None, "inconclusive")
     assert found.slower_than(0.05) == "inconclusive"
+
+
+@pytest.mark.parametrize(("others", "called"), [(1.3, "inconclusive"), (0.1, "slower")])
+def test_other_processes_beside_one_run_leave_no_verdict(tmp_path: Path, others: float, called: str) -> None:
+    def beside(used: float, times: list[float]) -> list[Event]:
+        host = {"cpu_percent": 50 * used, "process_cpu_percent": 70.0}
+        return [*windows(times), *(SampleEvent(None, host) for _ in range(9))]
+
+    found = compared(tmp_path, beside(0.7, steady(60, 1.0)), beside(0.7 + others, steady(60, 1.5, seed=1)))
+    assert found.verdict == called
+    assert (
+        found.disturbed
+        == (called == "inconclusive")
+        == any("other processes used" in why for why in found.unlike)
+    )
+    assert found.slower_than(0.05) == called
+    text = "\n".join(describe(found))
+    assert ("no verdict: other processes used the cores of one run" in text) == found.disturbed
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:

@@ -144,9 +144,9 @@ def test_beside_a_run_the_wizard_writes_and_does_not_train() -> None:
 async def test_home_starts_a_run_in_a_thread() -> None:
     source, ready, threads = FakeSource(), threading.Event(), []
 
-    def start(name: str) -> RunSource:
+    def start(row: StartRow) -> RunSource:
         threads.append(threading.current_thread())
-        assert ready.wait(5) and name == "eeg"
+        assert ready.wait(5) and row.name == "eeg"
         return source
 
     app = make(None, FakeHome(), start=start)
@@ -164,8 +164,8 @@ async def test_home_starts_a_run_in_a_thread() -> None:
 async def test_enter_opens_and_a_named_key_starts() -> None:
     started: list[str] = []
 
-    def start(name: str) -> FakeSource:
-        started.append(name)
+    def start(row: StartRow) -> FakeSource:
+        started.append(row.name)
         return FakeSource()
 
     app = make(None, FakeHome(), start=start, wizard=lambda *_: FakeWizard())
@@ -187,9 +187,42 @@ async def test_enter_opens_and_a_named_key_starts() -> None:
         await pilot.press("q", "d")
 
 
+async def test_an_own_workload_is_asked_for_its_epochs() -> None:
+    started: list[StartRow] = []
+
+    class Own(FakeHome):
+        def workloads(self) -> list[StartRow]:
+            return [StartRow("mine:factory", "your own workload", "", kind="own")]
+
+    def start(row: StartRow) -> FakeSource:
+        started.append(row)
+        raise UsageError("cannot import mine")
+
+    app = make(None, Own(), start=start)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "charlm-003" in text_of(app))
+        await pilot.press("s", "x", "1", "2", "backspace")
+        assert "epochs to train mine:factory (default: 1): 1_" in text_of(app) and "cancel" in text_of(app)
+        assert "charlm-003" in text_of(app)
+        await pilot.press("escape")
+        assert "epochs to train" not in text_of(app) and not started
+        await pilot.press("s", "0", "enter")  # zero epochs are no run
+        assert "epochs to train" in text_of(app) and not started
+        await pilot.press("backspace", "enter")
+        await until(pilot, lambda: "cannot import mine" in text_of(app))
+        assert "close message" in text_of(app)
+        await pilot.press("escape")
+        assert "cannot import mine" not in text_of(app) and app.return_value is None
+        await pilot.press("enter")
+        await until(pilot, lambda: "details of" in text_of(app))
+        await pilot.press("s", "3", "enter")
+        await until(pilot, lambda: len(started) == 2)
+        assert [row.epochs for row in started] == [1, 3]
+
+
 async def test_home_shows_why_a_run_cannot_start() -> None:
-    def refuse(name: str) -> RunSource:
-        raise UsageError(f"{name}: batch.micro = 0: must be at least 1")
+    def refuse(row: StartRow) -> RunSource:
+        raise UsageError(f"{row.name}: batch.micro = 0: must be at least 1")
 
     app = make(None, FakeHome(), start=refuse, attach=lambda name: FakeSource(name=name, owned=False))
     async with app.run_test(size=(80, 24)) as pilot:

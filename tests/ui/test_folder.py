@@ -47,6 +47,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_file_that_extends_another_shows_the_workload_of_both(folder: Path) -> None:
+    (folder / "child.toml").write_text('extends = "mine.toml"\n[batch]\nmicro = 4\n')
+    (folder / "orphan.toml").write_text('extends = "missing.toml"\n')
+    titles = {row.name: row.title for row in folder_rows()}
+    assert titles["child.toml"] == titles["mine.toml"] == "configuration: chartext tiny"
+    assert titles["orphan.toml"] == "configuration"
+
+
 def test_configurations_and_factories_are_found_without_importing(folder: Path) -> None:
     rows = folder_rows()
     assert [(row.name, row.kind) for row in rows] == [

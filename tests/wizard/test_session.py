@@ -56,6 +56,14 @@ def test_from_answers_to_a_file_that_trains(tmp_path: Path) -> None:
     assert tomli.loads(changed)["batch"]["micro"] == best.batch.micro
 
 
+def test_an_own_workload_without_a_length_is_planned_for_one_epoch() -> None:
+    own = Answers(workload="mine:factory")
+    assert own.assumes_length and own.draft().resolve().run.epochs == 1
+    for given in (("run.max_steps=20",), ("run.epochs=3",)):
+        assert not Answers(workload="mine:factory", sets=given).assumes_length
+    assert not Answers(workload="chartext").assumes_length
+
+
 def test_stopping_ends_probing() -> None:
     stop = threading.Event()
     stop.set()

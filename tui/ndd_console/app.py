@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from textual.app import App
 from textual.filter import NoColor
@@ -28,6 +29,7 @@ from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import error_text
 
 Opener = Callable[[str], RunSource]
+Starter = Callable[[StartRow], RunSource]
 # Opens the wizard for the run on the screen, else for an entry of the home screen; None if there is none.
 WizardOpener = Callable[[RunSource | None, StartRow | None], WizardSource]
 
@@ -151,7 +153,7 @@ class ConsoleApp(CanvasApp):
     "detach" (the run continues), "kill" (second Ctrl-C) or "hangup". The caller closes `source`, the last run on the
     screen, and `wizard`, if it is open.
 
-    start, attach, start_file: open a run by workload, by run name or by configuration file.
+    start: trains an entry of the home screen. attach, start_file: open a run by its name or by configuration file.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class ConsoleApp(CanvasApp):
         *,
         look: Look = PLAIN,
         refresh_hz: float = 4.0,
-        start: Opener | None = None,
+        start: Starter | None = None,
         attach: Opener | None = None,
         start_file: Opener | None = None,
         wizard: WizardOpener | None = None,
@@ -248,18 +250,20 @@ class ConsoleApp(CanvasApp):
             self._finish("quit")
 
     def _open_run(self, run: RunRow) -> None:
-        self._begin(self._attach_run, run.name, "opening")
+        if self._attach_run is not None:
+            self._begin(partial(self._attach_run, run.name), run.name, "opening")
 
     def _train(self, row: StartRow) -> None:
-        self._begin(self._start_file if row.kind == "file" else self._start_run, row.name, "starting")
+        if self._start_run is not None:
+            self._begin(partial(self._start_run, row), row.name, "starting")
 
-    def _begin(self, opener: Opener | None, name: str, word: str) -> None:
+    def _begin(self, open_: Callable[[], RunSource], name: str, word: str) -> None:
         """Start or attach in a thread, since that may take seconds."""
-        if opener is None or self._opening:
+        if self._opening:
             return
         self._opening = True
         self._say(f"{word} {name}…")
-        threading.Thread(target=self._open, args=(opener, name), name="ndd-open", daemon=True).start()
+        threading.Thread(target=self._open, args=(open_,), name="ndd-open", daemon=True).start()
 
     def _open_wizard(self, run: RunSource | None, row: StartRow | None = None) -> None:
         """Open the wizard. If there is a run on the screen, the new file cannot be trained from here.
@@ -278,12 +282,12 @@ class ConsoleApp(CanvasApp):
         self.wizard.stop()
         self.wizard = None
         self.pop_screen()
-        if to_train:
-            self._begin(self._start_file, to_train, "starting")
+        if to_train and self._start_file is not None:
+            self._begin(partial(self._start_file, to_train), to_train, "starting")
 
-    def _open(self, opener: Opener, name: str) -> None:
+    def _open(self, open_: Callable[[], RunSource]) -> None:
         try:
-            source = opener(name)
+            source = open_()
         except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
             call_from_thread(self, self._not_opened, error_text(error))
             return

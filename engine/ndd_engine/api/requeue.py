@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ndd_engine.config import Config, Draft, anywhere, read
-from ndd_engine.errors import RunLockedError, UsageError
+from ndd_engine.errors import ConfigError, RunLockedError, UsageError
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir, bare
 from ndd_engine.record.state import RunState
@@ -59,12 +59,31 @@ def resume_or_start(request: RunRequest) -> Decision:
     changed = _changed(before, draft)
     merged = replace(recorded, layers=(*recorded.layers, ("--resume-or-start", _table(changed))))
     if _finished(run, state, merged.resolve()):
-        return Decision(None, f"run {name} has finished at step {number(state.step)}: there is nothing to do")
+        text = f"run {name} has finished at step {number(state.step)}: there is nothing to do"
+        if changed:
+            text += f"; ignored changes of the configuration: {_listed(changed)}"
+        return Decision(None, text)
     text = f"run {name} resumes from its latest checkpoint"
     if changed:
-        values = ", ".join(f"{key} {_shown(old)} -> {_shown(new)}" for key, (old, new) in changed.items())
-        text += f", with a changed configuration: {printable(values)}"
+        text += f", with a changed configuration: {_listed(changed)}"
     return Decision(replace(request, draft=merged, resume=run), text)
+
+
+def changes_text(run: RunDir, draft: Draft) -> str:
+    """What a resume changes in the configuration of its run: "optimizer.lr 0.001 -> 0.01".
+
+    "" for nothing, and for a configuration that is not valid: preflight says why.
+    """
+    try:
+        return _listed(_changed(read(run.config).resolve(), draft))
+    except ConfigError:
+        return ""
+
+
+def _listed(changed: dict[str, tuple[Any, Any]]) -> str:
+    return printable(
+        ", ".join(f"{key} {_shown(old)} -> {_shown(new)}" for key, (old, new) in changed.items())
+    )
 
 
 def _changed(before: Config, draft: Draft) -> dict[str, tuple[Any, Any]]:

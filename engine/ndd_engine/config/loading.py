@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ class Draft:
             config = Config.model_validate(merged)
         except ValidationError as error:
             problems.extend(self._problems(error, merged))
+            problems.extend(self._among_sections(error, merged))
             raise ConfigError(problems) from None
         if problems:
             raise ConfigError(problems)
@@ -184,6 +186,22 @@ class Draft:
             if isinstance(table, dict) and key in table:
                 return None if table[key] is None else str(table[key])
         return default
+
+    def _among_sections(self, error: ValidationError, merged: Table) -> Iterator[Problem]:
+        """Problems between settings of several sections, which are only checked where each setting is valid."""
+        wrong = [_path(item["loc"]) for item in error.errors()]
+        if any(not path for path in wrong):
+            return  # they were checked
+        rest = deepcopy(merged)
+        for path in wrong:
+            _drop(rest, path)
+        try:
+            Config.model_validate(rest)
+        except ValidationError as left:
+            names = [".".join(map(str, path)) for path in wrong]
+            for problem in self._problems(left, rest):
+                if not problem.key and not any(name in problem.message for name in names):
+                    yield problem
 
     def _problems(self, error: ValidationError, merged: Table) -> Iterator[Problem]:
         every = error.errors(include_url=False)

@@ -6,7 +6,7 @@ from ndd_engine.text import percent, printable, span, times
 
 from .finding import Change, Finding
 from .loader_facts import slower
-from .view import BASELINE, COMPUTING, CONFIG, FLOOR, OTHERS, SAMPLES, SLOWED, Cost, Draft, View
+from .view import BASELINE, COMPUTING, CONFIG, FLOOR, FULL, OTHERS, SAMPLES, SLOWED, Cost, Draft, View
 
 # Minimum speedup of another thread count before it is proposed.
 FASTER = 1.1
@@ -15,8 +15,6 @@ FASTER_IN_RUN = 1.35
 # Minimum cores used by unidentified processes, and minimum samples.
 UNNAMED = 0.6
 LEAST_SAMPLES = 3
-# From this utilization on all cores count as busy.
-FULL = 0.9
 # Maximum share of one collection in the time between two, and the intervals in steps that are proposed.
 GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
@@ -72,8 +70,10 @@ def neighbour_cores(view: View) -> Finding | None:
         return None  # the run gets all the cores it can use
     title = f"other processes use {use.others:.1f} of {use.usable:g} cores"
     title += f", {printable(use.neighbours[0][1])} the most" if use.neighbours else ""
-    # As measured, or the part of the cores that they use.
-    share = max(min(use.others / use.usable, 0.9), view.slowdown() or 0.0)
+    # As measured; else the part of the cores that the run wants and does not get, or that others use.
+    together = not view.gpu and (view.threads or 1) > 1
+    lacking = use.others / use.usable if together else 1 - use.own / max(min(wanted, use.usable), use.own)
+    share = max(min(lacking, 0.9), view.slowdown() or 0.0)
     draft = Draft("neighbour-cores", title, view.part(share), "likely" if slowed else "possible")
     others, own = (
         f"other processes use {use.others:.1f} cores",
@@ -91,7 +91,6 @@ def neighbour_cores(view: View) -> Finding | None:
         draft.saw(f"not identified as your own: {', '.join(rest)}", SAMPLES)
     draft.add(slower(view))
     # Several threads wait for the slowest one at the end of every operator: the cost has no upper bound.
-    together = not view.gpu and (view.threads or 1) > 1
     if together:
         text = f"{view.threads} threads synchronise at every operator, so the cost has no upper bound"
         draft.saw(text, CONFIG)

@@ -9,7 +9,7 @@ from ndd_engine.record.snapshot import Snapshot
 from . import formats, gpu, hazards, healthy, loader, model, processor, script, step
 from .finding import Finding
 from .view import View, ceiling
-from .worth import leave, tried
+from .worth import leave, proved, tried
 
 Rule = Callable[[View], Finding | None]
 
@@ -32,8 +32,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     few_steps: judge any number of steps, such as those of a trace.
 
-    Order: hazards, bottlenecks by ceiling (or by their share of the time if there is none), bottlenecks whose change
-    was tried and not faster, findings that cost no time.
+    Order: hazards, bottlenecks by the measured speedup of their change (if there is none, by ceiling or share of the
+    time), bottlenecks whose change was tried and not faster, findings that cost no time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -53,6 +53,6 @@ def _rank(view: View, item: Finding) -> tuple[int, float]:
     if item.cause in ("leak", "near-limit"):
         return 0, 0.0
     if item.ceiling is not None or item.share is not None:
-        bound = item.ceiling if item.ceiling is not None else ceiling(item.share or 0.0)
+        bound = proved(view, item) or item.ceiling or ceiling(item.share or 0.0)
         return (1 if tried(view, item) is None else 2), -bound
     return (3 if item.cause == "too-short" else 4), 0.0

@@ -36,8 +36,8 @@ def optimizer(view: View) -> Finding | None:
         edits["optimizer.implementation=fused"] = text
     if view.get("optimizer.set_to_none") is False and view.cost("zero_grad").share >= FLOOR / 2:
         edits["optimizer.set_to_none=true"] = "set gradients to None instead of zero"
-    if not edits and cost.share < MUCH:
-        return None
+    if not edits and (cost.share < MUCH or view.crowded):
+        return None  # its threads may wait for cores that others use
     title = f"the optimizer (with zero_grad) takes {percent(cost.share)} of each step"
     draft = Draft("optimizer", title, cost, "certain" if used in ("loop", "foreach") else "likely")
     draft.add(taken(cost, "the parameter update takes"))

@@ -24,9 +24,20 @@ def leave(view: View, item: Finding) -> Finding:
 
 def tried(view: View, item: Finding) -> TrialEvent | None:
     """The newest trial of the proposed change if it was not faster, else None."""
+    trial = _newest(view, item)
+    return trial if trial is not None and trial.verdict in IN_VAIN else None
+
+
+def proved(view: View, item: Finding) -> float | None:
+    """The speedup of the proposed change by its newest trial, if it was faster."""
+    trial = _newest(view, item)
+    return trial.ratio if trial is not None and trial.verdict == "faster" else None
+
+
+def _newest(view: View, item: Finding) -> TrialEvent | None:
     wanted = sorted(item.sets)
     trials = [trial for trial in view.snapshot.trials if wanted and sorted(trial.sets) == wanted]
-    return trials[-1] if trials and trials[-1].verdict in IN_VAIN else None
+    return trials[-1] if trials else None
 
 
 def too_short_for(view: View, item: Finding) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ndd_engine.config import Config
 from ndd_engine.text import duration
@@ -15,8 +15,10 @@ from .replicates import ENOUGH, Usual, reach
 LEAST_S = 0.25
 SHORT_S = 0.5
 LONG_S = 2.0
-# Steps of a run of one process that switches between both sides, unless they take too long.
-STEPS_ENOUGH = 3
+# Seconds and steps of a run of one process that switches between both sides on the CPU. Other work on a machine lasts
+# longer, so that it disturbs both sides alike: of runs of 0.25 s, intervals are about 1.5 times as wide.
+SWITCH_S = 0.04
+STEPS_ENOUGH = 2
 # Minimum number of ABBA blocks per pair of processes, and the number to plan for if runs of a good length allow it.
 FEWEST_ABBA = 2
 GOOD_ABBA = 8
@@ -31,6 +33,8 @@ OVERHEAD = 1.1
 # Untimed steps at the start of a run, while caches evicted by the other side fill again.
 LEAD_S = 0.02
 LEAD_MOST = 10
+# The same in one process, which keeps its model.
+SWITCH_LEAD_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,13 @@ class BlockPlan:
     """The runs of an ABBA block. steps, step_s: timed steps and seconds of a step, of (baseline, candidate).
 
     within: runs lie within an epoch and exclude the cost of its start; otherwise they cover whole epochs or periods.
+    lead_s: seconds of untimed steps at the start of a run.
     """
 
     steps: tuple[int, int]
     step_s: tuple[float, float]
     within: bool
+    lead_s: float = LEAD_S
 
     @property
     def block_s(self) -> float:
@@ -63,6 +69,10 @@ class BlockPlan:
     def abba_s(self) -> float:
         """Planned seconds of an ABBA block."""
         return BLOCKS * self.block_s * OVERHEAD
+
+    def lead(self, index: int) -> int:
+        """Untimed steps at the start of a run of a side."""
+        return lead(self.step_s[index], self.lead_s)
 
 
 class BlocksDoNotFitError(Exception):
@@ -237,15 +247,19 @@ def plan_blocks(
     raise _too_small(found, by_epochs, recurs)
 
 
-def plan_switches(base: SidePace, change: SidePace, left_s: float, by_epochs: bool, loads: bool) -> BlockPlan:
+def plan_switches(
+    base: SidePace, change: SidePace, left_s: float, by_epochs: bool, loads: bool, gpu: bool = False
+) -> BlockPlan:
     """Plan for one process that switches between both sides. Raises BlocksDoNotFitError.
 
-    by_epochs: runs have to cover whole epochs. loads: both sides have loaders of their own.
+    by_epochs: runs have to cover whole epochs. loads: both sides have loaders of their own, whose batches in stock must
+    not hide the wait. gpu: a run ends by waiting for the device, which must not dominate it.
     """
     sides = (base, change)
     room_s = left_s / (BLOCKS * OVERHEAD)  # for one run of each ABBA block
     step_s = max(side.step_s for side in sides)
-    wanted_s = min(max(SHORT_S if loads else LEAST_S, STEPS_ENOUGH * step_s), room_s / GOOD_ABBA)
+    least_s = SHORT_S if loads else LEAST_S if gpu else SWITCH_S
+    wanted_s = min(max(least_s, STEPS_ENOUGH * step_s), room_s / GOOD_ABBA)
     recurs = max(base.period, change.period) > 1
     epochs = _blocks(sides, wanted_s, [common((side.period, side.per_epoch)) for side in sides], False)
     if by_epochs or (loads and not recurs and epochs.block_s * GOOD_ABBA <= room_s):
@@ -254,7 +268,7 @@ def plan_switches(base: SidePace, change: SidePace, left_s: float, by_epochs: bo
         found = _blocks(sides, wanted_s, [side.period for side in sides], not recurs)
     if found.block_s * FEWEST_ABBA > room_s:
         raise _too_small(found, by_epochs, recurs)
-    return found
+    return replace(found, lead_s=SWITCH_LEAD_S)
 
 
 def _too_small(plan: BlockPlan, by_epochs: bool, recurs: bool) -> BlocksDoNotFitError:
@@ -282,6 +296,6 @@ def _blocks(
     return BlockPlan((base, change), (sides[0].step_s, sides[1].step_s), within)
 
 
-def lead(step_s: float) -> int:
+def lead(step_s: float, lead_s: float = LEAD_S) -> int:
     """The number of untimed lead steps of a run, for this step time."""
-    return min(max(math.ceil(LEAD_S / max(step_s, 1e-9)), 1), LEAD_MOST)
+    return min(max(math.ceil(lead_s / max(step_s, 1e-9)), 1), LEAD_MOST)

@@ -17,6 +17,10 @@ from .verdict import CONFIDENCE, FLOOR
 
 # Shares of the common number of items at which losses are compared.
 LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)
+# Difference in the cores that other processes use, from which speeds are not compared; and the part of the usable cores
+# that is busy then.
+DISTURBED = 0.3
+BUSY = 0.9
 # Keys without influence on what is computed.
 _IGNORED = frozenset({"run.name", "workload.path"})
 # Keys of a comparison that are the same for all candidates.
@@ -47,13 +51,15 @@ class Comparison:
     """B vs. A.
 
     speed: ratio of items per second, B over A. verdict: "faster", "slower", "same" or "inconclusive";
-    "not comparable" for runs that train different workloads or models.
+    "not comparable" for runs that train different workloads or models. disturbed: other processes took cores from one
+    of the runs, so that there is no verdict.
     """
 
     a: Recorded
     b: Recorded
     speed: Interval
     verdict: str
+    disturbed: bool
     differences: tuple[Difference, ...]
     unlike: tuple[str, ...]
     losses: tuple[LossPoint, ...]
@@ -67,7 +73,7 @@ class Comparison:
             what = "different workloads" if self.a.run.workload != self.b.run.workload else "different models"
             raise UsageError(f"{self.a.name} and {self.b.name} train {what}: their speeds cannot be compared")
         low, high = self.speed.low, self.speed.high
-        if low is None or high is None:
+        if low is None or high is None or self.disturbed:
             return "inconclusive"
         return "slower" if high < 1 - share else "not slower" if low >= 1 - share else "inconclusive"
 
@@ -143,12 +149,14 @@ def compare_several(runs: Sequence[RunDir]) -> SeveralCompared:
 
 
 def _compared(first: Recorded, second: Recorded) -> Comparison:
-    speed = ratio(second.rate, first.rate)
+    speed, disturbed = ratio(second.rate, first.rate), bool(_disturbance(first, second))
+    verdict = "inconclusive" if disturbed else _verdict(speed)
     return Comparison(
         first,
         second,
         speed,
-        _verdict(speed) if _same_model(first.run, second.run) else "not comparable",
+        verdict if _same_model(first.run, second.run) else "not comparable",
+        disturbed,
         tuple(_differences(first, second)),
         tuple(_unlike(first, second)),
         _losses(first, second),
@@ -219,9 +227,22 @@ def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
         yield "the models differ"
     if left.data != right.data:
         yield "the data differ"
+    if text := _disturbance(a, b):
+        yield text
     for side in (a, b):
         if not side.snapshot.final:
             yield f"{side.name} is still running"
+
+
+def _disturbance(a: Recorded, b: Recorded) -> str:
+    """Whether other processes took cores from one of two runs on a CPU; "" otherwise or if it is unknown."""
+    one, other = a.snapshot.cores, b.snapshot.cores
+    if a.run.device != "cpu" or one is None or other is None or abs(one.others - other.others) < DISTURBED:
+        return ""
+    busier = max(one, other, key=lambda use: use.others)
+    if busier.own + busier.others < BUSY * busier.usable:
+        return ""
+    return f"other processes used {one.others:.1f} cores during {a.name}, {other.others:.1f} during {b.name}"
 
 
 def _losses(a: Recorded, b: Recorded) -> tuple[LossPoint, ...]:

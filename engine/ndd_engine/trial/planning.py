@@ -52,10 +52,12 @@ class Planner:
         """The runs of one process that switches between both sides. base_s, change_s: seconds of a step."""
         base, change = self._paces(base_s, change_s)
         loads = bool(LOADER & set(self._changed))
-        plan = plan_switches(base, change, self._left_s(), self._by_epochs, loads)
+        gpu = self._sides.facts[0].device.startswith("cuda")
+        plan = plan_switches(base, change, self._left_s(), self._by_epochs, loads, gpu)
         if plan.within or self._by_epochs:
             return plan
-        return plan_switches(*self._timed(plan, base, change)[0], self._left_s(), self._by_epochs, loads)
+        paces, _ = self._timed(plan, base, change)
+        return plan_switches(*paces, self._left_s(), self._by_epochs, loads, gpu)
 
     def pairs(
         self, base_s: float, change_s: float, start_s: float, usual: Usual, exclusive: bool

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ndd_engine.child import ChildError, Json, Tick, spec_of
 
-from .blocks import BlockPlan, lead, saves, switched_off
+from .blocks import BlockPlan, saves, switched_off
 from .process import SHARED_ENVIRONMENT, SideProcess
 from .request import Base
 from .side import CACHES, LOSSES, SideFacts
@@ -155,7 +155,7 @@ class Sides:
         first: bool = False,
     ) -> tuple[float, int]:
         """(seconds, steps) of a run. first: without untimed lead steps, and at least two steps."""
-        before = 0 if first else lead(plan.step_s[index]) if plan is not None else 1
+        before = 0 if first else plan.lead(index) if plan is not None else 1
         limit_s = max(self._left_s(), 0.0) + PATIENCE_S
         within, least = plan is not None and plan.within, 2 if first else 1
         return self._asked(

@@ -28,7 +28,7 @@ AROUND = frozenset({
     "log.headless_s", "console.refresh_hz", "console.on_hangup",
 })  # fmt: skip
 # A trial looks at its result after so many blocks, and again whenever they have grown by GROWTH.
-FIRST_LOOK, GROWTH = 16, 1.5
+FIRST_LOOK, GROWTH = 32, 1.5
 # Share of the blocks that is replaced at either end before the variance is taken, and left out of the mean.
 TRIMMED = 0.1
 METHOD = "one process"

@@ -23,6 +23,8 @@ RESERVED_SHARE = 0.08
 # Share of a GPU's nominal memory that programs can use: a T4 reports 14.6 of 16 GB.
 USABLE = 0.91
 GIB = 1 << 30
+# Settings of which an own workload needs one.
+_LENGTHS = ("run.epochs", "run.max_steps")
 # Default seconds of the verification.
 BUDGET_S = 120.0
 
@@ -53,7 +55,14 @@ class Answers:
     def all_sets(self) -> tuple[str, ...]:
         """All overrides; the user's take precedence over those of the goal."""
         goal = ("run.preset=reproducible",) if self.goal == "reproducible" else ()
-        return (*goal, *self.sets)
+        length = ("run.epochs=1",) if self.assumes_length else ()
+        return (*length, *goal, *self.sets)
+
+    @property
+    def assumes_length(self) -> bool:
+        """Whether the length of the run is not given, as for an own workload without a file: one epoch is assumed."""
+        given = any(item.startswith(_LENGTHS) for item in self.sets)
+        return self.config is None and ":" in (self.workload or "") and not given
 
     def draft(self) -> Draft:
         """The initial configuration. Raises ConfigError."""

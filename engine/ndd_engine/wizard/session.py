@@ -157,7 +157,10 @@ def written(answers: Answers, situation: Situation, proposal: Proposal, compared
     compared: how it compares with the present configuration, see choice.comparison.
     """
     about = heading(answers, situation, proposal, compared)
-    return fresh(configuration(answers, proposal), about, reasons(situation, proposal))
+    why = reasons(situation, proposal)
+    if answers.assumes_length:
+        why["run.epochs"] = "assumed, because the length of the run was not set"
+    return fresh(configuration(answers, proposal), about, why)
 
 
 def written_into(answers: Answers, situation: Situation, proposal: Proposal, path: Path) -> str:

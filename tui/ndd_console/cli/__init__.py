@@ -58,7 +58,8 @@ class LazyGroup(click.Group):
         try:
             return super().main(*args, **extra)
         except click.ClickException as error:
-            error.message = _escaped(error.message)  # type: ignore[misc]
+            hint = _setting(error) if isinstance(error, click.NoSuchOption) else ""
+            error.message = _escaped(error.message + hint)  # type: ignore[misc]
             raise
         except NddError as error:
             error.args = (_escaped(str(error)),)
@@ -160,6 +161,18 @@ def _given(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     ctx.find_root().meta[name] = value
     if isinstance(ctx.obj, dict):
         ctx.obj[name] = value
+
+
+def _setting(error: click.NoSuchOption) -> str:
+    """How to set the configuration key that an unknown option names, such as --epochs; "" if it names none."""
+    command = error.ctx.command if error.ctx is not None else None
+    if command is None or all(param.name != "sets" for param in command.params):
+        return ""
+    from ndd_engine.config.reference import keys
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    found = next((key.name for key in keys() if key.name.partition(".")[2] == name), None)
+    return f"; to set this key: --set {found}=VALUE" if found else ""
 
 
 def _escaped(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.config import Config, Draft, read
-from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError
+from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError, NddError, Problem
 from ndd_engine.hardware.host import Host
 from ndd_engine.text import duration, number, printable, size
 from ndd_engine.train.preflight import preflight
@@ -36,9 +36,12 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
     """
     try:
         draft = read(config, sets, workload)
-        preflight(draft)
         # Keep stdout clean of what a user's own workload prints.
         with contextlib.redirect_stdout(sys.stderr):
+            try:
+                preflight(draft)
+            except ConfigError as error:
+                raise ConfigError([*error.problems, *of_factory(draft, error)]) from None
             report = examine(draft)
     except ConfigError as error:
         if not as_json:
@@ -47,6 +50,28 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
         return EXIT_USAGE
     show(report if as_json else (f"{label:<9}{text}" for label, text in describe(report)))
     return EXIT_MACHINE if report["fits"] is False else EXIT_DONE
+
+
+def of_factory(draft: Draft, error: ConfigError) -> list[Problem]:
+    """The mistakes in an own workload besides those in the configuration, so that all are reported at once.
+
+    [] if its section is among those, since the factory would see other values.
+    """
+    config = draft.salvage()
+    sections = {problem.key.partition(".")[0] for problem in error.problems}
+    if config is None or ":" not in config.workload.name or "workload" in sections:
+        return []
+    from ndd_engine.workloads.registry import prepare
+
+    known = {problem.key for problem in error.problems}
+    try:
+        with draft.locating():
+            prepare(config, lambda text: say(f"{text} …"))
+    except ConfigError as more:
+        return [problem for problem in more.problems if not problem.key or problem.key not in known]
+    except NddError:
+        pass  # reported once the configuration is valid
+    return []
 
 
 def examine(draft: Draft) -> dict[str, Any]:

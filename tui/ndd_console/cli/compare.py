@@ -26,6 +26,7 @@ from .printing import say, show, table
 LETTERS = string.ascii_uppercase
 _VERDICTS = {"faster": "B is faster", "slower": "B is slower", "same": "no significant difference"}
 _UNLIKE = "no verdict: the runs train different workloads or models"
+_DISTURBED = "no verdict: other processes used the cores of one run"
 _INCONCLUSIVE = "inconclusive; compare longer runs"
 
 
@@ -106,7 +107,7 @@ def describe(found: Comparison) -> Iterator[str]:
     yield from table([*sides, *_differences(found), *_speed(found)])
     yield ""
     yield from table(list(_figures(found)), right={1, 2, 3})
-    yield "times are per optimizer step, measured by the host clock"
+    yield "times are per optimizer step, by the host clock; those of phases are means"
 
 
 def _identity(side: Recorded) -> str:
@@ -132,7 +133,7 @@ def _speed(found: Comparison) -> Iterator[tuple[str, str]]:
     elif speed.low is None or speed.high is None:
         interval = "too few measuring intervals for a confidence interval"
     else:
-        verdict = _VERDICTS.get(found.verdict, _INCONCLUSIVE)
+        verdict = _DISTURBED if found.disturbed else _VERDICTS.get(found.verdict, _INCONCLUSIVE)
         interval = f"95 % CI {speed.low:.3f} to {speed.high:.3f}: {verdict}"
     yield "speed", f"B/A {speed.ratio:.3f}x, {interval}"
     yield "", f"A {rate(found.a.rate.value, unit)}, B {rate(found.b.rate.value, unit)}"
@@ -151,11 +152,12 @@ def _used(side: Recorded) -> str:
 def _figures(found: Comparison) -> Iterator[tuple[str, ...]]:
     a, b = found.a, found.b
     yield "", "A", "B", "B / A"
-    yield _row("step, median", ns, a.step_p50_ns, b.step_p50_ns)
-    yield _row("step, 95th percentile", ns, a.step_p95_ns, b.step_p95_ns)
+    yield _row("all phases", ns, _mean_ns(a), _mean_ns(b))
     for name in phase_names((a, b)):
         indent = "    " if "/" in name else "  "
         yield _row(indent + foreign(name), ns, a.phases.get(name), b.phases.get(name))
+    yield _row("step, median", ns, a.step_p50_ns, b.step_p50_ns)
+    yield _row("step, 95th percentile", ns, a.step_p95_ns, b.step_p95_ns)
     peak = "peak GPU memory" if a.run.device != "cpu" else "peak resident memory"
     yield _row(peak, size, a.peak_bytes, b.peak_bytes)
     unit = plural(foreign(a.run.item))
@@ -166,6 +168,12 @@ def _figures(found: Comparison) -> Iterator[tuple[str, ...]]:
         one, other = (side.metrics if side else {} for side in sides)
         for name in dict.fromkeys((*one, *other)):
             yield _row(f"{word} {foreign(name)}", _value, one.get(name), other.get(name))
+
+
+def _mean_ns(side: Recorded) -> float | None:
+    """The sum of the phases, which cover the whole step."""
+    found = [value for name, value in side.phases.items() if "/" not in name]
+    return sum(found) if found else None
 
 
 def _row(
@@ -217,7 +225,7 @@ def describe_several(found: SeveralCompared) -> Iterator[str]:
         head = ("time per step", *(letter for letter, _ in block))
         phases = [_phase(name, [side for _, side in block]) for name in names]
         yield from _narrow(table([head, *phases], right=set(range(1, len(head)))))
-    yield "times are per optimizer step, measured by the host clock"
+    yield "times are per optimizer step, by the host clock; those of phases are means"
 
 
 def _speeds(found: SeveralCompared) -> Iterator[tuple[str, ...]]:

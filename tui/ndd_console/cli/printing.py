@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -42,6 +44,11 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> Iterato
             blank = " " * (width - cells(text))
             padded.append(blank + text if index in right else text + blank)
         yield "  ".join(padded).rstrip()
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None if standard output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def measurement(progress: Progress) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence
 
 import click
 
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.screens.interfaces import RunRow
-from ndd_console.view.rows import foreign
+from ndd_console.view.rows import cells, foreign, shorten
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.log import damage_text
 from ndd_engine.record.rundir import runs_root
@@ -18,9 +19,11 @@ from ndd_engine.text import MISSING, number, printable, size
 
 from .completion import run_names
 from .options import command, flag, group, json_option
-from .printing import say, show, table
+from .printing import say, show, table, terminal_width
 
 _HEADINGS = ("run", "workload", "status", "step", "started", "best")
+# Columns that are shortened on a narrow terminal, the first one first, and the cells that they keep.
+_SHORTENED = ((1, 10), (5, 10), (0, 16))
 
 
 @group("0", "runs", "--runs ~/experiments runs --json", "runs delete baseline")
@@ -36,7 +39,7 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         show({"folder": str(root), "runs": [dataclasses.asdict(row) for row in rows]})
     elif rows:
-        show(table([_HEADINGS, *map(_cells, rows)], right={3}))
+        show(table(_narrowed([_HEADINGS, *map(_cells, rows)], terminal_width()), right={3}))
     else:
         say(
             f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
@@ -52,6 +55,16 @@ def _cells(row: RunRow) -> tuple[str, ...]:
         foreign(row.name), foreign(row.workload), foreign(row.status) + (" *" if row.live else ""),
         number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""), started, foreign(row.best),
     )  # fmt: skip
+
+
+def _narrowed(rows: Sequence[tuple[str, ...]], width: int | None) -> list[tuple[str, ...]]:
+    """The rows with columns of foreign text shortened to fit the terminal. width: None for no limit."""
+    widths = [max(cells(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for column, least in _SHORTENED if width is not None else ():
+        over = sum(widths) + 2 * (len(widths) - 1) - (width or 0)
+        if over > 0:
+            widths[column] = min(max(widths[column] - over, least), widths[column])
+    return [tuple(shorten(text, wide) for text, wide in zip(row, widths, strict=True)) for row in rows]
 
 
 @command(

@@ -99,6 +99,11 @@ def train(
         if decision.request is None:
             return EXIT_DONE
         request, draft = decision.request, decision.request.draft
+    elif resumed is not None and sets:
+        from ndd_engine.api.requeue import changes_text
+
+        if text := changes_text(resumed, draft):
+            say(f"run {resumed.name} resumes with a changed configuration: {text}")
     if headless or as_json or not interactive():
         from ndd_console.jobs.headless import run_headless
 

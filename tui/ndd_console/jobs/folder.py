@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,13 +61,17 @@ def _configurations(folder: Path) -> Iterator[StartRow]:
         except (OSError, ValueError):
             continue
         if table and known.issuperset(table):
-            yield StartRow(path.name, _about(table), "", kind="file")
+            yield StartRow(path.name, _about(path, table), "", kind="file")
 
 
-def _about(table: dict[str, Any]) -> str:
-    """The workload and the size that a configuration names."""
+def _about(path: Path, table: dict[str, Any]) -> str:
+    """The workload and the size that a configuration or a file that it extends names."""
     workload = table.get("workload")
-    values = workload if isinstance(workload, dict) else {}
+    values = dict(workload) if isinstance(workload, dict) else {}
+    if "extends" in table:
+        with contextlib.suppress(NddError):  # the page about it says what is wrong
+            draft = read(path)
+            values = {"name": draft.workload, "size": draft.size}
     parts = [str(values[key]) for key in ("name", "size") if isinstance(values.get(key), str)]
     return " ".join(["configuration:", *parts]) if parts else "configuration"
 

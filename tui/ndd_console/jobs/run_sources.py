@@ -14,8 +14,8 @@ import ndd_profiles
 from ndd_console.screens.interfaces import Action
 from ndd_console.view.home import RunRow, StartRow
 from ndd_console.view.machine import machine_lines
-from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS
-from ndd_engine.errors import UsageError, error_text
+from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
+from ndd_engine.errors import NddError, UsageError, error_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.log import damage_text, open_log
@@ -231,15 +231,31 @@ def run_row(directory: RunDir) -> tuple[RunRow, int]:
         best = "" if value is None else f"{name} {value:.4g}"
     row = RunRow(
         name=directory.name,
-        workload=run.workload if run else "",
+        workload=run.workload if run else _configured(directory),
         status="unreadable" if reader.trouble else snapshot.status,
         step=snapshot.step,
         total_steps=run.total_steps if run else 0,
-        started_t=snapshot.started_t,
+        # A run that failed in preparation never started to train.
+        started_t=snapshot.started_t or snapshot.preparing_t or _changed_t(directory),
         best=best,
         live=not snapshot.final,
     )
     return row, reader.damaged
+
+
+def _configured(directory: RunDir) -> str:
+    """The workload of a run without a record of one, from its configuration; "" if that cannot be read."""
+    try:
+        return read(directory.config).workload
+    except NddError:
+        return ""
+
+
+def _changed_t(directory: RunDir) -> float | None:
+    try:
+        return directory.path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def tail(path: Path, count: int) -> list[str]:

@@ -59,6 +59,12 @@ def watch(directory: RunDir, ascii_only: bool) -> int:
     return supervised(lambda leash: Console(leash, root, ascii_only).show(AttachedSource(directory)))
 
 
+def draft_of(row: StartRow) -> Draft:
+    """The configuration of an entry of the home screen. Raises ConfigError."""
+    sets = () if row.epochs is None else (f"run.epochs={row.epochs}",)
+    return read(Path(row.name), sets) if row.kind == "file" else read(None, sets, row.name)
+
+
 class Console:
     """One session of the screen, with at most one run of this process."""
 
@@ -137,7 +143,7 @@ class Console:
             home_source,
             look=self.can,
             refresh_hz=self.refresh_hz,
-            start=lambda workload: self._start(read(workload=workload)),
+            start=lambda row: self._start(draft_of(row)),
             attach=lambda name: AttachedSource(find_run(self.root, name)),
             start_file=lambda path: self._start(read(Path(path))),
             wizard=self._wizard,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from textual import events
 
 from ndd_console.screens.interfaces import HomeSource, RunRow, StartRow
-from ndd_console.view.home import HomeState, home_rows
+from ndd_console.view.home import DEFAULT_EPOCHS, HomeState, home_rows
 from ndd_console.view.pager import HOME_KEYS
 from ndd_console.view.style import Look
 
 from .base import LEAVE, ViewScreen, bounded, call_from_thread, key_of, moved
 from .pages import HelpScreen, StartScreen
+
+MOST_DIGITS = 6
 
 
 class HomeScreen(ViewScreen[HomeState]):
@@ -70,6 +73,12 @@ class HomeScreen(ViewScreen[HomeState]):
     def on_key(self, event: events.Key) -> None:
         event.stop()
         key = key_of(event)
+        if self.view.asked is not None:
+            self._answer(key, self.view.asked)
+            return
+        if key == "escape" and self.view.bad:
+            self.say(None)
+            return
         step = moved(key)
         entries = self.view.entries
         chosen = entries[self.view.chosen] if self.view.chosen < len(entries) else None
@@ -85,10 +94,29 @@ class HomeScreen(ViewScreen[HomeState]):
         elif key == "enter" and isinstance(chosen, RunRow):
             self._open_run(chosen)
         elif key == "enter" and isinstance(chosen, StartRow):
-            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._train, self._wizard))
+            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._ask, self._wizard))
         elif key == "s" and isinstance(chosen, StartRow):
-            self._train(chosen)
+            self._ask(chosen)
         elif key == "s" and chosen is not None:
             self.say(f"press enter to open run {chosen.name}")
         elif step is not None:
             self.show(chosen=bounded(self.view.chosen + step, len(entries)))
+
+    def _ask(self, row: StartRow) -> None:
+        """Train an entry; ask for the length of the run first where nothing defines it."""
+        if row.kind == "own":
+            self.show(asked=row, typed="")
+        else:
+            self._train(row)
+
+    def _answer(self, key: str, row: StartRow) -> None:
+        typed = self.view.typed
+        if key in LEAVE:
+            self.show(asked=None)
+        elif key == "backspace":
+            self.show(typed=typed[:-1])
+        elif key.isdecimal() and key.isascii():
+            self.show(typed=(typed + key)[:MOST_DIGITS])
+        elif key == "enter" and int(typed or DEFAULT_EPOCHS) > 0:
+            self.show(asked=None)
+            self._train(replace(row, epochs=int(typed or DEFAULT_EPOCHS)))

@@ -22,6 +22,10 @@ KEYS: Keys = (
     ("?", "help"),
     ("q", "quit"),
 )
+DEFAULT_EPOCHS = 1
+# While the number of epochs is asked for.
+ASKING: Keys = (("0-9", "epochs"), ("enter", "start"), ("esc", "cancel"))
+_CLOSE_MESSAGE: Keys = (("esc", "close message"),)
 DETECTING = "detecting hardware…"
 SLOGAN = "train PyTorch models and see where the time goes"
 _LOADING: Row = (("loading…", "dim"),)
@@ -43,17 +47,24 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class StartRow:
-    """Something that can be trained: a built-in workload, or a configuration file or own workload of the folder."""
+    """Something that can be trained: a built-in workload, or a configuration file or own workload of the folder.
+
+    epochs: how long to train; None as configured, which an own workload is not.
+    """
 
     name: str
     title: str
     text: str
     kind: Literal["workload", "file", "own"] = "workload"
+    epochs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HomeState:
-    """machine, workloads and runs are None while they are loaded. chosen: index over workloads, then runs."""
+    """machine, workloads and runs are None while they are loaded. chosen: index over workloads, then runs.
+
+    asked: the entry whose number of epochs is asked for, None otherwise; typed: the digits so far.
+    """
 
     machine: tuple[str, ...] | None = None
     workloads: tuple[StartRow, ...] | None = None
@@ -61,6 +72,8 @@ class HomeState:
     chosen: int = 0
     message: str | None = None
     bad: bool = False
+    asked: StartRow | None = None
+    typed: str = ""
 
     @property
     def entries(self) -> list[StartRow | RunRow]:
@@ -72,9 +85,14 @@ def home_rows(state: HomeState, width: int, height: int) -> list[Row]:
     """Exactly `height` rows of exactly `width` cells; the selected entry is always visible."""
     inner = inner_width(width)
     bottom: list[Row] = [footer_row(KEYS, inner)]
-    if state.message:
+    if state.asked is not None:
+        name = foreign(state.asked.name)
+        question = f"epochs to train {name} (default: {DEFAULT_EPOCHS}): {state.typed}_"
+        bottom = [*paragraph(question, inner, "accent", max(height // 2, 1)), footer_row(ASKING, inner)]
+    elif state.message:
         style = "bad" if state.bad else "accent"
-        bottom = [*paragraph(state.message, inner, style, max(height // 2, 1)), *bottom]
+        keys = (*_CLOSE_MESSAGE, *KEYS) if state.bad else KEYS
+        bottom = [*paragraph(state.message, inner, style, max(height // 2, 1)), footer_row(keys, inner)]
     top: list[Row] = [ends((("ndd-console", "bold"),), ((SLOGAN, "dim"),), inner)]
     machine = (DETECTING,) if state.machine is None else state.machine
     entries, chosen = _entries(state, inner)

@@ -12,6 +12,8 @@ from torch import nn
 
 from ndd_engine.config.schema import OptimizerSection, ScheduleSection
 
+# Parameters of fewer elements on average are updated by one thread; see one_thread_suffices.
+_FEW_ELEMENTS = 2**10
 _NORMS = (
     nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase,
 )  # fmt: skip
@@ -48,6 +50,20 @@ def make_optimizer(
         return make(groups, momentum=config.momentum, **common)  # type: ignore[no-any-return]
     betas = (config.betas[0], config.betas[1])
     return make(groups, betas=betas, eps=config.eps, capturable=capturable, **common)  # type: ignore[no-any-return]
+
+
+def one_thread_suffices(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step should use a single thread: a fused optimizer of small parameters on a CPU.
+
+    The fused step splits every parameter among all threads, whatever its size, and waits for all of them. For small
+    parameters this saves almost nothing, and costs milliseconds where other processes use the cores.
+    """
+    groups = [group for group in optimizer.param_groups if group.get("fused")]
+    parameters = [item for group in groups for item in group["params"]]
+    if not parameters or any(item.device.type != "cpu" for item in parameters):
+        return False
+    elements: int = sum(item.numel() for item in parameters)
+    return elements < _FEW_ELEMENTS * len(parameters)
 
 
 def decay_groups(model: nn.Module) -> list[dict[str, Any]]:

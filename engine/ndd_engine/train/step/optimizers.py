@@ -17,7 +17,7 @@ from ndd_engine.errors import TrainingError, UsageError
 from ndd_engine.workloads.own_module import kind
 from ndd_engine.workloads.training import EPOCH, EVALUATION, STEP, TrainingParts
 
-from .optim import learning_rate, make_optimizer
+from .optim import learning_rate, make_optimizer, one_thread_suffices
 
 # Options that schedulers change.
 _SCHEDULED = frozenset(
@@ -45,6 +45,7 @@ class Optimizers:
         self._model, self._device, self._graphed = model, device, graphed
         self.own = parts.optimizers is not None
         self.by_name: dict[str, Optimizer] = {}
+        self._alone = False
         if parts.optimizers is None:
             self._make(config)
         else:
@@ -59,6 +60,7 @@ class Optimizers:
         compiles = config.speed.compile != "off"
         made = make_optimizer(config.optimizer, self._model, self._device, self._graphed, compiles)
         self.by_name = {"": made}
+        self._alone = one_thread_suffices(made)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -103,11 +105,18 @@ class Optimizers:
             scaler.unscale_(optimizer)
 
     def step(self, scaler: torch.amp.GradScaler | None, chosen: Iterable[tuple[str, Optimizer]]) -> None:
-        for _, optimizer in chosen:
-            if scaler is None:
-                optimizer.step()
-            else:
-                scaler.step(optimizer)
+        threads = torch.get_num_threads() if self._alone else 1
+        if threads > 1:
+            torch.set_num_threads(1)
+        try:
+            for _, optimizer in chosen:
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+        finally:
+            if threads > 1:
+                torch.set_num_threads(threads)
 
     # Learning rates.
 
