@@ -125,7 +125,12 @@ class Hooks:
             return
         ours = make(original, *more)
         setattr(owner, name, ours)
-        self._undo.append(lambda: getattr(owner, name) is ours and setattr(owner, name, original))
+
+        def undo() -> None:
+            if getattr(owner, name) is ours:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
         # Changing a class clears method caches; a step that writes a checkpoint is not like the others.
         if not isinstance(owner, type) and name != "save":
             self._thinned.append((owner, name, original, ours))
@@ -186,7 +191,7 @@ class Hooks:
                 steps.began_backward()
                 if steps.caller is None:
                     steps.caller = self._loop(sys._getframe(1))
-                loss = args[0] if args else kwargs.get("tensors")
+                loss: Any = args[0] if args else kwargs.get("tensors")
                 # Detached: nothing of the graph may stay alive.
                 steps.loss = loss.detach() if hasattr(loss, "detach") else None
             except Exception as error:  # noqa: BLE001
@@ -269,7 +274,7 @@ class Hooks:
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             original(loader, *args, **kwargs)
             with contextlib.suppress(Exception):
-                frame = sys._getframe(1)
+                frame: Any = sys._getframe(1)
                 while frame is not None and not own(frame.f_code):
                     frame = frame.f_back
                 if frame is not None:
@@ -389,7 +394,7 @@ class Hooks:
 
         It is for functions that are looked up by their global name at each call, and not for a generator that exists.
         """
-        found = names.get(code.co_name)
+        found: Any = names.get(code.co_name)
         if getattr(found, "__code__", None) is not code or code.co_flags & 0x20:
             return False
         ours = self.timed(found, DATA_WAIT)

@@ -53,7 +53,7 @@ class Modules:
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
             # Looked up for each call: torch.fx replaces nn.Module.__call__ for a while.
-            call: Any = base.__call__ if ordinary else inherited  # type: ignore[misc]
+            call: Any = base.__call__ if ordinary else inherited
             if compiling() or S[TRAINER] != get_ident():
                 return call(module, *args, **kwargs)
             if S[BASE] == EVALUATE:
@@ -81,7 +81,7 @@ class Modules:
                 if steps.shape is None and phase == FORWARD:
                     steps.shape = shape_of((*args, *kwargs.values()))
 
-        kind.__call__ = __call__  # type: ignore[method-assign,assignment]
+        kind.__call__ = __call__  # type: ignore[method-assign]
 
     def unhook_all(self) -> None:
         """Restore all classes that nobody else has changed since."""
@@ -91,7 +91,7 @@ class Modules:
             if getattr(ours, "__module__", "") != __name__:
                 continue
             if before is None:
-                del kind.__call__  # type: ignore[attr-defined]
+                del kind.__call__
             else:
                 kind.__call__ = before  # type: ignore[method-assign]
 

@@ -46,18 +46,18 @@ class Launched:
         """
         self._output = output
         self.master = -1
-        streams: dict[str, int | None] = {"stdin": None, "stdout": None, "stderr": None}
-        on_terminal = [name for name, stream in _streams().items() if screen or stream]
+        replaced = [screen or os.isatty(stream) for stream in range(3)]
         slave = -1
-        if on_terminal:
+        if any(replaced):
             self.master, slave = pty.openpty()
             self.resize(*size)
-            streams |= dict.fromkeys(on_terminal, slave)
-        controlling = "terminal" if streams["stdin"] == slave != -1 else "streams"
+        stdin, stdout, stderr = (slave if ours else None for ours in replaced)
+        controlling = "terminal" if replaced[0] else "streams"
         words = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), controlling, *command.words]
         try:
             self.process = subprocess.Popen(
-                words, cwd=command.folder, env=dict(environment), start_new_session=True, **streams,
+                words, cwd=command.folder, env=dict(environment), start_new_session=True, stdin=stdin, stdout=stdout,
+                stderr=stderr,
             )  # fmt: skip
         except BaseException:
             self._close_master()
@@ -101,7 +101,7 @@ class Launched:
     def wait(self, timeout_s: float) -> int | None:
         """The exit status as a shell has it (128 + the signal), or None after the timeout."""
         try:
-            code = self.process.wait(timeout_s)
+            code: int = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
         return 128 - code if code < 0 else code
@@ -141,8 +141,3 @@ def session_of(leader: int) -> list[int]:
                     if os.getsid(int(entry.name)) == leader:
                         found.append(int(entry.name))
     return found
-
-
-def _streams() -> dict[str, bool]:
-    """Whether each standard stream of this process is a terminal."""
-    return {name: os.isatty(number) for number, name in enumerate(("stdin", "stdout", "stderr"))}
