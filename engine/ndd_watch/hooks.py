@@ -395,7 +395,7 @@ class Hooks:
         It is for functions that are looked up by their global name at each call, and not for a generator that exists.
         """
         found: Any = names.get(code.co_name)
-        if getattr(found, "__code__", None) is not code or code.co_flags & 0x20:
+        if id(getattr(found, "__code__", None)) != id(code) or code.co_flags & 0x20:
             return False
         ours = self.timed(found, DATA_WAIT)
         names[code.co_name] = ours

@@ -61,8 +61,8 @@ def window(step: int, **more: Any) -> dict[str, Any]:
     body = {
         "step": step, "steps": 10, "timed_steps": 10, "micro_steps": 20, "wall_ns": 10**9, "loss": 0.5, "lr": 0.1,
         "phases": {"forward": {"host_ns": 10**9, "p50_ns": 1, "p95_ns": 1, "max_ns": 1, "device_ns": None}},
-        "step_p50_ns": 1, "step_p95_ns": 1, "step_max_ns": 1, "shape": [8, 3], "gc_ns": 0, "gc_count": 0, "gc_max_ns": 0,
-        "skipped_updates": 0,
+        "step_p50_ns": 1, "step_p95_ns": 1, "step_max_ns": 1, "shape": [8, 3], "gc_ns": 0, "gc_count": 0,
+        "gc_max_ns": 0, "skipped_updates": 0,
     }  # fmt: skip
     return line("window", **{**body, **more})
 

@@ -1,0 +1,248 @@
+"""Changes of a script from outside, by the key that they have in our configuration.
+
+A `Change` can be switched while the script trains. An `AtStart` has to be there before the script creates its loader or
+its optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from typing import Any, Callable
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+class Change:
+    """requested: as text. `switch` turns it on and off; `applied` returns (value, in effect, how that is known)."""
+
+    def __init__(self, value: Any, observer: Any) -> None:
+        self.value, self.requested = value, str(value)
+        self.observer = observer
+        self.torch: Any = sys.modules["torch"]
+        self.done = 0
+
+    def switch(self, on: bool) -> None:
+        """Turn it on or off."""
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        """(value in effect, whether it is the requested one, how that is known)."""
+        return self.requested, None, ""
+
+
+class AtStart(Change):
+    """It is switched on once, before the script begins."""
+
+
+class Threads(Change):
+    """CPU threads of torch."""
+
+    def switch(self, on: bool) -> None:
+        if not self.done:
+            self.done = self.torch.get_num_threads()
+        self.torch.set_num_threads(int(self.value) if on else self.done)
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        found = str(self.torch.get_num_threads())
+        return found, found == self.requested, "read back from torch"
+
+
+class Autocast(Change):
+    """Autocast around the outermost modules; what leaves them is fp32 again, so that the script's loss is."""
+
+    def switch(self, on: bool) -> None:
+        self.observer.modules.around = self._around if on else None
+
+    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        torch, dtype = self.torch, getattr(self.torch, _DTYPES[self.value])
+
+        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
+            device = next((item.device.type for item in module.parameters()), None)
+            if device is None or not torch.is_grad_enabled():
+                return call(module, *args, **kwargs)
+            with torch.autocast(device, dtype=dtype):
+                found = call(module, *args, **kwargs)
+            self.done += 1
+            return _upcast(torch, found, dtype)
+
+        return inside
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        return (self.requested, True, f"{self.done} calls of modules under autocast") if self.done else (
+            "off", False, "no module with parameters was called outermost"
+        )  # fmt: skip
+
+
+def _upcast(torch: Any, found: Any, dtype: Any) -> Any:
+    if isinstance(found, torch.Tensor):
+        return found.float() if found.dtype is dtype else found
+    if isinstance(found, (list, tuple)):
+        values = [_upcast(torch, item, dtype) for item in found]
+        return type(found)(*values) if hasattr(found, "_fields") else type(found)(values)
+    if isinstance(found, dict):
+        for key in found:
+            found[key] = _upcast(torch, found[key], dtype)
+    return found
+
+
+class Tf32(Change):
+    """Matrix products in TF32 on a GPU."""
+
+    def switch(self, on: bool) -> None:
+        if not self.done:
+            self.before, self.done = self.torch.get_float32_matmul_precision(), 1
+        self.torch.set_float32_matmul_precision(("high" if self.value else "highest") if on else self.before)
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        found = self.torch.get_float32_matmul_precision() != "highest"
+        return str(found).lower(), found == self.value, "read back from torch"
+
+
+class CudnnBenchmark(Change):
+    """cuDNN measures its algorithms."""
+
+    def switch(self, on: bool) -> None:
+        if not self.done:
+            self.before, self.done = self.torch.backends.cudnn.benchmark, 1
+        self.torch.backends.cudnn.benchmark = bool(self.value) if on else self.before
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        found = bool(self.torch.backends.cudnn.benchmark)
+        return str(found).lower(), found == self.value, "read back from torch"
+
+
+class Implementation(Change):
+    """fused, foreach or loop, by the flags of the parameter groups, which every step reads anew.
+
+    A fused optimizer on a GPU needs its step counters there: `FusedAtStart`.
+    """
+
+    def __init__(self, value: Any, observer: Any) -> None:
+        super().__init__(value, observer)
+        self._flags: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
+
+    def switch(self, on: bool) -> None:
+        for optimizer in self.observer.steps.optimizers():
+            if id(optimizer) not in self._flags and "foreach" in optimizer.param_groups[0]:
+                flags = [(group.get("foreach"), group.get("fused")) for group in optimizer.param_groups]
+                self._flags[id(optimizer)] = optimizer, flags
+        for optimizer, flags in self._flags.values():
+            for group, (foreach, fused) in zip(optimizer.param_groups, flags):
+                group["foreach"] = self.value == "foreach" if on else foreach
+                if "fused" in group:
+                    group["fused"] = self.value == "fused" if on else fused
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self._flags:
+            return "unchanged", False, "no optimizer of torch has this choice"
+        return self.requested, True, "set in the parameter groups"
+
+
+class Collections(Change):
+    """Garbage collection only every so many steps."""
+
+    def switch(self, on: bool) -> None:
+        if on:
+            self.observer.steps.collect_every = int(self.value)
+            gc.disable()
+        else:
+            self.observer.steps.collect_every = 0
+            gc.enable()
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        return self.requested, True, "automatic collection is off"
+
+
+class Loader(AtStart):
+    """An argument of every DataLoader of the script."""
+
+    NAMES = {
+        "loader.workers": "num_workers", "loader.pin_memory": "pin_memory", "loader.prefetch": "prefetch_factor",
+        "loader.persistent": "persistent_workers",
+    }  # fmt: skip
+
+    def __init__(self, name: str, value: Any, observer: Any) -> None:
+        super().__init__(value, observer)
+        self._name = name
+
+    def switch(self, on: bool) -> None:
+        from torch.utils.data import dataloader
+
+        kind, name, value = dataloader.DataLoader, self._name, self.value
+        original = kind.__init__
+        change = self
+
+        def __init__(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+            if len(args) < _PLACES[name]:
+                kwargs[name] = value
+            if name == "num_workers" and not value:
+                # They need workers.
+                kwargs.pop("prefetch_factor", None)
+                kwargs.pop("persistent_workers", None)
+            original(loader, dataset, *args, **kwargs)
+            change.done += 1
+
+        kind.__init__ = __init__  # type: ignore[assignment]
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self.done:
+            return "unchanged", False, "the script makes no DataLoader"
+        return self.requested, True, f"given to {self.done} loaders"
+
+
+# Place of an argument of DataLoader after the dataset.
+_PLACES = {"num_workers": 5, "pin_memory": 7, "prefetch_factor": 99, "persistent_workers": 99}
+
+
+class Compile(AtStart):
+    """torch.compile of the outermost modules with parameters, in place, at their first call."""
+
+    def switch(self, on: bool) -> None:
+        self._seen: dict[int, Any] = {}
+        self.observer.modules.around = self._around
+
+    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        torch = self.torch
+        options = {} if self.value in (True, "default") else {"mode": self.value}
+
+        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(module) not in self._seen and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
+                self._seen[id(module)] = module
+                module.compile(**options)
+            return call(module, *args, **kwargs)
+
+        return inside
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self._seen:
+            return "off", False, "no module with parameters was called outermost"
+        return self.requested, True, f"{len(self._seen)} modules compiled"
+
+
+KINDS: dict[str, Callable[[Any, Any], Change]] = {
+    "run.threads": Threads,
+    "run.gc_every_steps": Collections,
+    "precision.amp": Autocast,
+    "precision.tf32": Tf32,
+    "speed.cudnn_benchmark": CudnnBenchmark,
+    "optimizer.implementation": Implementation,
+    "speed.compile": Compile,
+    **{key: (lambda value, observer, name=name: Loader(name, value, observer)) for key, name in Loader.NAMES.items()},
+}  # fmt: skip
+# Those that one process can switch while it trains.
+SWITCHED = frozenset(
+    {"run.threads", "run.gc_every_steps", "precision.amp", "precision.tf32", "speed.cudnn_benchmark", "optimizer.implementation"}
+)
+
+
+def make(key: str, value: Any, observer: Any) -> Change:
+    """The change of a key. Raises KeyError for one that cannot be made from outside."""
+    return KINDS[key](value, observer)
+
+
+def flush() -> None:
+    """The output of the script, before the process ends."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

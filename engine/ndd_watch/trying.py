@@ -1,0 +1,183 @@
+"""A process of a trial: the script trains in runs when it is told to, with changes applied from outside.
+
+NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "rank": …}: the changes of each side of this process; the
+baseline has none. A run begins and ends at the end of a step, where the script waits for the next command and the workers
+of its loaders stand still. The process ends without running the rest of the script, which could write where it should not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any, Callable
+
+from . import clock
+from .changes import AtStart, Change, make
+from .clock import CHECKPOINT, EVALUATE
+
+LOSSES = 10
+# Steps that are always trained before the first run: they include what the observer learns.
+SETTLE = 12
+# Seconds of steps before the first run, at most.
+SETTLE_S = 4.0
+
+
+class Trying:
+    """Takes the place of `Steps.gate`."""
+
+    def __init__(self, observer: Any, spec: dict[str, Any]) -> None:
+        self._observer = observer
+        self._sides: list[dict[str, Change]] = [
+            {key: make(key, value, observer) for key, value in side.items()} for side in spec["sides"]
+        ]
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(spec["socket"])
+        self._commands = self._socket.makefile("r")
+        self._began = time.perf_counter()
+        self._ready = 0.0
+        self._losses: list[float] = []
+        self._items = 0
+        self._current = 0
+        self._first = self._last = self._least = 0
+        self._begin = self._aside = 0
+        self._until: float | None = None
+        self._on(0)
+
+    def __call__(self, done: int) -> None:
+        """At the end of each step."""
+        t = time.perf_counter_ns()
+        steps = self._observer.steps
+        if steps.shape is not None:
+            self._items = int(steps.shape[0]) if steps.shape else 0
+            steps.shape = None
+        if not self._ready:
+            self._settle(done)
+            return
+        if done == self._first:
+            self._begin, self._aside = t, _aside()
+        over = self._until is not None and done - self._first >= self._least and time.perf_counter() >= self._until
+        if done < self._last and not over:
+            return
+        spent = t - self._begin - (_aside() - self._aside)
+        self._answer({"seconds": spent / 1e9, "steps": done - self._first})
+        self._wait(done)
+
+    def _settle(self, done: int) -> None:
+        """The first steps: their losses are compared, and the observer learns what the script calls."""
+        loss = self._observer.steps.loss
+        if len(self._losses) < LOSSES and loss is not None and loss.numel() == 1:
+            self._losses.append(float(loss))
+        if done == 1:
+            self._first_step = time.perf_counter()
+        if done < SETTLE and time.perf_counter() - self._first_step < SETTLE_S:
+            return
+        self._ready = time.perf_counter()
+        self._warmed = done
+        self._answer({"ready": self._facts()})
+        self._wait(done)
+
+    def _facts(self) -> dict[str, Any]:
+        """The fields of SideFacts that this process knows, for each of its sides."""
+        torch = sys.modules["torch"]
+        steps = self._observer.steps
+        micro = max(steps.usual_backwards if steps.skip else round(steps.micro / max(steps.done - steps.told, 1)), 1)
+        device = str(steps.loss.device) if steps.loss is not None else "cpu"
+        sides = []
+        for changes in self._sides:
+            settings = {key: [change.requested, *change.applied()] for key, change in changes.items()}
+            sides.append({
+                "device": device, "threads": torch.get_num_threads(), "items_per_step": max(self._items, 1) * micro,
+                "prepare_s": self._first_step - self._began, "warmup_s": self._ready - self._first_step,
+                "warmup_steps": self._warmed, "losses": self._losses, "settings": settings, "peak_bytes": _peak(torch, device),
+            })  # fmt: skip
+        return {"sides": sides}
+
+    def _wait(self, done: int) -> None:
+        """Until the next run begins."""
+        _workers(signal.SIGSTOP)
+        while (command := self._command())["do"] != "train":
+            self._answer(self._facts())
+        self._on(int(command["side"]) if len(self._sides) > 1 else 0)
+        _workers(signal.SIGCONT)
+        self._first = done + int(command["lead"])
+        self._last = self._first + int(command["steps"])
+        self._least = int(command["least"])
+        seconds = command["until_s"]
+        self._until = None if seconds is None else time.perf_counter() + seconds
+        if not command["lead"]:
+            self._begin, self._aside = time.perf_counter_ns(), _aside()
+        clock.clear()
+
+    def _on(self, index: int) -> None:
+        """Switch to a side."""
+        for other, changes in enumerate(self._sides):
+            if other != index:
+                for change in changes.values():
+                    change.switch(False)
+        for change in self._sides[index].values():
+            change.switch(True)
+        self._current = index
+
+    def _command(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            if line := self._commands.readline():
+                found: dict[str, Any] = json.loads(line)
+                return found
+        _workers(signal.SIGKILL)
+        os._exit(0)
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(body).encode() + b"\n")
+
+
+def _aside() -> int:
+    """Nanoseconds of evaluations and checkpoints so far: they are not what is tried."""
+    return clock.rest[EVALUATE] + clock.rest[CHECKPOINT] + clock.row[EVALUATE] + clock.row[CHECKPOINT]
+
+
+def _peak(torch: Any, device: str) -> int | None:
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+    return None
+
+
+def _workers(number: int) -> None:
+    """Send a signal to the child processes, which are workers of loaders, but not to helpers of Python."""
+    me = str(os.getpid())
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError):
+            with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
+                parent = file.read().rpartition(")")[2].split()[1]
+            if parent == me:
+                with open(f"/proc/{entry}/cmdline", encoding="ascii", errors="replace") as file:
+                    if "resource_tracker" in file.read():
+                        continue
+                os.kill(int(entry), number)
+
+
+def begin(observer: Any) -> Callable[[int], None] | None:
+    """What takes the place of `Steps.gate` in a process of a trial; None in any other."""
+    text = os.environ.pop("NDD_WATCH_TRY", "")
+    return Trying(observer, json.loads(text)) if text else None
+
+
+def before_start(observer: Any) -> None:
+    """Apply the changes that have to be there from the beginning: when torch has been imported."""
+    text = os.environ.get("NDD_WATCH_TRY", "")
+    if not text:
+        return
+    for side in json.loads(text)["sides"]:
+        for key, value in side.items():
+            if isinstance(change := make(key, value, observer), AtStart):
+                change.switch(True)
