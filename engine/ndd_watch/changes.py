@@ -6,9 +6,9 @@ its optimizer.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
+from functools import partial
 from typing import Any, Callable
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -154,13 +154,15 @@ class Collections(Change):
         return self.requested, True, "automatic collection is off"
 
 
+# Key -> argument of DataLoader.
+_LOADER = {
+    "loader.workers": "num_workers", "loader.pin_memory": "pin_memory", "loader.prefetch": "prefetch_factor",
+    "loader.persistent": "persistent_workers",
+}  # fmt: skip
+
+
 class Loader(AtStart):
     """An argument of every DataLoader of the script."""
-
-    NAMES = {
-        "loader.workers": "num_workers", "loader.pin_memory": "pin_memory", "loader.prefetch": "prefetch_factor",
-        "loader.persistent": "persistent_workers",
-    }  # fmt: skip
 
     def __init__(self, name: str, value: Any, observer: Any) -> None:
         super().__init__(value, observer)
@@ -207,7 +209,11 @@ class Compile(AtStart):
         options = {} if self.value in (True, "default") else {"mode": self.value}
 
         def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(module) not in self._seen and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
+            if (
+                id(module) not in self._seen
+                and torch.is_grad_enabled()
+                and next(module.parameters(), None) is not None
+            ):
                 self._seen[id(module)] = module
                 module.compile(**options)
             return call(module, *args, **kwargs)
@@ -228,21 +234,15 @@ KINDS: dict[str, Callable[[Any, Any], Change]] = {
     "speed.cudnn_benchmark": CudnnBenchmark,
     "optimizer.implementation": Implementation,
     "speed.compile": Compile,
-    **{key: (lambda value, observer, name=name: Loader(name, value, observer)) for key, name in Loader.NAMES.items()},
+    **{key: partial(Loader, name) for key, name in _LOADER.items()},
 }  # fmt: skip
 # Those that one process can switch while it trains.
-SWITCHED = frozenset(
-    {"run.threads", "run.gc_every_steps", "precision.amp", "precision.tf32", "speed.cudnn_benchmark", "optimizer.implementation"}
-)
+SWITCHED = frozenset({
+    "run.threads", "run.gc_every_steps", "precision.amp", "precision.tf32", "speed.cudnn_benchmark",
+    "optimizer.implementation",
+})  # fmt: skip
 
 
 def make(key: str, value: Any, observer: Any) -> Change:
     """The change of a key. Raises KeyError for one that cannot be made from outside."""
     return KINDS[key](value, observer)
-
-
-def flush() -> None:
-    """The output of the script, before the process ends."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()

@@ -9,7 +9,7 @@ import sysconfig
 from threading import get_ident
 from typing import Any, Callable
 
-from . import clock
+from . import clock, trying
 from .census import Census
 from .clock import DATA_WAIT, FORWARD, OTHER, TIMED, TRAINER, S
 from .hooks import Hooks
@@ -100,10 +100,21 @@ class Observer:
                 return False
             self.recorder = recorder
         self.recorder.resume()
+        self._try()
         me = get_ident()
         S[:] = [clock.now(), OTHER, me, OTHER, me]
         clock.clear()
         return True
+
+    def _try(self) -> None:
+        """In a process of a trial: train in runs, on command. An error ends the process: it is one of the trial."""
+        if self.steps.gate is None:
+            try:
+                self.steps.gate = trying.begin(self)
+            except Exception as error:  # noqa: BLE001
+                sys.stderr.write(f"ndd-console: the change cannot be made: {error}\n")
+                sys.stderr.flush()
+                os._exit(1)
 
     def put(self, kind: str, /, **body: Any) -> None:
         """Record something; kept until the process trains."""
@@ -176,5 +187,6 @@ def install(when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
     """Observe this process. when_imported(name, then): calls then(module) once a module has been imported."""
     global observer
     observer = Observer(sys.modules["torch"])
+    trying.before_start(observer)
     observer.start()
     os.register_at_fork(after_in_child=observer.forked)

@@ -10,6 +10,7 @@ of them as a whole.
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any, Callable
 
@@ -75,6 +76,9 @@ class Steps:
         self.studying = False
         self.next_study = 0
         self.last_row = ZEROS
+        # Collect garbage after every so many steps; 0: Python decides.
+        self.collect_every = 0
+        self._live: dict[int, Any] = {}
         self._counts: dict[int, int] = {}
         self._all_backwards = 0
 
@@ -101,6 +105,10 @@ class Steps:
         """How often an optimizer has stepped since the newest one appeared."""
         return self._counts.get(id(optimizer), 0)
 
+    def optimizers(self) -> list[Any]:
+        """The optimizers that have stepped."""
+        return list(self._live.values())
+
     @property
     def single(self) -> bool:
         """Whether there is exactly one optimizer."""
@@ -112,6 +120,7 @@ class Steps:
         if key not in counts:
             # Begin to count anew: earlier steps say nothing about how often the new one steps.
             counts = self._counts = {**dict.fromkeys(counts, 0), key: 0}
+            self._live[key] = optimizer
         counts[key] += 1
         if len(counts) > 1:
             live = {one: count for one, count in counts.items() if count}
@@ -170,5 +179,7 @@ class Steps:
             step_ns = (sum(map(sum, taken[1])) + sum(taken[2])) / max(count, 1)
             self.every = min(int(COST_NS / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             self.window(*taken)
+        if self.collect_every and not self.done % self.collect_every:
+            gc.collect()
         if self.gate is not None:
             self.gate(self.done)

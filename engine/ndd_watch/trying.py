@@ -1,8 +1,8 @@
 """A process of a trial: the script trains in runs when it is told to, with changes applied from outside.
 
-NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "rank": …}: the changes of each side of this process; the
-baseline has none. A run begins and ends at the end of a step, where the script waits for the next command and the workers
-of its loaders stand still. The process ends without running the rest of the script, which could write where it should not.
+NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …]}: the changes of each side of this process; the baseline
+has none. A run begins and ends at the end of a step, where the script waits for the next command and the workers of its
+loaders stand still. The process ends without running the rest of the script, which could write where it should not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Trying:
         self._first = self._last = self._least = 0
         self._begin = self._aside = 0
         self._until: float | None = None
+        self._micro = 0
         self._on(0)
+        # A worker of a loader must not keep the connection open.
+        os.register_at_fork(after_in_child=self._socket.close)
 
     def __call__(self, done: int) -> None:
         """At the end of each step."""
@@ -55,12 +58,17 @@ class Trying:
         if steps.shape is not None:
             self._items = int(steps.shape[0]) if steps.shape else 0
             steps.shape = None
+        self._micro, steps.micro = steps.micro or self._micro, 0
         if not self._ready:
             self._settle(done)
             return
         if done == self._first:
             self._begin, self._aside = t, _aside()
-        over = self._until is not None and done - self._first >= self._least and time.perf_counter() >= self._until
+        over = (
+            self._until is not None
+            and done - self._first >= self._least
+            and time.perf_counter() >= self._until
+        )
         if done < self._last and not over:
             return
         spent = t - self._begin - (_aside() - self._aside)
@@ -85,15 +93,16 @@ class Trying:
         """The fields of SideFacts that this process knows, for each of its sides."""
         torch = sys.modules["torch"]
         steps = self._observer.steps
-        micro = max(steps.usual_backwards if steps.skip else round(steps.micro / max(steps.done - steps.told, 1)), 1)
         device = str(steps.loss.device) if steps.loss is not None else "cpu"
         sides = []
         for changes in self._sides:
             settings = {key: [change.requested, *change.applied()] for key, change in changes.items()}
             sides.append({
-                "device": device, "threads": torch.get_num_threads(), "items_per_step": max(self._items, 1) * micro,
+                "device": device, "threads": torch.get_num_threads(),
+                "items_per_step": max(self._items, 1) * max(self._micro, 1),
                 "prepare_s": self._first_step - self._began, "warmup_s": self._ready - self._first_step,
-                "warmup_steps": self._warmed, "losses": self._losses, "settings": settings, "peak_bytes": _peak(torch, device),
+                "warmup_steps": self._warmed, "losses": self._losses, "settings": settings,
+                "peak_bytes": _peak(torch, device),
             })  # fmt: skip
         return {"sides": sides}
 
@@ -144,9 +153,11 @@ def _aside() -> int:
 def _peak(torch: Any, device: str) -> int | None:
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+    with (
+        contextlib.suppress(OSError, ValueError, IndexError),
+        open("/proc/self/status", errors="replace") as file,
+    ):
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
     return None
 
 

@@ -24,7 +24,7 @@ KEEPS_OUT = {
     "E": "Python ignores PYTHONPATH with -E",
     "S": "Python does not import sitecustomize with -S",
 }
-_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+_UNFIT = re.compile(r"[^A-Za-z0-9._]+")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed"})
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, cycle
 from pathlib import Path
+from typing import Self
 
 from ndd_engine.child import StoppedError, Tick, ticker
 from ndd_engine.config import Draft, read
@@ -61,12 +62,12 @@ def run_trial(request: TrialRequest, tell: Tell, stop: threading.Event | None = 
     def waiting(text: str) -> None:
         tell(Progress(text, 0.0, request.budget_s))
 
-    with alone(base.resolve().run.device, waiting, stop), _Trial(request, base, change, tell, stop) as trial:
+    with alone(base.resolve().run.device, waiting, stop), Trial(request, base, change, tell, stop) as trial:
         return trial.run()
 
 
-class _Trial:
-    """A trial in progress."""
+class Trial:
+    """A trial in progress. base, change: the drafts of both sides."""
 
     def __init__(
         self, request: TrialRequest, base: Draft, change: Draft, tell: Tell, stop: threading.Event | None
@@ -86,7 +87,7 @@ class _Trial:
         self._stage = "starting"
         self._told_s = 0.0
 
-    def __enter__(self) -> _Trial:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,7 +119,7 @@ class _Trial:
 
     def _measure(self) -> tuple[str, str]:
         self._choose()
-        if can_switch(self._configs, self._changed) and not self.request.restarts:
+        if self._switches() and not self.request.restarts:
             try:
                 return self._in_one_process()
             except SideFailedError as error:
@@ -128,6 +129,10 @@ class _Trial:
                 self._sides.close()
                 self._sides.forget()
         return self._in_pairs()
+
+    def _switches(self) -> bool:
+        """Whether one process can switch between both sides."""
+        return can_switch(self._configs, self._changed)
 
     def _in_one_process(self) -> tuple[str, str]:
         """Blocks of one process that switches between both sides."""

@@ -79,6 +79,8 @@ def try_(
     from ndd_engine.trial.store import record_trial
     from ndd_engine.trial.trial import run_trial
 
+    if base.run is not None and base.run.command.exists():
+        return _script(request, as_json)
     check(request)  # report mistakes before anything is paused
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop, held(to_pause(request.base, root, pause), progress.say, stop):
@@ -89,6 +91,29 @@ def try_(
             record_trial(base.run, event)
         except UsageError as error:
             progress.say(f"warning: the result is not recorded: {error}")
+    show(json.loads(event.to_json(time.time())) if as_json else describe(event))
+    return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
+
+
+def _script(request: TrialRequest, as_json: bool) -> int:
+    """A trial of an observed script."""
+    from ndd_engine.record.reader import load_state
+    from ndd_engine.script.trial import check_script, run_script_trial
+    from ndd_engine.trial.store import record_trial
+
+    assert request.base.run is not None
+    run = load_state(request.base.run).run
+    if run is None:
+        raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")
+    check_script(request, run.config)
+    progress = TrialProgress(sys.stderr)
+    with stoppable("the trial") as stop:
+        event = run_script_trial(request, run.config, run.device, progress.look, stop)
+    progress.finish()
+    try:
+        record_trial(request.base.run, event)
+    except UsageError as error:
+        progress.say(f"warning: the result is not recorded: {error}")
     show(json.loads(event.to_json(time.time())) if as_json else describe(event))
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
 

@@ -251,7 +251,8 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
     lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
     if lost:
         lines.append(f"requested but not in effect: {printable(', '.join(lost))}")
-    lines.append(f"record and checkpoints: {printable(folder)}")
+    script = run is not None and "script" in run.config
+    lines.append(f"{'record' if script else 'record and checkpoints'}: {printable(folder)}")
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
         lines.append(f"resume with: ndd-console train --resume {printable(name)}")

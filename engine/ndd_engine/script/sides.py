@@ -1,0 +1,146 @@
+"""The sides of a trial of a script: processes of its command that train in runs, when they are told to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ndd_engine.child import ChildError, Tick
+from ndd_engine.trial.process import SHARED_ENVIRONMENT, SideProcess
+from ndd_engine.trial.request import Base
+from ndd_engine.trial.side import SideFacts
+from ndd_engine.trial.sides import ESTIMATE_S, SIDES, Sides, failures_of
+from ndd_watch import SITE
+
+from .command import Command, environment
+from .contained import OFFLINE, copy
+
+POLL_S = 0.1
+# Observing is the same on both sides: every step is timed by phase, and none is profiled.
+PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_STACKS_HZ": "0"}
+
+
+class ScriptProcess(SideProcess):
+    """A process of the command in a scratch copy of its folder. sides: the changes of each side that it can be."""
+
+    def __init__(
+        self, command: Command, sides: Sequence[Mapping[str, Any]], extra: Mapping[str, str], but: Path
+    ) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix=".ndd-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name)
+        self._log, self._rest = self.folder / "log", b""
+        self._source = self._target = -1
+        self.facts = SideFacts()
+        self.both = [self.facts]
+        address = str(self.folder / "s")
+        try:
+            work = self.folder / "work"
+            work.mkdir()
+            copy(command.folder, work, but)
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(address)
+            self._listener.listen(1)
+            spec = {"socket": address, "sides": [dict(side) for side in sides]}
+            made = environment(
+                self.folder / "ranks", SITE, {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **extra}
+            )
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    command.words, cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
+                )  # fmt: skip
+        except OSError as error:
+            self._temporary.cleanup()
+            raise ChildError("failed", f"its process cannot be started: {error.strerror}") from None
+        except BaseException:
+            self._temporary.cleanup()
+            raise
+
+    def prepare(self, limit_s: float, tick: Tick) -> None:
+        """Wait until it trains, and for its first steps."""
+        deadline = time.monotonic() + limit_s
+        self._listener.settimeout(POLL_S)
+        tick("waiting for the first step")
+        while self._source < 0:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = self._listener.accept()
+                self._source = self._target = connection.detach()
+                continue
+            tick(None)
+            if self._process.poll() is not None:
+                raise self._cause_of_exit()
+            if time.monotonic() > deadline:
+                self._kill()
+                raise ChildError("late", "it did not begin to train within the time limit")
+        tick("warming up")
+        self._know(self._line(deadline, tick)["ready"])
+
+    def choose(self, tick: Tick) -> str:
+        """Not for a script."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the process with everything that it started, and remove what it wrote; safe to call twice."""
+        self._listener.close()
+        if self._source >= 0:
+            os.close(self._source)  # it exits when its connection closes
+            self._source = self._target = -1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._kill()
+        self._temporary.cleanup()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class ScriptSides(Sides):
+    """command: of the script; changes: of the candidate, by key. but: a folder that is not copied."""
+
+    def __init__(
+        self,
+        command: Command,
+        changes: Mapping[str, Any],
+        base: Base,
+        sets: Sequence[str],
+        budget_s: float,
+        left_s: Callable[[], float],
+        tick: Callable[[str], Tick],
+    ) -> None:
+        super().__init__(base, sets, list(changes), budget_s, left_s, tick)
+        self._command, self._changes = command, dict(changes)
+        self._but = base.run.path.parent if base.run is not None else Path(os.devnull)
+
+    def open(self, *indices: int) -> None:
+        """Start processes."""
+        for index in indices:
+            changes = self._changes if index else {}
+            with failures_of(index):
+                self._open[index] = ScriptProcess(
+                    self._command, [changes], self._environment(index), self._but
+                )
+
+    def open_one(self) -> tuple[float, float]:
+        """Start one process for both sides. Returns the approximate seconds of a step of each."""
+        with failures_of(0):
+            process = ScriptProcess(self._command, [{}, self._changes], self._environment(0), self._but)
+        self._open = dict.fromkeys(range(len(SIDES)), process)
+        limit_s = max(self._left_s(), 0.1)
+        self._asked(0, "preparing both sides", lambda side, tick: side.prepare(limit_s, tick))
+        self.facts = process.both
+        until_s = min(ESTIMATE_S, self._budget_s / 60)
+        base, change = (
+            self.train(index, 1 << 40, "warming up", until_s=until_s) for index in range(len(SIDES))
+        )
+        return base[0] / base[1], change[0] / change[1]
