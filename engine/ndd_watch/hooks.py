@@ -37,8 +37,8 @@ from .modules import Modules
 from .steps import Steps
 
 Function = Callable[..., Any]
-# Loaders whose place is remembered.
-MOST_LOADERS = 64
+# Loaders and optimizers whose place is remembered.
+MOST_PLACES = 64
 
 
 class Hooks:
@@ -64,9 +64,10 @@ class Hooks:
         self._thinned: list[tuple[Any, str, Function, Function]] = []
         self._before_optimizer: Any = None
         self._register: Any = None
-        # The iterator that the training reads, and by id of a dataset the place where its loader was made.
+        # The iterator that the training reads.
         self._iterator = 0
-        self._places: dict[int, tuple[str, int]] = {}
+        # By id of an optimizer, and of the dataset of a loader: the place in the script that made it.
+        self.places: dict[int, tuple[str, int]] = {}
         # Set by `install`: called with the settings of a loader when the training begins to read it.
         self.loader_read: Callable[[dict[str, Any], Any], None] = lambda settings, place: None
 
@@ -268,21 +269,23 @@ class Hooks:
 
     def _loader_made(self, original: Function) -> Function:
         """Note where in the script a loader is made: a change of its settings belongs there."""
-        places, own = self._places, self._own
 
         @wraps(original)
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             original(loader, *args, **kwargs)
             with contextlib.suppress(Exception):
-                frame: Any = sys._getframe(1)
-                while frame is not None and not own(frame.f_code):
-                    frame = frame.f_back
-                if frame is not None:
-                    places[id(loader.dataset)] = (frame.f_code.co_filename, frame.f_lineno)
-                    while len(places) > MOST_LOADERS:
-                        del places[next(iter(places))]
+                self._remember(id(loader.dataset), sys._getframe(1))
 
         return __init__
+
+    def _remember(self, key: int, frame: Any) -> None:
+        """The place in the script that made something. frame: the innermost one."""
+        while frame is not None and not self._own(frame.f_code):
+            frame = frame.f_back
+        if frame is not None:
+            self.places[key] = (frame.f_code.co_filename, frame.f_lineno)
+            while len(self.places) > MOST_PLACES:
+                del self.places[next(iter(self.places))]
 
     def _facts_of(self, iterator: Any) -> tuple[dict[str, Any], Any]:
         """Settings of the loader that an iterator belongs to, and the place where it was made, if that is known."""
@@ -294,7 +297,7 @@ class Hooks:
             "persistent": bool(getattr(iterator, "_persistent_workers", False)),
             "batch_size": getattr(iterator._index_sampler, "batch_size", None),
             "items": len(dataset) if sized else None, "dataset": type(dataset).__name__,
-        }, self._places.get(id(dataset))  # fmt: skip
+        }, self.places.get(id(dataset))  # fmt: skip
 
     def _train(self, original: Function) -> Function:
         modules = self.modules
@@ -317,6 +320,8 @@ class Hooks:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             steps.has_optimizer = True
             original(optimizer, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                self._remember(id(optimizer), sys._getframe(1))
 
         return __init__
 

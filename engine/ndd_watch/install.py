@@ -91,7 +91,7 @@ class Observer:
     def _arm(self) -> bool:
         """This process trains on this thread. Returns False if its record cannot be written."""
         if self.recorder is None:
-            recorder = Recorder(self.steps, own)
+            recorder = Recorder(self.steps, own, self.hooks.places)
             try:
                 recorder.open(self.early)
             except Exception as error:  # noqa: BLE001

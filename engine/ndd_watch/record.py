@@ -34,10 +34,10 @@ TOP = 12
 
 
 class Recorder:
-    """The file of this process. own: whether a code object is the script's own. Methods never raise."""
+    """The file of this process; methods never raise. own: whether a code object is the script's. places: see Hooks."""
 
-    def __init__(self, steps: Steps, own: Callable[[Any], bool]) -> None:
-        self._steps, self._own = steps, own
+    def __init__(self, steps: Steps, own: Callable[[Any], bool], places: dict[int, tuple[str, int]]) -> None:
+        self._steps, self._own, self._places = steps, own, places
         self._lines: queue.SimpleQueue[tuple[float, str, dict[str, Any]]] = queue.SimpleQueue()
         self._dropped = 0
         self._handle = -1
@@ -128,6 +128,7 @@ class Recorder:
             "model", device=str(device), optimizer=type(optimizer).__name__ if optimizer is not None else "",
             implementation=_implementation(groups[0], device.type) if groups else None,
             parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
+            place=self._places.get(id(optimizer)), main=getattr(sys.modules.get("__main__"), "__file__", None),
         )  # fmt: skip
 
     def close(self) -> None:

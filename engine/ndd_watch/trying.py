@@ -38,7 +38,6 @@ class Trying:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(spec["socket"])
         self._commands = self._socket.makefile("r")
-        self._began = time.perf_counter()
         self._ready = 0.0
         self._losses: list[float] = []
         self._items = 0
@@ -82,6 +81,8 @@ class Trying:
             self._losses.append(float(loss))
         if done == 1:
             self._first_step = time.perf_counter()
+            # Of the process: its imports and its preparation.
+            self._started_s = max(time.time() - spawned(), 0.0)
         if done < SETTLE and time.perf_counter() - self._first_step < SETTLE_S:
             return
         self._ready = time.perf_counter()
@@ -97,11 +98,12 @@ class Trying:
         sides = []
         for changes in self._sides:
             settings = {key: [change.requested, *change.applied()] for key, change in changes.items()}
+            losses = self._losses if len(self._sides) == 1 else []
             sides.append({
                 "device": device, "threads": torch.get_num_threads(),
                 "items_per_step": max(self._items, 1) * max(self._micro, 1),
-                "prepare_s": self._first_step - self._began, "warmup_s": self._ready - self._first_step,
-                "warmup_steps": self._warmed, "losses": self._losses, "settings": settings,
+                "prepare_s": self._started_s, "warmup_s": self._ready - self._first_step,
+                "warmup_steps": self._warmed, "losses": losses, "settings": settings,
                 "peak_bytes": _peak(torch, device),
             })  # fmt: skip
         return {"sides": sides}
@@ -143,6 +145,17 @@ class Trying:
     def _answer(self, body: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(body).encode() + b"\n")
+
+
+def spawned() -> float:
+    """Unix time at which this process began."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/uptime", encoding="ascii") as file:
+            age_s = float(file.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - age_s
+    return time.time()
 
 
 def _aside() -> int:

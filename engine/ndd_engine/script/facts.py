@@ -142,6 +142,9 @@ class Facts:
         if loader := self._loader:
             found["loader"] = {name: loader.get(name) for name in _LOADER}
             found[SECTION] |= {"loader": loader.get("place"), "dataset": loader.get("dataset")}
+        for name, key in (("optimizer", "place"), ("main", "main")):
+            if (place := self._model.get(key)) is not None:
+                found[SECTION][name] = place
         if (kind := self._model.get("implementation")) is not None:
             found["optimizer"] = {"implementation": kind}
         return found

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,15 +15,15 @@ import click
 from ndd_console.view.rows import foreign
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import MISSING, duration, number, size
+from ndd_engine.text import MISSING, duration, number, printable, size
 from ndd_engine.trial.request import Progress, TrialRequest
 
 from .completion import run_names
 from .measuring import stoppable
-from .options import budget_option, command, json_option, pause_option, set_option, workload_option
-from .printing import ProgressLines, measurement, show, table
+from .options import budget_option, command, flag, json_option, pause_option, set_option, workload_option
+from .printing import ProgressLines, measurement, say, show, table
 
 _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
 
@@ -47,6 +48,7 @@ _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
     help="Measure in pairs of processes, even if one process could switch between both sides.",
 )
 @click.option("--cause", metavar="CAUSE", help="Finding that suggested the change, stored with the result.")
+@flag("--apply", help="Of an observed script: write the edit that makes a faster change, after a question.")
 @json_option
 @click.pass_context
 def try_(
@@ -58,6 +60,7 @@ def try_(
     pause: bool,
     restarts: bool,
     cause: str | None,
+    apply: bool,
     as_json: bool,
 ) -> int:
     """Measure a change (--set) against a baseline in a paired A/B trial.
@@ -80,7 +83,11 @@ def try_(
     from ndd_engine.trial.trial import run_trial
 
     if base.run is not None and base.run.command.exists():
-        return _script(request, as_json)
+        return _script(request, as_json, apply)
+    if apply:
+        raise UsageError(
+            "--apply edits the file of an observed script; a configuration is written with tune -o FILE"
+        )
     check(request)  # report mistakes before anything is paused
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop, held(to_pause(request.base, root, pause), progress.say, stop):
@@ -95,7 +102,7 @@ def try_(
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
 
 
-def _script(request: TrialRequest, as_json: bool) -> int:
+def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
     """A trial of an observed script."""
     from ndd_engine.record.reader import load_state
     from ndd_engine.script.trial import check_script, run_script_trial
@@ -105,7 +112,7 @@ def _script(request: TrialRequest, as_json: bool) -> int:
     run = load_state(request.base.run).run
     if run is None:
         raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")
-    check_script(request, run.config)
+    changed = check_script(request, run.config)
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop:
         event = run_script_trial(request, run.config, run.device, progress.look, stop)
@@ -114,8 +121,34 @@ def _script(request: TrialRequest, as_json: bool) -> int:
         record_trial(request.base.run, event)
     except UsageError as error:
         progress.say(f"warning: the result is not recorded: {error}")
-    show(json.loads(event.to_json(time.time())) if as_json else describe(event))
+    if as_json:
+        show(json.loads(event.to_json(time.time())))
+    else:
+        show(describe(event))
+        if event.verdict == "faster":
+            _edit(run, changed, apply)
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
+
+
+def _edit(run: RunEvent, changed: dict[str, tuple[Any, Any]], apply: bool) -> None:
+    """Show the edit that makes the change in the script; write it after a question."""
+    from ndd_engine.script.edits import edit_of
+
+    script = run.config.get("script") or {}
+    main = script.get("main")
+    edit = edit_of(
+        run.config, {key: new for key, (_, new) in changed.items()}, run.device, Path(main) if main else None
+    )
+    show(["", "to make this change in your script:", *edit.diff, *(f"  {text}" for text in edit.advice)])
+    if edit.path is None:
+        return
+    if not apply:
+        say(f"to apply it: ndd-console try … --apply, or edit {edit.path}")
+    elif not sys.stdin.isatty() or click.confirm(
+        f"Write {printable(str(edit.path))}?", default=False, err=True
+    ):
+        edit.apply()
+        say(f"wrote {edit.path}")
 
 
 class TrialProgress(ProgressLines):
