@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 from . import clock
 from .changes import AtStart, Change, make
@@ -36,7 +37,11 @@ class Trying:
             {key: make(key, value, observer) for key, value in side.items()} for side in spec["sides"]
         ]
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(spec["socket"])
+        self._folder = os.path.dirname(spec["socket"])
+        try:
+            self._socket.connect(spec["socket"])
+        except OSError:  # the trial has been killed
+            self._leave()
         self._commands = self._socket.makefile("r")
         self._ready = 0.0
         self._losses: list[float] = []
@@ -139,7 +144,12 @@ class Trying:
             if line := self._commands.readline():
                 found: dict[str, Any] = json.loads(line)
                 return found
+        return self._leave()
+
+    def _leave(self) -> NoReturn:
+        """The trial has ended. If it was killed, nobody else removes the scratch copy."""
         _workers(signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
     def _answer(self, body: dict[str, Any]) -> None:

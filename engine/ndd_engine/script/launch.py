@@ -17,12 +17,12 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .command import Command
 
-_SHIM = Path(__file__).with_name("shim.py")
+_SHIM = str(Path(__file__).with_name("shim.py"))
 CHUNK = 1 << 16
 # Seconds to read the rest of the output after the end of the command; a process that it left behind may keep the
 # terminal open.
@@ -53,7 +53,7 @@ class Launched:
             self.resize(*size)
         stdin, stdout, stderr = (slave if ours else None for ours in replaced)
         controlling = "terminal" if replaced[0] else "streams"
-        words = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), controlling, *command.words]
+        words = leashed(command.words, controlling)
         try:
             self.process = subprocess.Popen(
                 words, cwd=command.folder, env=dict(environment), start_new_session=True, stdin=stdin, stdout=stdout,
@@ -129,6 +129,11 @@ class Launched:
                 self._output(data)
             elif ready or self.process.returncode is not None:
                 return
+
+
+def leashed(words: Sequence[str], controlling: str = "streams") -> list[str]:
+    """The command as a child that ends with this thread. controlling: see shim."""
+    return [sys.executable, "-I", "-S", _SHIM, str(os.getpid()), controlling, *words]
 
 
 def session_of(leader: int) -> list[int]:

@@ -23,6 +23,7 @@ from ndd_watch import SITE
 
 from .command import Command, environment
 from .contained import OFFLINE, copy
+from .launch import leashed
 
 POLL_S = 0.1
 # Observing is the same on both sides: every step is timed by phase, and none is profiled.
@@ -55,7 +56,7 @@ class ScriptProcess(SideProcess):
             )
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    command.words, cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
+                    leashed(command.words), cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
                 )  # fmt: skip
         except OSError as error:
