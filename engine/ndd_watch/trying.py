@@ -51,6 +51,7 @@ class Trying:
         self._begin = self._aside = 0
         self._until: float | None = None
         self._micro = 0
+        self._applied: dict[str, tuple[str, bool | None, str]] = {}
         self._on(0)
         # A worker of a loader must not keep the connection open.
         os.register_at_fork(after_in_child=self._socket.close)
@@ -76,6 +77,7 @@ class Trying:
         if done < self._last and not over:
             return
         spent = t - self._begin - (_aside() - self._aside)
+        self._read_back()
         self._answer({"seconds": spent / 1e9, "steps": done - self._first})
         self._wait(done)
 
@@ -92,6 +94,7 @@ class Trying:
             return
         self._ready = time.perf_counter()
         self._warmed = done
+        self._read_back()
         self._answer({"ready": self._facts()})
         self._wait(done)
 
@@ -102,7 +105,10 @@ class Trying:
         device = str(steps.loss.device) if steps.loss is not None else "cpu"
         sides = []
         for changes in self._sides:
-            settings = {key: [change.requested, *change.applied()] for key, change in changes.items()}
+            unknown = "", None, ""
+            settings = {
+                key: [change.requested, *self._applied.get(key, unknown)] for key, change in changes.items()
+            }
             losses = self._losses if len(self._sides) == 1 else []
             sides.append({
                 "device": device, "threads": torch.get_num_threads(),
@@ -112,6 +118,11 @@ class Trying:
                 "peak_bytes": _peak(torch, device),
             })  # fmt: skip
         return {"sides": sides}
+
+    def _read_back(self) -> None:
+        """Note whether the changes of the current side are in effect, while they are."""
+        for key, change in self._sides[self._current].items():
+            self._applied[key] = change.applied()
 
     def _wait(self, done: int) -> None:
         """Until the next run begins."""

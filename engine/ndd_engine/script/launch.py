@@ -17,7 +17,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .command import Command
@@ -53,7 +53,7 @@ class Launched:
             self.resize(*size)
         stdin, stdout, stderr = (slave if ours else None for ours in replaced)
         controlling = "terminal" if replaced[0] else "streams"
-        words = leashed(command.words, controlling)
+        words = [sys.executable, "-I", "-S", _SHIM, str(os.getpid()), controlling, *command.words]
         try:
             self.process = subprocess.Popen(
                 words, cwd=command.folder, env=dict(environment), start_new_session=True, stdin=stdin, stdout=stdout,
@@ -129,11 +129,6 @@ class Launched:
                 self._output(data)
             elif ready or self.process.returncode is not None:
                 return
-
-
-def leashed(words: Sequence[str], controlling: str = "streams") -> list[str]:
-    """The command as a child that ends with this thread. controlling: see shim."""
-    return [sys.executable, "-I", "-S", _SHIM, str(os.getpid()), controlling, *words]
 
 
 def session_of(leader: int) -> list[int]:

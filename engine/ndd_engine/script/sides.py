@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ from ndd_watch import SITE
 
 from .command import Command, environment
 from .contained import OFFLINE, copy
-from .launch import leashed
 
 POLL_S = 0.1
+_GUARD = str(Path(__file__).with_name("guard.py"))
 # Observing is the same on both sides: every step is timed by phase, and none is profiled.
 PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_STACKS_HZ": "0"}
 
@@ -54,9 +54,10 @@ class ScriptProcess(SideProcess):
             made = environment(
                 self.folder / "ranks", SITE, {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **extra}
             )
+            guarded = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder), *command.words]
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    leashed(command.words), cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
+                    guarded, cwd=work, env={**made, **PLAIN, "NDD_WATCH_TRY": json.dumps(spec)},
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0,
                 )  # fmt: skip
         except OSError as error:
@@ -101,8 +102,8 @@ class ScriptProcess(SideProcess):
         self._temporary.cleanup()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """The guard ends the whole group of the command."""
+        self._process.terminate()
         self._process.wait()
 
 
