@@ -28,6 +28,7 @@ NAMES = (
     "wizard",
     "intervals",
     "switching",
+    "observe",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,0 +1,107 @@
+"""An ordinary training loop for `benchmarks.observe`: trains blocks with the observer's hooks in place and taken out.
+
+`python observed_loop.py MILLISECONDS BLOCKS SECONDS` prints one JSON object. It runs in a process that the observer has
+entered; without it, every block is without hooks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+# Untimed steps after a switch: the observer arms at the first backward pass, and learns what the steps call.
+SETTLE = 14
+ORDER = (0, 1, 1, 0, 1, 0, 0, 1)
+
+
+def raw_s() -> float:
+    """A clock that nothing adjusts, and that the observer does not read."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+
+
+class Loop:
+    """The model and its loader. width: of the layers; batch: items of a step."""
+
+    def __init__(self, width: int, batch: int) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        data = TensorDataset(torch.randn(64 * batch, 64), torch.randn(64 * batch, 1))
+        self.loader = DataLoader(data, batch_size=batch)
+        self._batches = self._endless()
+        self.loss: Any = None
+
+    def _endless(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
+    def train(self, steps: int) -> tuple[float, float]:
+        """Seconds, and seconds of processor time of all threads, of one step."""
+        begin, used = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            x, y = next(self._batches)
+            self.optimizer.zero_grad()
+            self.loss = ((self.model(x) - y) ** 2).mean()
+            self.loss.backward()
+            self.optimizer.step()
+        return (time.perf_counter() - begin) / steps, (time.process_time() - used) / steps
+
+
+def sized(step_s: float) -> Loop:
+    """A loop whose steps take about so long on this machine."""
+    width, batch = 128, 8
+    while True:
+        loop = Loop(width, batch)
+        loop.train(20)
+        found, _ = loop.train(20)
+        if found >= step_s or batch >= 1 << 14:
+            return loop
+        # The cost of a step grows more slowly than its batch while operators are small.
+        batch = min(max(int(batch * min(step_s / found, 4)), batch + 8), 1 << 14)
+        width = min(width * 2, 1024) if found < step_s / 4 else width
+
+
+def main() -> None:
+    """Measure, and print."""
+    step_s, blocks, block_s = float(sys.argv[1]) / 1e3, int(sys.argv[2]), float(sys.argv[3])
+    torch.set_num_threads(1)
+    loop = sized(step_s)
+    found = sys.modules.get("_ndd_watch.install")
+    observer: Any = getattr(found, "observer", None)
+    step, _ = loop.train(20)
+    steps = max(round(block_s / step), 4)
+    begin_s, began = raw_s(), time.time()
+    values = []
+    for _ in range(blocks):
+        row = []
+        for on in ORDER:
+            if observer is not None:
+                observer.stop()
+                if on:
+                    observer.start()
+            loop.train(SETTLE)
+            row.append([on, *loop.train(steps)])
+        values.append(row)
+    every = observer.steps.every if observer is not None else 1
+    body = {
+        "step_s": step,
+        "steps": steps,
+        "blocks": values,
+        "seconds": raw_s() - begin_s,
+        "began": began,
+        "every": every,
+    }
+    print(json.dumps(body))
+
+
+if __name__ == "__main__":
+    main()
