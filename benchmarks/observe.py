@@ -60,8 +60,8 @@ def _row(step_ms: float, limit: float, blocks: int) -> tuple[str, ...]:
     verdict = "reached" if high <= 1 + limit else "not reached" if low > 1 + limit else "within the noise"
     return (
         f"{body['step_s'] * 1e3:.2f} ms", str(len(ratios)), f"{(found.median - 1) * 100:+.2f} %",
-        f"{(low - 1) * 100:+.2f} to {(high - 1) * 100:+.2f} %", f"{median(used) * 1e6:+.1f} us", f"1 of {body['every']}",
-        str(off), f"at most {limit * 100:g} %", verdict,
+        f"{(low - 1) * 100:+.2f} to {(high - 1) * 100:+.2f} %", f"{median(used) * 1e6:+.1f} us",
+        f"1 of {body['every']}", str(off), f"at most {limit * 100:g} %", verdict,
     )  # fmt: skip
 
 

@@ -10,6 +10,9 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     hooks     the hooks on torch
     modules   hooks of the modules that the script calls
     census    learns what a step calls, and profiles single steps
+    frameworks  what Hugging Face's Trainer and Lightning know of a run
+    changes   what a trial can change from outside
+    trying    a process of a trial
     record    writes one JSON file per process
 """
 

@@ -9,7 +9,7 @@ import sysconfig
 from threading import get_ident
 from typing import Any, Callable
 
-from . import clock, trying
+from . import clock, frameworks, trying
 from .census import Census
 from .clock import DATA_WAIT, FORWARD, OTHER, TIMED, TRAINER, S
 from .hooks import Hooks
@@ -189,4 +189,5 @@ def install(when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
     observer = Observer(sys.modules["torch"])
     trying.before_start(observer)
     observer.start()
+    frameworks.attach(observer.put, when_imported)
     os.register_at_fork(after_in_child=observer.forked)

@@ -15,6 +15,7 @@ from ndd_engine.record.events import (
     MarkEvent,
     MemoryEvent,
     RunEvent,
+    ScalarsEvent,
     StacksEvent,
     WindowEvent,
 )
@@ -43,6 +44,10 @@ class Facts:
     _model: Line = field(default_factory=dict)
     _loader: Line = field(default_factory=dict)
     _micro: int = 0
+    _total_steps: int = 0
+    _epochs: int = 0
+    _epoch: int = 0
+    _epoch_begin: int = 0
     _items: int = 0
     _told: bool = False
     _skipped: int = 0
@@ -76,6 +81,8 @@ class Facts:
         elif kind == "memory":
             counters = {key: value for key, value in line.items() if key not in ("v", "type", "t")}
             yield MemoryEvent(**counters)
+        elif kind in ("totals", "epoch", "scalars", "evaluation"):
+            yield from self._of_framework(kind, line)
         elif kind == "source":
             yield self._source(line)
         elif kind == "stalled":
@@ -104,7 +111,8 @@ class Facts:
         loss = line.get("loss")
         phases = {str(name): _phase(body) for name, body in line["phases"].items() if name in PHASES}
         yield WindowEvent(
-            step=step, epoch=0, epoch_step=step, steps=steps, micro_steps=micro_steps, items=items, tokens=0,
+            step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=steps,
+            micro_steps=micro_steps, items=items, tokens=0,
             wall_ns=int(line["wall_ns"]), step_p50_ns=line["step_p50_ns"], step_p95_ns=line["step_p95_ns"],
             step_max_ns=line["step_max_ns"], phases=phases, loss=loss,
             last_loss=None if loss is None else (step, float(loss)), lr=line.get("lr"), gc_ns=line.get("gc_ns"),
@@ -132,7 +140,8 @@ class Facts:
             card=None if gpu is None else gpu.to_dict(), versions=versions,
             parameters=int(model.get("parameters") or 0),
             precision="", item="item", token=None, tokens_per_item=0, items_per_step=self._items, items_per_epoch=0,
-            steps_per_epoch=0, epochs=0, total_steps=0, model=optimizer, data=self.command.text,
+            steps_per_epoch=0, epochs=self._epochs, total_steps=self._total_steps, model=optimizer,
+            data=self.command.text,
             threads=process.get("threads"), usable_cores=machine.host.usable_cpus,
         )  # fmt: skip
 
@@ -148,6 +157,23 @@ class Facts:
         if (kind := self._model.get("implementation")) is not None:
             found["optimizer"] = {"implementation": kind}
         return found
+
+    def _of_framework(self, kind: str, line: Line) -> Iterator[Event]:
+        """What a framework or the script itself says."""
+        if kind == "totals":
+            self._total_steps, self._epochs = int(line["total_steps"]), int(line["epochs"])
+            if self._told:
+                yield self._run()
+        elif kind == "epoch":
+            self._epoch, self._epoch_begin = int(line["epoch"]), int(line["step"])
+        elif kind == "scalars":
+            yield ScalarsEvent(
+                int(line["step"]), {str(name): float(value) for name, value in line["values"].items()}
+            )
+        elif metrics := {str(name): float(value) for name, value in line["metrics"].items()}:
+            shown = ", ".join(f"{printable(name)} {number(value, 4)}" for name, value in metrics.items())
+            better = "lower" if "loss" in next(iter(metrics)) else "higher"
+            yield MarkEvent("evaluation", int(line["step"]), shown, {"metrics": metrics, "better": better})
 
     def _source(self, line: Line) -> MarkEvent:
         where = f"{printable(str(line['function']))} ({printable(str(line['file']))}:{int(line['line'])})"

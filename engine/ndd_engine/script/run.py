@@ -27,7 +27,6 @@ from ndd_engine.errors import (
 )
 from ndd_engine.files import write_text
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpu import Machine
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.channel import ControlServer
 from ndd_engine.record.derive import figures
@@ -39,10 +38,9 @@ from ndd_watch import SITE
 
 from .command import Command, environment
 from .control import ScriptControl
-from .facts import Facts
+from .follower import Follower
 from .launch import Launched
 from .output import OutputLog
-from .records import Line, Records
 
 POLL_S = 0.2
 # From the request to stop to SIGTERM, if the script goes on.
@@ -76,7 +74,7 @@ class ScriptRun:
         self.launched: Launched | None = None
         self._lock, self._output = lock, echo
         self._server = ControlServer(directory.control_socket, self._asked, self.put)
-        self._facts: dict[str, Facts] = {}
+        self._follower: Follower | None = None
 
     @classmethod
     def open(cls, request: ScriptRequest, listener: Listener | None = None) -> ScriptRun:
@@ -146,7 +144,7 @@ class ScriptRun:
         command = self.request.command
         self.put(StageEvent("prepare", f"waiting for the first step of {command.text}"))
         machine = detect(use_torch=False)
-        records = Records(self.directory.ranks)
+        follower = self._follower = Follower(self.directory, command, machine, self.put)
         sampler = Sampler(machine.chosen, self.put, run_dir=self.directory.path)
         size = shutil.get_terminal_size()
         try:
@@ -161,37 +159,14 @@ class ScriptRun:
         try:
             while status is None:
                 status = launched.wait(POLL_S)
-                for name, line in records.new():
-                    self._take(name, line, machine)
+                follower.poll()
                 self._obey(launched)
                 launched.resize(*shutil.get_terminal_size())
         finally:
             sampler.stop()
             launched.close()
-        for name, line in records.new():
-            self._take(name, line, machine)
-        if records.damaged:
-            text = f"{counted(records.damaged, 'line')} of the observer's records could not be read"
-            self.put(MarkEvent("warning", self._step, text))
-        return self._ended(*self._outcome(status), status)
-
-    # Facts.
-
-    def _take(self, name: str, line: Line, machine: Machine) -> None:
-        facts = self._facts.get(name)
-        if facts is None:
-            facts = self._facts[name] = Facts(self.directory.name, self.request.command, machine)
-        leads = next(iter(sorted(self._facts, key=_leading))) == name
-        try:
-            events = list(facts.take(line))
-        except (KeyError, TypeError, ValueError, IndexError):
-            return  # a line of another version
-        for event in events if leads else ():
-            self.put(event)
-
-    @property
-    def _step(self) -> int:
-        return max((facts.step for facts in self._facts.values()), default=0)
+        follower.finish()
+        return self._ended(*self._outcome(status, follower), status)
 
     # Control.
 
@@ -217,9 +192,9 @@ class ScriptRun:
 
     # The end.
 
-    def _outcome(self, status: int) -> tuple[str, str]:
+    def _outcome(self, status: int, follower: Follower) -> tuple[str, str]:
         """(status, reason) of a command that has ended."""
-        steps = f"after {counted(self._step, 'step')}" if self._facts else "and did not train"
+        steps = f"after {counted(follower.step, 'step')}" if follower.trained else "and did not train"
         asked = self.control.stop_status
         if asked is None and status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
             # Typed into its own terminal, or sent by somebody else.
@@ -228,9 +203,9 @@ class ScriptRun:
         if asked is not None:
             return asked, f"{self.control.stop_reason}, {steps}; the command ended with status {status}"
         if status == 0:
-            hint = "" if self._facts else f": {UNSEEN}"
+            hint = "" if follower.trained else f": {UNSEEN}"
             return "done", f"the command ended {steps}{hint}"
-        said = next((facts.ended[1] for facts in self._facts.values() if facts.ended and facts.ended[1]), "")
+        said = follower.ended[1] if follower.ended is not None else ""
         how = killed_by(status) or f"the command ended with status {status}"
         return "failed", f"{how} {steps}" + (f": {said}" if said else "; see console.log")
 
@@ -238,7 +213,8 @@ class ScriptRun:
         self.recorder.settle()  # the figures include everything that was measured
         found = figures(self.recorder.snapshot())
         data = {"run": self.directory.name, "dropped_events": self.recorder.dropped, "figures": found}
-        return EndEvent(status, reason, self._step, exit_status, None, data)
+        step = self._follower.step if self._follower is not None else 0
+        return EndEvent(status, reason, step, exit_status, None, data)
 
 
 UNSEEN = (
@@ -255,8 +231,3 @@ def killed_by(status: int) -> str:
         return f"the command was killed by {signal.Signals(status - 128).name}"
     except ValueError:
         return ""
-
-
-def _leading(name: str) -> tuple[bool, int, str]:
-    kind, _, text = name.partition("-")
-    return kind != "rank", int(text) if text.isdecimal() else 0, name
