@@ -19,6 +19,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .api.measuring import MemoryPrediction, predict_memory, run_trial
+    from .api.observing import Observation, observe
     from .api.record import Record, find_bottlenecks, open_run
     from .api.training import Result, run_training
     from .config import Config
@@ -45,15 +46,17 @@ if TYPE_CHECKING:
     from .record.snapshot import Snapshot
 
 __all__ = [
-    "BaselineEvent", "Change", "Config", "ConfigError", "EndEvent", "Event", "Evidence", "Finding", "FindingEvent",
-    "KernelsEvent", "LoaderEvent", "MachineError", "MarkEvent", "MemoryEvent", "MemoryPrediction", "NddError",
-    "Record", "Result", "RunEvent", "SampleEvent", "SettingEvent", "Snapshot", "StacksEvent", "StageEvent",
-    "TrainingError", "TrialEvent", "UsageError", "WindowEvent", "WorkEvent", "__version__", "find_bottlenecks",
-    "open_run", "predict_memory", "run_training", "run_trial",
+    "BaselineEvent", "Change", "Config", "ConfigError", "EndEvent", "Event", "Evidence", "Finding",
+    "FindingEvent", "KernelsEvent", "LoaderEvent", "MachineError", "MarkEvent", "MemoryEvent",
+    "MemoryPrediction", "NddError", "Observation", "Record", "Result", "RunEvent", "SampleEvent",
+    "SettingEvent", "Snapshot", "StacksEvent", "StageEvent", "TrainingError", "TrialEvent", "UsageError",
+    "WindowEvent", "WorkEvent", "__version__", "find_bottlenecks", "observe", "open_run", "predict_memory",
+    "run_training", "run_trial",
 ]  # fmt: skip
 # Where each name is defined, if not among the events.
 _MODULES = {
     "api.measuring": ("MemoryPrediction", "predict_memory", "run_trial"),
+    "api.observing": ("Observation", "observe"),
     "api.record": ("Record", "find_bottlenecks", "open_run"),
     "api.training": ("Result", "run_training"),
     "config": ("Config",),

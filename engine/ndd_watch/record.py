@@ -143,6 +143,10 @@ class Recorder:
             self.put("end", step=self._steps.done, status=self._status[0], reason=self._status[1])
             self._write()
 
+    def fail(self, reason: str) -> None:
+        """The training has failed with this error."""
+        self._status = "failed", reason
+
     def forget(self) -> None:
         """In a child after fork: the file belongs to the parent."""
         self._closed = self.paused = True

@@ -1,0 +1,137 @@
+"""`observe()`: a script observes itself, and says what hooks on torch cannot know."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ndd_engine.files import write_text
+from ndd_engine.record.rundir import RunDir, new_run_dir
+from ndd_engine.script.command import Command
+from ndd_engine.script.following import CLOSED
+
+from .sources import PathLike, root_of
+
+# As the observer is called where `ndd-console run` has loaded it.
+_LOADED = "_ndd_watch.install"
+
+
+class Observation:
+    """A running observation; a context manager. path: the folder of the run, None under `ndd-console run`.
+
+    Its methods never raise, so that an error of the observation does not end the training.
+    """
+
+    def __init__(self, observer: Any, path: Path | None, follower: subprocess.Popen[bytes] | None) -> None:
+        self._observer, self.path, self._follower = observer, path, follower
+
+    def log(self, step: int, **values: float) -> None:
+        """Record scalars, which the screen and the report show."""
+        self.put("scalars", step=step, values=values)
+
+    def evaluation(self, step: int, **metrics: float) -> None:
+        """Record the metrics of an evaluation; the first one decides which is the best."""
+        self.put("evaluation", step=step, metrics=metrics)
+
+    def epoch(self, step: int, epoch: int) -> None:
+        """An epoch begins, counted from 0."""
+        self.put("epoch", step=step, epoch=epoch)
+
+    def totals(self, total_steps: int = 0, epochs: int = 0) -> None:
+        """The optimizer steps and epochs at which the training ends; 0 if unknown."""
+        self.put("totals", total_steps=total_steps, epochs=epochs)
+
+    def close(self) -> None:
+        """End the observation; safe to call twice."""
+        with contextlib.suppress(Exception):
+            if self._follower is not None and self.path is not None:
+                recorder = self._observer.recorder
+                if recorder is not None:
+                    recorder.close()
+                self._observer.stop()
+                write_text(RunDir(self.path).ranks / CLOSED, "")
+                self._follower.wait(10)
+                self._follower = None
+
+    def put(self, kind: str, **body: Any) -> None:
+        """Record an observation."""
+        with contextlib.suppress(Exception):
+            self._observer.put(kind, **body)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(Exception):
+            recorder = self._observer.recorder
+            if kind is not None and recorder is not None:
+                recorder.fail(f"{kind.__name__}: {error}")
+        self.close()
+
+
+def observe(name: str | None = None, runs: PathLike | None = None) -> Observation:
+    """Observe the training in this process from now on: with `with observe():`, or with a call at the top of a script.
+
+    name: of the run; by default that of the script and a number. runs: folder of the runs; None for $NDD_RUNS,
+    otherwise ./runs. Under `ndd-console run`, the observation that is running is returned. If nothing can be observed,
+    a warning says why, and the training goes on.
+    """
+    return started(name, runs)
+
+
+def started(name: str | None, runs: PathLike | None, frameworks: bool = True) -> Observation:
+    """As `observe`. frameworks: whether to connect to Hugging Face's Trainer and Lightning."""
+    if (module := sys.modules.get(_LOADED)) is not None and getattr(module, "observer", None) is not None:
+        return Observation(module.observer, None, None)
+    try:
+        return _started(name, runs, frameworks)
+    except Exception as error:  # noqa: BLE001  the training must go on
+        warnings.warn(f"ndd_engine.observe: nothing is observed: {error}", stacklevel=3)
+        return Observation(_Nothing(), None, None)
+
+
+class _Nothing:
+    """In the place of an observer."""
+
+    recorder = None
+
+    def put(self, *_: Any, **__: Any) -> None:
+        """Nothing is recorded."""
+
+
+def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Observation:
+    words = tuple(sys.orig_argv) if Path(sys.argv[0] or "-").name not in ("", "-") else ("python", "notebook")
+    command = Command(words, Path.cwd())
+    directory = new_run_dir(
+        root_of(runs).absolute(), name, re.sub(r"[^A-Za-z0-9._]+", "-", command.run_name) or "script"
+    )
+    write_text(directory.command, json.dumps(command.to_dict(), indent=2) + "\n")
+    os.environ["NDD_WATCH"] = str(directory.ranks)
+    import torch  # noqa: F401  the observer hooks it
+
+    install = import_module("ndd_watch.install")
+    install.install(_when_imported if frameworks else lambda _name, _then: None)
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "ndd_engine.script.following", str(directory.path), str(os.getpid())],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env={key: value for key, value in os.environ.items() if key != "NDD_WATCH"},
+    )  # fmt: skip
+    return Observation(install.observer, directory.path, follower)
+
+
+def _when_imported(name: str, then: Any) -> None:
+    """Call then(module) if the module has been imported: a framework that comes later has its callback."""
+    if (module := sys.modules.get(name)) is not None:
+        with contextlib.suppress(Exception):
+            then(module)
