@@ -9,7 +9,8 @@ try:
 except ImportError:  # the package of Lightning 1
     from pytorch_lightning import Callback
 
-from ndd_engine.api.observing import Observation, PathLike, started
+from ndd_engine.api.observing import Observation, started
+from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import lightning
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ndd_engine.api.observing import Observation, PathLike, started
+from ndd_engine.api.observing import Observation, started
+from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import hugging_face
 
 
