@@ -84,6 +84,7 @@ class FakeSource:
     name: str = "charlm-001"
     live: bool = True
     owned: bool = True
+    script: bool = False
     said: str | None = None
     log: list[str] = field(default_factory=lambda: [f"line {i} of the output" for i in range(40)])
     commands: list[str] = field(default_factory=list)

@@ -31,6 +31,10 @@ def root_of(runs: PathLike | None) -> Path:
 def configured_run(root: Path, name: PathLike) -> RunDir:
     """The run with this name or path. Raises UsageError when there is none, or when it has no configuration yet."""
     found = find_run(root, os.fspath(name))
+    if found.command.exists():
+        raise UsageError(
+            f"run {found.name} is one of a script, which is only observed: start it again with ndd-console run"
+        )
     if not found.config.exists():
         raise UsageError(f"run {found.name} has no config.toml: it ended before training began")
     return found

@@ -109,6 +109,8 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
     from ndd_engine.trial.store import record_trial
 
     assert request.base.run is not None
+    if request.base.run.live_owner() is not None:
+        raise UsageError(f"{request.base.name} is running and would disturb the measurement: stop it first")
     run = load_state(request.base.run).run
     if run is None:
         raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")

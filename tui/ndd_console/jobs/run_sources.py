@@ -17,7 +17,7 @@ from ndd_console.view.machine import machine_lines
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
 from ndd_engine.record.channel import send
-from ndd_engine.record.events import Event, TrialEvent
+from ndd_engine.record.events import Event, RunEvent, TrialEvent
 from ndd_engine.record.log import damage_text, open_log
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir, all_runs
@@ -25,6 +25,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.script.run import ScriptRun
 from ndd_engine.text import printable
 
+from .script_trials import ScriptTrials
 from .trials import RunTrials, pause_attached, pause_own
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ TITLES = {
 class _RunFolder:
     """What a source reads from the folder of the run."""
 
-    def __init__(self, directory: RunDir, trials: RunTrials | None) -> None:
+    def __init__(self, directory: RunDir, trials: RunTrials) -> None:
         self.directory = directory
         self.name = directory.name
         self.script = directory.command.exists()
@@ -55,13 +56,12 @@ class _RunFolder:
     def log_lines(self, count: int) -> list[str]:
         return tail(self.directory.console_log, count)
 
-    def trials(self) -> RunTrials | None:
+    def trials(self) -> RunTrials:
         return self._trials
 
     def close(self) -> None:
         """Stop a running trial and resume the run. Whoever opened the run closes it."""
-        if self._trials is not None:
-            self._trials.close()
+        self._trials.close()
 
 
 class EngineSource(_RunFolder):
@@ -71,10 +71,14 @@ class EngineSource(_RunFolder):
 
     def __init__(self, run: Run | ScriptRun) -> None:
         self.run = run
-        trials = None
-        if not isinstance(run, ScriptRun):
+        if isinstance(run, ScriptRun):
+            trials: RunTrials = ScriptTrials(run.directory, lambda: self.live, self._identity, run.put)
+        else:
             trials = RunTrials(run.directory, partial(pause_own, run), lambda: self.live, run.put)
         super().__init__(run.directory, trials)
+
+    def _identity(self) -> RunEvent | None:
+        return self.snapshot().run
 
     @property
     def live(self) -> bool:
@@ -108,8 +112,11 @@ class AttachedSource(_RunFolder):
         period_s: float = 0.25,
         listener: Callable[[float, Event], None] | None = None,
     ) -> None:
-        trials = None
-        if not directory.command.exists():
+        if directory.command.exists():
+            trials: RunTrials = ScriptTrials(
+                directory, lambda: self.live, lambda: self.snapshot().run, self._keep
+            )
+        else:
             trials = RunTrials(directory, partial(pause_attached, directory), lambda: self.live, self._keep)
         super().__init__(directory, trials)
         self._reader = RunReader(directory, listener)

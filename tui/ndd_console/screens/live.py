@@ -132,7 +132,7 @@ class LiveScreen(CanvasScreen):
     def _keys(self, snapshot: Snapshot) -> Keys:
         keys: list[tuple[str, str]] = [("t", "try")] if self._can(self._trials) else []
         keys.append(("d", "diagnosis"))
-        if self._can(self._wizard):
+        if self._can(self._wizard) and not self.source.script:
             keys.append(("w", "wizard"))
         if self._steerable(snapshot):
             if snapshot.status in _WORKING and not self.source.script:
@@ -170,7 +170,7 @@ class LiveScreen(CanvasScreen):
             self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
         elif key == "t" and self._can(self._trials):
             self._try()
-        elif key == "w" and self._wizard is not None and self._can(self._wizard):
+        elif key == "w" and self._wizard is not None and self._can(self._wizard) and not self.source.script:
             self._wizard()
         elif key == "v":
             self.app.push_screen(OwnValuesScreen(self.look, self.source))

@@ -1,0 +1,90 @@
+"""Trials of an observed script from the screen. They run in scratch copies, once the script itself has ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ndd_engine.errors import NddError, UsageError
+from ndd_engine.record.events import RunEvent, TrialEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.trial.request import Base, Progress, TrialRequest
+
+from .saving import save_new
+from .trials import RunTrials
+
+
+class ScriptTrials(RunTrials):
+    """run: the recorded identity of the script's run, None before its first step."""
+
+    def __init__(
+        self,
+        directory: RunDir,
+        live: Callable[[], bool],
+        run: Callable[[], RunEvent | None],
+        keep: Callable[[TrialEvent], None],
+    ) -> None:
+        super().__init__(directory, _nothing_to_pause, live, keep, self._measured)
+        self._of = Base(f"run {directory.name}", run=directory)
+        self.base = self._of.name
+        self._known = run
+
+    def pauses(self) -> str:
+        """Nothing: a script cannot be paused."""
+        return ""
+
+    def refusal(self) -> str:
+        if self._job is not None and not self._job.done:
+            return "the previous trial is still shutting down"
+        if self._known() is None:
+            return "the script has not trained yet"
+        return (
+            "the script is running and would disturb the measurement; stop it first (q, s)"
+            if self._live()
+            else ""
+        )
+
+    def check(self, sets: Sequence[str]) -> str:
+        from ndd_engine.script.trial import check_script
+
+        try:
+            check_script(TrialRequest(self._of, tuple(sets)), self._run_event.config)
+        except NddError as error:
+            return str(error)
+        return ""
+
+    def write(self, trial: TrialEvent) -> Path:
+        """Write the edit of the script as a patch."""
+        from ndd_engine.script.edits import edit_of
+        from ndd_engine.script.trial import check_script
+
+        run = self._run_event
+        changed = check_script(TrialRequest(self._of, tuple(trial.sets)), run.config)
+        script = run.config.get("script") or {}
+        main = Path(script["main"]) if script.get("main") else None
+        edit = edit_of(run.config, {key: new for key, (_, new) in changed.items()}, run.device, main)
+        if not edit.diff:
+            raise UsageError(f"this change is not an edit of one place: {'; '.join(edit.advice)}")
+        return save_new(f"{self._run.name}-change", "\n".join(edit.diff) + "\n", suffix=".diff")
+
+    @property
+    def _run_event(self) -> RunEvent:
+        found = self._known()
+        if found is None:
+            raise UsageError("the script has not trained yet")
+        return found
+
+    def _measured(
+        self, request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event
+    ) -> TrialEvent:
+        from ndd_engine.script.trial import run_script_trial
+
+        run = self._run_event
+        return run_script_trial(request, run.config, run.device, tell, stop)
+
+
+@contextmanager
+def _nothing_to_pause(_report: Callable[[str], None], _stop: threading.Event) -> Iterator[None]:
+    yield
