@@ -15,6 +15,7 @@ from ndd_engine.trial.blocks import (
     period,
     plan_blocks,
     plan_pairs,
+    plan_switches,
     switched_off,
 )
 
@@ -30,6 +31,22 @@ def test_both_sides_train_as_many_items_in_blocks_of_a_second_or_so() -> None:
     assert 0.3 <= plan.block_s <= 2.0
     pairs, blocks = plan_pairs(50.0, 4.0, plan.abba_s)
     assert pairs >= 4 and blocks >= 2 and pairs * blocks * plan.abba_s + (pairs - 1) * 4.0 <= 50
+
+
+@pytest.mark.parametrize(
+    ("step_s", "loads", "gpu", "run_s"),
+    [
+        (0.005, False, False, 0.040),  # shorter than other work on the machine
+        (0.100, False, False, 0.200),  # two steps
+        (0.005, True, False, 0.500),  # the batches in stock must not hide the wait
+        (0.005, False, True, 0.250),  # a run ends by waiting for the device
+    ],
+)
+def test_runs_of_one_process_that_switches(step_s: float, loads: bool, gpu: bool, run_s: float) -> None:
+    side = SidePace(16, 100_000, step_s)
+    plan = plan_switches(side, side, 50.0, False, loads, gpu)
+    assert plan.within and plan.block_s == pytest.approx(run_s, rel=0.1)
+    assert plan.lead(0) * step_s <= max(step_s, 0.010)
 
 
 def test_short_epochs_are_taken_whole_on_both_sides() -> None:

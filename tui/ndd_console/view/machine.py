@@ -18,7 +18,10 @@ def machine_lines(machine: Machine) -> list[str]:
         lines += [*_gpu_lines(item), ""]
     if not machine.cards:
         lines += [f"no CUDA GPU: {machine.reasons['nvml']}", ""]
-    lines += [_line("device", machine.device, machine.reasons["device"]), *_host_lines(machine.host)]
+    why = machine.reasons["device"]
+    if not machine.cards and why == machine.reasons["nvml"]:
+        why = ""  # said above
+    lines += [_line("device", machine.device, why), *_host_lines(machine.host)]
     lines += [f"warning: {problem}" for problem in machine.problems]
     return [printable(line) for line in lines]
 
