@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ndd_engine.diagnose.watch import FindingWatch
@@ -52,13 +52,15 @@ EXIT_OF = {"stopped": EXIT_DONE, "interrupted": EXIT_INTERRUPTED, "terminated": 
 class ScriptRequest:
     """root: the folder of all runs. name: of the run; None for the next free one of the script.
 
-    screen: a screen occupies the terminal; the output of the command goes to the log only.
+    screen: a screen occupies the terminal; the output of the command goes to the log only. folder: where the command
+    runs instead of its own folder, such as a scratch copy.
     """
 
     command: Command
     root: Path
     name: str | None = None
     screen: bool = False
+    folder: Path | None = None
 
 
 class ScriptRun:
@@ -141,7 +143,7 @@ class ScriptRun:
         self.recorder.put(event)
 
     def _execute(self) -> EndEvent:
-        command = self.request.command
+        command, folder = self.request.command, self.request.folder
         self.put(StageEvent("prepare", f"waiting for the first step of {command.text}"))
         machine = detect(use_torch=False)
         follower = self._follower = Follower(self.directory, command, machine, self.put)
@@ -149,7 +151,7 @@ class ScriptRun:
         size = shutil.get_terminal_size()
         try:
             self.launched = launched = Launched(
-                command, environment(self.directory.ranks.absolute(), SITE), self._output.write,
+                command if folder is None else replace(command, folder=folder), environment(self.directory.ranks.absolute(), SITE), self._output.write,
                 self.request.screen, (size.columns, size.lines),
             )  # fmt: skip
         except OSError as error:

@@ -16,14 +16,22 @@ from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.rundir import runs_root
+from ndd_engine.record.rundir import find_run, runs_root
 from ndd_engine.text import MISSING, size
 from ndd_engine.train.preflight import preflight
 from ndd_engine.trial.request import Base
 
 from .completion import run_names
 from .measuring import check_writable, stoppable, write
-from .options import budget_option, command, configuration, json_option, output_option, pause_option
+from .options import (
+    budget_option,
+    command,
+    json_option,
+    output_option,
+    pause_option,
+    set_option,
+    workload_option,
+)
 from .printing import ProgressLines, measurement, say, show, table
 
 if TYPE_CHECKING:
@@ -42,9 +50,12 @@ _HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losse
     "0 finished, 1 stopped by an error, 2 usage or configuration error",
     "tune run.toml -o tuned.toml",
     "tune --run chartext-001 --only workers --budget 30",
+    "tune -- python train.py",
     stops=True,
 )
-@configuration
+@click.argument("words", nargs=-1, metavar="[CONFIG | -- COMMAND...]", type=click.UNPROCESSED)
+@workload_option
+@set_option
 @click.option("--run", metavar="RUN", help="Start from the configuration of a run.", shell_complete=run_names)
 @budget_option("Maximum duration of one measurement; each setting takes up to two.")
 @click.option(
@@ -59,7 +70,7 @@ _HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losse
 @click.pass_context
 def tune(
     ctx: click.Context,
-    config: Path | None,
+    words: tuple[str, ...],
     workload: str | None,
     sets: tuple[str, ...],
     run: str | None,
@@ -77,8 +88,19 @@ def tune(
 
     Shows a live screen in a terminal. Prints a table, and the resulting TOML unless it was written to a file. A live
     RUN is paused during the measurements. Ctrl-C stops early and prints the results so far.
+
+    Of a training script, named by COMMAND or by the RUN that observed it, all changes that can be made from outside are
+    measured against the script as it is, and those that help together; the edit that makes them is printed as a diff.
     """
     root = runs_root(ctx.obj["runs"])
+    script = None if run is None else find_run(root, run)
+    if len(words) > 1 or (script is not None and script.command.exists()):
+        if workload is not None or sets or only or output is not None or (script is not None and words):
+            raise UsageError("a script is tuned without CONFIG, --workload, --set, --only and -o")
+        from .script_tuning import tune_script_run
+
+        return tune_script_run(root, words, script, budget, as_json)
+    config = Path(words[0]) if words else None
     base = _base(root, config, workload, sets, run)
     # Reported before the screen opens and before a live run is paused.
     preflight(read(base.config, base.sets, base.workload), use_torch=False)

@@ -1,0 +1,132 @@
+"""`ndd-console tune` of a training script: observes it in a scratch copy, measures changes, prints the edit."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ndd_console.view.interval import interval_text
+from ndd_engine.diagnose import diagnose
+from ndd_engine.errors import EXIT_FAILED, UsageError
+from ndd_engine.hardware.detect import detect
+from ndd_engine.record.reader import load_state
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.script.command import Command
+from ndd_engine.script.contained import OFFLINE, copy
+from ndd_engine.script.run import ScriptRequest, ScriptRun
+from ndd_engine.script.tuning import Row, Tuned, changes_for, tune_script
+from ndd_engine.text import MISSING, counted
+from ndd_engine.trial.candidates import Place
+from ndd_engine.trial.request import Progress
+
+from .measuring import stoppable
+from .printing import ProgressLines, measurement, say, show, table
+
+# How long the script is observed before its changes are measured.
+OBSERVED_STEPS, OBSERVED_S, MOST_S = 60, 10.0, 60.0
+_HEADINGS = ("change", "vs. the script", "", "losses")
+
+
+def tune_script_run(
+    root: Path, words: Sequence[str], script: RunDir | None, budget_s: float, as_json: bool
+) -> int:
+    """Tune the script of a run, or a command. Returns the exit status."""
+    with stoppable("tuning") as stop:
+        directory = script if script is not None else observed(root, Command(tuple(words), Path.cwd()), stop)
+        state = load_state(directory)
+        if state.run is None:
+            raise UsageError(f"run {directory.name} has not trained: there is nothing to tune")
+        place = Place.of(detect(use_torch=False))
+        changes = changes_for(state.run, diagnose(state.snapshot()), place.cores, bool(place.bf16))
+        say(f"{counted(len(changes), 'change')} to measure: {', '.join(' '.join(sets) for sets in changes)}")
+        lines = Lines(say)
+        found = tune_script(directory, state.run, changes, budget_s, lines.look, stop)
+    show(_document(found) if as_json else _describe(found))
+    return stop.exit_status or (0 if any(row.trial is not None for row in found.rows) else EXIT_FAILED)
+
+
+def observed(root: Path, command: Command, stop: threading.Event) -> RunDir:
+    """Run the command in a scratch copy until enough of it was seen, then end it."""
+    command.check()
+    with tempfile.TemporaryDirectory(prefix=".ndd-", ignore_cleanup_errors=True) as scratch:
+        copy(command.folder, Path(scratch), root.absolute())
+        os.environ.update(OFFLINE)
+        run = ScriptRun.open(ScriptRequest(command, root, screen=True, folder=Path(scratch)))
+        say(f"observing {command.text} as run {run.directory.name}")
+        done = threading.Event()
+
+        def watch() -> None:
+            begin = time.monotonic()
+            while not done.wait(0.2):
+                totals, spent_s = run.recorder.snapshot().totals, time.monotonic() - begin
+                enough = totals.steps >= OBSERVED_STEPS and totals.wall_ns >= OBSERVED_S * 1e9
+                if stop.is_set() or enough or spent_s > MOST_S:
+                    run.control.request("kill", "observed for long enough")
+
+        thread = threading.Thread(target=watch, name="ndd-watch", daemon=True)
+        thread.start()
+        try:
+            run.execute()
+        finally:
+            done.set()
+            run.close()
+    return run.directory
+
+
+class Lines(ProgressLines):
+    """Each change as it is measured."""
+
+    def look(self, rows: Sequence[Row], progress: Progress | None) -> None:
+        """Called a few times a second."""
+        if progress is not None:
+            done = sum(row.trial is not None or bool(row.reason) for row in rows)
+            name = " ".join(rows[done].sets) if done < len(rows) else "all that helped"
+            self.stage((done, progress.stage.partition(":")[0]), f"{name}: {measurement(progress)}")
+
+
+def _describe(found: Tuned) -> Iterator[str]:
+    yield from table([_HEADINGS, *(_cells(row) for row in found.rows)])
+    yield ""
+    if found.whole is None or found.edit is None:
+        yield "no change is faster"
+        return
+    yield f"kept: {' '.join(found.kept)}: {found.whole.text}"
+    yield ""
+    yield from found.edit.diff
+    yield from (f"  {text}" for text in found.edit.advice)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    trial = row.trial
+    if trial is None:
+        return " ".join(row.sets), MISSING, row.reason or "not measured", ""
+    ratio = MISSING if trial.ratio is None else interval_text(trial.ratio, trial.low, trial.high)
+    return " ".join(row.sets), ratio, trial.verdict, trial.loss
+
+
+def _document(found: Tuned) -> dict[str, Any]:
+    def body(trial: Any) -> dict[str, Any] | None:
+        if trial is None:
+            return None
+        return {
+            "verdict": trial.verdict,
+            "ratio": trial.ratio,
+            "low": trial.low,
+            "high": trial.high,
+            "text": trial.text,
+        }
+
+    return {
+        "changes": [
+            {"sets": list(row.sets), "trial": body(row.trial), "reason": row.reason} for row in found.rows
+        ],
+        "kept": list(found.kept),
+        "whole": body(found.whole),
+        "diff": found.edit.diff if found.edit is not None else [],
+        "advice": list(found.edit.advice) if found.edit is not None else [],
+    }
