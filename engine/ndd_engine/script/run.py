@@ -151,8 +151,9 @@ class ScriptRun:
         size = shutil.get_terminal_size()
         try:
             self.launched = launched = Launched(
-                command if folder is None else replace(command, folder=folder), environment(self.directory.ranks.absolute(), SITE), self._output.write,
-                self.request.screen, (size.columns, size.lines),
+                command if folder is None else replace(command, folder=folder),
+                environment(self.directory.ranks.absolute(), SITE), self._output.write, self.request.screen,
+                (size.columns, size.lines),
             )  # fmt: skip
         except OSError as error:
             return self._ended("failed", f"cannot start {command.text}: {error.strerror}", EXIT_FAILED)
