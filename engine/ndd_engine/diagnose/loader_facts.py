@@ -12,8 +12,6 @@ from .view import BASELINE, CONFIG, OTHERS, SAMPLES, SLOWED, Draft, View
 
 # Below this part of CPU time an item waits for storage even when other processes use the cores.
 COMPUTES_CROWDED = 0.08
-# From this utilization of the cores on, an item may have waited for a core.
-BUSY = 0.9
 # Upper bounds for copying an item in Python on a slow machine: fixed, and per byte.
 COPY_NS = 100_000.0
 COPY_BYTE_NS = 2.0
@@ -189,7 +187,7 @@ def storage_ns(view: View, loader: LoaderEvent) -> float | None:
     if loader.item_delay_ns is not None:
         return max(waits - loader.item_delay_ns, 0.0)
     cores = view.snapshot.cores
-    busy = cores is not None and cores.others >= OTHERS and cores.own + cores.others >= BUSY * cores.usable
+    busy = cores is not None and cores.others >= OTHERS and cores.full
     crowded = (view.neighboured or busy) and cpu_ns > COMPUTES_CROWDED * item_ns
     return None if crowded else waits
 
@@ -244,7 +242,7 @@ def crowding(view: View, draft: Draft, what: str) -> None:
 def cores_free(view: View) -> bool:
     """Whether there is CPU time left for workers; True if unknown."""
     cores = view.snapshot.cores
-    return cores is None or cores.own + cores.others < 0.9 * cores.usable
+    return cores is None or not cores.full
 
 
 def workers_are(view: View) -> Evidence | None:
