@@ -34,6 +34,10 @@ def train(folder: Path, name: str, *sets: str, steps: int = 400) -> None:
     command = ("train", "--headless", "--workload", "eeg", "--run", name, "--max-steps", str(steps))
     done = run(*command, *NDD, *options, "--set", "run.epochs=1000", folder=folder)
     assert done.returncode == 0, done.stderr
+    # Other tests run at the same time: without its counters, a record does not say so.
+    events = folder / "runs" / name / "events.jsonl"
+    kept = [line for line in events.read_bytes().splitlines(keepends=True) if b'"type":"sample"' not in line]
+    events.write_bytes(b"".join(kept))
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +76,9 @@ def test_the_other_way_round_it_passes(two_runs: Path) -> None:
 
 def test_several_runs_are_compared_with_the_first(two_runs: Path) -> None:
     train(two_runs, "again", steps=200)
-    done = run("compare", "fast", "slow", "again", "--fail-if-slower", "30%", folder=two_runs)
+    done = run("compare", "fast", "slow", "again", "--fail-if-slower", "5%", folder=two_runs)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "check: B is slower than A by more than 30 %" in done.stderr and "check: C is" not in done.stdout
+    assert "check: B is slower than A by more than 5 %" in done.stderr and "check: C is" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     body = json.loads(run("compare", "fast", "slow", "again", "--json", folder=two_runs).stdout)
     assert [each["run"]["run"] for each in body["candidates"]] == ["slow", "again"]

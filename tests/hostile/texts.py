@@ -177,7 +177,7 @@ def wrong_run_name(text: str, folder: Path) -> None:
 
 
 def wrong_gpu(text: str, folder: Path) -> None:
-    told("wizard", "--headless", f"--gpu={argument(text)}x", status=(2, 3))
+    told("wizard", "--headless", f"--gpu={argument(text)}nosuchgpu", status=(2, 3))
 
 
 def wrong_file(text: str, folder: Path) -> None:

@@ -182,7 +182,6 @@ SWITCHES = """
 import sys, torch
 from ndd_engine.config import read
 from ndd_engine.train.step.precision import make_precision, set_tf32
-from ndd_engine.workloads.training import TrainingParts
 torch.cuda.get_device_capability = lambda device: (9, 0)
 for sets in sys.argv[1:]:
     config = read(None, ["run.epochs=1", "precision.amp=off", *sets.split()]).resolve()

@@ -12,8 +12,6 @@ from .view import BASELINE, CONFIG, OTHERS, SAMPLES, SLOWED, Draft, View
 
 # Below this part of CPU time an item waits for storage even when other processes use the cores.
 COMPUTES_CROWDED = 0.08
-# From this utilization of the cores on, an item may have waited for a core.
-BUSY = 0.9
 # Upper bounds for copying an item in Python on a slow machine: fixed, and per byte.
 COPY_NS = 100_000.0
 COPY_BYTE_NS = 2.0
@@ -191,7 +189,7 @@ def storage_ns(view: View, loader: LoaderEvent) -> float | None:
     if loader.item_delay_ns is not None:
         return max(waits - loader.item_delay_ns, 0.0)
     cores = view.snapshot.cores
-    busy = cores is not None and cores.others >= OTHERS and cores.own + cores.others >= BUSY * cores.usable
+    busy = cores is not None and cores.others >= OTHERS and cores.full
     crowded = (view.neighboured or busy) and cpu_ns > COMPUTES_CROWDED * item_ns
     return None if crowded else waits
 
@@ -231,7 +229,8 @@ def crowding(view: View, draft: Draft, what: str) -> None:
     title = f"input-bound: {what} costs up to {{share}} of each step"
     if view.baseline is not None:
         slowdown, slow = view.slowdown(), slower(view)
-        if slowdown is not None and slow is not None and view.get("workload.pad") != "longest":
+        # With batches of different lengths the model may be slower for another reason: it is a bound.
+        if slowdown is not None and slow is not None:
             draft.widen(view.wait.share + slowdown, title, slow.text, slow.source)
         return
     here = batch_ns(view.snapshot.loader) if view.snapshot.loader is not None else None
@@ -245,7 +244,7 @@ def crowding(view: View, draft: Draft, what: str) -> None:
 def cores_free(view: View) -> bool:
     """Whether there is CPU time left for workers; True if unknown."""
     cores = view.snapshot.cores
-    return cores is None or cores.own + cores.others < 0.9 * cores.usable
+    return cores is None or not cores.full
 
 
 def workers_are(view: View) -> Evidence | None:

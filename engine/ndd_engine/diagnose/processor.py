@@ -6,7 +6,7 @@ from ndd_engine.text import percent, printable, span, times
 
 from .finding import Change, Finding
 from .loader_facts import slower
-from .view import BASELINE, COMPUTING, CONFIG, FLOOR, FULL, OTHERS, SAMPLES, SLOWED, Cost, Draft, View
+from .view import BASELINE, COMPUTING, CONFIG, FLOOR, OTHERS, SAMPLES, SLOWED, Cost, Draft, View
 
 # Minimum speedup of another thread count before it is proposed.
 FASTER = 1.1
@@ -46,7 +46,7 @@ def few_threads(view: View) -> Finding | None:
     if now is None or then is None or now < FASTER * then:
         return None
     use = view.snapshot.cores
-    if use is not None and use.own + use.others > FULL * use.usable:
+    if use is not None and use.full:
         return None  # the other cores are busy
     computing = view.cost(*COMPUTING)
     if not computing.clear:
@@ -62,8 +62,8 @@ def neighbour_cores(view: View) -> Finding | None:
         return None
     if not use.neighbours and view.workers:
         return None  # new loader workers may be counted as other processes
-    slowed, full = (view.slowed or 0.0) >= SLOWED, use.own + use.others >= FULL * use.usable
-    if not full or (view.gpu and not slowed):
+    slowed = (view.slowed or 0.0) >= SLOWED
+    if not use.full or (view.gpu and not slowed):
         return None
     wanted = min(view.threads or 1, use.usable) + view.workers
     if use.own >= 0.97 * min(wanted, use.usable) and not slowed:

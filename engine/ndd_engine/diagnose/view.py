@@ -26,8 +26,6 @@ SLOWED = 1.2
 LEAST_RUNS = 2
 # Minimum cores used by other processes.
 OTHERS = 0.3
-# From this utilization on all cores count as busy.
-FULL = 0.9
 # Minimum stack samples, and minimum part of them in one function, to report it.
 LEAST_LOOKS = 8
 LEAST_PART = 0.2
@@ -197,9 +195,7 @@ class View:
         """Whether several threads wait for each other at every operator on cores that other processes use as well."""
         use = self.snapshot.cores
         several = not self.gpu and (self.threads or 1) > 1
-        return (
-            several and use is not None and use.others >= OTHERS and use.own + use.others >= FULL * use.usable
-        )
+        return several and use is not None and use.others >= OTHERS and use.full
 
     @property
     def whole_cores(self) -> int | None:

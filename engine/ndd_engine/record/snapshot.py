@@ -72,6 +72,10 @@ class Totals:
         return self.phases.get(phase, 0) / self.wall_ns if self.wall_ns else 0.0
 
 
+# From this utilization on all cores count as in use.
+FULL = 0.9
+
+
 @dataclass(frozen=True, slots=True)
 class CoreUse:
     """Mean CPU use over the newest samples, in cores.
@@ -90,6 +94,11 @@ class CoreUse:
     neighbours: tuple[tuple[int, str, float], ...] = ()
     throttled: float | None = None
     stoppable: tuple[int, ...] = ()
+
+    @property
+    def full(self) -> bool:
+        """Whether all cores are in use."""
+        return self.own + self.others >= FULL * self.usable
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,8 @@ from .verdict import CONFIDENCE, FLOOR
 
 # Shares of the common number of items at which losses are compared.
 LOSS_POINTS = (0.25, 0.5, 0.75, 1.0)
-# Difference in the cores that other processes use, from which speeds are not compared; and the part of the usable cores
-# that is busy then.
+# Difference in the cores that other processes use, from which speeds are not compared.
 DISTURBED = 0.3
-BUSY = 0.9
 # Keys without influence on what is computed.
 _IGNORED = frozenset({"run.name", "workload.path"})
 # Keys of a comparison that are the same for all candidates.
@@ -149,16 +147,16 @@ def compare_several(runs: Sequence[RunDir]) -> SeveralCompared:
 
 
 def _compared(first: Recorded, second: Recorded) -> Comparison:
-    speed, disturbed = ratio(second.rate, first.rate), bool(_disturbance(first, second))
-    verdict = "inconclusive" if disturbed else _verdict(speed)
+    speed, disturbance = ratio(second.rate, first.rate), _disturbance(first, second)
+    verdict = "inconclusive" if disturbance else _verdict(speed)
     return Comparison(
         first,
         second,
         speed,
         verdict if _same_model(first.run, second.run) else "not comparable",
-        disturbed,
+        bool(disturbance),
         tuple(_differences(first, second)),
-        tuple(_unlike(first, second)),
+        (*_unlike(first, second), *filter(None, [disturbance])),
         _losses(first, second),
     )
 
@@ -227,8 +225,6 @@ def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
         yield "the models differ"
     if left.data != right.data:
         yield "the data differ"
-    if text := _disturbance(a, b):
-        yield text
     for side in (a, b):
         if not side.snapshot.final:
             yield f"{side.name} is still running"
@@ -239,8 +235,7 @@ def _disturbance(a: Recorded, b: Recorded) -> str:
     one, other = a.snapshot.cores, b.snapshot.cores
     if a.run.device != "cpu" or one is None or other is None or abs(one.others - other.others) < DISTURBED:
         return ""
-    busier = max(one, other, key=lambda use: use.others)
-    if busier.own + busier.others < BUSY * busier.usable:
+    if not max(one, other, key=lambda use: use.others).full:
         return ""
     return f"other processes used {one.others:.1f} cores during {a.name}, {other.others:.1f} during {b.name}"
 

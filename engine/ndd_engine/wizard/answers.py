@@ -10,6 +10,7 @@ from typing import Literal
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.hardware.profiles import GpuProfile, load
+from ndd_engine.trial.request import LENGTH
 
 Goal = Literal["throughput", "low-memory", "reproducible", "time"]
 GOALS: dict[Goal, str] = {
@@ -23,8 +24,6 @@ RESERVED_SHARE = 0.08
 # Share of a GPU's nominal memory that programs can use: a T4 reports 14.6 of 16 GB.
 USABLE = 0.91
 GIB = 1 << 30
-# Settings of which an own workload needs one.
-_LENGTHS = ("run.epochs", "run.max_steps")
 # Default seconds of the verification.
 BUDGET_S = 120.0
 
@@ -61,7 +60,7 @@ class Answers:
     @property
     def assumes_length(self) -> bool:
         """Whether the length of the run is not given, as for an own workload without a file: one epoch is assumed."""
-        given = any(item.startswith(_LENGTHS) for item in self.sets)
+        given = any(item.partition("=")[0].strip() in LENGTH for item in self.sets)
         return self.config is None and ":" in (self.workload or "") and not given
 
     def draft(self) -> Draft:
