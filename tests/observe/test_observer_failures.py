@@ -50,7 +50,17 @@ PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("module", "place"), PLACES)
+# A hook, the thread that writes, and the code that looks closely; the rest runs with `make test-slow`.
+QUICK = {"Steps.end", "Recorder._write", "Observer.study"}
+
+
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [
+        pytest.param(*broken, marks=() if broken[1] in QUICK else pytest.mark.slow, id=broken[1])
+        for broken in PLACES
+    ],
+)
 def test_an_error_of_the_observer_never_reaches_the_script(tmp_path: Path, module: str, place: str) -> None:
     breaker = tmp_path / "breaker.py"
     breaker.write_text(BREAK, encoding="utf-8")

@@ -27,10 +27,14 @@ MAIN = {
 }  # fmt: skip
 
 
+# Every construct once; the rest runs with `make test-slow`.
+QUICK = {"plain", "gan", "lbfgs", "accumulate", "evaluates"}
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        *MAIN,
+        *(name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MAIN),
         extra("lightning_fit", "lightning"),
         extra("accelerate_fit", "accelerate"),
         extra("hf_trainer", "transformers"),
@@ -93,7 +97,7 @@ def test_a_script_that_does_not_train_leaves_no_record(tmp_path: Path) -> None:
     assert ran.status == 0 and not ran.records and not (tmp_path / "records").exists()
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_each_rank_has_a_record(tmp_path: Path, name: str) -> None:
     ran = run(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", f"{name}.py")
     assert ran.status == 0, ran.errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,12 +74,23 @@ def leftovers(name: str) -> list[Any]:
     return [*found, *(one for one in running if name in " ".join(one.info["cmdline"] or ()))]
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the script and a run of it."""
+    folder = tmp_path_factory.mktemp("recorded")
+    name = f"waits{os.getpid()}.py"
+    (folder / name).write_text(SCRIPT)
+    console(folder, "run", "--run", "base", "--", sys.executable, name, STEPS="40")
+    return folder
+
+
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / f"waits{os.getpid()}.py"
-    path.write_text(SCRIPT)
-    console(tmp_path, "run", "--run", "base", "--", sys.executable, path.name, STEPS="40")
-    return path
+def script(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
+    command = next(tmp_path.glob("runs/base/*.json"))
+    command.write_text(command.read_text().replace(str(recorded), str(tmp_path)))
+    return next(tmp_path.glob("waits*.py"))
 
 
 @pytest.mark.slow

@@ -93,9 +93,11 @@ def tune(
     measured against the script as it is, and those that help together; the edit that makes them is printed as a diff.
     """
     root = runs_root(ctx.obj["runs"])
+    if run is not None and (words or workload is not None):
+        raise UsageError("--run uses the configuration of a run: omit CONFIG and --workload")
     script = None if run is None else find_run(root, run)
     if len(words) > 1 or (script is not None and script.command.exists()):
-        if workload is not None or sets or only or output is not None or (script is not None and words):
+        if workload is not None or sets or only or output is not None:
             raise UsageError("a script is tuned without CONFIG, --workload, --set, --only and -o")
         from .script_tuning import tune_script_run
 
@@ -145,8 +147,6 @@ def _base(
     if run is None:
         name = str(config) if config is not None else baseline_of(None, workload, root).name
         return Base(name, config, workload, sets)
-    if config is not None or workload is not None:
-        raise UsageError("--run uses the configuration of a run: omit CONFIG and --workload")
     return Base.of_run(configured_run(root, run), sets)
 
 
