@@ -29,6 +29,7 @@ NAMES = (
     "intervals",
     "switching",
     "observe",
+    "script_faults",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -8,11 +8,13 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     clock     the phase clock
     steps     finds where a step ends
     hooks     the hooks on torch
+    places    where in the script loaders and optimizers are made
     modules   hooks of the modules that the script calls
     census    learns what a step calls, and profiles single steps
     frameworks  what Hugging Face's Trainer and Lightning know of a run
     changes   what a trial can change from outside
     trying    a process of a trial
+    outside   what the script writes outside its working directory
     record    writes one JSON file per process
 """
 

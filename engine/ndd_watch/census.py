@@ -12,8 +12,15 @@ from typing import Any, Callable
 
 from .clock import now
 
-# Functions of the script that a profiled step names.
+# Functions of the script, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
+# Calls that measure what the profiler adds to one.
+TRIAL_CALLS = 400
+# Methods of a tensor that wait for its device.
+_WAITING = frozenset(
+    f"<method '{name}' of 'torch._C.TensorBase' objects>"
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero")
+)
 
 
 class Census:
@@ -27,6 +34,8 @@ class Census:
         self._own, self._call, self._grad_enabled = own, call, grad_enabled
         self._profiler: Any = None
         self._begun = 0
+        # Nanoseconds that the profiler adds to a call; measured once.
+        self._added: float | None = None
         self.roots: dict[type, bool] = {}
         self.source: Any = None
         self.names: dict[str, Any] = {}
@@ -87,6 +96,8 @@ class Census:
         """Begin to profile. Does nothing if the script profiles itself."""
         from _lsprof import Profiler
 
+        if self._added is None and sys.getprofile() is None:
+            self._added = _added_ns(Profiler)
         self._begun = now()
         profiler = Profiler(builtins=True, subcalls=True)
         try:
@@ -97,28 +108,62 @@ class Census:
             self._profiler = profiler
 
     def end(self) -> dict[str, Any]:
-        """End to profile. {"ns": of the step, "functions": [[file, line, name, calls, ns, own ns], …]}, longest first.
+        """End to profile: {"ns": of the step, "functions": […], "waits": […]}, longest first.
 
-        ns: with everything that the function calls; own ns: without other functions of the script and without torch.
+        functions: [file, line, name, calls, ns, own ns, caller]; ns with everything that the function calls,
+        own ns without other functions of the script and without torch. waits: [file, line, name, method, calls, ns] of methods that
+        wait for the device. What the profiler adds to every call is subtracted.
         """
         profiler, self._profiler = self._profiler, None
         if profiler is None:
-            return {"ns": 0, "functions": []}
+            return {"ns": 0, "functions": [], "waits": []}
         profiler.disable()
-        entries = [entry for entry in profiler.getstats() if self._own(entry.code)]
+        step_ns, added = now() - self._begun, self._added or 0.0
+        stats = profiler.getstats()
+        entries = [entry for entry in stats if self._own(entry.code)]
         own = {entry.code for entry in entries}
-        found = []
+        functions, waits = [], []
+        # Function -> the one that calls it for most of its time.
+        callers: dict[Any, tuple[float, str]] = {}
         for entry in entries:
-            code, inner = entry.code, 0.0
+            for call in entry.calls or ():
+                if call.code is not entry.code and call.totaltime > callers.get(call.code, (0.0, ""))[0]:
+                    callers[call.code] = call.totaltime, entry.code.co_name
+        for entry in entries:
+            code, inner, calls = entry.code, 0.0, 0
+            place = [code.co_filename, code.co_firstlineno, code.co_name]
             for call in entry.calls or ():
                 if call.code is not code and (call.code in own or _of_torch(call.code)):
                     inner += call.totaltime
-            found.append([
-                code.co_filename, code.co_firstlineno, code.co_name, entry.callcount, round(entry.totaltime * 1e9),
-                round(max(entry.totaltime - inner, 0) * 1e9),
-            ])  # fmt: skip
-        found.sort(key=lambda item: -item[5])
-        return {"ns": now() - self._begun, "functions": found[:MOST_FUNCTIONS]}
+                calls += call.callcount
+                if call.code in _WAITING:
+                    method = call.code.split("'")[1]
+                    waits.append([*place, method, call.callcount, round(call.totaltime * 1e9)])
+            own_ns = max((entry.totaltime - inner) * 1e9 - calls * added, 0.0)
+            caller = callers.get(code, (0.0, ""))[1]
+            functions.append([*place, entry.callcount, round(entry.totaltime * 1e9), round(own_ns), caller])
+        functions.sort(key=lambda item: -item[5])
+        waits.sort(key=lambda item: -item[5])
+        step_ns -= round(added * sum(entry.callcount for entry in stats))
+        return {
+            "ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
+        }  # fmt: skip
+
+
+def _added_ns(profiler: Any) -> float:
+    """Nanoseconds that the profiler adds to a call of a built-in function."""
+    call, given, spent = len, (), []
+    for watched in (False, True):
+        watching = profiler(builtins=True, subcalls=True)
+        if watched:
+            watching.enable()
+        t = now()
+        for _ in range(TRIAL_CALLS):
+            call(given)
+        t = now() - t
+        watching.disable()
+        spent.append(t)
+    return max((spent[1] - spent[0]) / TRIAL_CALLS, 0.0)
 
 
 def _of_torch(code: Any) -> bool:

@@ -52,7 +52,11 @@ class Autocast(Change):
     """Autocast around the outermost modules; what leaves them is fp32 again, so that the script's loss is."""
 
     def switch(self, on: bool) -> None:
-        self.observer.modules.around = self._around if on else None
+        around = self.observer.modules.around
+        if on and self._around not in around:
+            around.append(self._around)
+        elif not on and self._around in around:
+            around.remove(self._around)
 
     def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         torch, dtype = self.torch, getattr(self.torch, _DTYPES[self.value])
@@ -197,12 +201,93 @@ class Loader(AtStart):
 _PLACES = {"num_workers": 5, "pin_memory": 7, "prefetch_factor": 99, "persistent_workers": 99}
 
 
+class NonBlocking(Change):
+    """Copies from pinned host memory to the GPU do not wait."""
+
+    def switch(self, on: bool) -> None:
+        kind = self.torch.Tensor
+        if not hasattr(self, "_before"):
+            self._before = {name: kind.__dict__.get(name, getattr(kind, name)) for name in ("to", "cuda")}
+            self._ours = {name: self._asynchronous(original) for name, original in self._before.items()}
+        for name, function in (self._ours if on else self._before).items():
+            setattr(kind, name, function)
+
+    def _asynchronous(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.device.type == "cpu" and tensor.is_pinned() and len(args) < 2:
+                kwargs["non_blocking"] = True
+                self.done += 1
+            return original(tensor, *args, **kwargs)
+
+        return copy
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self.done:
+            return "false", False, "nothing is copied from pinned memory"
+        return "true", True, f"{self.done} copies"
+
+
+_BACKENDS = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
+
+
+class Attention(Change):
+    """The backends that scaled dot-product attention may use."""
+
+    def switch(self, on: bool) -> None:
+        cuda = self.torch.backends.cuda
+        if not self.done:
+            self.before = {name: getattr(cuda, f"{name}_sdp_enabled")() for name in self._known()}
+            self.done = 1
+        wanted = _BACKENDS.get(self.value)
+        for name, before in self.before.items():
+            getattr(cuda, f"enable_{name}_sdp")(name == wanted if on and wanted else before)
+
+    def _known(self) -> list[str]:
+        cuda = self.torch.backends.cuda
+        return [name for name in _BACKENDS.values() if hasattr(cuda, f"enable_{name}_sdp")]
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        cuda = self.torch.backends.cuda
+        enabled = [name for name in self._known() if getattr(cuda, f"{name}_sdp_enabled")()]
+        return ", ".join(enabled), enabled == [_BACKENDS.get(self.value)], "read back from torch"
+
+
+class ChannelsLast(AtStart):
+    """Modules that the script calls, and the images given to them, in the channels_last memory format."""
+
+    def switch(self, on: bool) -> None:
+        self._seen: dict[int, Any] = {}
+        self.observer.modules.around.append(self._around)
+
+    def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        layout = self.torch.channels_last
+
+        def inside(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(module) not in self._seen:
+                self._seen[id(module)] = module
+                module.to(memory_format=layout)
+            return call(module, *(self._images(item, layout) for item in args), **kwargs)
+
+        return inside
+
+    def _images(self, item: Any, layout: Any) -> Any:
+        if not isinstance(item, self.torch.Tensor) or item.dim() != 4:
+            return item
+        self.done += 1
+        return item.contiguous(memory_format=layout)
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self.done:
+            return "false", False, "no module is called with images"
+        return "true", True, f"{self.done} batches in this format"
+
+
 class Compile(AtStart):
     """torch.compile of the outermost modules with parameters, in place, at their first call."""
 
     def switch(self, on: bool) -> None:
         self._seen: dict[int, Any] = {}
-        self.observer.modules.around = self._around
+        self.observer.modules.around.append(self._around)
 
     def _around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         torch = self.torch
@@ -226,6 +311,12 @@ class Compile(AtStart):
         return self.requested, True, f"{len(self._seen)} modules compiled"
 
 
+def _cache(value: Any, observer: Any) -> Change:
+    from .caching import Cache
+
+    return Cache(value, observer)
+
+
 KINDS: dict[str, Callable[[Any, Any], Change]] = {
     "run.threads": Threads,
     "run.gc_every_steps": Collections,
@@ -234,12 +325,16 @@ KINDS: dict[str, Callable[[Any, Any], Change]] = {
     "speed.cudnn_benchmark": CudnnBenchmark,
     "optimizer.implementation": Implementation,
     "speed.compile": Compile,
+    "speed.channels_last": ChannelsLast,
+    "speed.attention": Attention,
+    "loader.non_blocking": NonBlocking,
+    "loader.cache": _cache,
     **{key: partial(Loader, name) for key, name in _LOADER.items()},
 }  # fmt: skip
 # Those that one process can switch while it trains.
 SWITCHED = frozenset({
     "run.threads", "run.gc_every_steps", "precision.amp", "precision.tf32", "speed.cudnn_benchmark",
-    "optimizer.implementation",
+    "optimizer.implementation", "speed.attention", "loader.non_blocking",
 })  # fmt: skip
 
 

@@ -6,7 +6,6 @@ script.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from functools import wraps
 from threading import get_ident
@@ -34,18 +33,17 @@ from .clock import (
     wholes,
 )  # fmt: skip
 from .modules import Modules
+from .places import Places
 from .steps import Steps
 
 Function = Callable[..., Any]
-# Loaders and optimizers whose place is remembered.
-MOST_PLACES = 64
 
 
 class Hooks:
     """Puts the hooks in place and takes them out again.
 
     steps, modules: of this process. arm: called before the first backward pass, whether to observe. own: whether
-    a code object is the script's own.
+    a code object is the script's own. writes: called with a path that the script is about to write.
     """
 
     def __init__(
@@ -55,9 +53,10 @@ class Hooks:
         compiling: Callable[[], bool],
         arm: Callable[[], bool],
         own: Callable[[Any], bool],
+        writes: Callable[[Any], None],
     ) -> None:
         self.steps, self.modules = steps, modules
-        self._compiling, self._arm, self._own = compiling, arm, own
+        self._compiling, self._arm, self._own, self.writes = compiling, arm, own, writes
         # How each hook is undone, in the order in which they were made.
         self._undo: list[Callable[[], Any]] = []
         # Hooks that are taken out in steps that are not timed by phase.
@@ -66,8 +65,7 @@ class Hooks:
         self._register: Any = None
         # The iterator that the training reads.
         self._iterator = 0
-        # By id of an optimizer, and of the dataset of a loader: the place in the script that made it.
-        self.places: dict[int, tuple[str, int]] = {}
+        self.places = Places(own)
         # Set by `install`: called with the settings of a loader when the training begins to read it.
         self.loader_read: Callable[[dict[str, Any], Any], None] = lambda settings, place: None
 
@@ -81,17 +79,17 @@ class Hooks:
         self._patch(torch.autograd, "backward", self._backward)
         self._patch(dataloader._BaseDataLoaderIter, "__next__", self._next)
         self._patch(dataloader.DataLoader, "__iter__", self.timed, DATA_WAIT)
-        self._patch(dataloader.DataLoader, "__init__", self._loader_made)
+        self._patch(dataloader.DataLoader, "__init__", self.places.loader_made)
         self._patch(torch.nn.Module, "train", self._train)
         self._patch(torch.nn.Module, "zero_grad", self.timed, ZERO_GRAD, self.steps.zeroed)
         self._patch(optimizers.Optimizer, "zero_grad", self.timed, ZERO_GRAD)
-        self._patch(optimizers.Optimizer, "__init__", self._created)
+        self._patch(optimizers.Optimizer, "__init__", self.places.optimizer_made, self.steps)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._patch(torch.nn.utils, name, self.timed, CLIP)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
         self._patch(scaler, "unscale_", self.timed, CLIP)
         self._patch(scaler, "step", self._scaler_step)
-        self._patch(torch, "save", self.timed, CHECKPOINT, None, TRAINER)
+        self._patch(torch, "save", self._save)
         if torch.version.cuda or torch.version.hip:
             # Never ask whether there is a GPU: that would keep a later fork from using it.
             for name in ("to", "cuda"):
@@ -248,7 +246,7 @@ class Hooks:
             if self._iterator != id(iterator):
                 self._iterator = id(iterator)
                 try:
-                    self.loader_read(*self._facts_of(iterator))
+                    self.loader_read(*self.places.loader_of(iterator))
                 except Exception as error:  # noqa: BLE001
                     self.steps.give_up(error)
                     return original(iterator)
@@ -267,37 +265,16 @@ class Hooks:
 
         return __next__
 
-    def _loader_made(self, original: Function) -> Function:
-        """Note where in the script a loader is made: a change of its settings belongs there."""
+    def _save(self, original: Function) -> Function:
+        timed, writes = self.timed(original, CHECKPOINT, None, TRAINER), self.writes
 
         @wraps(original)
-        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
-            original(loader, *args, **kwargs)
-            with contextlib.suppress(Exception):
-                self._remember(id(loader.dataset), sys._getframe(1))
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if not hasattr(f, "write"):
+                writes(f)  # torch opens it without Python
+            return timed(obj, f, *args, **kwargs)
 
-        return __init__
-
-    def _remember(self, key: int, frame: Any) -> None:
-        """The place in the script that made something. frame: the innermost one."""
-        while frame is not None and not self._own(frame.f_code):
-            frame = frame.f_back
-        if frame is not None:
-            self.places[key] = (frame.f_code.co_filename, frame.f_lineno)
-            while len(self.places) > MOST_PLACES:
-                del self.places[next(iter(self.places))]
-
-    def _facts_of(self, iterator: Any) -> tuple[dict[str, Any], Any]:
-        """Settings of the loader that an iterator belongs to, and the place where it was made, if that is known."""
-        dataset = iterator._dataset
-        sized = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
-        return {
-            "workers": iterator._num_workers, "pin_memory": bool(iterator._pin_memory),
-            "prefetch": getattr(iterator, "_prefetch_factor", None) if iterator._num_workers else None,
-            "persistent": bool(getattr(iterator, "_persistent_workers", False)),
-            "batch_size": getattr(iterator._index_sampler, "batch_size", None),
-            "items": len(dataset) if sized else None, "dataset": type(dataset).__name__,
-        }, self.places.get(id(dataset))  # fmt: skip
+        return save
 
     def _train(self, original: Function) -> Function:
         modules = self.modules
@@ -312,18 +289,6 @@ class Hooks:
             return original(module, mode)
 
         return train
-
-    def _created(self, original: Function) -> Function:
-        steps = self.steps
-
-        @wraps(original)
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            steps.has_optimizer = True
-            original(optimizer, *args, **kwargs)
-            with contextlib.suppress(Exception):
-                self._remember(id(optimizer), sys._getframe(1))
-
-        return __init__
 
     def _optimizer_begins(self, _optimizer: Any, args: Any, kwargs: Any) -> Any:
         """A global hook of torch before each optimizer step."""

@@ -14,6 +14,7 @@ from .census import Census
 from .clock import DATA_WAIT, FORWARD, OTHER, TIMED, TRAINER, S
 from .hooks import Hooks
 from .modules import Modules
+from .outside import Outside
 from .record import Recorder
 from .steps import PROFILE_NS, Steps
 
@@ -43,7 +44,8 @@ class Observer:
         compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling
         self.steps = Steps()
         self.modules = Modules(torch.nn.Module, self.steps, compiling, torch.is_grad_enabled)
-        self.hooks = Hooks(self.steps, self.modules, compiling, self._arm, own)
+        self.outside = trying.outside() or Outside()
+        self.hooks = Hooks(self.steps, self.modules, compiling, self._arm, own, self.outside.writes)
         self.census = Census(own, torch.nn.Module.__call__.__code__, torch.is_grad_enabled)
         self.recorder: Recorder | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
@@ -91,7 +93,7 @@ class Observer:
     def _arm(self) -> bool:
         """This process trains on this thread. Returns False if its record cannot be written."""
         if self.recorder is None:
-            recorder = Recorder(self.steps, own, self.hooks.places)
+            recorder = Recorder(self.steps, own, self.hooks.places, self.outside)
             try:
                 recorder.open(self.early)
             except Exception as error:  # noqa: BLE001
@@ -189,5 +191,6 @@ def install(when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
     observer = Observer(sys.modules["torch"])
     trying.before_start(observer)
     observer.start()
+    observer.outside.listen()
     frameworks.attach(observer.put, when_imported)
     os.register_at_fork(after_in_child=observer.forked)

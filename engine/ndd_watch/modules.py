@@ -30,13 +30,14 @@ from .steps import Steps
 
 
 class Modules:
-    """Hooked classes. base: torch.nn.Module. around: wraps the call of an outermost module, for trials; or None."""
+    """Hooked classes. base: torch.nn.Module."""
 
     def __init__(
         self, base: type, steps: Steps, compiling: Callable[[], bool], grad_enabled: Callable[[], bool]
     ) -> None:
         self.hooked: dict[type, Any] = {}
-        self.around: Any = None
+        # In a trial: what wraps the call of an outermost module, the innermost one first.
+        self.around: list[Callable[..., Any]] = []
         self._base, self._steps = base, steps
         self._compiling, self._grad_enabled = compiling, grad_enabled
 
@@ -72,7 +73,9 @@ class Modules:
             S[LAST] = t
             S[CURRENT] = phase
             try:
-                return (call if self.around is None else self.around(call))(module, *args, **kwargs)
+                for wrap in self.around:
+                    call = wrap(call)
+                return call(module, *args, **kwargs)
             finally:
                 t = now()
                 row[S[CURRENT]] += t - S[LAST]

@@ -20,6 +20,8 @@ from typing import Any, Callable
 
 from . import clock
 from .clock import CURRENT, LAST, PHASES, TRAINER, S
+from .outside import Outside
+from .places import Places
 from .steps import Steps
 
 VERSION = 1
@@ -34,10 +36,10 @@ TOP = 12
 
 
 class Recorder:
-    """The file of this process; methods never raise. own: whether a code object is the script's. places: see Hooks."""
+    """The file of this process; methods never raise. own: whether a code object is the script's."""
 
-    def __init__(self, steps: Steps, own: Callable[[Any], bool], places: dict[int, tuple[str, int]]) -> None:
-        self._steps, self._own, self._places = steps, own, places
+    def __init__(self, steps: Steps, own: Callable[[Any], bool], places: Places, outside: Outside) -> None:
+        self._steps, self._own, self._places, self._outside = steps, own, places, outside
         self._lines: queue.SimpleQueue[tuple[float, str, dict[str, Any]]] = queue.SimpleQueue()
         self._dropped = 0
         self._handle = -1
@@ -128,7 +130,8 @@ class Recorder:
             "model", device=str(device), optimizer=type(optimizer).__name__ if optimizer is not None else "",
             implementation=_implementation(groups[0], device.type) if groups else None,
             parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
-            place=self._places.get(id(optimizer)), main=getattr(sys.modules.get("__main__"), "__file__", None),
+            place=self._places.of(optimizer), main=getattr(sys.modules.get("__main__"), "__file__", None),
+            anomaly=bool(sys.modules["torch"].is_anomaly_enabled()),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -238,6 +241,10 @@ class Recorder:
 
     def _write(self) -> None:
         data = b""
+        outside = self._outside
+        if outside.seen > outside.told:
+            outside.told = outside.seen
+            self.put("outside", places=list(outside.places), hosts=list(outside.hosts))
         while not self._lines.empty():
             t, kind, body = self._lines.get()
             if kind == "window":

@@ -1,8 +1,9 @@
 """A process of a trial: the script trains in runs when it is told to, with changes applied from outside.
 
-NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …]}: the changes of each side of this process; the baseline
-has none. A run begins and ends at the end of a step, where the script waits for the next command and the workers of its
-loaders stand still. The process ends without running the rest of the script, which could write where it should not.
+NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "original": folder, "outside": bool}: the changes of
+each side of this process (none for the baseline), the folder whose copy it runs in, and whether it may write elsewhere.
+A run begins and ends at the end of a step, where the script waits for the next command and the workers of its loaders
+stand still. The process ends without running the rest of the script, which could write where it should not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Callable, NoReturn
 from . import clock
 from .changes import AtStart, Change, make
 from .clock import CHECKPOINT, EVALUATE
+from .outside import Outside
 
 LOSSES = 10
 # Steps that are always trained before the first run: they include what the observer learns.
@@ -28,13 +30,18 @@ SETTLE = 12
 SETTLE_S = 4.0
 
 
+# Changes that were made when torch had been imported, by key.
+started: dict[str, Change] = {}
+
+
 class Trying:
     """Takes the place of `Steps.gate`."""
 
     def __init__(self, observer: Any, spec: dict[str, Any]) -> None:
         self._observer = observer
         self._sides: list[dict[str, Change]] = [
-            {key: make(key, value, observer) for key, value in side.items()} for side in spec["sides"]
+            {key: started.get(key) or make(key, value, observer) for key, value in side.items()}
+            for side in spec["sides"]
         ]
         self._socket = socket.socket(socket.AF_UNIX)
         self._folder = os.path.dirname(spec["socket"])
@@ -144,10 +151,8 @@ class Trying:
         """Switch to a side."""
         for other, changes in enumerate(self._sides):
             if other != index:
-                for change in changes.values():
-                    change.switch(False)
-        for change in self._sides[index].values():
-            change.switch(True)
+                _switch(changes, False)
+        _switch(self._sides[index], True)
         self._current = index
 
     def _command(self) -> dict[str, Any]:
@@ -217,12 +222,34 @@ def begin(observer: Any) -> Callable[[int], None] | None:
     return Trying(observer, json.loads(text)) if text else None
 
 
+def outside() -> Outside | None:
+    """In a process of a trial: ends it before it writes where that is not allowed. None in any other process."""
+    text = os.environ.get("NDD_WATCH_TRY", "")
+    if not text:
+        return None
+    spec = json.loads(text)
+
+    def refuse(path: str) -> NoReturn:
+        sys.stderr.write(f"the script writes to {path}, outside its folder\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    return Outside(None if spec.get("outside") else refuse, spec.get("original"))
+
+
 def before_start(observer: Any) -> None:
     """Apply the changes that have to be there from the beginning: when torch has been imported."""
     text = os.environ.get("NDD_WATCH_TRY", "")
     if not text:
         return
-    for side in json.loads(text)["sides"]:
-        for key, value in side.items():
-            if isinstance(change := make(key, value, observer), AtStart):
-                change.switch(True)
+    # A process with such a change is only one side.
+    for key, value in json.loads(text)["sides"][-1].items():
+        if isinstance(change := make(key, value, observer), AtStart):
+            started[key] = change
+            change.switch(True)
+
+
+def _switch(changes: dict[str, Change], on: bool) -> None:
+    for change in changes.values():
+        if not isinstance(change, AtStart):
+            change.switch(on)

@@ -44,6 +44,7 @@ CAUSES: dict[str, str] = {
     "logging": "frequent logging",
     "user-code": "host code between operators",
     "slow-function": "a slow function of the script",
+    "anomaly": "anomaly detection is on",
     "recompile": "repeated recompilation",
     "compile-cost": "compile time exceeds the gain",
     "deterministic": "deterministic algorithms",

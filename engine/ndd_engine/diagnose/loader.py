@@ -6,11 +6,11 @@ from collections.abc import Callable
 from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
-from ndd_engine.text import percent, span
+from ndd_engine.text import counted, percent, span
 
 from . import loader_facts as facts
 from .finding import Finding
-from .view import BASELINE, CLOCK, CONFIG, FLOOR, Cost, Draft, View, place, taken
+from .view import BASELINE, CLOCK, CONFIG, FLOOR, SAMPLES, Cost, Draft, View, taken
 
 FIRST_BATCH = "data_wait/first_batch"
 # Minimum part of the data wait spent on first batches of later epochs. The first batch of the run is not counted.
@@ -22,6 +22,8 @@ EXPLAINS = 0.3
 # Making batches in this process must take at most this part of the wait for workers.
 CHEAPER = 0.6
 USUAL_WORKERS = 8
+# Workers that compute use at least this part of the cores.
+BUSY = 0.5
 
 
 def waiting(view: View) -> Finding | None:
@@ -29,7 +31,7 @@ def waiting(view: View) -> Finding | None:
     found, loader = worker_restart(view), view.snapshot.loader
     if found is None and loader is not None:
         found = next((found for rule in WAITS if (found := rule(view, loader)) is not None), None)
-    return found or data_wait(view)
+    return found or workers_of_script(view) or data_wait(view)
 
 
 def worker_restart(view: View) -> Finding | None:
@@ -196,6 +198,26 @@ def few_workers(view: View, loader: LoaderEvent) -> Finding | None:
     return draft.done()
 
 
+def workers_of_script(view: View) -> Finding | None:
+    """Steps wait for more workers than there are cores, and they compute."""
+    cores, use = view.whole_cores, view.snapshot.cores
+    if not view.is_script or cores is None or view.workers <= cores or not view.wait.clear:
+        return None
+    if use is None or use.own < BUSY * use.usable:
+        return None  # they wait for storage: more of them wait in parallel
+    share = percent(view.wait.share)
+    draft = Draft(
+        "many-workers", f"input-bound: {share} of each step is spent waiting for the loader", view.wait
+    )
+    draft.add(taken(view.wait, "waiting for data takes"))
+    draft.saw(f"{view.workers} loader workers and the model share {cores} cores", CONFIG)
+    draft.saw(f"the run uses {use.own:.1f} of {use.usable:g} cores", SAMPLES)
+    draft.change("load in the training process", "loader.workers=0", where=view.loader_place)
+    if cores > 1:
+        draft.change(f"load with {counted(cores - 1, 'worker')}", f"loader.workers={cores - 1}")
+    return draft.done()
+
+
 def data_wait(view: View) -> Finding | None:
     """Data wait without one of the causes above; needs a larger share."""
     wait, loader = view.wait, view.snapshot.loader
@@ -206,7 +228,7 @@ def data_wait(view: View) -> Finding | None:
         return None  # batches are made far faster: the wait has another reason, such as busy cores
     slow = view.slowest_function
     profiled = slow is not None and slow.ns >= EXPLAINS * wait.ns
-    line = place(slow.file, slow.line, slow.name) if slow is not None and profiled else view.line("data_wait")
+    line = slow.where if slow is not None and profiled else view.line("data_wait")
     waits_for = "the loader" if not view.is_script or view.get("loader.workers") is not None else "data"
     title = f"input-bound: {percent(wait.share)} of each step is spent waiting for {waits_for}"
     draft = Draft("data-wait", title, wait)

@@ -1,11 +1,11 @@
-"""Scripts that are only observed: slow functions of their own, and checkpoints and evaluations by their time."""
+"""Scripts that are only observed. What a run of our own measures before training is unknown, so rules need less."""
 
 from __future__ import annotations
 
 from ndd_engine.text import counted, percent, span
 
 from .finding import Finding
-from .view import CLOCK, FLOOR, Draft, View, place
+from .view import CLOCK, COMPUTING, CONFIG, FLOOR, MODEL, Draft, View, place, taken
 
 PROFILER = "Python profiler, one step"
 # Minimum part of a wait for data that a function must take to be its cause.
@@ -19,8 +19,8 @@ def slow_function(view: View) -> Finding | None:
         return None
     if view.wait.clear and MOST_OF * view.wait.ns <= found.ns:
         return None  # `data_wait` names it
-    where = place(found.file, found.line, found.name)
-    title = f"{where} takes {percent(found.share)} of each step"
+    where = found.where
+    title = f"{where}{',' * bool(found.caller)} takes {percent(found.share)} of each step"
     draft = Draft("slow-function", title, view.part(found.share))
     draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} outside torch", PROFILER)
     draft.saw(f"a step takes {span(view.step_ns)}", CLOCK)
@@ -51,4 +51,80 @@ def aside(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (slow_function, aside)
+def outside(view: View) -> Finding | None:
+    """Time outside all phases that no function of the script takes by itself: torch, on small tensors or in a log."""
+    cost = view.cost("other")
+    slow = view.slowest_function
+    totals = view.snapshot.totals
+    collecting = (totals.gc_ns or 0) / totals.wall_ns if totals.wall_ns else 0.0
+    if not view.is_script or not cost.clear or cost.share - collecting < 2 * FLOOR:
+        return None
+    if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
+        return None  # `slow_function` names it
+    found = view.where("other")
+    line = found.line if found is not None and found.own else None
+    title = f"code outside the model takes {percent(cost.share)} of each step"
+    draft = Draft("user-code", title, cost)
+    draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
+    if found is not None and line is not None:
+        draft.saw(
+            f"{percent(found.share)} of {found.looks} stack samples there are at {line}", "stack samples"
+        )
+    draft.change("do it every few steps only, or on all tensors at once instead of one by one", where=line)
+    return draft.done()
+
+
+def anomaly(view: View) -> Finding | None:
+    """A debugging mode of autograd that was left on."""
+    script = view.config.get("script")
+    if not isinstance(script, dict) or not script.get("anomaly"):
+        return None
+    cost = view.cost(*MODEL)
+    draft = Draft("anomaly", "anomaly detection of autograd is on", cost, "certain")
+    draft.saw("torch.is_anomaly_enabled() is true", CONFIG)
+    draft.saw(
+        "every operator records a traceback, and every gradient is checked for NaN", "PyTorch documentation"
+    )
+    draft.unbounded()
+    draft.change("remove torch.autograd.set_detect_anomaly(True), which is for debugging")
+    return draft.done()
+
+
+def oversubscribed(view: View) -> Finding | None:
+    """More threads than cores. Without a measurement before training, a trial shows what it costs."""
+    threads, cores = view.threads, view.whole_cores
+    if not view.is_script or view.gpu or threads is None or cores is None or threads <= cores:
+        return None
+    computing = view.cost(*COMPUTING)
+    if not computing.clear:
+        return None
+    part = view.part(computing.share * (1 - cores / threads))
+    title = f"{threads} threads on {cores} core{'s' if cores > 1 else ''}: oversubscribed"
+    draft = Draft("oversubscribed", title, part)
+    draft.saw(f"torch.get_num_threads() is {threads}", CONFIG)
+    draft.add(taken(computing, "computing takes"))
+    draft.unbounded()
+    draft.change("use one thread per core", f"run.threads={cores}")
+    return draft.done()
+
+
+def waits_for_device(view: View) -> Finding | None:
+    """Calls that wait for the GPU in every step. Only where nothing else was measured: a capture shows idle time."""
+    functions, kernels = view.snapshot.functions, view.snapshot.kernels
+    if not view.is_script or not view.gpu or functions is None or not functions.waits or kernels is not None:
+        return None
+    spent = sum(wait[5] for wait in functions.waits)
+    share = min(spent / max(functions.wall_ns, 1), 1.0)
+    if share < 2 * FLOOR:
+        return None
+    file, line, name, method, calls, _ = max(functions.waits, key=lambda wait: wait[5])
+    where = place(file, line, name)
+    draft = Draft("sync", f"{where} waits for the GPU in every step", view.part(share), "possible")
+    draft.saw(f".{method}() is called {counted(calls, 'time')} in a step", PROFILER)
+    draft.saw(f"such calls take {span(spent)}; the GPU may compute meanwhile", PROFILER)
+    draft.unbounded()
+    draft.change(f"call .{method}() every few steps only, or once for several values", where=where)
+    return draft.done()
+
+
+RULES = (slow_function, outside, anomaly, oversubscribed, waits_for_device, aside)

@@ -29,6 +29,8 @@ OTHERS = 0.3
 # Minimum stack samples, and minimum part of them in one function, to report it.
 LEAST_LOOKS = 8
 LEAST_PART = 0.2
+# From this factor on, a profiled step is scaled to the time of a usual one.
+DISTORTED = 1.3
 
 MODEL = ("forward", "loss", "backward")
 COMPUTING = (*MODEL, "clip", "optimizer", "zero_grad")
@@ -75,7 +77,10 @@ class CodePlace:
 
 @dataclass(frozen=True, slots=True)
 class SlowFunction:
-    """A function of the script in a step: its time outside torch and other functions of the script, and its share."""
+    """A function of the script in a step: its time outside torch and other functions of the script, and its share.
+
+    caller: the function of the script that calls it, "" if there is none.
+    """
 
     file: str
     line: int
@@ -83,6 +88,13 @@ class SlowFunction:
     calls: int
     ns: float
     share: float
+    caller: str
+
+    @property
+    def where(self) -> str:
+        """ "train.py:12 in tokenize, called by collate"."""
+        called = f", called by {printable(self.caller)}" if self.caller else ""
+        return place(self.file, self.line, self.name) + called
 
 
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
@@ -158,14 +170,16 @@ class View:
     def slowest_function(self) -> SlowFunction | None:
         """The function of the script that takes most of a profiled step by itself; None without one.
 
-        The profiler makes the step slower, so the time is scaled to that of a usual step.
+        A step that the profiler makes much slower is scaled to the time of a usual one.
         """
         found = self.snapshot.functions
         if found is None or not found.functions or not found.wall_ns or not self.step_ns:
             return None
-        file, line, name, calls, _, own_ns = max(found.functions, key=lambda row: row[5])
-        ns = own_ns * min(self.step_ns / found.wall_ns, 1.0)
-        return SlowFunction(str(file), int(line), str(name), int(calls), ns, min(ns / self.step_ns, 1.0))
+        file, line, name, calls, _, own_ns, caller = max(found.functions, key=lambda row: row[5])
+        ns = own_ns / (found.wall_ns / self.step_ns if found.wall_ns > DISTORTED * self.step_ns else 1.0)
+        return SlowFunction(
+            str(file), int(line), str(name), int(calls), ns, min(ns / self.step_ns, 1.0), str(caller)
+        )
 
     @property
     def usual_model_ns(self) -> int:

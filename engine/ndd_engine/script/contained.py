@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ndd_engine.errors import UsageError
 from ndd_engine.text import counted, printable, size
 
-# Larger files are linked: a script that opens them for writing is named before the trial.
+# Larger files are linked, except weights, which a script may write again.
 LINKED = 16 << 20
+WEIGHTS = frozenset({".pt", ".pth", ".ckpt", ".safetensors", ".tar"})
+# Places that a message names.
+FEW = 4
 MOST_FILES = 20_000
 MOST_BYTES = 2 << 30
 # Folders that a script does not need: histories, environments, caches, and our own runs.
@@ -24,6 +28,27 @@ OFFLINE = {
     "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "file:./mlruns", "NEPTUNE_MODE": "offline",
     "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1", "HF_HUB_OFFLINE": "1",
 }  # fmt: skip
+
+
+def check_contained(seen: Mapping[str, Any]) -> None:
+    """Raises UsageError if the script was seen to do what a scratch copy does not contain. seen: of its run."""
+    script = seen.get("script")
+    found = script.get("outside") if isinstance(script, Mapping) else None
+    if not isinstance(found, Mapping):
+        return
+    places, hosts = list(found.get("places") or ()), list(found.get("hosts") or ())
+    said = [f"writes to {named(places)}"] * bool(places) + [f"connects to {named(hosts)}"] * bool(hosts)
+    if said:
+        raise UsageError(
+            f"the script {' and '.join(said)}, which a scratch copy does not contain: add --yes to let the processes "
+            "of the trial do the same"
+        )
+
+
+def named(items: Sequence[str]) -> str:
+    """The first few items, printable."""
+    shown = ", ".join(printable(item) for item in items[:FEW])
+    return shown + (f" and {len(items) - FEW} more" if len(items) > FEW else "")
 
 
 def copy(folder: Path, target: Path, but: Path) -> list[Path]:
@@ -39,7 +64,7 @@ def copy(folder: Path, target: Path, but: Path) -> list[Path]:
         try:
             status = path.stat()
             files += 1
-            if status.st_size > LINKED:
+            if status.st_size > LINKED and path.suffix not in WEIGHTS:
                 place.symlink_to(path.absolute())
                 linked.append(path)
                 continue

@@ -43,6 +43,7 @@ class Facts:
     _process: Line = field(default_factory=dict)
     _model: Line = field(default_factory=dict)
     _loader: Line = field(default_factory=dict)
+    _outside: dict[str, list[str]] = field(default_factory=dict)
     _micro: int = 0
     _total_steps: int = 0
     _epochs: int = 0
@@ -74,10 +75,14 @@ class Facts:
             yield StacksEvent(int(line["step"]), int(line["looks"]), frames)
         elif kind == "profile" and line["functions"]:
             functions = [
-                [str(file), int(at), str(name), *map(int, rest)]
-                for file, at, name, *rest in line["functions"]
+                [str(file), int(at), str(name), *map(int, rest), str(caller)]
+                for file, at, name, *rest, caller in line["functions"]
             ]
-            yield FunctionsEvent(int(line["step"]), int(line["ns"]), functions)
+            waits = [
+                [str(file), int(at), str(name), str(method), *map(int, rest)]
+                for file, at, name, method, *rest in line.get("waits", ())
+            ]
+            yield FunctionsEvent(int(line["step"]), int(line["ns"]), functions, waits)
         elif kind == "memory":
             counters = {key: value for key, value in line.items() if key not in ("v", "type", "t")}
             yield MemoryEvent(**counters)
@@ -85,6 +90,10 @@ class Facts:
             yield from self._of_framework(kind, line)
         elif kind == "source":
             yield self._source(line)
+        elif kind == "outside":
+            self._outside = {key: list(map(str, line[key])) for key in ("places", "hosts")}
+            if self._told:
+                yield self._run()
         elif kind == "stalled":
             yield self._stalled(line)
         elif kind == "unobserved":
@@ -154,6 +163,10 @@ class Facts:
         for name, key in (("optimizer", "place"), ("main", "main")):
             if (place := self._model.get(key)) is not None:
                 found[SECTION][name] = place
+        if self._outside:
+            found[SECTION]["outside"] = self._outside
+        if self._model.get("anomaly"):
+            found[SECTION]["anomaly"] = True
         if (kind := self._model.get("implementation")) is not None:
             found["optimizer"] = {"implementation": kind}
         return found

@@ -23,6 +23,7 @@ from ndd_watch import SITE
 
 from .command import Command, environment
 from .contained import OFFLINE, copy
+from .starting import Start
 
 POLL_S = 0.1
 _GUARD = str(Path(__file__).with_name("guard.py"))
@@ -31,10 +32,18 @@ PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_STACKS_H
 
 
 class ScriptProcess(SideProcess):
-    """A process of the command in a scratch copy of its folder. sides: the changes of each side that it can be."""
+    """A process of the command in a scratch copy of its folder. sides: the changes of each side that it can be.
+
+    outside: whether it may write outside that copy.
+    """
 
     def __init__(
-        self, command: Command, sides: Sequence[Mapping[str, Any]], extra: Mapping[str, str], but: Path
+        self,
+        command: Command,
+        sides: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, str],
+        but: Path,
+        outside: bool,
     ) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix=".ndd-", ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
@@ -50,7 +59,10 @@ class ScriptProcess(SideProcess):
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(address)
             self._listener.listen(1)
-            spec = {"socket": address, "sides": [dict(side) for side in sides]}
+            spec = {
+                "socket": address, "sides": [dict(side) for side in sides], "original": str(command.folder),
+                "outside": outside,
+            }  # fmt: skip
             made = environment(
                 self.folder / "ranks", SITE, {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **extra}
             )
@@ -108,35 +120,43 @@ class ScriptProcess(SideProcess):
 
 
 class ScriptSides(Sides):
-    """command: of the script; changes: of the candidate, by key. but: a folder that is not copied."""
+    """The processes of both sides.
+
+    command: of the script; start, changes: of the candidate. outside: whether they may write outside their folders.
+    """
 
     def __init__(
         self,
         command: Command,
+        start: Start,
         changes: Mapping[str, Any],
+        outside: bool,
         base: Base,
         sets: Sequence[str],
         budget_s: float,
         left_s: Callable[[], float],
         tick: Callable[[str], Tick],
     ) -> None:
-        super().__init__(base, sets, list(changes), budget_s, left_s, tick)
-        self._command, self._changes = command, dict(changes)
+        super().__init__(base, sets, [*changes, *start.changed], budget_s, left_s, tick)
+        self._command, self._start, self._changes = command, start, dict(changes)
+        self._outside = outside
         self._but = base.run.path.parent if base.run is not None else Path(os.devnull)
 
     def open(self, *indices: int) -> None:
         """Start processes."""
         for index in indices:
             changes = self._changes if index else {}
+            command = self._start.command if index else self._command
+            more = {**self._environment(index), **(self._start.environment if index else {})}
             with failures_of(index):
-                self._open[index] = ScriptProcess(
-                    self._command, [changes], self._environment(index), self._but
-                )
+                self._open[index] = ScriptProcess(command, [changes], more, self._but, self._outside)
 
     def open_one(self) -> tuple[float, float]:
         """Start one process for both sides. Returns the approximate seconds of a step of each."""
         with failures_of(0):
-            process = ScriptProcess(self._command, [{}, self._changes], self._environment(0), self._but)
+            process = ScriptProcess(
+                self._command, [{}, self._changes], self._environment(0), self._but, self._outside
+            )
         self._open = dict.fromkeys(range(len(SIDES)), process)
         limit_s = max(self._left_s(), 0.1)
         self._asked(0, "preparing both sides", lambda side, tick: side.prepare(limit_s, tick))

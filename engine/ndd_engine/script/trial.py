@@ -7,13 +7,15 @@ in `trial.trial`. The original run, its folder and its working directory are not
 from __future__ import annotations
 
 import json
+import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import TrialEvent
+from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 from ndd_engine.trial.outcome import differences, flatten
@@ -23,7 +25,10 @@ from ndd_engine.trial.trial import Tell, Trial
 from ndd_watch.changes import KINDS, SWITCHED
 
 from .command import Command
+from .contained import check_contained
+from .edits import Edit, edit_of
 from .sides import ScriptSides
+from .starting import Start, is_start, started
 
 # A configuration of ours stands for the script: only the changed keys and those that were seen matter.
 _STANDS_IN = ("workload.size=tiny", "run.epochs=1", "loader.workers=0", "log.stacks_hz=0.0")
@@ -46,8 +51,11 @@ def script_drafts(request: TrialRequest, seen: dict[str, Any]) -> tuple[Draft, D
     Raises UsageError for a change that cannot be made from outside, ConfigError for invalid values.
     """
     if not request.sets:
-        raise UsageError(f"no settings to try: add --set KEY=VALUE; from outside: {', '.join(sorted(KINDS))}")
-    for item in request.sets:
+        raise UsageError(
+            f"no settings to try: add --arg, --env or --set KEY=VALUE; from outside: {', '.join(sorted(KINDS))}"
+        )
+    settings = tuple(item for item in request.sets if not is_start(item))
+    for item in settings:
         key = item.partition("=")[0].strip()
         if key not in KINDS:
             allowed = ", ".join(sorted(KINDS))
@@ -60,10 +68,10 @@ def script_drafts(request: TrialRequest, seen: dict[str, Any]) -> tuple[Draft, D
         if key in KINDS
     }
     was = tuple(f"{key}={_text(value)}" for key, value in known.items() if value is not None)
-    base, change = read(None, (*_STANDS_IN, *was)), read(None, (*_STANDS_IN, *was, *request.sets))
-    if base.resolve() == change.resolve():
+    base, change = read(None, (*_STANDS_IN, *was)), read(None, (*_STANDS_IN, *was, *settings))
+    if settings and base.resolve() == change.resolve():
         raise UsageError(
-            f"{', '.join(request.sets)}: already so in {request.base.name}; there is nothing to compare"
+            f"{', '.join(settings)}: already so in {request.base.name}; there is nothing to compare"
         )
     return base, change
 
@@ -73,9 +81,32 @@ def _text(value: Any) -> str:
 
 
 def check_script(request: TrialRequest, seen: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`changes_of`. Raises UsageError also for what a scratch copy does not contain, unless the request allows it."""
+    found = changes_of(request, seen)
+    if not request.outside:
+        check_contained(seen)
+    return found
+
+
+def changes_of(request: TrialRequest, seen: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys that differ, with both values. Raises UsageError if the request cannot be tried."""
     base, change = script_drafts(request, seen)
-    return differences(base.resolve(), change.resolve())
+    return {**differences(base.resolve(), change.resolve()), **start_of(request).changed}
+
+
+def edit_for(request: TrialRequest, run: RunEvent) -> Edit:
+    """The edit of the script that makes the change. Raises UsageError if a file cannot be read."""
+    script = run.config.get("script") or {}
+    main = Path(script["main"]) if script.get("main") else None
+    changed = {key: new for key, (_, new) in changes_of(request, run.config).items() if not is_start(key)}
+    found = edit_of(run.config, changed, run.device, main)
+    return replace(found, advice=(*found.advice, *start_of(request).advice))
+
+
+def start_of(request: TrialRequest) -> Start:
+    """How the candidate is started. Raises UsageError for a wrong name."""
+    assert request.base.run is not None
+    return started(command_of(request.base.run), request.sets, os.environ)
 
 
 def run_script_trial(
@@ -109,16 +140,22 @@ class ScriptTrial(Trial):
         self._command = command
         super().__init__(request, base, change, tell, stop)
 
+    def _learn_difference(self) -> None:
+        super()._learn_difference()
+        self._start = start_of(self.request)
+        self._changed += self._start.changed
+
     def _switches(self) -> bool:
         return SWITCHED.issuperset(self._changed)
 
     def _make_sides(self, base: Base) -> ScriptSides:
         _, config = self._configs
-        wanted = {key: _of(config, key) for key in self._changed}
-        made = super()._make_sides(base)
+        wanted = {key: _of(config, key) for key in self._changed if key not in self._start.changed}
+        made, request = super()._make_sides(base), self.request
         return ScriptSides(
-            self._command, wanted, base, self.request.sets, self.request.budget_s, made._left_s, made._tick
-        )
+            self._command, self._start, wanted, request.outside, base, request.sets, request.budget_s, made._left_s,
+            made._tick,
+        )  # fmt: skip
 
 
 def _of(config: Config, key: str) -> Any:

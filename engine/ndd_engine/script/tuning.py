@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ndd_engine.diagnose import Finding
@@ -16,8 +15,8 @@ from ndd_engine.trial.candidates import MOST_WORKERS
 from ndd_engine.trial.request import Base, Progress, TrialRequest
 from ndd_watch.changes import KINDS
 
-from .edits import Edit, edit_of
-from .trial import check_script, run_script_trial
+from .edits import Edit
+from .trial import edit_for, run_script_trial
 
 # Runs a trial, as `run_script_trial` does.
 Measure = Callable[
@@ -89,18 +88,19 @@ def tune_script(
     budget_s: float,
     tell: Callable[[Sequence[Row], Progress | None], None],
     stop: threading.Event,
+    outside: bool = False,
     measure: Measure = run_script_trial,
 ) -> Tuned:
     """Measure every change against the script as it is, then the best ones of each key together.
 
-    tell: called with the rows and the progress of the current trial. Ratios are never multiplied: the gain of the whole
-    is measured, and if it is not faster than its best part, that part is the result.
+    tell: called with the rows and the progress of the current trial. outside: see TrialRequest. Ratios are never
+    multiplied: the gain of the whole is measured, and if it is not faster than its best part, that part is the result.
     """
     base = Base(f"run {directory.name}", run=directory)
     rows = [Row(sets) for sets in changes]
 
     def measured(sets: tuple[str, ...]) -> TrialEvent:
-        request = TrialRequest(base, sets, budget_s)
+        request = TrialRequest(base, sets, budget_s, outside=outside)
         return measure(request, run.config, run.device, lambda progress: tell(rows, progress), stop)
 
     for place, row in enumerate(rows):
@@ -125,10 +125,7 @@ def tune_script(
         found = measured(together)
         if found.verdict == "faster" and found.loss in _SAME and (found.ratio or 0.0) > _ratio(chosen[0]):
             kept, whole = together, found
-    changed = check_script(TrialRequest(base, kept), run.config)
-    script = run.config.get("script") or {}
-    main = Path(script["main"]) if script.get("main") else None
-    edit = edit_of(run.config, {key: new for key, (_, new) in changed.items()}, run.device, main)
+    edit = edit_for(TrialRequest(base, kept), run)
     return Tuned(tuple(rows), kept, whole, edit)
 
 

@@ -38,7 +38,8 @@ LENGTH = ("run.epochs", "run.max_steps")
 class TrialRequest:
     """The candidate: "key=value" settings on top of the baseline. cause: the finding they come from, if any.
 
-    restarts: measure in pairs of processes even if one process could switch between both sides. The length of the run
+    restarts: measure in pairs of processes even if one process could switch between both sides. outside: a script may
+    write outside its folder and use the network. The length of the run
     among `sets` moves to the baseline, so that it applies to both sides.
     """
 
@@ -47,6 +48,7 @@ class TrialRequest:
     budget_s: float = 60.0
     cause: str | None = None
     restarts: bool = False
+    outside: bool = False
 
     def __post_init__(self) -> None:
         length = tuple(item for item in self.sets if item.partition("=")[0].strip() in LENGTH)

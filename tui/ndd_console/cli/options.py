@@ -35,6 +35,12 @@ set_option = click.option(
 )  # fmt: skip
 
 
+yes_option = click.option(
+    "--yes", "outside", is_flag=True,
+    help="Of an observed script: let trials write outside its folder and use the network as the script does.",
+)  # fmt: skip
+
+
 def _todays_name(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     """The workload, by its name of today."""
     return OLD_WORKLOADS.get(value, value) if value is not None else None

@@ -17,7 +17,7 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
-from ndd_engine.script.contained import OFFLINE, copy
+from ndd_engine.script.contained import OFFLINE, check_contained, copy
 from ndd_engine.script.run import ScriptRequest, ScriptRun
 from ndd_engine.script.tuning import Row, Tuned, changes_for, tune_script
 from ndd_engine.text import MISSING, counted
@@ -33,7 +33,7 @@ _HEADINGS = ("change", "vs. the script", "", "losses")
 
 
 def tune_script_run(
-    root: Path, words: Sequence[str], script: RunDir | None, budget_s: float, as_json: bool
+    root: Path, words: Sequence[str], script: RunDir | None, budget_s: float, outside: bool, as_json: bool
 ) -> int:
     """Tune the script of a run, or a command. Returns the exit status."""
     with stoppable("tuning") as stop:
@@ -41,11 +41,13 @@ def tune_script_run(
         state = load_state(directory)
         if state.run is None:
             raise UsageError(f"run {directory.name} has not trained: there is nothing to tune")
+        if not outside:
+            check_contained(state.run.config)
         place = Place.of(detect(use_torch=False))
         changes = changes_for(state.run, diagnose(state.snapshot()), place.cores, bool(place.bf16))
         say(f"{counted(len(changes), 'change')} to measure: {', '.join(' '.join(sets) for sets in changes)}")
         lines = Lines(say)
-        found = tune_script(directory, state.run, changes, budget_s, lines.look, stop)
+        found = tune_script(directory, state.run, changes, budget_s, lines.look, stop, outside)
     show(_document(found) if as_json else _describe(found))
     return stop.exit_status or (0 if any(row.trial is not None for row in found.rows) else EXIT_FAILED)
 

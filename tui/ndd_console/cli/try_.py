@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,15 +16,49 @@ from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import runs_root
+from ndd_engine.script.starting import ARGUMENT, VARIABLE
 from ndd_engine.text import MISSING, duration, number, printable, size
 from ndd_engine.trial.request import Progress, TrialRequest
 
 from .completion import run_names
 from .measuring import stoppable
-from .options import budget_option, command, flag, json_option, pause_option, set_option, workload_option
+from .options import (
+    budget_option,
+    command,
+    flag,
+    json_option,
+    pause_option,
+    set_option,
+    workload_option,
+    yes_option,
+)
 from .printing import ProgressLines, measurement, say, show, table
 
 _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
+
+
+def script_options(function: Any) -> Any:
+    """Options for the run of an observed script."""
+    for option in (
+        yes_option,
+        flag("--apply", help="Write the edit that makes a faster change to the script, after a question."),
+        click.option(
+            "--env",
+            "variables",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="Try another environment variable for the script; repeatable.",
+        ),
+        click.option(
+            "--arg",
+            "arguments",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="Try another argument of the script's command, e.g. batch-size=128; repeatable.",
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 @command(
@@ -33,6 +66,8 @@ _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
     "try --set loader.workers=4",
     "try chartext-001 --set precision.amp=bf16 --budget 120",
     "try run.toml --set batch.micro=64 --set batch.accumulation=2",
+    "try train-001 --set loader.workers=4 --apply",
+    "try train-001 --arg batch-size=128",
     stops=True,
     name="try",
 )
@@ -48,7 +83,7 @@ _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
     help="Measure in pairs of processes, even if one process could switch between both sides.",
 )
 @click.option("--cause", metavar="CAUSE", help="Finding that suggested the change, stored with the result.")
-@flag("--apply", help="Of an observed script: write the edit that makes a faster change, after a question.")
+@script_options
 @json_option
 @click.pass_context
 def try_(
@@ -60,7 +95,10 @@ def try_(
     pause: bool,
     restarts: bool,
     cause: str | None,
+    arguments: tuple[str, ...],
+    variables: tuple[str, ...],
     apply: bool,
+    outside: bool,
     as_json: bool,
 ) -> int:
     """Measure a change (--set) against a baseline in a paired A/B trial.
@@ -71,12 +109,16 @@ def try_(
     several times. Prints the speedup with its 95 % CI,
     peak memory, whether the losses agree, and the verdict: faster, slower, no difference or inconclusive.
 
+    Of a RUN of your own script (ndd-console run), the change is made from outside, in scratch copies of its folder, and
+    the edit that makes it is shown as a diff.
+
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.
     """
     root = runs_root(ctx.obj["runs"])
     base = baseline_of(what, workload, root)
-    request = TrialRequest(base, sets, budget, cause, restarts)
+    starts = (*(f"{ARGUMENT}{item}" for item in arguments), *(f"{VARIABLE}{item}" for item in variables))
+    request = TrialRequest(base, (*sets, *starts), budget, cause, restarts, outside)
     from ndd_engine.trial.drafts import check
     from ndd_engine.trial.pausing import held, to_pause
     from ndd_engine.trial.store import record_trial
@@ -88,6 +130,8 @@ def try_(
         raise UsageError(
             "--apply edits the file of an observed script; a configuration is written with tune -o FILE"
         )
+    if starts or outside:
+        raise UsageError("--arg, --env and --yes are for the run of an observed script (ndd-console run)")
     check(request)  # report mistakes before anything is paused
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop, held(to_pause(request.base, root, pause), progress.say, stop):
@@ -114,7 +158,7 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
     run = load_state(request.base.run).run
     if run is None:
         raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")
-    changed = check_script(request, run.config)
+    check_script(request, run.config)
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop:
         event = run_script_trial(request, run.config, run.device, progress.look, stop)
@@ -128,19 +172,15 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
     else:
         show(describe(event))
         if event.verdict == "faster":
-            _edit(run, changed, apply)
+            _edit(run, request, apply)
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
 
 
-def _edit(run: RunEvent, changed: dict[str, tuple[Any, Any]], apply: bool) -> None:
+def _edit(run: RunEvent, request: TrialRequest, apply: bool) -> None:
     """Show the edit that makes the change in the script; write it after a question."""
-    from ndd_engine.script.edits import edit_of
+    from ndd_engine.script.trial import edit_for
 
-    script = run.config.get("script") or {}
-    main = script.get("main")
-    edit = edit_of(
-        run.config, {key: new for key, (_, new) in changed.items()}, run.device, Path(main) if main else None
-    )
+    edit = edit_for(request, run)
     show(["", "to make this change in your script:", *edit.diff, *(f"  {text}" for text in edit.advice)])
     if edit.path is None:
         return

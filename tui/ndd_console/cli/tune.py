@@ -31,6 +31,7 @@ from .options import (
     pause_option,
     set_option,
     workload_option,
+    yes_option,
 )
 from .printing import ProgressLines, measurement, say, show, table
 
@@ -65,6 +66,7 @@ _HEADINGS = ("setting", "vs. best so far", "vs. baseline", "peak memory", "losse
     help=f"Try only this setting or group; repeatable. Names: {', '.join(ONLY)}.",
 )
 @pause_option
+@yes_option
 @output_option("Write the resulting TOML to this file.")
 @json_option
 @click.pass_context
@@ -77,6 +79,7 @@ def tune(
     budget: float,
     only: tuple[str, ...],
     pause: bool,
+    outside: bool,
     output: Path | None,
     as_json: bool,
 ) -> int:
@@ -101,7 +104,9 @@ def tune(
             raise UsageError("a script is tuned without CONFIG, --workload, --set, --only and -o")
         from .script_tuning import tune_script_run
 
-        return tune_script_run(root, words, script, budget, as_json)
+        return tune_script_run(root, words, script, budget, outside, as_json)
+    if outside:
+        raise UsageError("--yes is for a training script")
     config = Path(words[0]) if words else None
     base = _base(root, config, workload, sets, run)
     # Reported before the screen opens and before a live run is paused.

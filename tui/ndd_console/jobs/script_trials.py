@@ -57,14 +57,9 @@ class ScriptTrials(RunTrials):
 
     def write(self, trial: TrialEvent) -> Path:
         """Write the edit of the script as a patch."""
-        from ndd_engine.script.edits import edit_of
-        from ndd_engine.script.trial import check_script
+        from ndd_engine.script.trial import edit_for
 
-        run = self._run_event
-        changed = check_script(TrialRequest(self._of, tuple(trial.sets)), run.config)
-        script = run.config.get("script") or {}
-        main = Path(script["main"]) if script.get("main") else None
-        edit = edit_of(run.config, {key: new for key, (_, new) in changed.items()}, run.device, main)
+        edit = edit_for(TrialRequest(self._of, tuple(trial.sets)), self._run_event)
         if not edit.diff:
             raise UsageError(f"this change is not an edit of one place: {'; '.join(edit.advice)}")
         return save_new(f"{self._run.name}-change", "\n".join(edit.diff) + "\n", suffix=".diff")

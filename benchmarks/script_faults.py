@@ -1,0 +1,138 @@
+"""Plants faults into a script that knows nothing of the console: are they named first, and does the proposed fix gain?
+
+Each case is `ndd-console run --headless -- python …`, its report, and a trial of the first proposed setting if
+its ceiling is over 1.1x. Innocent scripts must not be accused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .common import Options, Table, say
+
+TITLE = "script_faults: faults in scripts that are only observed"
+COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "")
+FOLDER = Path(__file__).with_name("scripts")
+# Seconds of training of a case, and of a trial.
+SECONDS, TRIAL_S = 14.0, 20.0
+# Causes that accuse an innocent script if their ceiling is higher than this.
+ACCUSED = 1.10
+# Without a setting that could remove them; their advice is in words.
+WORDS = frozenset({"slow-function", "user-code", "checkpoint", "evaluation", "anomaly"})
+INNOCENTS = (
+    "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """causes: the right ones. function: that a finding must name, "" if there is none. levels: low and high."""
+
+    name: str
+    causes: tuple[str, ...]
+    levels: tuple[float, float]
+    function: str = ""
+
+
+FAULTS = (
+    Fault("slow-item", ("data-wait",), (2, 10), "work, called by __getitem__"),
+    Fault("slow-storage", ("data-wait",), (2, 10), "__getitem__"),
+    Fault("slow-collate", ("data-wait",), (2, 10), "work, called by collate"),
+    Fault("slow-batch", ("data-wait", "slow-function"), (2, 10), "work, called by get_batch"),
+    Fault("slow-generator", ("slow-function",), (2, 10), "work, called by tokenize"),
+    Fault("slow-function", ("slow-function",), (2, 10), "work, called by schedule"),
+    Fault("log-norms", ("user-code", "slow-function"), (2, 10), "log_norms"),
+    Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
+    Fault("optimizer-loop", ("optimizer",), (2, 8)),
+    Fault("checkpoint", ("checkpoint",), (2, 10)),
+    Fault("evaluate", ("evaluation",), (2, 10)),
+    Fault("threads", ("oversubscribed",), (4, 16)),
+    Fault("garbage", ("gc",), (2, 20)),
+    Fault("anomaly", ("anomaly",), (1, 1)),
+)
+
+
+def measure(options: Options) -> list[Table]:
+    """All cases; with --quick without trials."""
+    planted, innocent = Table(TITLE, COLUMNS), Table("innocent scripts", COLUMNS)
+    right = done = gained = tried = 0
+    for fault in FAULTS:
+        for level in dict.fromkeys(fault.levels):
+            row, is_right, gain = _planted(fault, level, trial=not options.quick)
+            planted.add(*row)
+            done, right = done + 1, right + is_right
+            if gain is not None:
+                tried, gained = tried + 1, gained + gain
+    planted.note(f"named first: {right} of {done}; the proposed setting gains: {gained} of {tried}")
+    accused = 0
+    for kind in INNOCENTS:
+        say(f"script_faults: innocent {kind}")
+        with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
+            found = observe(Path(folder), "innocent.py", kind)[0]
+        wrong = (found["ceiling"] or 1.0) >= ACCUSED
+        accused += wrong
+        innocent.add(kind, found["cause"], _times(found["ceiling"]), "", "", "ACCUSED" if wrong else "")
+    innocent.note(f"accused: {accused} of {len(INNOCENTS)}")
+    return [planted, innocent]
+
+
+def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], bool, bool | None]:
+    """(row, whether it was named, whether its fix gains; None if there was no trial)."""
+    name = f"{fault.name} {level:g}"
+    say(f"script_faults: {name}")
+    with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
+        folder = Path(text)
+        found = observe(folder, "planted.py", fault.name, f"{level:g}")[0]
+        where = found["title"] + "".join(change["where"] or "" for change in found["changes"])
+        placed = not fault.function or fault.function in where
+        right = found["cause"] in fault.causes and placed
+        sets = next((change["sets"] for change in found["changes"] if change["sets"]), [])
+        costs = (found["ceiling"] or ACCUSED) >= ACCUSED
+        gain, shown = None, ""
+        if trial and right and sets and costs and found["cause"] not in WORDS:
+            event = attempt(folder, sets)
+            gain, shown = event["verdict"] == "faster", f"{' '.join(sets)}: {event['text'].partition(',')[0]}"
+    place = fault.function if placed else "not named"
+    return (
+        (name, found["cause"], _times(found["ceiling"]), place, shown, "" if right else "WRONG"),
+        right,
+        gain,
+    )
+
+
+def observe(folder: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
+    """The findings of an observed run of a script."""
+    words = [sys.executable, str(FOLDER / script), *arguments]
+    _console(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{SECONDS:g}")
+    found: list[dict[str, Any]] = json.loads(_console(folder, "report", "it", "--json"))["findings"]
+    return found
+
+
+def attempt(folder: Path, sets: list[str]) -> dict[str, Any]:
+    """The outcome of a trial of the run."""
+    words = [word for item in sets for word in ("--set", item)]
+    found: dict[str, Any] = json.loads(
+        _console(folder, "try", "it", *words, "--budget", f"{TRIAL_S:g}", "--json")
+    )
+    return found
+
+
+def _console(folder: Path, *words: str, **more: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ndd_console", *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=300, check=False, env={**os.environ, **more},
+    )  # fmt: skip
+    if done.returncode and words[0] != "try":
+        raise RuntimeError(f"{' '.join(words)}: status {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"

@@ -1,0 +1,100 @@
+"""Ordinary training scripts without a fault: `python innocent.py KIND`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+KIND, SECONDS = sys.argv[1], float(os.environ.get("SCRIPT_S", "1e9"))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(128, 4, 256, batch_first=True)
+        self.body, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(128, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(x)).mean(1)
+        return found
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(64, 128, batch_first=True), nn.Linear(128, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(x)[0][:, -1])
+        return found
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 1),
+    )  # fmt: skip
+
+
+# Kind -> (model, shape of an item, batch).
+KINDS = {
+    "dense": (dense, (64,), 256),
+    "convolutions": (convolutions, (3, 32, 32), 16),
+    "transformer": (Transformer, (32, 128), 8),
+    "recurrent": (Recurrent, (20, 64), 16),
+    "accumulates": (dense, (64,), 128),
+    "worker": (convolutions, (3, 32, 32), 16),
+    "generator": (convolutions, (3, 32, 32), 16),
+    "evaluates": (convolutions, (3, 32, 32), 16),
+}
+
+
+def endless(x: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches by slices, without a DataLoader."""
+    while True:
+        for place in range(0, len(x), batch):
+            yield x[place : place + batch], torch.zeros(len(x[place : place + batch]), 1)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    make, shape, batch = KINDS[KIND]
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    x = torch.randn(2048, *shape)
+    data = TensorDataset(x, torch.zeros(len(x), 1))
+    begin, step, micro = time.perf_counter(), 0, 4 if KIND == "accumulates" else 1
+    while True:
+        workers = 1 if KIND == "worker" else 0
+        batches = endless(x, batch) if KIND == "generator" else DataLoader(
+            data, batch, shuffle=True, num_workers=workers, persistent_workers=bool(workers)
+        )  # fmt: skip
+        for items, target in batches:
+            loss = nn.functional.mse_loss(model(items), target)
+            (loss / micro).backward()
+            step += 1
+            if step % micro == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            if time.perf_counter() - begin > SECONDS:
+                return
+        if KIND == "evaluates":
+            model.eval()
+            with torch.no_grad():
+                model(x[:64])
+            model.train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""An ordinary training script with one planted fault: `python planted.py FAULT MILLISECONDS`.
+
+It knows nothing of the console. MILLISECONDS: roughly what the fault adds to a step; 0 plants nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+FAULT, MS = sys.argv[1], float(sys.argv[2])
+SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
+BATCH, WIDTH = 128, 320
+
+
+def planted(name: str) -> bool:
+    return name == FAULT and MS > 0
+
+
+def work(milliseconds: float) -> float:
+    """Pure Python that never releases the interpreter lock for long."""
+    end, total = time.perf_counter() + milliseconds / 1e3, 0.0
+    while time.perf_counter() < end:
+        for value in range(50):
+            total += value * 0.5
+    return total
+
+
+class Items(Dataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.x, self.y = torch.randn(4096, 64), torch.randn(4096, 1)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if planted("slow-item"):
+            work(MS / BATCH)
+        if planted("slow-storage"):
+            time.sleep(MS / BATCH / 1e3)
+        return self.x[index], self.y[index]
+
+
+def collate(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if planted("slow-collate"):
+        work(MS)
+    return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
+
+def get_batch(data: Items) -> tuple[Tensor, Tensor]:
+    if planted("slow-batch"):
+        work(MS)
+    index = torch.randint(len(data), (BATCH,))
+    return data.x[index], data.y[index]
+
+
+def generate(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
+    while True:
+        index = torch.randint(len(data), (BATCH,))
+        if planted("slow-generator"):
+            tokenize(MS)
+        yield data.x[index], data.y[index]
+
+
+def tokenize(milliseconds: float) -> None:
+    work(milliseconds)
+
+
+def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
+    workers = 8 if planted("many-workers") else 0
+    while True:
+        yield from DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
+
+
+def schedule(step: int) -> float:
+    if planted("slow-function"):
+        work(MS)
+    return min(step / 100, 1.0)
+
+
+def log_norms(model: nn.Module) -> list[float]:
+    """Statistics of every parameter, read one by one."""
+    found: list[float] = []
+    end = time.perf_counter() + MS / 1e3
+    while time.perf_counter() < end:
+        found += [float(p.grad.norm().item()) for p in model.parameters() if p.grad is not None]
+    return found
+
+
+def evaluate(model: nn.Module, data: Items) -> None:
+    model.eval()
+    end = time.perf_counter() + 5 * MS / 1e3
+    with torch.no_grad():
+        while time.perf_counter() < end:
+            model(data.x[:256])
+    model.train()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(int(MS) if planted("threads") else 1)
+    torch.autograd.set_detect_anomaly(planted("anomaly"))
+    data = Items()
+    width = 64 if planted("anomaly") else WIDTH
+    depth = 24 if planted("anomaly") else 2
+    layers: list[nn.Module] = [nn.Linear(64, width), nn.ReLU()]
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(width, 1))
+    extra = nn.ParameterList(torch.zeros(8) for _ in range(int(MS * 40) if planted("optimizer-loop") else 0))
+    parameters = [*model.parameters(), *extra]
+    if planted("optimizer-loop"):
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
+    else:
+        optimizer = torch.optim.SGD(parameters, lr=1e-2, fused=True)
+    batches = generate(data) if FAULT == "slow-generator" else loader(data)
+    held = int(MS * 10_000) if planted("garbage") else 0
+    parts = deque([[] for _ in range(2000)] for _ in range(held // 2000))  # type: ignore[var-annotated]
+    begin = time.perf_counter()
+    step = 0
+    while time.perf_counter() - begin < SECONDS:
+        x, y = get_batch(data) if FAULT == "slow-batch" else next(batches)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        if extra:
+            loss = loss + sum(p.sum() for p in extra) * 0.0
+        loss.backward()
+        optimizer.step()
+        schedule(step)
+        if planted("log-norms"):
+            log_norms(model)
+        if planted("checkpoint"):
+            end = time.perf_counter() + MS / 1e3
+            while time.perf_counter() < end:
+                torch.save(model.state_dict(), io.BytesIO())
+        if planted("evaluate") and step % 5 == 4:
+            evaluate(model, data)
+        if held:
+            parts.append([[] for _ in range(2000)])
+            parts.popleft()
+            if step % 3 == 0:
+                gc.collect()
+        step += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Caches what a dataset's `__getitem__` returns, in a trial: what a script could do before training.
+
+Only items that are the same whenever they are read can be cached. A few are read twice before training and again when
+the trial asks whether the cache is in effect.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from typing import Any
+
+from .changes import AtStart
+
+# Items that are read twice, and seconds that reading all of them once may take.
+CHECKED, MOST_S = 16, 30.0
+
+
+class Cache(AtStart):
+    """All items of a map-style dataset, read once in the process that trains."""
+
+    def __init__(self, value: Any, observer: Any) -> None:
+        super().__init__(value, observer)
+        # id of a dataset -> (the dataset, its items); the dataset keeps its id taken.
+        self._kept: dict[int, tuple[Any, list[Any]]] = {}
+        self._refused = ""
+
+    def switch(self, on: bool) -> None:
+        from torch.utils.data._utils import fetch
+
+        kind: Any = fetch._MapDatasetFetcher
+        original = kind.fetch
+        change = self
+
+        def fetched(fetcher: Any, index: Any) -> Any:
+            items = change._items(fetcher.dataset) if fetcher.auto_collation else None
+            if items is None:
+                return original(fetcher, index)
+            return fetcher.collate_fn([items[place] for place in index])
+
+        kind.fetch = fetched
+
+    def applied(self) -> tuple[str, bool | None, str]:
+        if not self._refused and self._kept:
+            for dataset, items in self._kept.values():
+                self._check(dataset, items)
+        if self._refused or not self._kept:
+            return "false", False, self._refused or "the script reads no map-style dataset in batches"
+        return "true", True, f"{sum(len(items) for _, items in self._kept.values())} items are cached"
+
+    def _items(self, dataset: Any) -> list[Any] | None:
+        """The items of a dataset; None if they are not cached."""
+        if self._refused:
+            return None
+        known = self._kept.get(id(dataset))
+        if known is None:
+            if not self.torch.is_grad_enabled():
+                return None  # of an evaluation
+            known = dataset, self._read(dataset)
+            if self._refused:
+                return None
+            self._kept[id(dataset)] = known
+        return known[1]
+
+    def _read(self, dataset: Any) -> list[Any]:
+        """All items, unless they differ when they are read twice or take too long."""
+        count = len(dataset)
+        state = _random_state(self.torch)
+        t = time.perf_counter()
+        first = [dataset[place] for place in range(min(CHECKED, count))]
+        each_s = (time.perf_counter() - t) / max(len(first), 1)
+        if each_s * count > MOST_S:
+            self._refused = (
+                f"reading all {count} items once would take {each_s * count:.0f} s (at most {MOST_S:.0f})"
+            )
+        self._check(dataset, first)
+        items = [] if self._refused else [*first, *(dataset[place] for place in range(len(first), count))]
+        _set_random_state(self.torch, state)
+        return items
+
+    def _check(self, dataset: Any, items: list[Any]) -> None:
+        """Whether items are still what the dataset returns."""
+        for place in range(min(CHECKED, len(items))):
+            if not _same(self.torch, items[place], dataset[place]):
+                self._refused = f"item {place} differs when it is read again"
+                return
+
+
+def _same(torch: Any, a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(torch, a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(_same(torch, x, y) for x, y in zip(a, b))
+    if hasattr(a, "tobytes") and hasattr(b, "tobytes"):
+        return bool(a.tobytes() == b.tobytes())
+    return bool(a == b)
+
+
+def _random_state(torch: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy is not None else None
+
+
+def _set_random_state(torch: Any, state: Any) -> None:
+    random.setstate(state[0])
+    torch.set_rng_state(state[1])
+    if state[2] is not None:
+        sys.modules["numpy"].random.set_state(state[2])

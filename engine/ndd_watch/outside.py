@@ -1,0 +1,90 @@
+"""What the script does outside its working directory: files that it writes and hosts that it talks to.
+
+A trial runs in a copy of that directory; what happens elsewhere is real. Python reports what it opens to an audit hook,
+torch.save to our own. Writes in C or Rust without Python are not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from typing import Any, Callable
+
+# Places or hosts that are remembered.
+MOST = 20
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Event -> places of the paths among its arguments at which it changes something.
+_CHANGES = {
+    "os.mkdir": (0,), "os.remove": (0,), "os.rmdir": (0,), "os.truncate": (0,), "shutil.rmtree": (0,),
+    "os.rename": (0, 1), "os.symlink": (1,), "os.link": (1,),
+}  # fmt: skip
+_LOCAL = ("127.", "::1", "localhost", "0.0.0.0")
+
+
+class Outside:
+    """places, hosts: what was seen.
+
+    In a trial, refuse is called with the path of a write before it happens; original: the folder whose copy this is.
+    """
+
+    def __init__(self, refuse: Callable[[str], None] | None = None, original: str | None = None) -> None:
+        self.places: dict[str, bool] = {}
+        self.hosts: dict[str, bool] = {}
+        # Lines of these were recorded already.
+        self.told = 0
+        self._refuse = refuse
+        self._original = os.path.join(os.path.realpath(original), "") if original else None
+        home = os.path.expanduser("~")
+        caches = [os.environ.get(name) for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "NDD_WATCH")]
+        compilers = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+        inside = [
+            os.getcwd(), tempfile.gettempdir(), "/dev", "/proc", "/sys", os.path.join(home, ".cache"),
+            os.path.join(home, ".triton"), os.path.join(home, ".config", "matplotlib"), sys.prefix, sys.base_prefix,
+            *caches, *compilers,
+        ]  # fmt: skip
+        self._inside = tuple(os.path.join(os.path.realpath(place), "") for place in inside if place)
+
+    def listen(self) -> None:
+        """Begin; Python cannot remove an audit hook."""
+        sys.addaudithook(self._heard)
+
+    @property
+    def seen(self) -> int:
+        """How many places and hosts."""
+        return len(self.places) + len(self.hosts)
+
+    def writes(self, path: Any) -> None:
+        """The script is about to change a file."""
+        with contextlib.suppress(TypeError, ValueError, OSError):
+            self._writes(os.fsdecode(os.fspath(path)))
+
+    def _writes(self, path: str) -> None:
+        # Through links: a large file of the scratch copy is one.
+        real = os.path.realpath(path)
+        place = os.path.join(real, "")
+        if not place.startswith(self._inside) or (self._original and place.startswith(self._original)):
+            if len(self.places) < MOST:
+                self.places[real] = True
+            if self._refuse is not None:
+                self._refuse(real)
+
+    def _heard(self, event: str, given: tuple[Any, ...]) -> None:
+        try:
+            if event == "open":
+                path, _, flags = given
+                if not isinstance(path, int) and (flags or 0) & _WRITES:
+                    self.writes(path)
+            elif event in _CHANGES:
+                for place in _CHANGES[event]:
+                    self.writes(given[place])
+            elif event == "socket.connect":
+                self._connects(given[1])
+        except Exception:  # noqa: BLE001  an error here would reach the script
+            return
+
+    def _connects(self, address: Any) -> None:
+        remote = isinstance(address, tuple) and address and not str(address[0]).startswith(_LOCAL)
+        if remote and len(self.hosts) < MOST:
+            self.hosts[f"{address[0]}:{address[1]}"] = True

@@ -1,0 +1,116 @@
+"""A process of a trial reports for each change whether it is in effect, and never writes where it may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndd_watch import FOLDER, SITE
+
+IMAGES = """
+import random
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        noise = random.random() if "random" in sys.argv else 0.0
+        return torch.full((3, 8, 8), index + noise), torch.ones(1)
+
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+# Made once, before the first step.
+loader = DataLoader(Images(), batch_size=8, num_workers=0)
+while True:
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        if "writes" in sys.argv:
+            open(sys.argv[-1], "w").write("x")
+"""
+
+
+def ready(
+    folder: Path, *words: str, outside: bool = False, **changes: Any
+) -> tuple[dict[str, Any] | None, str]:
+    """(what a process of a trial says when it is ready, None if it ended before that; its errors)."""
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{short}/s")
+        server.listen(1)
+        server.settimeout(60)
+        sides = [{key.replace("__", "."): value for key, value in changes.items()}]
+        spec = {
+            "socket": f"{short}/s",
+            "sides": sides,
+            "original": str(folder / "original"),
+            "outside": outside,
+        }
+        environment = {
+            **os.environ,
+            FOLDER: f"{short}/ranks",
+            "PYTHONPATH": str(SITE),
+            "NDD_WATCH_TRY": json.dumps(spec),
+        }
+        with subprocess.Popen(
+            [sys.executable, "-c", IMAGES, *words], env=environment, cwd=short, stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            assert process.stderr is not None
+            connection, _ = server.accept()
+            with connection, connection.makefile() as lines:
+                line = lines.readline()
+            errors = process.stderr.read()
+    return (json.loads(line)["ready"]["sides"][0] if line else None), errors
+
+
+def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_path: Path) -> None:
+    changes = {
+        "loader__cache": True,
+        "loader__prefetch": 3,
+        "loader__workers": 1,
+        "speed__channels_last": True,
+    }
+    side, errors = ready(tmp_path, **changes)
+    assert side is not None, errors
+    settings = side["settings"]
+    assert settings["loader.workers"][2] and settings["speed.channels_last"][2]
+    assert settings["loader.prefetch"][1:3] == ["3", True]
+    # Workers read the items themselves.
+    assert settings["loader.cache"][1:3] == ["false", False]
+
+
+def test_items_are_cached(tmp_path: Path) -> None:
+    side, errors = ready(tmp_path, loader__cache=True)
+    assert side is not None, errors
+    assert side["settings"]["loader.cache"] == ["True", "true", True, "64 items are cached"]
+
+
+def test_items_that_differ_are_not_cached(tmp_path: Path) -> None:
+    side, errors = ready(tmp_path, "random", loader__cache=True)
+    assert side is not None, errors
+    assert side["settings"]["loader.cache"][1:] == ["false", False, "item 0 differs when it is read again"]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed: bool) -> None:
+    original = tmp_path / "original"
+    original.mkdir()
+    side, errors = ready(tmp_path, "writes", str(original / "weights.txt"), outside=allowed)
+    assert (side is not None) == allowed == (original / "weights.txt").exists()
+    if not allowed:
+        assert f"the script writes to {original / 'weights.txt'}, outside its folder" in errors
