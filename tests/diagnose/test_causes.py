@@ -10,7 +10,8 @@ from planted_runs import Planted, alone, cores, data, healthy, work
 from ndd_engine.diagnose import CAUSES
 
 # Findings about settings and about the run as a whole; they have tests of their own.
-ELSEWHERE = {"too-short", "healthy", "no-effect"}
+# Of scripts: see test_script.py.
+ELSEWHERE = {"too-short", "healthy", "no-effect", "slow-function", "anomaly"}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,10 @@ def test_the_best_of_each_key_are_measured_together(
         {("loader.workers=1",): 1.5, ("loader.workers=2",): 2.0, ("run.threads=1",): 1.1, both: whole}
     )
     changes = changes_for(run, (), 2, False)
-    found = tune_script(
-        RunDir(tmp_path / "r"), run, changes, 9.0, lambda *_: None, threading.Event(), measure
-    )
+    directory = RunDir(tmp_path / "r")
+    directory.path.mkdir()
+    directory.command.write_text(json.dumps(run.config["script"]))
+    found = tune_script(directory, run, changes, 9.0, lambda *_: None, threading.Event(), measure=measure)
     assert measure.asked[-1] == both and len(measure.asked) == len(changes) + 1
     assert found.kept == kept and found.whole is not None and found.whole.ratio == max(whole, 2.0)
     assert found.edit is not None and "num_workers=2" in found.edit.after

@@ -112,10 +112,10 @@ class FunctionsEvent(Event):
     """The functions of the user's own code in one step under Python's profiler, which sees every call.
 
     step: optimizer steps done. wall_ns: of the profiled step, which is slower than the others and is part of no
-    statistics. functions: [file, line, name, calls, ns, own_ns, caller] each, the longest first. ns: with everything that
-    the function calls; own_ns: without other functions of the user's own code; caller: the one of them that calls it, or
-    "". waits: [file, line, name, method, calls, ns] of tensor methods that wait for the device, such as item, by the
-    function that calls them.
+    statistics. functions: [file, line, name, calls, ns, own_ns, caller] each, the longest first. ns: with everything
+    that the function calls; own_ns: without other functions of the user's own code; caller: the one of them that calls
+    it, or "". waits: [file, line, name, method, calls, ns] of tensor methods that wait for the device, such as item, by
+    the function that calls them.
     """
 
     type: ClassVar[str] = "functions"

@@ -1,0 +1,102 @@
+"""Findings of scripts that are only observed: nothing was measured before training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from planted_runs import HEALTHY, Planted, cores
+
+from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.record.events import FunctionsEvent, StacksEvent
+
+MS = 1_000_000
+
+
+def script(
+    functions: FunctionsEvent | None = None, config: dict[str, Any] | None = None, **more: Any
+) -> Planted:
+    found = {
+        "script": {"command": ["python", "train.py"]},
+        "batch": {"accumulation": 1, "micro": 8},
+        **(config or {}),
+    }
+    after = {9: [functions]} if functions is not None else {}
+    return Planted(run={"config": found, **more.pop("run", {})}, after=after, **more)
+
+
+def verdict(run: Planted) -> Finding:
+    return diagnose(run.snapshot())[0]
+
+
+def profiled(
+    own_ms: float, name: str = "tokenize", caller: str = "collate", step_ms: float = 25.0
+) -> FunctionsEvent:
+    row = ["/home/me/train.py", 12, name, 3, round(own_ms * MS), round(own_ms * MS), caller]
+    return FunctionsEvent(9, round(step_ms * MS), [row])
+
+
+def test_a_slow_function_is_named_with_its_line_its_caller_and_its_share() -> None:
+    phases = {**HEALTHY, "other": 5.0}
+    found = verdict(script(profiled(5.0), phases=phases))
+    assert found.cause == "slow-function"
+    assert found.title == "train.py:12 in tokenize, called by collate, takes 20 % of each step"
+    assert found.ceiling == pytest.approx(1.25, abs=0.01)
+
+
+def test_a_step_that_the_profiler_made_much_slower_is_scaled() -> None:
+    phases = {**HEALTHY, "other": 5.0}
+    found = verdict(script(profiled(10.0, step_ms=50.0), phases=phases))
+    assert found.cause == "slow-function" and found.share == pytest.approx(0.2, abs=0.01)
+
+
+def test_waiting_for_data_names_the_function_once() -> None:
+    phases = {**HEALTHY, "data_wait": 10.0}
+    config = {"loader": {"workers": 0}}
+    found = diagnose(script(profiled(9.0), config, phases=phases).snapshot())
+    assert [item.cause for item in found] == ["data-wait"]
+    assert any(
+        "train.py:12 in tokenize, called by collate" in (change.where or "") for change in found[0].changes
+    )
+
+
+def test_time_outside_the_model_that_no_function_takes_is_named_by_stack_samples() -> None:
+    phases = {**HEALTHY, "other": 8.0}
+    stacks = StacksEvent(9, 40, [["other", "/home/me/train.py", 30, "log_norms", 30, 1]])
+    found = verdict(script(profiled(0.5), phases=phases, stacks=stacks))
+    assert found.cause == "user-code" and "code outside the model" in found.title
+    assert found.changes[0].where == "train.py:30 in log_norms"
+
+
+def test_anomaly_detection_is_told() -> None:
+    found = verdict(script(config={"script": {"anomaly": True}}))
+    assert (
+        found.cause == "anomaly" and found.ceiling is None and "set_detect_anomaly" in found.changes[0].text
+    )
+
+
+def test_more_threads_than_cores_are_told_with_a_setting_to_try() -> None:
+    found = verdict(script(run={"threads": 8}))
+    assert found.cause == "oversubscribed" and found.sets == ("run.threads=2",) and found.ceiling is None
+
+
+@pytest.mark.parametrize(("used", "cause"), [(1.9, "many-workers"), (0.4, "data-wait")])
+def test_workers_beyond_the_cores_are_too_many_unless_they_wait(used: float, cause: str) -> None:
+    phases = {**HEALTHY, "data_wait": 10.0}
+    config = {"loader": {"workers": 8}}
+    found = verdict(script(config=config, phases=phases, host=cores(used, used), run={"threads": 1}))
+    assert found.cause == cause, found
+
+
+def test_calls_that_wait_for_a_gpu_are_named() -> None:
+    wait = ["/home/me/train.py", 40, "main", "item", 3, 8 * MS]
+    functions = FunctionsEvent(9, 20 * MS, [], [wait])
+    device = {name: value for name, value in HEALTHY.items() if name in ("forward", "loss", "backward")}
+    found = [item for item in diagnose(script(functions, device=device).snapshot()) if item.cause == "sync"]
+    assert found and found[0].title == "train.py:40 in main waits for the GPU in every step"
+    assert any(".item() is called 3 times" in item.text for item in found[0].evidence)
+
+
+def test_a_script_without_a_fault_is_healthy() -> None:
+    found = diagnose(script(profiled(0.4)).snapshot())
+    assert [item.cause for item in found] == ["healthy"]
