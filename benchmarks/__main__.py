@@ -30,6 +30,7 @@ NAMES = (
     "switching",
     "observe",
     "script_faults",
+    "script_null",
 )
 RESULTS = Path(__file__).parent / "results"
 
@@ -52,7 +53,7 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--real", type=int, default=0, metavar="N",
-        help="intervals: also N real A/A trials over the five workloads, about a minute each",
+        help="intervals: also N real A/A trials over the five workloads, about a minute each; script_null: N trials",
     )  # fmt: skip
     parser.add_argument(
         "--keep",

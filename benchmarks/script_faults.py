@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], 
         costs = (found["ceiling"] or ACCUSED) >= ACCUSED
         gain, shown = None, ""
         if trial and right and sets and costs and found["cause"] not in WORDS:
-            event = attempt(folder, sets)
+            event = attempt(folder, [word for item in sets for word in ("--set", item)])
             gain, shown = event["verdict"] == "faster", f"{' '.join(sets)}: {event['text'].partition(',')[0]}"
     place = fault.function if placed else "not named"
     return (
@@ -107,20 +108,18 @@ def _planted(fault: Fault, level: float, trial: bool) -> tuple[tuple[str, ...], 
     )
 
 
-def observe(folder: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
+def observe(folder: Path, script: str, *arguments: str, seconds: float = SECONDS) -> list[dict[str, Any]]:
     """The findings of an observed run of a script."""
     words = [sys.executable, str(FOLDER / script), *arguments]
-    _console(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{SECONDS:g}")
+    _console(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(_console(folder, "report", "it", "--json"))["findings"]
     return found
 
 
-def attempt(folder: Path, sets: list[str]) -> dict[str, Any]:
-    """The outcome of a trial of the run."""
-    words = [word for item in sets for word in ("--set", item)]
-    found: dict[str, Any] = json.loads(
-        _console(folder, "try", "it", *words, "--budget", f"{TRIAL_S:g}", "--json")
-    )
+def attempt(folder: Path, change: Sequence[str], budget_s: float = TRIAL_S) -> dict[str, Any]:
+    """The outcome of a trial of the run. change: options of `try`."""
+    words = ("try", "it", *change, "--budget", f"{budget_s:g}", "--json")
+    found: dict[str, Any] = json.loads(_console(folder, *words))
     return found
 
 
