@@ -24,8 +24,8 @@ class Due:
 
     def at(self, section: Periodic, step: int, passes: int = 0) -> bool:
         """Whether the section asks for something after this step, or after so many passes."""
-        if passes:
-            return section.every_epochs > 0 and passes % section.every_epochs == 0
+        if passes and section.every_epochs and passes % section.every_epochs == 0:
+            return True
         return any(step % every == 0 for every in self._periods(section))
 
     def _periods(self, section: Periodic) -> list[int]:
