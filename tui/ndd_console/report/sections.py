@@ -82,7 +82,9 @@ def _summary(report: Report) -> Text:
     if not snapshot.final:
         reason = f"the run is live ({snapshot.stage})" if snapshot.stage else "the run is live"
     elif not snapshot.step:
-        end = f"{snapshot.status} before the first step, after {duration(report.data.preparation_s)} of preparation"
+        end = f"{snapshot.status} before the first step"
+        if report.data.preparation_s:
+            end += f", after {duration(report.data.preparation_s)} of preparation"
     text = f"{end[:1].upper()}{end[1:]}" + (f": {reason}." if reason else ".")
     return Text(text, "bad" if snapshot.status in ("failed", "lost") else "")
 
