@@ -74,7 +74,9 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def plural(word: str) -> str:
-    """The plural of a unit: "windows", "batches", "entries", "series"."""
+    """The plural of a unit: "windows", "batches", "epochs", "entries", "series"."""
+    if word.endswith("epoch"):
+        return f"{word}s"
     if word.endswith(("ch", "sh", "x", "z", "ss")):
         return f"{word}es"
     if word.endswith("s"):

@@ -74,6 +74,11 @@ def test_json_is_one_document(folder: Path) -> None:
     tops = sum(seconds for name, seconds in body["phases_s"].items() if "/" not in name)
     assert tops == pytest.approx(body["measured_s"], rel=1e-6)
     assert [item["step"] for item in body["evaluations"]] == [100, 200, 300]
+    # Training is told apart from preparation, and is the time that `runs` shows.
+    assert body["preparation_s"] > 0 and body["paused_s"] == 0
+    assert 0 < body["training_s"] < body["whole_s"]
+    listed = json.loads(run("runs", "--json", folder=folder).stdout)["runs"]
+    assert [row["training_s"] for row in listed] == [body["training_s"]]
 
 
 @pytest.mark.parametrize(

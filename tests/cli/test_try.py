@@ -16,7 +16,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.trial.request import Progress
+from ndd_engine.trial.request import MEASURING, Progress
 
 from .program import run, start
 
@@ -142,6 +142,25 @@ def test_progress_moves_on_a_terminal_and_is_lines_elsewhere() -> None:
     look(TrialProgress(terminal))
     assert "\n" not in terminal.getvalue()
     assert terminal.getvalue().count("\r\x1b[K") == 9
+
+
+def test_progress_never_exceeds_the_budget_and_says_what_is_still_done() -> None:
+    plain, terminal = io.StringIO(), Terminal()
+    for stream in (plain, terminal):
+        shown = TrialProgress(stream)
+        for second, stage in (
+            (58, MEASURING),
+            (64, MEASURING),
+            (70, MEASURING),
+            (75, "warming up the candidate"),
+        ):
+            shown.look(Progress(stage, float(second), 60.0, 3))
+    assert plain.getvalue().splitlines() == [
+        " 58/60 s   measuring   3 ABBA blocks",
+        " 60/60 s   budget spent, finishing the last block   3 ABBA blocks",
+        " 60/60 s   budget spent, still warming up the candidate   3 ABBA blocks",
+    ]
+    assert "60/60 s   budget spent" in terminal.getvalue() and "70/60" not in terminal.getvalue()
 
 
 class Terminal(io.StringIO):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ndd_console.cli.check import describe
+from ndd_console.cli.check import busy_cores, describe
 from ndd_engine.config import read
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.memory import Memory
 from ndd_engine.predict.outlook import Outlook
 from ndd_engine.predict.steptime import StepTime, TimedBatch
 from ndd_engine.predict.trace import Family, Trace
+from ndd_engine.record.snapshot import CoreUse
 
 
 def outlook(available_mib: int | None, kept_mib: int = 0) -> Outlook:
@@ -36,9 +39,24 @@ def lines(found: Outlook) -> str:
         "available_bytes": found.available_bytes, "retries": found.retries, "notes": [], "advice": [],
         "bytes_without_retries": found.fit.roomy_bytes, "step_s": 1.0, "step_measured": True, "epoch_s": 1.0,
         "steps_per_epoch": 1, "total_s": 1.0, "total_steps": 1,
-        "step_doubt": found.time.doubt,
+        "step_doubt": found.time.doubt, "busy": None if found.busy is None else busy_cores(found.busy),
     }  # fmt: skip
     return "\n".join(" ".join(pair) for pair in describe(report))
+
+
+def test_a_step_time_measured_beside_other_processes_is_said_to_be_uncertain() -> None:
+    quiet = outlook(215)
+    assert "other processes" not in lines(quiet)
+    found = replace(quiet, busy=CoreUse(4.0, 2.5, 1.5, 4.0, 9, ((812, "blen\x1bder", 1.4),)))
+    text = (
+        "low confidence: while steps were timed, other processes used 1.5 of 4 cores, blen\\x1bder the most; "
+        "check again when they have ended"
+    )
+    assert text in lines(found)
+    assert found.busy is not None
+    body = busy_cores(found.busy)
+    assert (body["cores"], body["used_by_steps"], body["used_by_others"]) == (4.0, 2.5, 1.5)
+    assert body["processes"] == [{"pid": 812, "name": "blen\x1bder", "cores": 1.4}]
 
 
 def test_plentiful_memory() -> None:

@@ -12,6 +12,7 @@ from ndd_engine.text import counted, plural
     [
         ("window", "windows"), ("batch", "batches"), ("entry", "entries"), ("series", "series"), ("day", "days"),
         ("box", "boxes"), ("class", "classes"), ("mesh", "meshes"), ("thread", "threads"),
+        ("epoch", "epochs"),
     ],
 )  # fmt: skip
 def test_plurals(word: str, many: str) -> None:

@@ -169,6 +169,33 @@ def test_time_between_two_processes_is_left_out_and_a_pause_is_not(tmp_path: Pat
     assert [at.step for at in report.data.resumed] == [2718]
 
 
+def test_preparation_training_and_pauses_are_told_apart(tmp_path: Path) -> None:
+    report, document, plain = pages(write(tmp_path, whole_life()))
+    body = report.to_json()
+    # 13 s before the first steps, and 5 s after the resume a day later.
+    assert body["preparation_s"] == pytest.approx(18, abs=0.1)
+    assert body["paused_s"] == pytest.approx(30, abs=0.1)
+    assert body["training_s"] == report.snapshot.elapsed_s
+    rest = body["whole_s"] - body["preparation_s"] - body["training_s"] - body["paused_s"]
+    assert rest == pytest.approx(0, abs=1)
+    for shown in (document, " ".join(plain.split())):
+        assert "18.0 s of preparation" in shown and "30.0 s paused" in shown
+
+
+def test_a_run_that_ends_in_its_preparation_has_no_time_of_training(tmp_path: Path) -> None:
+    end = EndEvent("failed", "no data", 0, 2, None)
+    report, _, plain = pages(write(tmp_path, [(T0, StageEvent("prepare", "importing torch")), (T0 + 7, end)]))
+    body = report.to_json()
+    assert (body["preparation_s"], body["training_s"], body["whole_s"]) == (7, 0, 7)
+    assert "Failed before the first step, after 7.0 s of preparation: no data." in plain
+    # Resumed, and killed before its first step; a day later it is resumed again.
+    life = [(t, event) for t, event in whole_life() if t < T0 + 86_400 and not isinstance(event, EndEvent)]
+    last = life[-1][0]
+    again = [(last + t, StageEvent("resume", "importing torch")) for t in (100, 90_000)]
+    body = load(write(tmp_path, [*life, *again, (last + 90_006, end)], "again")).to_json()
+    assert body["preparation_s"] == pytest.approx(13 + 6, abs=0.1)
+
+
 def test_a_trial_after_the_end_takes_no_time_of_the_run(tmp_path: Path) -> None:
     events = whole_life()
     length = load(write(tmp_path, events, "before")).time.length_s

@@ -12,7 +12,7 @@ from train_help import Result, Trainer, equal, stop_at, training_state
 
 from ndd_console.output.progress import introduction, progress_line
 from ndd_engine.config import read
-from ndd_engine.record.events import SettingEvent
+from ndd_engine.record.events import MarkEvent, SettingEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.probes.autosize import probe_batches
 from ndd_engine.workloads.registry import prepare
@@ -342,3 +342,28 @@ def test_passes_of_a_known_length_are_epochs(trainer: Trainer, ordered: Sets) ->
     more = trainer.train("run.epochs=3", resume=result)
     assert more.end is not None and more.end.step == 39
     assert losses(more) == losses(trainer.train(*sets, "run.epochs=3"))
+
+
+@pytest.mark.parametrize("order", [
+    "parts()",
+    "parts(sampler=RandomSampler(range(48)))",
+    "parts() | dict(train_data=DataLoader(Data(), batch_size=4, drop_last=True))",
+])  # fmt: skip
+@pytest.mark.parametrize(("evaluate", "steps"), [("every_epochs=1", ()), ("every_steps=4", (4, 8))])
+def test_the_end_of_an_epoch_is_reported_before_its_evaluation_and_its_checkpoint(
+    trainer: Trainer, ordered: Sets, order: str, evaluate: str, steps: tuple[int, ...]
+) -> None:
+    sets = (*ordered(order), "checkpoint.every_epochs=1", f"evaluate.{evaluate}")
+    result = trainer.train(*sets, "run.epochs=2")
+    kinds = ("epoch", "evaluation", "checkpoint")
+    found = [
+        (event.step, event.kind)
+        for event in result.events
+        if isinstance(event, MarkEvent)
+        if event.kind in kinds
+    ]
+    expected: list[tuple[int, str]] = []
+    for end in (12, 24):
+        expected += [(end - 12 + step, "evaluation") for step in steps]
+        expected += [(end, kind) for kind in kinds]
+    assert found == expected

@@ -117,6 +117,29 @@ def test_the_evaluation_has_settings_of_its_own(trainer: Trainer) -> None:
     assert found["optimizer.set_to_none"].verified.endswith("kept and filled with zeros")
 
 
+def test_the_intervals_of_evaluations_and_checkpoints_are_shown_as_they_apply(trainer: Trainer) -> None:
+    found = settings(trainer.train(
+        *trainer.ndd, "run.epochs=2", "evaluate.every_steps=10", "evaluate.every_epochs=0", "checkpoint.every_epochs=2",
+        "checkpoint.every_steps=5000", "checkpoint.every_minutes=3",
+    ))  # fmt: skip
+    shown = {
+        name: (event.applied, event.in_effect, event.verified)
+        for name, event in found.items()
+        if "every_" in name
+    }
+    assert shown == {
+        "evaluate.every_steps": ("10", True, "every 10 steps"),
+        "evaluate.every_epochs": ("0", True, "off"),
+        "checkpoint.every_steps": ("5000", True, "every 5,000 steps; the run ends before, at step 44"),
+        "checkpoint.every_epochs": ("2", True, "every 44 steps: 2 epochs of 22"),
+        "checkpoint.every_minutes": (
+            "3.0",
+            True,
+            "by the age of the newest checkpoint, compared between steps",
+        ),
+    }
+
+
 def test_a_setting_left_alone_is_not_judged(trainer: Trainer) -> None:
     found = settings(trainer.train(*trainer.ndd, "run.max_steps=2"))
     assert all(event.in_effect is None for event in found.values())

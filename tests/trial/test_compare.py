@@ -168,6 +168,7 @@ def test_memory_and_evaluations_are_read(tmp_path: Path) -> None:
     found = compared(tmp_path, windows([1.0] * 9), [*windows([1.0] * 9), *more])
     body = found.to_dict()
     assert body["b"]["peak_bytes"] == 3500 and body["a"]["peak_bytes"] is None
+    assert body["a"]["training_s"] == pytest.approx(9.0)
     assert body["b"]["best_evaluation"]["metrics"] == {"loss": 1.5}
     assert body["b"]["last_evaluation"]["metrics"] == {"loss": 1.7}
 

@@ -54,6 +54,10 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
         text = text_of(app)
         assert "measuring the candidate…" in text and "18 of 60 s" in text
         assert "1.40x (1.20 to 1.61)" in text and "├" in text and "●" in text and "is paused" in text
+        trials.jobs[0].progress = Progress("measuring", 70.0, 60.0, 3, 1.4, 1.2, 1.61)
+        await look(pilot)
+        text = text_of(app)
+        assert "budget spent, finishing the last block…" in text and "60 of 60 s" in text and "70" not in text
         trials.jobs[0].result, trials.jobs[0].done = trial_event(), True
         await look(pilot)
         text = text_of(app)
@@ -159,9 +163,10 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
         result = trial_event(
             "out of memory", ratio=None, low=None, high=None, text="out of memory with the change"
         )
-        trials.jobs[1].result, trials.jobs[1].done = result, True
+        trials.jobs[1].result, trials.jobs[1].done = replace(result, seconds=70.4), True
         await look(pilot)
         await pilot.press("w")
+        assert "measured for 60 s, and 10.4 s to finish on RTX 4080 SUPER" in " ".join(text_of(app).split())
         assert "out of memory" in text_of(app) and "w write" not in text_of(app)
         await pilot.press("t", "enter")
         trials.jobs[2].result, trials.jobs[2].done, trials.full_disk = trial_event(), True, True

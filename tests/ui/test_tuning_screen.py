@@ -217,3 +217,7 @@ def test_progress_without_a_ratio_says_so() -> None:
     state = replace(MEASURING, progress=Progress("warming up", 3.0, 60.0))
     text = plain(tuning_rows(TuningView("x", state), 80, 24))
     assert "n/a: no ratio yet" in text and "warming up, 3 of 60 s" in text
+    late = replace(state, progress=Progress("measuring", 70.0, 60.0, 3))
+    assert "budget spent, finishing the last block, 60 of 60 s" in plain(
+        tuning_rows(TuningView("x", late), 80, 24)
+    )

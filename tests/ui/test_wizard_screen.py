@@ -30,7 +30,7 @@ from ndd_console.view.wizard import (
 )
 from ndd_engine.wizard.proposals import Measured, pareto
 
-from .fake_wizard import ROWS, TOML, FakeWizard
+from .fake_wizard import ROWS, TOML, FakeWizard, proposal
 from .pilots import until
 from .test_view import assert_fits
 
@@ -257,6 +257,37 @@ def test_marks_of_the_plot() -> None:
     for mark in ("●", "✖", "▲", "│", "memory"):
         assert mark in text
     assert plot_rows(ROWS[:1], (), None, 80, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "steps", "expected"),
+    [
+        # Nothing to compare: a sentence instead of a single dot.
+        ((4.0, 4.0, 4.0001), (0.04, 0.04, 0.04), ["all 3 need 4.0 GB and process 3,200 items/s: nothing to plot"]),
+        # The same speed: one row over memory.
+        ((3.0, 4.0, 5.0), (0.04, 0.04, 0.04), [
+            "  3,200 ┤▲                             ●                             ●",
+            "         3.0 GB             memory, at 3,200 items/s            5.0 GB",
+        ]),
+        ((3.0, 4.0, 5.0), (0.04, 0.0399, 0.0398), [
+            "  3,216 ┤▲                             ●                             ●",
+            "         3.0 GB        memory, at 3,200 to 3,216 items/s        5.0 GB",
+        ]),
+        # The same memory: one column, and one label in place of two that are equal.
+        ((4.0, 4.0, 4.0001), (0.04, 0.02, 0.08), [
+            "  6,400 ┤                              ●", *["        ┤"] * 3,
+            "        ┤                              ▲", "        ┤",
+            "        ┤                              ●", "        ┤", "      0 ┤",
+            "                                all need 4.0 GB",
+        ]),
+    ],
+)  # fmt: skip
+def test_the_plot_of_equal_values_says_that_they_are_equal(
+    memory: tuple[float, ...], steps: tuple[float, ...], expected: list[str]
+) -> None:
+    rows = [proposal("medium", 256, 128, 1, *each) for each in zip(memory, steps, strict=True)]
+    found = plot_rows(rows, rows, rows[0], 70, 10)
+    assert ["".join(part for part, _ in row).rstrip() for row in found] == expected
 
 
 PAGES = st.builds(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import ceil
 
 from ndd_engine.record.events import LoaderEvent
+from ndd_engine.record.snapshot import OTHERS
 from ndd_engine.text import counted, duration, size, span
 
 from .finding import Change, Evidence
-from .view import BASELINE, CONFIG, OTHERS, SAMPLES, SLOWED, Draft, View
+from .view import BASELINE, CONFIG, SAMPLES, SLOWED, Draft, View
 
 # Below this part of CPU time an item waits for storage even when other processes use the cores.
 COMPUTES_CROWDED = 0.08

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from ndd_engine.record.derive import others_text
+from ndd_engine.record.snapshot import LEAST_SAMPLES
 from ndd_engine.text import percent, printable, span, times
 
 from .finding import Change, Finding
 from .loader_facts import slower
-from .view import BASELINE, COMPUTING, CONFIG, FLOOR, OTHERS, SAMPLES, SLOWED, Cost, Draft, View
+from .view import BASELINE, COMPUTING, CONFIG, FLOOR, SAMPLES, SLOWED, Cost, Draft, View
 
 # Minimum speedup of another thread count before it is proposed.
 FASTER = 1.1
 # The same for times from the run itself, which are noisier.
 FASTER_IN_RUN = 1.35
-# Minimum cores used by unidentified processes, and minimum samples.
-UNNAMED = 0.6
-LEAST_SAMPLES = 3
 # Maximum share of one collection in the time between two, and the intervals in steps that are proposed.
 GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
@@ -58,7 +57,7 @@ def few_threads(view: View) -> Finding | None:
 def neighbour_cores(view: View) -> Finding | None:
     """Other processes use the cores of the run."""
     use = view.snapshot.cores
-    if use is None or use.samples < LEAST_SAMPLES or use.others < (OTHERS if use.neighbours else UNNAMED):
+    if use is None or not use.shared:
         return None
     if not use.neighbours and view.workers:
         return None  # new loader workers may be counted as other processes
@@ -66,15 +65,13 @@ def neighbour_cores(view: View) -> Finding | None:
     if not use.full or (view.gpu and not slowed):
         return None
     wanted = min(view.threads or 1, use.usable) + view.workers
-    if use.own >= 0.97 * min(wanted, use.usable) and not slowed:
+    if not use.lacks(wanted) and not slowed:
         return None  # the run gets all the cores it can use
-    title = f"other processes use {use.others:.1f} of {use.usable:g} cores"
-    title += f", {printable(use.neighbours[0][1])} the most" if use.neighbours else ""
     # As measured; else the part of the cores that the run wants and does not get, or that others use.
     together = not view.gpu and (view.threads or 1) > 1
     lacking = use.others / use.usable if together else 1 - use.own / max(min(wanted, use.usable), use.own)
     share = max(min(lacking, 0.9), view.slowdown() or 0.0)
-    draft = Draft("neighbour-cores", title, view.part(share), "likely" if slowed else "possible")
+    draft = Draft("neighbour-cores", others_text(use), view.part(share), "likely" if slowed else "possible")
     others, own = (
         f"other processes use {use.others:.1f} cores",
         f"this run uses {use.own:.1f} of {use.usable:g}",

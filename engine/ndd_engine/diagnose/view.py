@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ndd_engine.record.events import BaselineEvent, KernelsEvent
-from ndd_engine.record.snapshot import PhaseShare, Snapshot
+from ndd_engine.record.snapshot import OTHERS, PhaseShare, Snapshot
 from ndd_engine.text import percent, printable, span
 
 from .finding import Change, Confidence, Evidence, Finding
@@ -24,8 +24,6 @@ WIDER = 0.01
 # From this factor on, forward and backward are significantly slower than in the baseline.
 SLOWED = 1.2
 LEAST_RUNS = 2
-# Minimum cores used by other processes.
-OTHERS = 0.3
 # Minimum stack samples, and minimum part of them in one function, to report it.
 LEAST_LOOKS = 8
 LEAST_PART = 0.2

@@ -9,11 +9,13 @@ from functools import cached_property
 import torch
 
 from ndd_engine.config import Config
+from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.train.data.place import ordered_steps
 from ndd_engine.train.loop import UNKNOWN_STEPS
 from ndd_engine.train.prepare import total_steps
 from ndd_engine.workloads.base import Workload, parameter_count
 
+from .disturbance import CoreWatch, disturbed
 from .memory import Fit, Memory
 from .probing import SIZES, Prober, context_bytes, items_of
 from .steptime import StepTime, spread
@@ -36,6 +38,8 @@ class Outlook:
     available_bytes: int | None
     steps_per_epoch: int | None  # None: the length of the data is unknown
     total_steps: int | None
+    # The use of the cores while steps were timed, if other processes took some of them from the steps.
+    busy: CoreUse | None = None
 
     @cached_property
     def fit(self) -> Fit:
@@ -134,7 +138,8 @@ def outlook(
     def may_run(micro: int) -> bool:
         return micro <= recorded or available is None or memory.peak(micro) <= available
 
-    times = prober.time(micros, LONGEST_S, may_run)
+    with CoreWatch() as cores:
+        times = prober.time(micros, LONGEST_S, may_run)
     assert times is not None
     memory = prober.with_heap(memory)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
@@ -150,4 +155,5 @@ def outlook(
         available_bytes=available,
         steps_per_epoch=per_epoch,
         total_steps=None if total == UNKNOWN_STEPS else total,
+        busy=disturbed(cores.use, device.type == "cuda"),
     )

@@ -7,6 +7,8 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean
 
+from ndd_engine.text import printable
+
 from .events import (
     PHASES,
     Json,
@@ -129,8 +131,12 @@ def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
 
 
 def core_use(run: RunEvent | None, samples: Sequence[SampleEvent]) -> CoreUse | None:
-    """Mean CPU use over the samples that contain total and own use; None if there are none."""
-    usable = run.usable_cores if run is not None else None
+    """Mean CPU use of a run over the samples that contain total and own use; None if there are none."""
+    return mean_core_use(run.usable_cores if run is not None else None, samples)
+
+
+def mean_core_use(usable: float | None, samples: Sequence[SampleEvent]) -> CoreUse | None:
+    """Mean CPU use over the samples that contain total and own use; None if there are none. usable: cores."""
     known = [
         sample.host
         for sample in samples
@@ -152,6 +158,12 @@ def core_use(run: RunEvent | None, samples: Sequence[SampleEvent]) -> CoreUse | 
         throttled=fmean(throttled) if throttled else None,
         stoppable=tuple(item["pid"] for item in newest if item.get("stoppable")),
     )
+
+
+def others_text(use: CoreUse, verb: str = "use") -> str:
+    """ "other processes use 1.2 of 2 cores, python the most"."""
+    most = f", {printable(use.neighbours[0][1])} the most" if use.neighbours else ""
+    return f"other processes {verb} {use.others:.1f} of {use.usable:g} cores{most}"
 
 
 def idle(

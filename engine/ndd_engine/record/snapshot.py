@@ -74,6 +74,12 @@ class Totals:
 
 # From this utilization on all cores count as in use.
 FULL = 0.9
+# Minimum cores used by other processes that are identified, and by those that are not (in other containers).
+OTHERS, UNNAMED = 0.3, 0.6
+# Minimum samples to judge by.
+LEAST_SAMPLES = 3
+# From this share of the wanted cores on, a process counts as getting them.
+SERVED = 0.97
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,16 @@ class CoreUse:
     def full(self) -> bool:
         """Whether all cores are in use."""
         return self.own + self.others >= FULL * self.usable
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes are known to use the cores."""
+        least = OTHERS if self.neighbours else UNNAMED
+        return self.samples >= LEAST_SAMPLES and self.others >= least
+
+    def lacks(self, wanted: float) -> bool:
+        """Whether this run gets fewer than `wanted` cores, or than all usable ones."""
+        return self.own < SERVED * min(wanted, self.usable)
 
 
 @dataclass(frozen=True, slots=True)

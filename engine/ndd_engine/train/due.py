@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ndd_engine.config.schema import CheckpointSection, Config, EvaluateSection
+from ndd_engine.text import counted
 
 Periodic = EvaluateSection | CheckpointSection
 
@@ -24,11 +25,31 @@ class Due:
 
     def at(self, section: Periodic, step: int, passes: int = 0) -> bool:
         """Whether the section asks for something after this step, or after so many passes."""
-        if passes:
-            return section.every_epochs > 0 and passes % section.every_epochs == 0
+        if passes and section.every_epochs and passes % section.every_epochs == 0:
+            return True
         return any(step % every == 0 for every in self._periods(section))
+
+    def in_words(self, section: Periodic, name: str, last: int) -> str:
+        """The interval of a section's setting as it applies to this run. last: the run's last step."""
+        value = getattr(section, name)
+        if not value:
+            return "off"
+        if name == "every_minutes":
+            return "by the age of the newest checkpoint, compared between steps"
+        if name == "every_steps":
+            steps, text = value, f"every {_many(value, 'step')}"
+        elif self._steps_per_epoch:
+            steps = value * self._steps_per_epoch
+            text = f"every {_many(steps, 'step')}: {counted(value, 'epoch')} of {self._steps_per_epoch:,}"
+        else:
+            return f"at the end of every {_many(value, 'pass')} over the data"
+        return text if steps <= last else f"{text}; the run ends before, at step {last:,}"
 
     def _periods(self, section: Periodic) -> list[int]:
         """The section's periods in steps, without those that are off."""
         every = (section.every_steps, section.every_epochs * self._steps_per_epoch)
         return [steps for steps in every if steps]
+
+
+def _many(count: int, word: str) -> str:
+    return word if count == 1 else counted(count, word)

@@ -18,7 +18,7 @@ from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
 from ndd_engine.text import duration, printable, size
 from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.data.place import OwnOrder, end_pass
+from ndd_engine.train.data.place import OwnOrder, at_pass_end, end_pass
 from ndd_engine.train.step.precision import Precision
 from ndd_engine.train.step.stepper import Stepper
 
@@ -144,6 +144,7 @@ class Loop:
                 training.step, training.loss = self.step, loss
                 if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
                     stepper.optimizer.end_epoch()
+                    self._epoch_done(epoch + 1, -(-self.total_steps // self.steps_per_epoch))
                 self.boundary = True
                 arrived = self.losses.add(self.step, loss, stepper.extras)
                 if arrived:
@@ -162,7 +163,11 @@ class Loop:
                     captures.look(self.step, action - self.step)
                 # Act before stopping: after the last step there would be no other chance.
                 if self.step >= action:
-                    self._act()
+                    if not at_pass_end(own, self.config.batch.accumulation):
+                        self._act()
+                    elif self.step >= self.total_steps or self.callbacks.early is not None:
+                        self._end_pass(own)
+                    # Otherwise the next read ends the pass: its end is reported before what is due at this step.
                     action = self.due.next(self.step, self.total_steps)
                     if self.step >= captures.next:
                         captures.look(self.step, action - self.step)
@@ -171,28 +176,22 @@ class Loop:
                 if self.callbacks.early is not None:
                     break
             del iterator
-            if own is not None and self.step >= self.total_steps and self._at_pass_end(own):
-                self._end_pass(own)
-            if own is None and self.step == (epoch + 1) * self.steps_per_epoch:
-                epochs = -(-self.total_steps // self.steps_per_epoch)
-                self.put(MarkEvent("epoch", self.step, f"epoch {epoch + 1} of {epochs} done"))
             if control.pending and self._obey():
                 return self._stop()
         self._finish()
         return None
-
-    def _at_pass_end(self, own: OwnOrder) -> bool:
-        """Whether the last step was the last one of its pass, as far as its length is known."""
-        return 0 < self.steps_per_epoch == own.batches // self.config.batch.accumulation
 
     def _end_pass(self, own: OwnOrder) -> None:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
         self.boundary = True
         end_pass(own, self.config.batch.accumulation)
         self.stepper.optimizer.end_epoch()
-        of = "" if not self.config.run.epochs else f" of {self.config.run.epochs}"
-        self.put(MarkEvent("epoch", self.step, f"epoch {own.passes}{of} done"))
+        self._epoch_done(own.passes, self.config.run.epochs)
         self._act(own.passes)
+
+    def _epoch_done(self, done: int, of: int | None) -> None:
+        """Report the end of an epoch, before the evaluation and the checkpoint that are due at it."""
+        self.put(MarkEvent("epoch", self.step, f"epoch {done}{f' of {of}' if of else ''} done"))
 
     # Between steps.
 

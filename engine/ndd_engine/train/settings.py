@@ -16,6 +16,8 @@ from ndd_engine.train.data.stream import StreamOrder
 from ndd_engine.train.probes.rehearsal import Rehearsal
 from ndd_engine.train.step.stepper import Stepper
 
+from .due import Due
+
 NO_GPU = "there is no CUDA GPU"
 
 
@@ -46,6 +48,7 @@ class VerifiedSettings:
         if batch.effective is not None:
             product = f"{batch.micro} x {batch.accumulation} = {batch.items}"
             self._check("batch.effective", product, "micro-batch times accumulation", True)
+        self._intervals()
         return self._take()
 
     def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
@@ -128,6 +131,16 @@ class VerifiedSettings:
             how = f"the test step ran {applied}" if found else missing
             matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
             self._check("speed.attention", applied, how, matches)
+
+    def _intervals(self) -> None:
+        """How often evaluations and checkpoints are due."""
+        due = Due(self.config, self.batches.steps_per_epoch or 0)
+        for section in ("evaluate", "checkpoint"):
+            table = getattr(self.config, section)
+            for name in ("every_steps", "every_epochs", "every_minutes"):
+                if hasattr(table, name):
+                    how = due.in_words(table, name, self.stepper.total_steps)
+                    self._check(f"{section}.{name}", getattr(table, name), how)
 
     def _workers(self, epochs_begun: int) -> None:
         loader, seen = self.config.loader, self.batches.seen

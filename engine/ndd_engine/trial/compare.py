@@ -280,6 +280,7 @@ def _side(side: Recorded) -> dict[str, Any]:
         "host": side.run.host,
         "items_per_step": side.run.items_per_step,
         "steps": side.steps,
+        "training_s": side.snapshot.elapsed_s,
         "items_per_s": side.rate.value,
         "windows": side.used,
         "warm_up_windows": side.warm_up,

@@ -58,11 +58,15 @@ class TrialRequest:
             object.__setattr__(self, "sets", tuple(item for item in self.sets if item not in length))
 
 
+# The stage in which ABBA blocks are measured.
+MEASURING = "measuring"
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a trial is. stage: for display. quads: ABBA blocks measured, by `pairs` pairs of processes.
 
-    ratio, low, high: so far, or None.
+    ratio, low, high: so far, or None. elapsed_s: may exceed budget_s, because what was begun is finished.
     """
 
     stage: str
@@ -73,6 +77,23 @@ class Progress:
     low: float | None = None
     high: float | None = None
     pairs: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the budget is spent."""
+        return self.elapsed_s > self.budget_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the budget that are spent, at most all of them."""
+        return min(self.elapsed_s, self.budget_s)
+
+    @property
+    def doing(self) -> str:
+        """The stage, and that the budget is spent if it is."""
+        if not self.over:
+            return self.stage
+        return f"budget spent, {'finishing the last block' if self.stage == MEASURING else f'still {self.stage}'}"
 
 
 # Runs a trial, as trial.run_trial does.

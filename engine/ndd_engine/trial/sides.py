@@ -14,7 +14,7 @@ from ndd_engine.child import ChildError, Json, Tick, spec_of
 
 from .blocks import BlockPlan, saves, switched_off
 from .process import SHARED_ENVIRONMENT, SideProcess
-from .request import Base
+from .request import MEASURING, Base
 from .side import CACHES, LOSSES, SideFacts
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ class Sides:
 
     def segment(self, index: int, plan: BlockPlan) -> float:
         """Items per second of one run of an ABBA block."""
-        seconds, steps = self.train(index, plan.steps[index], "measuring", plan)
+        seconds, steps = self.train(index, plan.steps[index], MEASURING, plan)
         rate = steps * self.facts[index].items_per_step / seconds
         self.rates[index].append(rate)
         return rate
@@ -177,7 +177,7 @@ class Sides:
         """Update the facts of the open sides; what is known is kept if one does not answer."""
         for index, side in self._open.items():
             with suppress(ChildError):
-                side.learn(self._tick("measuring"))
+                side.learn(self._tick(MEASURING))
                 first, now = self.facts[index], side.both[index] if len(side.both) > 1 else side.facts
                 first.settings = now.settings
                 first.peak_bytes = most(first.peak_bytes, now.peak_bytes)

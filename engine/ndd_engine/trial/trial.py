@@ -31,7 +31,7 @@ from .paired import abba_log_ratio
 from .pausing import alone
 from .planning import NotMeasurableError, Planner
 from .replicates import ENOUGH, Replicates
-from .request import Base, Progress, TrialRequest
+from .request import MEASURING, Base, Progress, TrialRequest
 from .sides import SIDES, SideFailedError, Sides
 from .toggles import OneProcess, can_switch
 from .verdict import FLOOR
@@ -341,7 +341,7 @@ class Trial:
             (a1, a2), (b1, b2) = rates
             replicates.add(abba_log_ratio(a1, b1, b2, a2))
             self._abba_s = (self._elapsed_s - begin) / done
-            self._progress("measuring")
+            self._progress(MEASURING)
             over = self._left_s < 0 and done >= FEWEST_ABBA
             if over or (replicates.dear and replicates.early() is not None):
                 break
@@ -364,4 +364,4 @@ class Trial:
         self._start_s = max(self._elapsed_s - begin - measured_s, known_s)
         for a1, b1, b2, a2 in zip(rates[0][::2], rates[1][::2], rates[1][1::2], rates[0][1::2], strict=True):
             self._replicates.add(abba_log_ratio(a1, b1, b2, a2))
-        self._progress("measuring")
+        self._progress(MEASURING)

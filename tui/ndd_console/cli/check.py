@@ -12,6 +12,8 @@ from typing import Any
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError, NddError, Problem
 from ndd_engine.hardware.host import Host
+from ndd_engine.record.derive import others_text
+from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.text import duration, number, printable, size
 from ndd_engine.train.preflight import preflight
 
@@ -108,6 +110,7 @@ def examine(draft: Draft) -> dict[str, Any]:
         "bytes_without_retries": found.fit.roomy_bytes,
         **{name: getattr(found, name) for name in _TIMES},
         "step_doubt": found.time.doubt,
+        "busy": None if found.busy is None else busy_cores(found.busy),
         "notes": list(workload.notes()),
         "advice": list(advice(config, machine.host, machine.device, found.steps_per_epoch)),
     }
@@ -133,6 +136,18 @@ def advice(config: Config, host: Host, device: str, steps_per_epoch: int | None)
             f"an epoch has only {steps_per_epoch} step{plural} of {config.batch.items} items; "
             "a smaller effective batch gives more updates"
         )
+
+
+def busy_cores(use: CoreUse) -> dict[str, Any]:
+    """The cores that this process and others used while steps were timed, and in words."""
+    names = "pid", "name", "cores"
+    return {
+        "text": f"while steps were timed, {others_text(use, 'used')}; check again when they have ended",
+        "cores": use.usable,
+        "used_by_steps": use.own,
+        "used_by_others": use.others,
+        "processes": [dict(zip(names, each, strict=True)) for each in use.neighbours],
+    }
 
 
 def retries_in_words(retries: int, roomy_bytes: int) -> str:
@@ -173,6 +188,8 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         what = "same effective batch" + (", no retries" if report["retries"] else "")
         yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
     yield "step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"
+    if report["busy"]:
+        yield "", f"low confidence: {report['busy']['text']}"
     if report["step_doubt"]:
         yield "", f"low confidence: {report['step_doubt']}"
     if report["epoch_s"] is None:

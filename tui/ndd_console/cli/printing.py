@@ -53,7 +53,7 @@ def terminal_width() -> int | None:
 
 def measurement(progress: Progress) -> str:
     """ "12/60 s   measuring   4 ABBA blocks   1.41x (1.33 to 1.50)"."""
-    parts = [f"{progress.elapsed_s:3.0f}/{progress.budget_s:.0f} s", printable(progress.stage)]
+    parts = [f"{progress.spent_s:3.0f}/{progress.budget_s:.0f} s", printable(progress.doing)]
     if progress.quads:
         parts.append(f"{counted(progress.quads, 'ABBA block')}{pairs_text(progress.pairs)}")
     if progress.ratio is not None:

@@ -213,7 +213,7 @@ class TrialProgress(ProgressLines):
             self._shown = True
             return
         self._elapsed_s = progress.elapsed_s
-        self.stage((progress.stage.partition(":")[0], progress.quads), text)
+        self.stage((progress.doing.partition(":")[0], progress.quads), text)
 
     def say(self, text: str) -> None:
         """A line of its own."""

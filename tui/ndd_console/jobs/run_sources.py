@@ -246,6 +246,7 @@ def run_row(directory: RunDir) -> tuple[RunRow, int]:
         started_t=snapshot.started_t or snapshot.preparing_t or _changed_t(directory),
         best=best,
         live=not snapshot.final,
+        training_s=snapshot.elapsed_s,
     )
     return row, reader.damaged
 

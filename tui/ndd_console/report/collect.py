@@ -36,7 +36,7 @@ def _newest() -> deque[Any]:
 
 @dataclass
 class History:
-    """A run over time. skipped: number of damaged lines."""
+    """A run over time. skipped: number of damaged lines. preparation_s: before the first steps, of all processes."""
 
     timeline: RunTimeline = field(default_factory=RunTimeline)
     curves: defaultdict[str, Curve] = field(default_factory=lambda: defaultdict(Curve))
@@ -55,6 +55,7 @@ class History:
     skipped: int = 0
     step: int = 0
     x: float = 0.0
+    preparation_s: float = 0.0
 
     def marked(self, *kinds: str) -> list[tuple[Moment, events.MarkEvent]]:
         """Marks of these kinds, ordered by time."""
@@ -73,26 +74,30 @@ def collect(run: RunDir) -> History:
     found = History()
     clock = RunClock()
     fresh = True  # no step of this process yet
+    announced = False  # the present process by its first stage, which records of early versions do not have
+    began = 0.0
     ended = False
     log = EventLog(run.events)
     for t, event in _events(log):
-        resumes = (isinstance(event, events.StageEvent) and event.name == "resume") or (
-            isinstance(event, events.RunEvent) and event.resumed_step is not None
-        )
-        if resumes and not fresh:
+        stage = isinstance(event, events.StageEvent) and event.name == "resume"
+        resumes = stage or (isinstance(event, events.RunEvent) and event.resumed_step is not None)
+        if stage or (resumes and not announced):
+            found.preparation_s += found.x - began if fresh else 0.0
             clock.resume(t)
-            fresh = True
+            fresh, announced, began = True, stage, clock.now
             found.resumed.append(Moment(clock.now, t, found.step))
-        elif isinstance(event, events.WindowEvent):
-            fresh = False
         ended = isinstance(event, events.EndEvent) or (ended and not resumes)
         # Trials after the end of a run are not part of its time.
         if not isinstance(event, events.TrialEvent) and (not ended or isinstance(event, events.EndEvent)):
             found.x = clock.at(t)
+        if isinstance(event, events.WindowEvent) and fresh:
+            fresh = announced = False
+            found.preparation_s += max(found.x - began - event.wall_ns * 1e-9, 0.0)
         try:
             _take(found, Moment(found.x, t, found.step), event)
         except _BROKEN:
             found.skipped += 1
+    found.preparation_s += found.x - began if fresh else 0.0
     found.bytes_read = log.offset
     found.skipped += log.damaged
     return found

@@ -45,6 +45,11 @@ class Report:
         steps = sorted((point.last, round(point.high)) for point in self.data.curves["step"].points)
         return Time(self.data.x, tuple(steps), tuple(pauses(self.data)))
 
+    @property
+    def paused_s(self) -> float:
+        """Seconds of all pauses."""
+        return sum((end - begin for begin, end in pauses(self.data)), 0.0)
+
     def line(
         self, key: str, name: str, tint: str, scale: float = 1.0, band: bool = False, dots: bool = False
     ) -> Line | None:
@@ -95,7 +100,10 @@ class Report:
             "status": snapshot.status,
             "reason": snapshot.reason or None,
             "step": snapshot.step,
-            "seconds": data.x,
+            "whole_s": data.x,
+            "preparation_s": data.preparation_s,
+            "training_s": snapshot.elapsed_s,
+            "paused_s": self.paused_s,
             "findings": [finding.to_dict() for finding in self.findings],
             "figures": figures(snapshot),
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},

@@ -83,6 +83,8 @@ def _summary(report: Report) -> Text:
         reason = f"the run is live ({snapshot.stage})" if snapshot.stage else "the run is live"
     elif not snapshot.step:
         end = f"{snapshot.status} before the first step"
+        if report.data.preparation_s:
+            end += f", after {duration(report.data.preparation_s)} of preparation"
     text = f"{end[:1].upper()}{end[1:]}" + (f": {reason}." if reason else ".")
     return Text(text, "bad" if snapshot.status in ("failed", "lost") else "")
 
@@ -144,6 +146,7 @@ def identity(report: Report) -> list[Block]:
         ),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
         ("started", _date(snapshot.started_t)),
+        ("time", _time(report)),
         *(("resumed", f"from step {number(at.step)}, {_date(at.t)}") for at in data.resumed),
         ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
         ("checkpoint", (end.checkpoint or MISSING) if end else ""),
@@ -153,6 +156,17 @@ def identity(report: Report) -> list[Block]:
     if snapshot.dropped_events:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
     return [*out, differences(run)]
+
+
+def _time(report: Report) -> str:
+    """ "1.9 s of preparation, 12.3 s of training with evaluations and checkpoints, 30 s paused"."""
+    training_s = report.snapshot.elapsed_s
+    parts = (
+        (report.data.preparation_s, "of preparation"),
+        (training_s, "of training with evaluations and checkpoints"),
+        (report.paused_s, "paused"),
+    )
+    return ", ".join(f"{duration(seconds)} {what}" for seconds, what in parts if seconds)
 
 
 def differences(run: RunEvent) -> Block:

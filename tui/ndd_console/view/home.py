@@ -33,7 +33,10 @@ _LOADING: Row = (("loading…", "dim"),)
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run. started_t: unix seconds. best: "loss 1.482", empty without an evaluation."""
+    """One run. started_t: unix seconds. best: "loss 1.482", empty without an evaluation.
+
+    training_s: seconds of training, evaluations and checkpoints included; None if unknown.
+    """
 
     name: str
     workload: str
@@ -43,6 +46,7 @@ class RunRow:
     started_t: float | None
     best: str
     live: bool
+    training_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

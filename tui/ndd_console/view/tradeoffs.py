@@ -138,10 +138,19 @@ def remark(one: Proposal, details: bool = False) -> str:
     return "; ".join([*words, one.cost] if one.cost else words)
 
 
+def _from_to(low: str, high: str) -> str:
+    """ "3,200 to 3,400", or one of them if they are the same."""
+    return low if low == high else f"{low} to {high}"
+
+
 def plot_rows(
     rows: Sequence[Proposal], best: Sequence[Proposal], chosen: Proposal | None, width: int, height: int
 ) -> list[Row]:
-    """Items per second over memory: ● Pareto front, · others, ✖ does not fit, ▲ selected."""
+    """Items per second over memory: ● Pareto front, · others, ✖ does not fit, ▲ selected.
+
+    Speeds that would share one row get only that row, and memory that reads the same one column. If both hold, a
+    sentence takes the place of the plot. [] if there is nothing to compare, or no room.
+    """
     points = [one for one in rows if one.memory_bytes is not None and one.items_per_s]
     left = 9
     inner = width - left
@@ -149,13 +158,20 @@ def plot_rows(
         return []
     sizes = [one.memory_bytes or 0 for one in points]
     least, most = min(sizes), max(sizes)
+    speeds = [one.items_per_s or 0.0 for one in points]
+    fastest, speed = max(speeds), _from_to(number(min(speeds)), number(max(speeds)))
+    level = int((1 - min(speeds) / fastest) * (height - 2)) == 0
+    alike = size(least) == size(most)
+    if level and alike:
+        text = f"all {len(points)} need {size(most)} and process {speed} items/s: nothing to plot"
+        return [((shorten(text, width), "dim"),)]
+    height = 2 if level else height
     # The axis starts at 0 unless the values are so close that their differences would be hidden.
     least = least if most < 2 * least else 0
     span = max(most - least, 1)
-    fastest = max(one.items_per_s or 0.0 for one in points)
     grid = [[(" ", "text")] * inner for _ in range(height - 1)]
     free = points[0].free_bytes
-    if least <= free <= most:
+    if least <= free <= most and not alike:
         at = min(int((free - least) / span * (inner - 1)), inner - 1)
         for line in grid:
             line[at] = ("│", "warn")
@@ -163,7 +179,7 @@ def plot_rows(
     marks += [(one, "●", "good") for one in points if one in best]
     marks += [(one, "▲", "accent") for one in points if one is chosen]
     for one, mark, style in marks:
-        x = int(((one.memory_bytes or 0) - least) / span * (inner - 1))
+        x = inner // 2 if alike else int(((one.memory_bytes or 0) - least) / span * (inner - 1))
         y = int((1 - (one.items_per_s or 0.0) / fastest) * (height - 2))
         grid[y][x] = (mark, style)
     out: list[Row] = []
@@ -171,6 +187,9 @@ def plot_rows(
         label = number(fastest) if place == 0 else "0" if place == height - 2 else ""
         out.append(((label.rjust(left - 2) + " ┤", "dim"), *line))
     first, last = size(least) if least else "0", size(most)
-    axis = f"{first}{'memory'.center(max(inner - cells(first) - cells(last), 8))}{last}"
+    title = f"memory, at {speed} items/s" if level else "memory"
+    axis = f"{first}{title.center(max(inner - cells(first) - cells(last), cells(title) + 2))}{last}"
+    if alike:
+        axis = f"all need {size(most)}".center(inner)
     out.append(((" " * left, "dim"), (shorten(axis, inner), "dim")))
     return [fit(row, width) for row in out]

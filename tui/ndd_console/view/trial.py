@@ -199,15 +199,15 @@ def _measure(state: TrialState, width: int) -> list[Row]:
     progress = state.progress
     lines = [rule(f"measuring {sets_text(state.trying)}", width)]
     lines += [*paragraph(f"baseline: {state.base}", width, "dim"), BLANK]
-    stage = progress.stage if progress is not None else "starting"
+    stage = progress.doing if progress is not None else "starting"
     if state.stopping:
         stage = "stopping; the run resumes when the processes have ended" if state.pauses else "stopping"
     lines += paragraph(f"{stage}…", width, "accent")
-    elapsed = progress.elapsed_s if progress is not None else 0.0
+    spent = progress.spent_s if progress is not None else 0.0
     budget = progress.budget_s if progress is not None else state.budget_s
-    text = f" {elapsed:.0f} of {budget:.0f} s"
+    text = f" {spent:.0f} of {budget:.0f} s"
     room = max(width - cells(text), 1)
-    lines += [(*progress_bar(elapsed / budget if budget else 0.0, room), (text, "text")), BLANK]
+    lines += [(*progress_bar(spent / budget if budget else 0.0, room), (text, "text")), BLANK]
     if progress is not None:
         so_far = interval_text(progress.ratio, progress.low, progress.high)
         blocks = (
@@ -245,6 +245,16 @@ def _result(state: TrialState, width: int, height: int) -> list[Row]:
     return lines
 
 
+def _took(trial: TrialEvent) -> str:
+    """ "24 of 60 s", or "60 s, and 10 s to finish" beyond the budget."""
+    over_s = trial.seconds - trial.budget_s
+    if not trial.budget_s:
+        return duration(trial.seconds)
+    if over_s < 0.5:
+        return f"{min(trial.seconds, trial.budget_s):.0f} of {number(trial.budget_s)} s"
+    return f"{number(trial.budget_s)} s, and {duration(over_s)} to finish"
+
+
 def _facts(trial: TrialEvent) -> list[Fact]:
     """The figures of a result."""
     facts: list[Fact] = []
@@ -254,8 +264,7 @@ def _facts(trial: TrialEvent) -> list[Fact]:
             text += f" and the usual difference between processes, {trial.between * 100:.2g} %"
         facts.append(("interval", text, "text"))
     where = f" on {trial.device}" if trial.device else ""
-    took = f"{trial.seconds:.0f} of {number(trial.budget_s)} s{where}"
-    facts.append(("baseline", f"{trial.against}; measured for {took}", "text"))
+    facts.append(("baseline", f"{trial.against}; measured for {_took(trial)}{where}", "text"))
     if trial.in_effect is False:
         facts.append(("in effect", f"no: {trial.not_in_effect or 'it changed nothing'}", "warn"))
     else:

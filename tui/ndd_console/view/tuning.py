@@ -177,9 +177,9 @@ def _below(view: TuningView, width: int, height: int) -> list[Row]:
         return [*rows, ((f"{stage}…", "accent"),)]
     blocks = f"{progress.quads} ABBA block{'' if progress.quads == 1 else 's'}" if progress.quads else ""
     rows.append(ends(((shorten(f"{stage}…", width - 16), "accent"),), ((blocks, "dim"),), width))
-    text = f" {foreign(progress.stage)}, {progress.elapsed_s:.0f} of {progress.budget_s:.0f} s"
-    text = text if cells(text) <= width * 2 // 3 else f" {progress.elapsed_s:.0f} s"
-    share = progress.elapsed_s / progress.budget_s if progress.budget_s else 0.0
+    text = f" {foreign(progress.doing)}, {progress.spent_s:.0f} of {progress.budget_s:.0f} s"
+    text = text if cells(text) <= width * 2 // 3 else f" {progress.spent_s:.0f} of {progress.budget_s:.0f} s"
+    share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
     rows.append((*progress_bar(share, max(width - cells(text), 1)), (text, "text")))
     if height >= 18:
         plot = interval_rows(progress.ratio, progress.low, progress.high, min(width - 24, _PLOT))

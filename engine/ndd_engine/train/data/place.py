@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
@@ -14,6 +14,13 @@ from .loader import Batches
 from .stream import StreamOrder
 
 OwnOrder = IndexOrder | StreamOrder
+
+
+def at_pass_end(own: OwnOrder | None, accumulation: int) -> TypeGuard[OwnOrder]:
+    """Whether no step is left of the present pass; False if its length is unknown."""
+    if own is None or own.per_pass is None:
+        return False
+    return own.batches // accumulation == own.per_pass // accumulation
 
 
 def end_pass(own: OwnOrder, accumulation: int) -> None:
