@@ -15,6 +15,8 @@ from .changes import AtStart
 
 # Items that are read twice, and seconds that reading all of them once may take.
 CHECKED, MOST_S = 16, 30.0
+# Datasets that are kept: a script may make a new one in every epoch.
+MOST_KEPT = 4
 
 
 class Cache(AtStart):
@@ -61,6 +63,8 @@ class Cache(AtStart):
             if self._refused:
                 return None
             self._kept[id(dataset)] = known
+            while len(self._kept) > MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
         return known[1]
 
     def _read(self, dataset: Any) -> list[Any]:

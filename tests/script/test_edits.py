@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ndd_engine.errors import UsageError
-from ndd_engine.script.edits import edit_of, with_arguments, with_statement
+from ndd_engine.script.edits import edit_of, with_arguments, with_cached_items, with_statement
 
 SCRIPT = """import torch as th
 from torch.utils.data import DataLoader
@@ -39,6 +39,16 @@ def test_arguments_of_a_loader(line: int, arguments: dict[str, Any], expected: s
     assert found is not None and expected in found
     compile(found, "script", "exec")
     assert len(found.splitlines()) == len(SCRIPT.splitlines())
+
+
+def test_items_are_cached_where_the_loader_is_made_once() -> None:
+    script = "train = DataLoader(self.data, batch_size=8)\n"
+    found = with_cached_items(script, 1)
+    assert found == "train = DataLoader([self.data[i] for i in range(len(self.data))], batch_size=8)\n"
+    loop = "for epoch in range(9):\n    for x in DataLoader(data):\n        pass\n"
+    assert with_cached_items(loop, 2) is None and with_cached_items("DataLoader(Files())", 1) is None
+    seen = {"script": {"loader": None}}
+    assert "for i in range(len(data))" in edit_of(seen, {"loader.cache": True}, "cpu", None).advice[0]
 
 
 def test_no_edit_without_a_single_call() -> None:

@@ -32,6 +32,10 @@ _STATEMENTS = {
 _WORDS = {
     "precision.amp": 'run the forward pass and the loss under torch.autocast("{device}", dtype={dtype})',
     "speed.compile": "compile the model once before training: model.compile()",
+    "loader.cache": "read all items once before training: DataLoader([data[i] for i in range(len(data))], ...)",
+    "loader.non_blocking": "copy batches from pinned memory with .to(device, non_blocking=True)",
+    "speed.channels_last": "convert the model and the images with .to(memory_format=torch.channels_last)",
+    "speed.attention": "run attention under torch.nn.attention.sdpa_kernel with the {value} backend",
     "run.gc_every_steps": "call gc.disable() before the loop, and gc.collect() every {value} steps",
 }
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -88,6 +92,11 @@ def edit_of(seen: Mapping[str, Any], changes: Mapping[str, Any], device: str, ma
     for key, value in changes.items():
         if key in _LOADER:
             continue
+        if key == "loader.cache" and place is not None and path in (None, place[0]):
+            text = after or _read(place[0])
+            if (cached := with_cached_items(text, place[1])) is not None:
+                path, before, after = place[0], before or text, cached
+                continue
         if key == "optimizer.implementation":
             found = _place(places.get("optimizer"))
             wanted = {"fused": value == "fused", "foreach": value == "foreach"}
@@ -123,21 +132,10 @@ def with_arguments(
 
     names: what the called function may be called; None for any call that starts there.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = _parsed(text)
+    call = _call(tree, line, names) if tree is not None else None
+    if call is None:
         return None
-    found = [
-        node for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
-        and (names is None or _name(node.func) in names)
-    ]  # fmt: skip
-    if names is None:
-        found = [node for node in found if node.lineno == line]
-        found = found[:1]  # the outermost one
-    if len(found) != 1:
-        return None
-    call = found[0]
     changed = [
         (keyword, arguments[keyword.arg])
         for keyword in call.keywords
@@ -160,11 +158,47 @@ def with_arguments(
     return source.text
 
 
+def with_cached_items(text: str, line: int) -> str | None:
+    """The text with a list of all items in place of the dataset of the DataLoader at a line.
+
+    None if the dataset is not a plain name, or if the loader is made in a loop, where the list would be made again.
+    """
+    tree = _parsed(text)
+    call = _call(tree, line, ("DataLoader",)) if tree is not None else None
+    if tree is None or call is None:
+        return None
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While, ast.AsyncFor))]
+    given = call.args[0] if call.args else None
+    if not isinstance(given, (ast.Name, ast.Attribute)) or any(call in ast.walk(loop) for loop in loops):
+        return None
+    source, name = _Source(text), ast.unparse(given)
+    source.replace(given, f"[{name}[i] for i in range(len({name}))]")
+    return source.text
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _call(tree: ast.Module, line: int, names: Sequence[str] | None) -> ast.Call | None:
+    """The only call of one of the names at a line; without names the outermost call that starts there."""
+    found = [
+        node for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        and (names is None or _name(node.func) in names)
+    ]  # fmt: skip
+    if names is None:
+        found = [node for node in found if node.lineno == line][:1]
+    return found[0] if len(found) == 1 else None
+
+
 def with_statement(text: str, statement: str, value: Any) -> str | None:
     """The text with a statement after the first import of torch; None if there is no such import at the top level."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = _parsed(text)
+    if tree is None:
         return None
     for node in tree.body:
         if isinstance(node, ast.Import):

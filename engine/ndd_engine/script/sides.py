@@ -140,6 +140,8 @@ class ScriptSides(Sides):
         super().__init__(base, sets, [*changes, *start.changed], budget_s, left_s, tick)
         self._command, self._start, self._changes = command, start, dict(changes)
         self._outside = outside
+        # First losses of the script as it is, of its first process.
+        self._usual: list[float] | None = None
         self._but = base.run.path.parent if base.run is not None else Path(os.devnull)
 
     def open(self, *indices: int) -> None:
@@ -150,6 +152,19 @@ class ScriptSides(Sides):
             more = {**self._environment(index), **(self._start.environment if index else {})}
             with failures_of(index):
                 self._open[index] = ScriptProcess(command, [changes], more, self._but, self._outside)
+
+    def prepare(self, index: int) -> float:
+        """As for other sides. Losses that differ between two starts of the unchanged script say nothing."""
+        found = super().prepare(index)
+        if not index:
+            losses = list(self._open[index].facts.losses)
+            if self._usual is None:
+                self._usual = losses
+            elif losses != self._usual:
+                for facts in self.facts:
+                    facts.losses = []
+                self.note = "two starts of the unchanged script differ in their losses (is it seeded?)"
+        return found
 
     def open_one(self) -> tuple[float, float]:
         """Start one process for both sides. Returns the approximate seconds of a step of each."""

@@ -101,11 +101,12 @@ def result(
     sides: tuple[SideFacts, SideFacts],
     changed: Sequence[str],
     seconds: float,
+    note: str = "",
 ) -> TrialEvent:
-    """The event. reason: why it is inconclusive or failed. sides: baseline, candidate."""
+    """The event. reason: why it is inconclusive or failed. sides: baseline, candidate. note: why losses are unknown."""
     base, change = sides
     in_effect, why_not = effect(change, changed)
-    loss, loss_text = "not comparable", ""
+    loss, loss_text = "not comparable", note
     if base.losses and change.losses:
         items = (base.items_per_step, change.items_per_step)
         loss, loss_text = compare_losses(base.losses, change.losses, changed, items)

@@ -60,6 +60,8 @@ class Sides:
         self._sets = tuple(sets)
         self._budget_s, self._left_s, self._tick = budget_s, left_s, tick
         self._open: dict[int, SideProcess] = {}
+        # Why losses cannot be compared.
+        self.note = ""
         # Not created here: compilers do so when they write to it. A process that outlives this one removes it.
         self._caches = Path(tempfile.gettempdir()) / f".ndd-caches-{secrets.token_hex(8)}"
 

@@ -114,8 +114,9 @@ class Trial:
         facts = self._sides.facts
         found = self._replicates.estimate()
         return result(
-            self.request, verdict, reason, found, (facts[0], facts[1]), self._changed, self._elapsed_s
-        )
+            self.request, verdict, reason, found, (facts[0], facts[1]), self._changed, self._elapsed_s,
+            self._sides.note,
+        )  # fmt: skip
 
     def _measure(self) -> tuple[str, str]:
         self._choose()
