@@ -13,7 +13,7 @@ BENCH_VENV ?= $(VENV)-bench
 GPU_VENV ?= $(VENV)-gpu
 EXTRAS_VENV ?= $(VENV)-extras
 # All optional dependencies of pyproject.toml; tests/extras fails when one is missing here.
-EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,bench
+EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,lightning,transformers,bench
 # Test files at a time.
 JOBS ?= 2
 INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -41,7 +41,8 @@ test-slow: $(VENV)/.dev
 # The tests that use the real packages; without the packages they are skipped. REQUIRE_EXTRAS makes a skip a failure.
 test-extras: $(EXTRAS_VENV)/.extras
 	REQUIRE_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/extras \
-		tests/train/test_scalars.py tests/train/test_loggers.py tests/train/test_export.py tests/docs/test_weights.py
+		tests/train/test_scalars.py tests/train/test_loggers.py tests/train/test_export.py tests/docs/test_weights.py \
+		tests/observe/test_subjects.py
 
 # Snapshots belong to the pinned version only.
 test-textual: $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)/.dev)

@@ -42,6 +42,8 @@ SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.005"))
 MOST_SKIPPED = 64
 # Backward passes without an optimizer or zero_grad, after which each of them is a step.
 FEW_BACKWARDS = 8
+# The same where an optimizer exists but is never heard of: torch 2.1 and 2.2 take its hooks out in torch.compile.
+SILENT_BACKWARDS = 100
 # An optimizer that steps more rarely than this times the most frequent one does not end steps.
 RARE = 8
 
@@ -88,9 +90,11 @@ class Steps:
 
     def ended_backward(self) -> None:
         """A backward pass has ended."""
-        if self.has_optimizer or self.zeroes:
+        if self._counts or self.zeroes:
             return
         self._all_backwards += 1
+        if self.has_optimizer and self._all_backwards < SILENT_BACKWARDS:
+            return
         if self._all_backwards > FEW_BACKWARDS:
             self.end()
 

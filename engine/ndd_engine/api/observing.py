@@ -84,8 +84,9 @@ def observe(name: str | None = None, runs: PathLike | None = None) -> Observatio
     """Observe the training in this process from now on: with `with observe():`, or with a call at the top of a script.
 
     name: of the run; by default that of the script and a number. runs: folder of the runs; None for $NDD_RUNS,
-    otherwise ./runs. Under `ndd-console run`, the observation that is running is returned. If nothing can be observed,
-    a warning says why, and the training goes on.
+    otherwise ./runs. Under `ndd-console run`, the observation that is running is returned. Of several ranks, only
+    rank 0 is observed; `ndd-console run -- torchrun …` observes all. If nothing can be observed, a warning says why,
+    and the training goes on.
     """
     return started(name, runs)
 
@@ -94,6 +95,8 @@ def started(name: str | None, runs: PathLike | None, frameworks: bool = True) ->
     """As `observe`. frameworks: whether to connect to Hugging Face's Trainer and Lightning."""
     if (module := sys.modules.get(_LOADED)) is not None and getattr(module, "observer", None) is not None:
         return Observation(module.observer, None, None)
+    if os.environ.get("RANK", "0") != "0" or os.environ.get("LOCAL_RANK", "0") != "0":
+        return Observation(_Nothing(), None, None)  # rank 0 is observed
     try:
         return _started(name, runs, frameworks)
     except Exception as error:  # noqa: BLE001  the training must go on
