@@ -11,6 +11,7 @@ from functools import wraps
 from threading import get_ident
 from typing import Any, Callable
 
+from . import monitor
 from .clock import (
     BACKWARD,
     BASE,
@@ -362,11 +363,15 @@ class Hooks:
     def promote(self, code: Any, names: dict[str, Any]) -> bool:
         """Count a function that makes batches as waiting for data; returns whether that is possible.
 
-        It is for functions that are looked up by their global name at each call, and not for a generator that exists.
+        A function that is looked up by its global name at each call is replaced; any other one, such as a generator
+        that exists, can be timed from Python 3.12 on.
         """
         found: Any = names.get(code.co_name)
         if id(getattr(found, "__code__", None)) != id(code) or code.co_flags & 0x20:
-            return False
+            end = monitor.watch(code)
+            if end is not None:
+                self._undo.append(end)
+            return end is not None
         ours = self.timed(found, DATA_WAIT)
         names[code.co_name] = ours
 
