@@ -50,19 +50,22 @@ def run_trial(
     runs: PathLike | None = "runs",
     pause: bool = False,
     separate_processes: bool = False,
+    outside: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrialEvent:
     """Measure a change against a baseline in a paired A/B trial, whose sides take turns in ABBA blocks.
 
     Args:
-        baseline: path of a TOML file, a mapping, a Record or the name of a run; None for the workload's defaults. If
-            it is a live run, the run is paused during the trial. The result is added to the record of the run.
+        baseline: path of a TOML file, a mapping, a Record or the name of a run, also of a script; None for the
+            workload's defaults. If it is a live run, the run is paused during the trial. The result is added to the
+            record of the run.
         sets: the change, as in `run_training`.
         budget: maximum duration in seconds, setup included; the trial ends early once the result is clear.
         workload: name of a workload, for a baseline that is no run.
         runs: folder of the runs; None for $NDD_RUNS, otherwise ./runs.
         pause: pause other live runs on the same device during the trial.
         separate_processes: measure in pairs of processes, even if one process could switch between both sides.
+        outside: let the processes of an observed script write outside its folder and use the network, as it does.
         on_progress: called a few times per second in this thread.
 
     Returns:
@@ -85,10 +88,18 @@ def run_trial(
 
     root = root_of(runs)
     base = baseline_of(baseline, workload, root)
-    request = TrialRequest(base, strings(sets, "sets"), budget, restarts=separate_processes)
-    check(request)  # mistakes, before anything is paused
-    with held(to_pause(request.base, root, pause)):
-        event = measure(request, on_progress or (lambda progress: None))
+    request = TrialRequest(base, strings(sets, "sets"), budget, restarts=separate_processes, outside=outside)
+    tell = on_progress or (lambda progress: None)
+    if base.run is not None and base.run.command.exists():
+        from ndd_engine.script.trial import check_script, run_script_trial, tried_run
+
+        run = tried_run(request)
+        check_script(request, run.config)
+        event = run_script_trial(request, run.config, run.device, tell)
+    else:
+        check(request)  # mistakes, before anything is paused
+        with held(to_pause(request.base, root, pause)):
+            event = measure(request, tell)
     if base.run is not None:
         record_trial(base.run, event)
     return event

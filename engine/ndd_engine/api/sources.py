@@ -54,7 +54,7 @@ def baseline_of(baseline: Source, workload: str | None, root: Path) -> Base:
         raise UsageError(f"{printable(str(path))}: no such file")
     if workload is not None:
         raise UsageError(f"run {printable(path.name)} already has a workload, which cannot be changed")
-    run = find_run(root, str(baseline))
+    run = find_run(root, os.fspath(baseline))
     if run.command.exists():
         return Base(f"run {run.name}", run=run)  # of a script
     return Base.of_run(configured_run(root, baseline))

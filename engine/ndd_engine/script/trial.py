@@ -16,6 +16,7 @@ from typing import Any
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
+from ndd_engine.record.reader import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 from ndd_engine.trial.outcome import differences, flatten
@@ -107,6 +108,17 @@ def start_of(request: TrialRequest) -> Start:
     """How the candidate is started. Raises UsageError for a wrong name."""
     assert request.base.run is not None
     return started(command_of(request.base.run), request.sets, os.environ)
+
+
+def tried_run(request: TrialRequest) -> RunEvent:
+    """The recorded run of the script. Raises UsageError if it has not trained, or if it is running."""
+    assert request.base.run is not None
+    if request.base.run.live_owner() is not None:
+        raise UsageError(f"{request.base.name} is running and would disturb the measurement: stop it first")
+    found = load_state(request.base.run).run
+    if found is None:
+        raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")
+    return found
 
 
 def run_script_trial(

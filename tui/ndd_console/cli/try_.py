@@ -148,16 +148,11 @@ def try_(
 
 def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
     """A trial of an observed script."""
-    from ndd_engine.record.reader import load_state
-    from ndd_engine.script.trial import check_script, run_script_trial
+    from ndd_engine.script.trial import check_script, run_script_trial, tried_run
     from ndd_engine.trial.store import record_trial
 
     assert request.base.run is not None
-    if request.base.run.live_owner() is not None:
-        raise UsageError(f"{request.base.name} is running and would disturb the measurement: stop it first")
-    run = load_state(request.base.run).run
-    if run is None:
-        raise UsageError(f"{request.base.name} has not trained: there is nothing to compare with")
+    run = tried_run(request)
     check_script(request, run.config)
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop:
