@@ -68,7 +68,8 @@ def _row(step_ms: float, limit: float, blocks: int) -> tuple[str, ...]:
 def run(step_ms: float, blocks: int) -> tuple[dict[str, Any], int]:
     """(what the loop measured, the largest difference of a window from the sum of its phases in nanoseconds)."""
     with tempfile.TemporaryDirectory(prefix="ndd-observe-") as folder:
-        more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1"}
+        # Windows shorter than a block: how often steps are timed by phase is decided at their ends.
+        more = {FOLDER: folder, "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", "NDD_WATCH_WINDOW_S": "0.25"}
         done = subprocess.run(
             [sys.executable, str(_LOOP), str(step_ms), str(blocks), str(BLOCK_S)], env={**os.environ, **more},
             capture_output=True, text=True, check=True,

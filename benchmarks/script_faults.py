@@ -55,7 +55,7 @@ FAULTS = (
     Fault("checkpoint", ("checkpoint",), (2, 10)),
     Fault("evaluate", ("evaluation",), (2, 10)),
     Fault("threads", ("oversubscribed",), (4, 16)),
-    Fault("garbage", ("gc",), (2, 20)),
+    Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (1, 1)),
 )
 

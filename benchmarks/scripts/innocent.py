@@ -36,23 +36,23 @@ class Recurrent(nn.Module):
 
 
 def dense() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
+    return nn.Sequential(nn.Linear(64, 1536), nn.ReLU(), nn.Linear(1536, 1536), nn.ReLU(), nn.Linear(1536, 1))
 
 
 def convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 1),
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 1),
     )  # fmt: skip
 
 
 # Kind -> (model, shape of an item, batch).
 KINDS = {
-    "dense": (dense, (64,), 256),
+    "dense": (dense, (64,), 64),
     "convolutions": (convolutions, (3, 32, 32), 16),
     "transformer": (Transformer, (32, 128), 8),
     "recurrent": (Recurrent, (20, 64), 16),
-    "accumulates": (dense, (64,), 128),
+    "accumulates": (dense, (64,), 64),
     "worker": (convolutions, (3, 32, 32), 16),
     "generator": (convolutions, (3, 32, 32), 16),
     "evaluates": (convolutions, (3, 32, 32), 16),

@@ -5,7 +5,6 @@ It knows nothing of the console. MILLISECONDS: roughly what the fault adds to a 
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import sys
@@ -123,8 +122,11 @@ def main() -> None:
     else:
         optimizer = torch.optim.SGD(parameters, lr=1e-2, fused=True)
     batches = generate(data) if FAULT == "slow-generator" else loader(data)
-    held = int(MS * 10_000) if planted("garbage") else 0
-    parts = deque([[] for _ in range(2000)] for _ in range(held // 2000))  # type: ignore[var-annotated]
+    # Containers that live for a while: Python collects all of them whenever they have grown by a quarter.
+    each = int(MS * 2000) if planted("garbage") else 0
+    parts: deque[list[list[int]]] = deque(
+        [[] for _ in range(each)] for _ in range(400_000 // each if each else 0)
+    )
     begin = time.perf_counter()
     step = 0
     while time.perf_counter() - begin < SECONDS:
@@ -144,11 +146,9 @@ def main() -> None:
                 torch.save(model.state_dict(), io.BytesIO())
         if planted("evaluate") and step % 5 == 4:
             evaluate(model, data)
-        if held:
-            parts.append([[] for _ in range(2000)])
+        if each:
+            parts.append([[] for _ in range(each)])
             parts.popleft()
-            if step % 3 == 0:
-                gc.collect()
         step += 1
 
 

@@ -14,8 +14,11 @@ from .clock import now
 
 # Functions of the script, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
+# Code inside a function, which is called by that function's name.
+INLINE = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"})
 # Measurements of what the profiler adds to a call, and calls of each.
 TRIALS, TRIAL_CALLS = 5, 100
+_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # Methods of a tensor that wait for its device.
 _WAITING = frozenset(
     f"<method '{name}' of 'torch._C.TensorBase' objects>"
@@ -131,7 +134,9 @@ class Census:
                     callers[call.code] = call.totaltime, entry.code.co_name
         for entry in entries:
             code, inner, calls = entry.code, 0.0, 0
-            place = [code.co_filename, code.co_firstlineno, code.co_name]
+            caller = callers.get(code, (0.0, ""))[1]
+            inline = code.co_name in INLINE and caller
+            place = [code.co_filename, code.co_firstlineno, caller if inline else code.co_name]
             for call in entry.calls or ():
                 if call.code is not code and (call.code in own or _of_torch(call.code)):
                     inner += call.totaltime
@@ -140,8 +145,8 @@ class Census:
                     method = call.code.split("'")[1]
                     waits.append([*place, method, call.callcount, round(call.totaltime * 1e9)])
             own_ns = max((entry.totaltime - inner) * 1e9 - calls * added, 0.0)
-            caller = callers.get(code, (0.0, ""))[1]
-            functions.append([*place, entry.callcount, round(entry.totaltime * 1e9), round(own_ns), caller])
+            spent = round(entry.totaltime * 1e9)
+            functions.append([*place, entry.callcount, spent, round(own_ns), "" if inline else caller])
         functions.sort(key=lambda item: -item[5])
         waits.sort(key=lambda item: -item[5])
         step_ns -= round(added * sum(entry.callcount for entry in stats))
@@ -167,8 +172,10 @@ def _added_ns(profiler: Any) -> float:
 
 
 def _of_torch(code: Any) -> bool:
-    """Whether a function belongs to torch; the code of a built-in function is its description."""
-    return "torch" in code if isinstance(code, str) else os.sep + "torch" + os.sep in code.co_filename
+    """Whether a function belongs to torch, or is one of our hooks on it; that of a built-in is its description."""
+    if isinstance(code, str):
+        return "torch" in code
+    return os.sep + "torch" + os.sep in code.co_filename or code.co_filename.startswith(_OURS)
 
 
 def _flat(values: Any, depth: int = 3) -> Any:

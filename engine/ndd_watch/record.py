@@ -19,6 +19,7 @@ from collections import Counter
 from typing import Any, Callable
 
 from . import clock
+from .census import INLINE
 from .clock import CURRENT, LAST, PHASES, TRAINER, S
 from .outside import Outside
 from .places import Places
@@ -188,6 +189,8 @@ class Recorder:
             code = frame.f_code
             if place is None and self._own(code):
                 place = code.co_filename, frame.f_lineno, code.co_name
+            elif place is not None and place[2] in INLINE and self._own(code):
+                place = *place[:2], code.co_name
             if code is caller:
                 break
             below = code.co_name

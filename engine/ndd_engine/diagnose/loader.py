@@ -10,7 +10,7 @@ from ndd_engine.text import counted, percent, span
 
 from . import loader_facts as facts
 from .finding import Finding
-from .view import BASELINE, CLOCK, CONFIG, FLOOR, SAMPLES, Cost, Draft, View, taken
+from .view import BASELINE, CLOCK, CONFIG, FLOOR, SAMPLES, Cost, Draft, SlowFunction, View, taken
 
 FIRST_BATCH = "data_wait/first_batch"
 # Minimum part of the data wait spent on first batches of later epochs. The first batch of the run is not counted.
@@ -22,6 +22,8 @@ EXPLAINS = 0.3
 # Making batches in this process must take at most this part of the wait for workers.
 CHEAPER = 0.6
 USUAL_WORKERS = 8
+# A function that takes longer than this part of the wait does something else.
+LONGEST = 1.3
 # Workers that compute use at least this part of the cores.
 BUSY = 0.5
 
@@ -203,7 +205,8 @@ def workers_of_script(view: View) -> Finding | None:
     cores, use = view.whole_cores, view.snapshot.cores
     if not view.is_script or cores is None or view.workers <= cores or not view.wait.clear:
         return None
-    if use is None or use.own < BUSY * use.usable:
+    # Workers that end and start again are counted as other processes.
+    if use is None or view.neighboured or use.own + use.others < BUSY * use.usable:
         return None  # they wait for storage: more of them wait in parallel
     share = percent(view.wait.share)
     draft = Draft(
@@ -211,11 +214,16 @@ def workers_of_script(view: View) -> Finding | None:
     )
     draft.add(taken(view.wait, "waiting for data takes"))
     draft.saw(f"{view.workers} loader workers and the model share {cores} cores", CONFIG)
-    draft.saw(f"the run uses {use.own:.1f} of {use.usable:g} cores", SAMPLES)
+    draft.saw(f"{min(use.own + use.others, use.usable):.1f} of {use.usable:g} cores are busy", SAMPLES)
     draft.change("load in the training process", "loader.workers=0", where=view.loader_place)
     if cores > 1:
         draft.change(f"load with {counted(cores - 1, 'worker')}", f"loader.workers={cores - 1}")
     return draft.done()
+
+
+def made_by(view: View, slow: SlowFunction) -> bool:
+    """Whether a function may be what makes the batches: it explains the wait, and takes no longer."""
+    return view.wait.clear and EXPLAINS * view.wait.ns <= slow.ns <= LONGEST * view.wait.ns
 
 
 def data_wait(view: View) -> Finding | None:
@@ -227,7 +235,7 @@ def data_wait(view: View) -> Finding | None:
     if not view.workers and here is not None and here * view.micro_steps < EXPLAINS * wait.ns:
         return None  # batches are made far faster: the wait has another reason, such as busy cores
     slow = view.slowest_function
-    profiled = slow is not None and slow.ns >= EXPLAINS * wait.ns
+    profiled = slow is not None and made_by(view, slow)
     line = slow.where if slow is not None and profiled else view.line("data_wait")
     waits_for = "the loader" if not view.is_script or view.get("loader.workers") is not None else "data"
     title = f"input-bound: {percent(wait.share)} of each step is spent waiting for {waits_for}"
@@ -240,6 +248,11 @@ def data_wait(view: View) -> Finding | None:
     draft.add(facts.untold_workers(view))
     method = "__iter__" if loader is not None and loader.stream else "__getitem__"
     text = f"do less work per batch in the dataset's {method} and in the collate function"
+    if view.is_script and view.dataset == "TensorDataset":
+        text = (
+            "a TensorDataset gives single items, which are stacked again: index whole batches of the tensors, with a "
+            "sampler of batches and batch_size=None"
+        )
     if waits_for == "data":
         text = (
             "do less work in the function that makes the batches, or make them in a DataLoader with workers"

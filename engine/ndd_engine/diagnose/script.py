@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ndd_engine.text import counted, percent, span
 
+from . import loader
 from .finding import Finding
 from .view import CLOCK, COMPUTING, CONFIG, FLOOR, MODEL, Draft, View, place, taken
 
@@ -17,7 +18,7 @@ def slow_function(view: View) -> Finding | None:
     found = view.slowest_function
     if found is None or found.share < 2 * FLOOR:
         return None
-    if view.wait.clear and MOST_OF * view.wait.ns <= found.ns:
+    if loader.made_by(view, found) and view.wait.share >= 2 * FLOOR:
         return None  # `data_wait` names it
     where = found.where
     title = f"{where}{',' * bool(found.caller)} takes {percent(found.share)} of each step"

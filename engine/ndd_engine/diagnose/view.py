@@ -165,6 +165,12 @@ class View:
         return printable(f"{PurePath(str(found[0])).name}:{found[1]}")
 
     @property
+    def dataset(self) -> str:
+        """Class of the dataset that the script's loader reads; "" if that is unknown."""
+        script = self.config.get("script")
+        return str(script.get("dataset") or "") if isinstance(script, dict) else ""
+
+    @property
     def slowest_function(self) -> SlowFunction | None:
         """The function of the script that takes most of a profiled step by itself; None without one.
 
