@@ -51,7 +51,7 @@ PLACES = [
 
 
 # A hook, the thread that writes, and the code that looks closely; the rest runs with `make test-slow`.
-QUICK = {"Steps.end", "Recorder._write", "Observer.study"}
+QUICK = {"Steps.end", "Recorder._write"}
 
 
 @pytest.mark.parametrize(

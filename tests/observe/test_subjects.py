@@ -31,7 +31,7 @@ MAIN = {
 
 
 # Every construct once; the rest runs with `make test-slow`.
-QUICK = {"plain", "gan", "lbfgs", "accumulate", "evaluates"}
+QUICK = {"plain", "gan", "accumulate"}
 
 
 @pytest.mark.parametrize(
