@@ -141,7 +141,9 @@ def with_arguments(
         for keyword in call.keywords
         if keyword.arg and keyword.arg in arguments
     ]
-    new = [name for name in arguments if all(keyword.arg != name for keyword, _ in changed)]
+    # None is the default of an argument that is not there.
+    given = {name: value for name, value in arguments.items() if value is not None}
+    new = [name for name in given if all(keyword.arg != name for keyword, _ in changed)]
     source = _Source(text)
     for keyword, value in sorted(changed, key=lambda item: -source.end(item[0].value)):
         source.replace(keyword.value, repr(value))

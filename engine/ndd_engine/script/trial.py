@@ -34,6 +34,9 @@ from .starting import Start, is_start, started
 # A configuration of ours stands for the script: only the changed keys and those that were seen matter.
 _STANDS_IN = ("workload.size=tiny", "run.epochs=1", "loader.workers=0", "log.stacks_hz=0.0")
 
+# Without workers, they have no meaning.
+_NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent"})
+
 
 def command_of(run: RunDir) -> Command:
     """The command of the run of a script. Raises UsageError if its file is damaged."""
@@ -69,7 +72,10 @@ def script_drafts(request: TrialRequest, seen: dict[str, Any]) -> tuple[Draft, D
         if key in KINDS
     }
     was = tuple(f"{key}={_text(value)}" for key, value in known.items() if value is not None)
-    base, change = read(None, (*_STANDS_IN, *was)), read(None, (*_STANDS_IN, *was, *settings))
+    kept = was
+    if known.get("loader.workers") and any(item.replace(" ", "") == "loader.workers=0" for item in settings):
+        kept = tuple(item for item in was if item.partition("=")[0] not in _NEED_WORKERS)
+    base, change = read(None, (*_STANDS_IN, *was)), read(None, (*_STANDS_IN, *kept, *settings))
     if settings and base.resolve() == change.resolve():
         raise UsageError(
             f"{', '.join(settings)}: already so in {request.base.name}; there is nothing to compare"
