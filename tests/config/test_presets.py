@@ -76,11 +76,11 @@ def test_what_is_written_higher_decides_between_effective_and_accumulation(tmp_p
 
 
 def test_an_effective_batch_that_does_not_divide_is_reported() -> None:
-    assert "micro 12 x accumulation 1 is 12, but effective is 32" in message(
+    assert "micro 12 x accumulation 1 is 12, but batch.effective is 32" in message(
         "batch.micro=12", "batch.effective=32"
     )
     text = message("batch.micro=8", "batch.accumulation=3", "batch.effective=32")
-    assert "micro 8 x accumulation 3 is 24, but effective is 32" in text
+    assert "micro 8 x accumulation 3 is 24, but batch.effective is 32" in text
 
 
 def test_the_written_file_holds_the_effective_batch_when_the_micro_batch_changes(tmp_path: Path) -> None:
@@ -124,3 +124,13 @@ def test_settings_that_exclude_each_other() -> None:
     )
     text = message("speed.cuda_graph=true", "speed.compile=reduce-overhead")
     assert "use compile default with cuda_graph" in text
+
+
+def test_the_effective_batch_counts_all_ranks() -> None:
+    config = read(
+        None, ["workload.size=tiny", "batch.micro=4", "batch.effective=32", "parallel.ranks=2"], "chartext"
+    )
+    resolved = config.resolve()
+    assert (resolved.batch.accumulation, resolved.items_per_step) == (4, 32)
+    text = message("batch.micro=8", "batch.effective=32", "parallel.ranks=3")
+    assert "micro 8 x accumulation 1 x ranks 3 is 24, but batch.effective is 32" in text

@@ -53,37 +53,16 @@ class BatchSection(Section):
         None,
         ge=1,
         le=MANY,
-        description="effective batch size: items per optimizer step; sets accumulation = effective / micro",
+        description="effective batch size: items per optimizer step of all ranks; sets accumulation = effective / "
+        "(micro x ranks)",
     )
     sequence: int = Field(
         256, ge=2, le=MANY, description="sequence length of an item, in tokens of the workload"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _hold_effective(cls, values: Any) -> Any:
-        """Derive `accumulation` from `effective` if only the latter is set."""
-        if not isinstance(values, dict) or "accumulation" in values:
-            return values
-        micro, effective = values.get("micro", 32), values.get("effective")
-        if type(micro) is int and type(effective) is int and micro > 0 and effective % micro == 0:
-            return {**values, "accumulation": effective // micro}
-        return values
-
-    @model_validator(mode="after")
-    def _effective_is_held(self) -> BatchSection:
-        if self.effective is not None and self.effective != self.items:
-            raise ValueError(
-                f"micro {self.micro} x accumulation {self.accumulation} is {self.items}, but effective is "
-                f"{self.effective}: choose a micro that divides effective, and do not set accumulation"
-            )
-        if self.items > MANY:
-            raise ValueError(f"micro x accumulation is {self.items:,} items; at most {MANY:,} are possible")
-        return self
-
     @property
     def items(self) -> int:
-        """The effective batch size: items per optimizer step."""
+        """Items per optimizer step of one rank; see Config.items_per_step for all ranks."""
         return self.micro * self.accumulation
 
 
@@ -321,6 +300,49 @@ class LogSection(Section):
         return value
 
 
+class ParallelSection(Section):
+    ranks: int = Field(
+        1,
+        ge=1,
+        le=65_536,
+        description="number of processes (ranks) that train one model; 1: a single process",
+    )
+    strategy: Literal["ddp", "fsdp2"] = Field(
+        "ddp",
+        description="ddp: every rank holds the whole model; fsdp2: parameters, gradients and optimizer state are "
+        "sharded over the ranks",
+    )
+    bucket_mb: float = Field(25.0, gt=0, le=10_000, description="ddp: size of a gradient bucket in MB")
+    compress: Literal["off", "fp16", "bf16"] = Field(
+        "off", description="ddp: exchange gradients in half precision"
+    )
+    find_unused: bool = Field(
+        False, description="ddp: search every step for parameters that the loss does not use (slower)"
+    )
+    reshard: bool = Field(
+        True,
+        description="fsdp2: free the gathered parameters after forward and gather them again in backward",
+    )
+    param_dtype: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp32", description="fsdp2: dtype in which parameters are gathered and layers compute"
+    )
+    reduce_dtype: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp32", description="fsdp2: dtype in which gradients are reduced"
+    )
+    restarts: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="restart all ranks from the last checkpoint at most N times after one fails",
+    )
+    hang_s: float = Field(
+        60.0,
+        ge=1,
+        le=DAY_S,
+        description="a rank that finishes no step for so long is reported as hanging (seconds)",
+    )
+
+
 class ConsoleSection(Section):
     refresh_hz: float = Field(
         4.0,
@@ -349,10 +371,45 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+    parallel: ParallelSection = ParallelSection()
     console: ConsoleSection = ConsoleSection()
+
+    @property
+    def items_per_step(self) -> int:
+        """The effective batch size: items per optimizer step of all ranks."""
+        return self.batch.items * self.parallel.ranks
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hold_effective(cls, values: Any) -> Any:
+        """Derive `batch.accumulation` from `batch.effective` if only the latter is set."""
+        batch, parallel = (
+            (values.get("batch"), values.get("parallel", {})) if isinstance(values, dict) else (None, {})
+        )
+        if not isinstance(batch, dict) or "accumulation" in batch or not isinstance(parallel, dict):
+            return values
+        micro, effective, ranks = batch.get("micro", 32), batch.get("effective"), parallel.get("ranks", 1)
+        numbers = type(micro) is type(effective) is type(ranks) is int
+        if numbers and micro > 0 and ranks > 0 and effective % (micro * ranks) == 0:
+            return {**values, "batch": {**batch, "accumulation": effective // (micro * ranks)}}
+        return values
+
+    def _check_effective(self) -> None:
+        batch, ranks, items = self.batch, self.parallel.ranks, self.items_per_step
+        product = f"micro {batch.micro} x accumulation {batch.accumulation}"
+        product += f" x ranks {ranks}" if ranks > 1 else ""
+        if batch.effective is not None and batch.effective != items:
+            times = "micro x ranks divides" if ranks > 1 else "micro divides"
+            raise ValueError(
+                f"{product} is {items}, but batch.effective is {batch.effective}: choose batch.micro so that {times} "
+                "effective, and do not set batch.accumulation"
+            )
+        if items > MANY:
+            raise ValueError(f"{product} is {items:,} items; at most {MANY:,} are possible")
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Config:
+        self._check_effective()
         if self.run.epochs is None and self.run.max_steps is None:
             raise ValueError("set run.epochs or run.max_steps, for example --set run.epochs=3")
         if self.loader.cache and getattr(self.workload, "augment", False):

@@ -145,6 +145,17 @@ class _Side(TypedDict, total=False):
     not_in_effect: list[str]
 
 
+class _Late(TypedDict, total=False):
+    rank: Required[int]
+    host: str
+    late_ns: Required[float]
+    phase: Required[str]
+    phase_ns: Required[float]
+    ceiling: Required[float]
+    since_step: int
+    where: str | None
+
+
 @dataclass
 class _State:
     """A fold event's state is checked when it is restored; see fold.from_event."""
@@ -160,6 +171,9 @@ MarkData = Annotated[Json, _MarkData]
 Finding = Annotated[Json, _Finding]
 Side = Annotated[Json, _Side]
 State = Annotated[Json, _State]
+# The rank that holds up the others: late_ns a step longer than the usual rank, of it phase_ns in phase; ceiling: speed
+# with that rank as fast as the next slowest, over now, at most; where: file, line and function, if known.
+Late = Annotated[Json, _Late]
 # Rows of events; see StacksEvent, FunctionsEvent, KernelsEvent and BaselineEvent.
 Frame = Annotated[list[Any], tuple[str, str, int, str, int, int]]
 Function = Annotated[list[Any], tuple[str, int, str, int, int, int, str]]

@@ -55,8 +55,9 @@ def check_resume(name: str, state: RunState, config: Config, from_step: int | No
     changed = []
     if run.workload != config.workload.name:
         changed.append(f"workload.name was {run.workload}, now {config.workload.name}")
-    if run.items_per_step != config.batch.items:
-        changed.append(f"batch.micro x batch.accumulation was {run.items_per_step}, now {config.batch.items}")
+    if run.items_per_step != config.items_per_step:
+        product = "batch.micro x batch.accumulation x parallel.ranks"
+        changed.append(f"{product} was {run.items_per_step}, now {config.items_per_step}")
     if (seed := _section(run, "run").get("seed")) != config.run.seed:
         changed.append(f"run.seed was {seed}, now {config.run.seed}")
     before, now = _section(run, "workload"), config.workload.model_dump(mode="json")

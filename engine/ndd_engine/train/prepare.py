@@ -302,7 +302,7 @@ def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
         item=workload.item,
         token=workload.token,
         tokens_per_item=workload.tokens_per_item,
-        items_per_step=config.batch.items,
+        items_per_step=config.items_per_step,
         items_per_epoch=loop.batches.items_per_epoch or 0,
         steps_per_epoch=loop.steps_per_epoch,
         epochs=-(-loop.total_steps // loop.steps_per_epoch)

@@ -18,7 +18,7 @@ def state_of(loop: Loop) -> dict[str, Any]:
         "format": 1,
         "step": loop.step,
         "workload": loop.config.workload.name,
-        "effective_batch": loop.config.batch.items,
+        "effective_batch": loop.config.items_per_step,
         "items": loop.batches.items,
         "data_crc": loop.batches.crc,
         "order": loop.batches.order,

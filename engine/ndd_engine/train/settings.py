@@ -46,8 +46,12 @@ class VerifiedSettings:
             self._check("speed.cuda_graph", False, self.stepper.no_graph)
         batch = self.config.batch
         if batch.effective is not None:
-            product = f"{batch.micro} x {batch.accumulation} = {batch.items}"
-            self._check("batch.effective", product, "micro-batch times accumulation", True)
+            ranks, items = self.config.parallel.ranks, self.config.items_per_step
+            shares = f" x {ranks}" if ranks > 1 else ""
+            how = f"micro-batch times accumulation{' times ranks' if ranks > 1 else ''}"
+            self._check(
+                "batch.effective", f"{batch.micro} x {batch.accumulation}{shares} = {items}", how, True
+            )
         self._intervals()
         return self._take()
 
