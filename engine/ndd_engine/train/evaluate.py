@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,10 +58,13 @@ class Result:
         return MarkEvent("evaluation", step, f"evaluation at step {step:,}: {text}", data)
 
 
-def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None]) -> Result:
+def evaluate(
+    stepper: Stepper, loader: EvalBatches, between: Callable[[], None], shared: Shared | None = None
+) -> Result:
     """Evaluate without changing the training state: no gradients, no dropout, separate random numbers.
 
-    between: called after every batch, to report progress and to stop (it may raise).
+    between: called after every batch, to report progress and to stop (it may raise). shared: with other ranks; each
+    evaluates a part of the batches if the metric can be merged and the order is the engine's, otherwise all of them.
     """
     workload, device, config = stepper.workload, stepper.device, stepper.config
     model, batches, carry = workload.model, config.evaluate.batches, Carry(workload)
@@ -70,6 +73,10 @@ def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None])
     metric: Any = (
         workload.metric() if own_step is None else _Means(stepper.workload_parts.where, workload.weight)
     )
+    together = shared is not None and loader.shares and getattr(metric, "mergeable", False)
+    if shared is not None and together:
+        batches = shared.mine(batches)
+    loader.whole = not together
     count = 0
     model.eval()
     try:
@@ -79,7 +86,7 @@ def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None])
             torch.manual_seed(config.run.seed)
             random.seed(config.run.seed)
             inference = torch.is_inference_mode_enabled()
-            for count, batch in enumerate(loader, 1):
+            for count, batch in enumerate(loader if batches != 0 else (), 1):
                 batch = to_device(batch, device)
                 with stepper.precision.autocast or nullcontext():
                     if own_step is not None:
@@ -91,6 +98,10 @@ def evaluate(stepper: Stepper, loader: EvalBatches, between: Callable[[], None])
                 between()
                 if batches is not None and count >= batches:
                     break
+            if shared is not None and together:
+                parts = shared.parts([count, metric.parts()])
+                count = sum(part[0] for part in parts)
+                metric.merge([part[1] for part in parts])
             metrics = monitored_first(metric.result(), config.evaluate.metric)
     finally:
         model.train()
@@ -114,6 +125,16 @@ def monitored_first(metrics: dict[str, float], name: str | None) -> dict[str, fl
     return {name: metrics[name], **metrics}
 
 
+class Shared(Protocol):
+    """How several ranks share an evaluation: which batches are this rank's, and everybody's parts of a metric."""
+
+    def mine(self, batches: int | None) -> int | None:
+        """Of so many batches, those of this rank; None for all."""
+
+    def parts(self, mine: Any) -> list[Any]:
+        """The parts of all ranks. Waits for them."""
+
+
 class _Means:
     """Means of what a factory's `eval_step` returns, weighted by `weight` or the batch size."""
 
@@ -132,6 +153,17 @@ class _Means:
                 raise TrainingError(f"{self._where}: eval_step returned {kind(value)}{shape}; {advice}")
             mean = self._means.setdefault(shortened(str(name), 80), MeanLoss(weight=self._weight))
             mean.update(None, batch, torch.as_tensor(value).reshape(()))
+
+    mergeable = True
+
+    def parts(self) -> Any:
+        return {name: mean.parts() for name, mean in self._means.items()}
+
+    def merge(self, parts: Sequence[Any]) -> None:
+        names = dict.fromkeys(name for part in parts for name in part)
+        self._means = {name: MeanLoss(weight=self._weight) for name in names}
+        for name, mean in self._means.items():
+            mean.merge([part[name] for part in parts if name in part])
 
     def result(self) -> dict[str, float]:
         if not self._means:

@@ -126,6 +126,15 @@ class EqualErrorRate(MeanLoss):
         self.scores.append(logits[:, REAL] - logits[:, SPOOF])
         self.labels.append(batch[1].detach())
 
+    def parts(self) -> Any:
+        kept = [torch.cat(kept).cpu() for kept in (self.scores, self.labels) if kept]
+        return [super().parts(), *kept]
+
+    def merge(self, parts: Sequence[Any]) -> None:
+        super().merge([part[0] for part in parts])
+        kept = [part for part in parts if len(part) > 1]
+        self.scores, self.labels = [part[1] for part in kept], [part[2] for part in kept]
+
     def result(self) -> dict[str, float]:
         loss = super().result()
         if not self.scores:

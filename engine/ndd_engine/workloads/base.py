@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,10 @@ class Metric(Protocol):
 
     def result(self) -> dict[str, float]:
         """Values by name, "loss" among them; the first one is the headline metric."""
+
+    # Optional, so that several ranks can share an evaluation: `mergeable`, true if the order of the batches does not
+    # matter; `parts()`, what this metric has accumulated (tensors and numbers in lists or dicts); and `merge(parts)`,
+    # which replaces that by the parts of all ranks. Otherwise every rank evaluates everything.
 
 
 class Workload(Protocol):
@@ -175,6 +180,7 @@ class MeanLoss:
     total: Tensor | None = None
     count: Tensor | float = 0
     weight: Weight | None = field(default=None, kw_only=True)
+    mergeable: ClassVar[bool] = True
 
     def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
         weight = batch_size(batch) if self.weight is None else on_host(self.weight(batch))
@@ -186,6 +192,16 @@ class MeanLoss:
 
     def result(self) -> dict[str, float]:
         return {"loss": float(self.total) / float(self.count) if self.total is not None else float("nan")}
+
+    def parts(self) -> Any:
+        """Sum and weight of the losses, see Metric."""
+        return None if self.total is None else [float(self.total), float(self.count)]
+
+    def merge(self, parts: Sequence[Any]) -> None:
+        """Continue with the sums of all ranks."""
+        sums = [part for part in parts if part is not None]
+        self.total = torch.tensor(math.fsum(total for total, _ in sums), dtype=torch.float64) if sums else None
+        self.count = math.fsum(count for _, count in sums)
 
 
 class _SkipInitialisation(TorchFunctionMode):

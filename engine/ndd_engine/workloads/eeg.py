@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -57,6 +57,7 @@ class ForecastError(MeanLoss):
     """
 
     span: int = 64
+    mergeable: ClassVar[bool] = False  # the order of the batches matters
     squares: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
 

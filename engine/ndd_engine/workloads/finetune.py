@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -73,6 +73,7 @@ class Perplexity:
     """
 
     piece_bytes: Tensor
+    mergeable: ClassVar[bool] = True
     nats: list[Tensor] = field(default_factory=list)
     tokens: list[Tensor] = field(default_factory=list)
     bytes_: list[Tensor] = field(default_factory=list)
@@ -84,6 +85,15 @@ class Perplexity:
         self.nats.append(loss.detach().float() * count)
         self.tokens.append(count)
         self.bytes_.append((self.piece_bytes[labels.clamp(min=0)] * scored).sum())
+
+    def parts(self) -> Any:
+        """The sums, see Metric."""
+        return [_total(values) for values in (self.nats, self.tokens, self.bytes_)]
+
+    def merge(self, parts: Sequence[Any]) -> None:
+        """Continue with the sums of all ranks."""
+        sums = [torch.tensor(list(values), dtype=torch.float64) for values in zip(*parts, strict=True)]
+        self.nats, self.tokens, self.bytes_ = ([values.sum()] for values in sums)
 
     def result(self) -> dict[str, float]:
         nats, tokens, text_bytes = (_total(values) for values in (self.nats, self.tokens, self.bytes_))

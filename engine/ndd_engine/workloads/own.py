@@ -177,6 +177,23 @@ class OwnMetric:
         self._loss.update(output, batch, loss)
         self._metric.update(output, batch, loss)
 
+    @property
+    def mergeable(self) -> bool:
+        """Whether the user's metric can be merged, see Metric."""
+        found = self._metric
+        return bool(getattr(found, "mergeable", True)) and hasattr(found, "parts") and hasattr(found, "merge")
+
+    def parts(self) -> Any:
+        """Of the user's metric and of the loss, see Metric."""
+        found: Any = self._metric
+        return [found.parts(), self._loss.parts()]
+
+    def merge(self, parts: Sequence[Any]) -> None:
+        """Continue with the parts of all ranks."""
+        found: Any = self._metric
+        found.merge([part[0] for part in parts])
+        self._loss.merge([part[1] for part in parts])
+
     def result(self) -> dict[str, float]:
         """The user's values, with the mean loss unless they have a "loss". Raises TrainingError if one is no number."""
         found = self._metric.result()

@@ -21,6 +21,8 @@ from ndd_engine.errors import TrainingError, shortened
 from ndd_engine.train.random_state import random_state, restore_random_state
 from ndd_engine.workloads.order import RANDOM, Order, position
 
+from .share import ALONE, Share
+
 # Seconds between two copies of a sampler's state; batches drawn since the last copy are drawn again on a resume.
 COPY_S = 0.25
 _CPU = torch.device("cpu")
@@ -63,14 +65,25 @@ class _Copy:
 class IndexOrder(Sampler[list[int]]):
     """The index lists of one pass after another; the position counts the batches that were delivered, not drawn.
 
-    passes: passes done. batches: micro-batches delivered in the present pass. made: items delivered by this process.
+    passes: passes done. batches: micro-batches delivered in the present pass, to all ranks. made: items delivered since
+    the process started, to all ranks. share: of this rank, which counts in whole steps of `accumulation` micro-batches.
     The global random generators that a sampler of the user's own draws from are its own, seeded by `run.seed` and the
     number of the pass, so that neither the model nor the number of workers changes the order.
     """
 
-    def __init__(self, order: Order, items: int, micro: int, seed: int, epochs_differ: bool = False) -> None:
+    def __init__(
+        self,
+        order: Order,
+        items: int,
+        micro: int,
+        seed: int,
+        epochs_differ: bool = False,
+        share: Share = ALONE,
+        accumulation: int = 1,
+    ) -> None:
         self.order, self.items, self.micro, self.seed = order, items, micro, seed
-        self.epochs_differ = epochs_differ
+        self.epochs_differ, self.share = epochs_differ, share
+        self._group = share.of * accumulation if share.of > 1 else 1
         self.position = position(order)
         self.per_pass = length(order, items, micro)
         self.passes = self.batches = self.made = 0
@@ -89,7 +102,7 @@ class IndexOrder(Sampler[list[int]]):
     def delivered(self) -> None:
         """The next batch that was drawn has been delivered."""
         count, copied, since = self._drawn.popleft()
-        self.batches += 1
+        self.batches += self.share.of
         self.made += count
         self._at = copied, since
 
@@ -125,6 +138,7 @@ class IndexOrder(Sampler[list[int]]):
             set_epoch(number)
         skip = drawn = since = 0
         copied: _Copy | None = None
+        group: list[list[int]] = []
         inside = fresh = False
         if loaded is not None:
             for generator, state in zip(self._generators, loaded["generators"], strict=True):
@@ -163,8 +177,15 @@ class IndexOrder(Sampler[list[int]]):
                 continue
             if self.position == "state" and time.monotonic() - at >= COPY_S:
                 copied, since, at = self._copy(mine), 0, time.monotonic()
-            self._drawn.append((len(indices), copied, since))
-            yield self._of_epoch(indices, number)
+            group.append(self._of_epoch(indices, number))
+            if len(group) < self._group:
+                continue  # the batches of a step are dealt to the ranks together; an incomplete one is left out
+            mine = group[self.share.rank :: self.share.of]
+            items, group = sum(map(len, group)), []
+            for place, indices in enumerate(mine, 1):
+                # All items of the step count with its last batch, and so does the place in the order.
+                self._drawn.append((items if place == len(mine) else 0, copied, since))
+                yield indices
 
     def _checked(self, found: Any, drawn: int) -> list[int] | None:
         """A list of indices; None at the end of the pass. Raises TrainingError for what is no list of valid indices."""

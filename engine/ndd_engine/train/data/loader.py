@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
@@ -19,6 +19,7 @@ from ndd_engine.workloads.base import Batch, Collate
 from ndd_engine.workloads.order import Order, Stream, item_count
 
 from .indices import IndexOrder, mixed
+from .share import ALONE, Share
 from .source import Collated, Source, WholeBatches, make_source
 from .stream import StreamOrder
 from .workers import WatchedLoader, worker_options, worker_pids
@@ -33,13 +34,19 @@ class EpochBatches(Sampler[list[int]]):
     """Index lists of one epoch's micro-batches; `set` chooses the epoch and the position to start at.
 
     The incomplete last batch is dropped, so that every step has the same shape. If epochs differ, an index also
-    encodes the epoch: epoch * items + item.
+    encodes the epoch: epoch * items + item. share: the micro-batches of this rank; positions count them alone.
     """
 
     def __init__(
-        self, items: int, micro: int, seed: int, epochs_differ: bool = False, shuffle: bool = True
+        self,
+        items: int,
+        micro: int,
+        seed: int,
+        epochs_differ: bool = False,
+        shuffle: bool = True,
+        share: Share = ALONE,
     ) -> None:
-        self.items, self.micro, self.seed, self.shuffle = items, micro, seed, shuffle
+        self.items, self.micro, self.seed, self.shuffle, self.share = items, micro, seed, shuffle, share
         self.epoch = 0
         self.start = 0
         self.epochs_differ = epochs_differ
@@ -49,7 +56,7 @@ class EpochBatches(Sampler[list[int]]):
         self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
-        return self.items // self.micro - self.start
+        return self.items // self.micro // self.share.of - self.start
 
     def __iter__(self) -> Iterator[list[int]]:
         return (indices.tolist() for indices in self.tensors())
@@ -60,8 +67,10 @@ class EpochBatches(Sampler[list[int]]):
         order = torch.randperm(self.items, generator=generator) if self.shuffle else torch.arange(self.items)
         if self.epochs_differ:
             order += self.epoch * self.items
-        whole = self.items // self.micro * self.micro
-        yield from torch.split(order[self.start * self.micro : whole], self.micro) if len(self) > 0 else ()
+        rank, of, micro = self.share.rank, self.share.of, self.micro
+        for index in range(self.start, self.start + max(len(self), 0)):
+            begin = (index * of + rank) * micro
+            yield order[begin : begin + micro]
 
 
 @dataclass(frozen=True)
@@ -146,7 +155,8 @@ class Batches(_Loaded):
 
     collate, epochs_differ, order: the workload's. device: target of `placement = "device"`. tell: called with the
     progress of encoding. own: the order of a user's own sampler or stream, which counts its passes itself; None for
-    the engine's order, which follows from the step. Raises UsageError and DoesNotFitError, see make_source.
+    the engine's order, which follows from the step. share: of this rank. Raises UsageError and DoesNotFitError, see
+    make_source.
     """
 
     def __init__(
@@ -158,8 +168,10 @@ class Batches(_Loaded):
         device: torch.device = CPU,
         tell: Callable[[str], None] = lambda _text: None,
         order: Order | None = None,
+        share: Share = ALONE,
     ) -> None:
         loader, micro, seed = config.loader, config.batch.micro, config.run.seed
+        self.share = share
         order = order or Order()
         shuffle = order.shuffle if loader.shuffle is None else loader.shuffle
         persistent = loader.workers > 0 if loader.persistent is None else loader.persistent
@@ -178,11 +190,13 @@ class Batches(_Loaded):
             super().__init__(stream, config, loader.pin_memory, workers, batch_size=None)
             return
         assert items is not None
-        self.sampler = EpochBatches(items, micro, seed, epochs_differ, shuffle)
+        self.sampler = EpochBatches(items, micro, seed, epochs_differ, shuffle, share)
         self.order = "shuffled" if shuffle else "in the order of the dataset"
         chosen: Any = self.sampler
         if order.chosen is not None or (not order.drop_last and items % micro):
-            chosen = self.own = IndexOrder(replace(order, shuffle=shuffle), items, micro, seed, epochs_differ)
+            chosen = self.own = IndexOrder(
+                replace(order, shuffle=shuffle), items, micro, seed, epochs_differ, share, self.accumulation
+            )
             if order.chosen is not None:
                 self.order = f"by the {order.title}"
             elif items % micro:
@@ -218,10 +232,11 @@ class Batches(_Loaded):
 
     @property
     def per_epoch(self) -> int | None:
-        """Micro-batches per epoch; None if that is unknown."""
+        """This rank's micro-batches per epoch; None if that is unknown."""
         if self.own is not None:
-            return self.own.per_pass
-        return self.sampler.items // self.sampler.micro
+            of_all = self.own.per_pass
+            return None if of_all is None else of_all // self.share.of
+        return self.sampler.items // self.sampler.micro // self.share.of
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -240,14 +255,14 @@ class Batches(_Loaded):
 
     def _whole_steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches without those that no step is left for: half a step's gradients would stay behind."""
-        if self.accumulation == 1:
-            return batches
-        return (
-            batch
-            for step in iter(lambda: list(islice(batches, self.accumulation)), [])
-            if len(step) == self.accumulation
-            for batch in step
-        )
+        if isinstance(self.own, StreamOrder):
+            # Every rank reads the whole stream, so that all agree on what a step takes.
+            return batches if self._steps_of_one else self.share.dealt(batches, self.accumulation)
+        return batches if self.accumulation == 1 else Share().dealt(batches, self.accumulation)
+
+    @property
+    def _steps_of_one(self) -> bool:
+        return self.accumulation == self.share.of == 1
 
     @property
     def items_per_epoch(self) -> int | None:
@@ -255,7 +270,7 @@ class Batches(_Loaded):
         steps, own = self.steps_per_epoch, self.own
         if steps is None or (isinstance(own, IndexOrder) and own.order.batch_sampler is not None):
             return None
-        items = steps * self.accumulation * self.sampler.micro
+        items = steps * self.accumulation * self.sampler.micro * self.share.of
         if not isinstance(own, IndexOrder) or own.order.drop_last:
             return items
         return min(items, own.items if own.order.sampler is None else len(own.order.sampler))
@@ -263,7 +278,7 @@ class Batches(_Loaded):
     def place(self, step: int) -> tuple[int, int]:
         """(epoch, optimizer step in it) after `step` steps of the run; of `own`, the place that it counts itself."""
         if self.own is not None:
-            return self.own.passes, self.own.batches // self.accumulation
+            return self.own.passes, self.own.batches // (self.accumulation * self.share.of)
         return divmod(step, self.per_epoch // self.accumulation)  # type: ignore[operator]
 
     @property
@@ -293,8 +308,11 @@ class EvalBatches(_Loaded):
         device: torch.device = CPU,
         tell: Callable[[str], None] = lambda _text: None,
         order: Order | None = None,
+        share: Share = ALONE,
     ) -> None:
+        """share: of this rank; `shares` tells whether the order can be shared, and `whole` asks for all batches."""
         loader = config.loader
+        self._share, self.whole, self.shares = share, True, False
         order = order or Order(shuffle=False, drop_last=False, name="eval_data")
         self._micro = order.batch_size or config.batch.micro
         pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
@@ -312,7 +330,11 @@ class EvalBatches(_Loaded):
         assert self._items is not None
         source = make_source(data, collate, loader, device, False, tell)
         if order.chosen is None and not order.drop_last and not order.shuffle:
-            super().__init__(source, config, pin, workers, batch_size=self._micro, shuffle=False)
+            self.shares = share.of > 1
+            lists: dict[str, Any] = {"batch_size": self._micro, "shuffle": False}
+            super().__init__(
+                source, config, pin, workers, **({"batch_sampler": _Lists(self)} if self.shares else lists)
+            )
             return
         self._own = IndexOrder(order, self._items, self._micro, config.run.seed)
         super().__init__(source, config, pin, workers, batch_sampler=self._own)
@@ -326,8 +348,26 @@ class EvalBatches(_Loaded):
             self._own.load(self._first)  # the same order every time
             self._own.start()
             return self._begun(self._own.tensors())
+        return self._begun(iter(self.lists()))
+
+    def lists(self) -> Sequence[Tensor]:
+        """The indices of the batches, in the engine's order; of this rank unless `whole`."""
         assert self._items is not None
-        return self._begun(iter(torch.split(torch.arange(self._items), self._micro)))
+        every = torch.split(torch.arange(self._items), self._micro)
+        return every if self.whole else every[self._share.rank :: self._share.of]
+
+
+class _Lists(Sampler[list[int]]):
+    """The index lists of a shared evaluation."""
+
+    def __init__(self, of: EvalBatches) -> None:
+        self._of = of
+
+    def __len__(self) -> int:
+        return len(self._of.lists())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (indices.tolist() for indices in self._of.lists())
 
 
 def _counted(batches: Iterator[Batch], order: IndexOrder) -> Iterator[Batch]:

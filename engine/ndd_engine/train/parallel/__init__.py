@@ -1,0 +1,1 @@
+"""Training in several processes (ranks) that share one model: DDP and FSDP2."""

@@ -1,0 +1,154 @@
+"""What all ranks do after the same step, without a collective in each step and without waiting for each other.
+
+A vote is cast after step s: an all-reduce on a group of its own, which runs while the ranks train. It is read after
+step s + gap, when every rank has passed s, so it is done by then. All ranks read the same result after the same step.
+The gap is voted on, too: about `EVERY_S` seconds of steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ndd_engine.train.control import Control
+
+EVERY_S = 0.25
+# Most steps between two votes. The steps of a gap are binned into so many places, to find the least wait of each.
+MOST_STEPS = 4096
+SLOTS = 64
+# What a rank can ask for; those of `_STOPS` are the statuses of a run that stops.
+_STOPS = ("stopped", "interrupted", "terminated")
+ASKS = (*_STOPS, "pause", "checkpoint", "evaluate", "kernels", "early", "window")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The result of a vote. asked: request -> one of the ranks that asked. gap: steps to the next vote.
+
+    least_wait_ns: sum over the steps of the least wait of any rank; most_own_ns: of the longest own time of any rank.
+    """
+
+    asked: Mapping[str, int]
+    gap: int
+    least_wait_ns: float
+    most_own_ns: float
+
+
+class Votes:
+    """Votes on a group. next: the step after which the vote is read and the next one is cast, on all ranks."""
+
+    def __init__(self, group: Any, rank: int, step: int) -> None:
+        self.next = step + 1
+        self.cast_count = 0
+        self._group, self._rank = group, rank
+        self._gap, self._begun, self._t = 1, step, time.perf_counter()
+        self._flying: tuple[Tensor, Any] | None = None
+        self._waits = [0.0] * SLOTS
+        self._owns = [0.0] * SLOTS
+
+    def step(self, step: int, wait_ns: float, own_ns: float) -> None:
+        """After each step: its wait for other ranks, and the rest of its time."""
+        slot = min((step - 1 - self._begun) * SLOTS // self._gap, SLOTS - 1)
+        self._waits[slot] += wait_ns
+        self._owns[slot] += own_ns
+
+    def turn(self, step: int, asks: Mapping[str, bool]) -> Decision | None:
+        """After step `next`: read the vote in flight, None for the first, and cast the next one."""
+        decision = self.read()
+        gap = self._gap if decision is None else decision.gap
+        now = time.perf_counter()
+        rate = (step - self._begun) / max(now - self._t, 1e-9)
+        wanted = min(max(round(rate * EVERY_S), 1), MOST_STEPS, 2 * gap)
+        vote = self._vote(asks, wanted)
+        self._flying = vote, dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._group, async_op=True)
+        self._waits, self._owns = [0.0] * SLOTS, [0.0] * SLOTS
+        self._begun, self._t, self._gap = step, now, gap
+        self.next = step + gap
+        self.cast_count += 1
+        return decision
+
+    def read(self) -> Decision | None:
+        """The vote in flight, if there is one; waits for it. On all ranks after the same step."""
+        if self._flying is None:
+            return None
+        (vote, work), self._flying = self._flying, None
+        work.wait()
+        return _decision(vote)
+
+    def now(self, asks: Mapping[str, bool]) -> Decision:
+        """A vote that waits for all ranks, between steps."""
+        vote = self._vote(asks, 1)
+        dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._group)
+        return _decision(vote)
+
+    def paused(self) -> None:
+        """The time since the last vote says nothing about the speed of steps."""
+        self._t = time.perf_counter()
+
+    def _vote(self, asks: Mapping[str, bool], gap: int) -> Tensor:
+        # One minimum for everything: where the largest value counts, its sign is turned.
+        asked = [-float(self._rank + 1) if asks.get(name) else 0.0 for name in ASKS]
+        owns = [-value for value in self._owns]
+        return torch.tensor([*asked, float(gap), *self._waits, *owns], dtype=torch.float64)
+
+
+def _decision(vote: Tensor) -> Decision:
+    values = vote.tolist()
+    asked = {name: int(-value) - 1 for name, value in zip(ASKS, values, strict=False) if value}
+    first = len(ASKS) + 1
+    waits, owns = values[first : first + SLOTS], values[first + SLOTS :]
+    return Decision(asked, int(values[first - 1]), sum(waits), -sum(owns))
+
+
+class SharedControl(Control):
+    """Requests that the ranks have agreed on. own: the requests to this rank, from its signals or its socket."""
+
+    def __init__(self, own: Control, votes: Votes) -> None:
+        super().__init__()
+        self.own, self._votes = own, votes
+
+    def asks(self) -> dict[str, bool]:
+        """What this rank asks for: requests once, a pause as long as it lasts."""
+        own = self.own
+        asked = dict.fromkeys(own.take_once(), True) if own.pending else {}
+        asked["pause"] = own.paused
+        if own.stop_status is not None:
+            asked[own.stop_status] = True
+        return asked
+
+    def obey(self, decision: Decision, pauses: bool = True) -> None:
+        """Take over what was agreed on. pauses: also whether the ranks pause."""
+        asked = decision.asked
+        for name in ("checkpoint", "evaluate", "kernels"):
+            if name in asked:
+                self.request(name)
+        if pauses and ("pause" in asked) != self._paused:
+            self.request("pause" if "pause" in asked else "resume")
+        for status in _STOPS:
+            if status in asked and self.stop_status is None:
+                own = self.own
+                reason = own.stop_reason if own.stop_status == status else f"{status} at rank {asked[status]}"
+                self.request("stop", reason, status)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        return self.own.holders
+
+    def check_kill(self) -> None:
+        self.own.check_kill()
+
+    def wait(self, timeout_s: float) -> None:
+        """While all ranks are paused: wait, then vote on what happens next."""
+        own = self.own
+        if own.paused or not own.pending:
+            own.wait(timeout_s)
+        if (flying := self._votes.read()) is not None:
+            self.obey(flying, pauses=False)  # it was cast before the pause
+        self.obey(self._votes.now(self.asks()))
+        self._votes.paused()

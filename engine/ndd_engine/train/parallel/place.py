@@ -1,0 +1,64 @@
+"""The place of this process among the ranks, from the environment that torchrun and other launchers set."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ndd_engine.errors import UsageError
+from ndd_engine.text import printable
+
+# Set by `ndd-console train --ranks`, which reads the outcome from the record instead of from exit statuses.
+ENV_OWN_LAUNCHER = "NDD_RANKS"
+
+
+@dataclass(frozen=True)
+class Place:
+    """rank of size ranks, local_rank of local_size on this host; restart: restarts of all ranks so far."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    restart: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which writes the run."""
+        return self.rank == 0
+
+    def threads(self, usable: int) -> int:
+        """This rank's share of the usable cores."""
+        return max(usable // self.local_size, 1)
+
+
+def place() -> Place | None:
+    """The place of this process; None if it trains alone. Raises UsageError for values that make no sense."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if size <= 1:
+        return None
+    local_rank, local_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+    if not 0 <= rank < size or not 0 <= local_rank < local_size:
+        raise UsageError(
+            f"RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_size}: "
+            "a rank is at least 0 and less than the number of ranks"
+        )
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UsageError(f"WORLD_SIZE={size}, but {name} is not set: start the ranks with torchrun")
+    return Place(rank, size, local_rank, local_size, _number("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def own_launcher() -> bool:
+    """Whether `ndd-console train --ranks` started this rank."""
+    return ENV_OWN_LAUNCHER in os.environ
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name}={printable(text)}: not a number; the launcher of the ranks sets it") from None

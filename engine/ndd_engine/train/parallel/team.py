@@ -1,0 +1,192 @@
+"""The ranks while they train: their votes, and the windows of all ranks, which rank 0 records."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.ranks import FIGURES, RanksFold
+from ndd_engine.record.events import Event, MarkEvent, WindowEvent
+from ndd_engine.text import printable
+from ndd_engine.train.control import Control
+
+from .agreement import Decision, SharedControl, Votes
+from .exchange import PART
+from .world import World
+
+_AT = {name: index for index, name in enumerate(FIGURES)}
+# The mean of the last losses follows the figures.
+_LAST_LOSS = len(FIGURES)
+Put = Callable[[Event], None]
+
+
+class Team:
+    """What a loop of several ranks asks beside a loop of one.
+
+    control: the requests that all ranks have agreed on. put: records events; windows wait for the figures of the other
+    ranks. early: set by votes, see `agree`. places: reads the slow code of a rank, for the record.
+    """
+
+    def __init__(
+        self, world: World, own: Control, put: Put, clock: PhaseClock, strategy: str, step: int, window_s: float
+    ) -> None:
+        self.world, self.clock = world, clock
+        self.votes = Votes(world.control, world.rank, step)
+        self.control = SharedControl(own, self.votes)
+        self.early: int | None = None
+        self._put, self._window_ns = put, int(window_s * 1e9)
+        self._fold = RanksFold(strategy, world.hosts) if world.place.first else None
+        self._held: list[WindowEvent] = []
+        self._figures = [0.0] * (len(FIGURES) + 1)
+        self._flying: tuple[Tensor, list[Tensor] | None, Any] | None = None
+        self._flying_held: list[WindowEvent] = []
+        self._least = self._most = 0.0
+        self._flying_bounds = (0.0, 0.0)
+        self._cpu_ns = time.process_time_ns()
+        self._process = psutil.Process()
+        self._waits: list[int] = []
+        self._known = 0  # names of the clock that were looked at
+
+    # Each step.
+
+    def after_step(self, step: int) -> None:
+        """Note the step's wait for other ranks."""
+        row = self.clock.last_row
+        names = self.clock.names
+        if len(names) != self._known:
+            self._known = len(names)
+            self._waits = [index for index, name in enumerate(names) if name.endswith(f"/{PART}")]
+        count = len(row)
+        wait = 0
+        for index in self._waits:
+            if index < count:
+                wait += row[index]
+        self.votes.step(step, wait, sum(row) - wait)
+
+    def turn(self, step: int, early: bool) -> bool:
+        """After step `votes.next`: vote. Returns whether all ranks end their window now; then call `cut`."""
+        self._arrived()
+        asks = self.control.asks()
+        asks["early"] = early
+        asks["window"] = self.clock.window_ns >= self._window_ns
+        decision = self.votes.turn(step, asks)
+        if decision is None:
+            return False
+        self._take(decision)
+        return "window" in decision.asked
+
+    def agree(self, early: bool) -> None:
+        """Between steps, where all ranks are: wait for all of them, and take over what they ask for."""
+        if (flying := self.votes.read()) is not None:
+            self._take(flying, pauses=False)
+        self._take(self.votes.now({**self.control.asks(), "early": early}))
+        self.votes.paused()
+
+    def _take(self, decision: Decision, pauses: bool = True) -> None:
+        self._least += decision.least_wait_ns
+        self._most += decision.most_own_ns
+        if "early" in decision.asked:
+            self.early = decision.asked["early"]
+        self.control.obey(decision, pauses)
+
+    # Windows.
+
+    def put(self, event: Event) -> None:
+        """Record an event; a window waits for the other ranks."""
+        if isinstance(event, WindowEvent):
+            self._held.append(event)
+            self._add(event)
+        else:
+            self._put(event)
+
+    def _add(self, window: WindowEvent) -> None:
+        figures = self._figures
+        waits = 0
+        for name, times in window.phases.items():
+            phase, _, part = name.partition("/")
+            if part == PART:
+                waits += times["host_ns"]
+                figures[_AT[phase]] -= times["host_ns"]
+            elif not part:
+                figures[_AT[phase]] += times["host_ns"]
+        figures[_AT["wait"]] += waits
+        figures[_AT["wall"]] += window.wall_ns
+        figures[_AT["steps"]] += window.steps
+        if window.loss is not None:
+            figures[_AT["loss_sum"]] += window.loss * max(window.steps, 1)
+            figures[_AT["loss_count"]] += max(window.steps, 1)
+        if window.last_loss is not None:
+            figures[_LAST_LOSS] = window.last_loss[1]
+
+    def cut(self) -> None:
+        """After all ranks ended a window: send its figures to rank 0, which records it when they have arrived."""
+        self._arrived()
+        figures, self._figures = self._figures, [0.0] * (len(FIGURES) + 1)
+        now = time.process_time_ns()
+        figures[_AT["cpu"]], self._cpu_ns = float(now - self._cpu_ns), now
+        figures[_AT["hidden"]] = -1.0
+        with contextlib.suppress(psutil.Error):
+            figures[_AT["rss"]] = float(self._process.memory_info().rss)
+        if self.world.device.type == "cuda":
+            figures[_AT["allocated"]] = float(torch.cuda.memory_allocated(self.world.device))
+        mine = torch.tensor(figures, dtype=torch.float64)
+        every = [torch.empty_like(mine) for _ in range(self.world.size)] if self.world.place.first else None
+        work = dist.gather(mine, every, dst=0, group=self.world.control, async_op=True)
+        self._flying = mine, every, work
+        self._flying_held, self._held = self._held, []
+        self._flying_bounds = self._least, self._most
+        self._least = self._most = 0.0
+
+    def settle(self) -> None:
+        """As `cut`, and wait until it is recorded. Where all ranks are at the same place."""
+        self.cut()
+        self._arrived()
+
+    def give_up(self) -> None:
+        """After an error: record the windows that wait, without the other ranks."""
+        for window in (*self._flying_held, *self._held):
+            self._put(window)
+        self._flying_held, self._held = [], []
+
+    def _arrived(self) -> None:
+        if self._flying is None:
+            return
+        (_mine, every, work), self._flying = self._flying, None
+        work.wait()
+        held, self._flying_held = self._flying_held, []
+        if every is None or self._fold is None:
+            for window in held:
+                self._put(window)
+            return
+        rows = [row.tolist() for row in every]
+        losses = sum(row[_AT["loss_sum"]] for row in rows), sum(row[_AT["loss_count"]] for row in rows)
+        last = sum(row[_LAST_LOSS] for row in rows) / len(rows)
+        for window in held:
+            if window.loss is not None and losses[1]:
+                step = window.last_loss[0] if window.last_loss is not None else window.step
+                window = replace(window, loss=losses[0] / losses[1], last_loss=(step, last))
+            self._put(window)
+        if not held or not sum(row[_AT["steps"]] for row in rows):
+            return
+        try:
+            figures = [row[: len(FIGURES)] for row in rows]
+            self._put(self._fold.window(held[-1].step, figures, *self._flying_bounds))
+        except Exception as error:  # noqa: BLE001  what is shown must not end training
+            self._fold = None
+            text = f"cannot compare the ranks: {type(error).__name__}: {printable(str(error))}"
+            self._put(MarkEvent("warning", held[-1].step, text))
+
+
+def rank_folder(run: Path, rank: int) -> Path:
+    """Where a rank other than 0 writes its record."""
+    return run / "ranks" / str(rank)
