@@ -1,0 +1,1 @@
+"""Training on several ranks: how they share the model."""
