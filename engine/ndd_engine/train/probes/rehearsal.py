@@ -66,7 +66,7 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
     extras = dict(stepper.extras)
     batch = stepper.moved(batch)
     with kept_random(stepper.device), kept_training(stepper), _kept_buffers(stepper.model):
-        stepper.compute = stepper.model
+        stepper.compute = stepper.shared
         try:
             calls = stepper.parts.calls.copy()
             with _watch_format(stepper.model, found):
@@ -167,10 +167,10 @@ def _compile(stepper: Stepper, batch: Batch, found: Rehearsal) -> None:
     mode = None if speed.compile == "default" else speed.compile
     begin = time.perf_counter()
     try:
-        stepper.compute = torch.compile(stepper.model, mode=mode, dynamic=speed.compile_dynamic)  # type: ignore[assignment]
+        stepper.compute = torch.compile(stepper.shared, mode=mode, dynamic=speed.compile_dynamic)  # type: ignore[assignment]
         stepper.forward_backward(batch, no_phase)
     except Exception as error:
-        stepper.compute = stepper.model
+        stepper.compute = stepper.shared
         if is_out_of_memory(error):
             raise
         found.compile_error = said(error)

@@ -44,6 +44,8 @@ def why_not(
     """Why a step of this configuration cannot be captured, or None. parts: what a factory replaces of the step."""
     if device.type != "cuda":
         return "there is no CUDA GPU"
+    if config.parallel.ranks > 1:
+        return "several ranks exchange gradients during backward"
     if precision.scaler is not None:
         return 'fp16 loss scaling checks the gradients on the host: use precision.amp "bf16"'
     if parts is not None and (parts.step or parts.state or parts.optimizers is not None or parts.lr):

@@ -36,7 +36,9 @@ def make_optimizer(
     kind = config.implementation
     if kind == "auto":
         plain = all(parameter.is_floating_point() for parameter in parameters)
-        kind = "fused" if device.type in ("cuda", "cpu") and plain else "foreach"
+        # torch's fused SGD does not take sharded parameters.
+        sharded = config.name == "sgd" and any(hasattr(parameter, "full_tensor") for parameter in parameters)
+        kind = "fused" if device.type in ("cuda", "cpu") and plain and not sharded else "foreach"
     groups = decay_groups(model) if config.decay == "weights" else parameters
     common: dict[str, Any] = {
         "lr": torch.tensor(config.lr, device=device) if capturable else config.lr,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,15 @@ from ndd_engine.train.data.loader import to_device
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.training import Carry, TrainingParts, detached, training_of
 
+from .clipping import clip_gradients
 from .graph import StepGraph, why_not
 from .optimizers import Optimizers
 from .parts import PartTimer
 from .precision import Precision, make_precision, set_tf32
 from .training import Training
+
+if TYPE_CHECKING:
+    from ndd_engine.train.parallel.strategy import Strategy
 
 ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -46,10 +50,19 @@ class Stepper:
     """Model, optimizer and precision of a run, and the optimizer step.
 
     `step` leaves the clock in phase `log`; the caller ends the step. `model` is the plain module, which is saved and
-    evaluated; `compute` is the module that training calls, compiled if configured.
+    evaluated; `compute` is the module that training calls, compiled if configured; `shared` is the same before it is
+    compiled: the model, or what several ranks wrap around it.
     """
 
-    def __init__(self, workload: Workload, config: Config, device: torch.device, total_steps: int) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        config: Config,
+        device: torch.device,
+        total_steps: int,
+        strategy: Strategy | None = None,
+    ) -> None:
+        """strategy: how several ranks share the model; None for a single rank."""
         self.workload = workload
         self.config = config
         self.device = device
@@ -58,13 +71,17 @@ class Stepper:
         if config.speed.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
-        self.compute = self.model
+        self.strategy = strategy
+        if strategy is not None:
+            strategy.place(self.model)
         self.precision: Precision = make_precision(config, device)
         self.workload_parts: TrainingParts = training_of(workload)
         self.no_graph = why_not(config, device, self.precision, self.workload_parts)
         graphed = config.speed.cuda_graph and self.no_graph is None
         compiles = config.speed.compile != "off"
         self.optimizer = Optimizers(self.workload_parts, config, self.model, device, total_steps, graphed)
+        self.shared = self.model if strategy is None else strategy.computing()
+        self.compute = self.shared
         # State that the model carries from batch to batch.
         self.carry = Carry(workload)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -121,6 +138,7 @@ class Stepper:
         self.training.step = step
         accumulation = 1 if own else self.config.batch.accumulation
         shares: Sequence[Tensor | float | None] = [None] * accumulation
+        last = accumulation - 1
         if accumulation > 1 and self.workload.weight is not None:
             # A micro-batch's share needs the weights of all of them, so all have to be loaded before the first one.
             enter(phase.DATA_WAIT)
@@ -129,21 +147,22 @@ class Stepper:
                 return None
             enter(phase.LOSS)
             shares = self.shares(micro)
+            last = max((place for place, share in enumerate(shares) if not _is_zero(share)), default=last)
             micro.reverse()
             batches = (micro.pop() for _ in range(accumulation))  # frees each batch after its use
         self.parts.clock = clock
         try:
-            for share in shares:
+            for place, share in enumerate(shares):
                 enter(phase.DATA_WAIT)
                 batch = next(batches, None)
                 if batch is None:
                     return None
-                if isinstance(share, float) and not share:
+                if _is_zero(share):
                     continue  # the mean over nothing is NaN
                 if self._moves:
                     enter(phase.TO_DEVICE)
                     batch = self.moved(batch)
-                part = self.forward_backward(batch, enter, share)
+                part = self.forward_backward(batch, enter, share, place == last)
                 total = part if total is None else total + part
         finally:
             self.parts.clock = None
@@ -185,17 +204,28 @@ class Stepper:
         return [weight / total for weight in weights]
 
     def forward_backward(
-        self, batch: Batch, enter: Callable[[int], object], share: Tensor | float | None = None
+        self,
+        batch: Batch,
+        enter: Callable[[int], object],
+        share: Tensor | float | None = None,
+        last: bool = True,
     ) -> Tensor:
         """Forward and backward of one micro-batch on the device; returns its share of the step's loss, detached.
 
-        share: see `shares`; None for equal ones. A factory's own step also updates the parameters.
+        share: see `shares`; None for equal ones. last: of the step; several ranks then exchange gradients. A factory's
+        own step also updates the parameters.
         """
         if self.workload_parts.step is not None:
             return self._own_step(batch, enter)
+        with nullcontext() if self.strategy is None else self.strategy.micro(last):
+            return self._forward_backward(batch, enter, share)
+
+    def _forward_backward(
+        self, batch: Batch, enter: Callable[[int], object], share: Tensor | float | None
+    ) -> Tensor:
         accumulation = self.config.batch.accumulation
         scaler = self.precision.scaler
-        pooled = self._pools and self.compute is not self.model
+        pooled = self._pools and self.compute is not self.shared
         if pooled:
             # The outputs of the last micro-batch, which its CUDA graphs overwrite now, are not needed any more.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -257,7 +287,7 @@ class Stepper:
             enter(phase.CLIP)
             if scaler is not None:
                 self.optimizer.unscale(scaler, optimizers)
-            self.extras["grad_norm"] = torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
+            self.extras["grad_norm"] = clip_gradients(self.parameters, max_norm)
         enter(phase.OPTIMIZER)
         self.optimizer.step(scaler, optimizers)
         if scaler is None:
@@ -302,3 +332,8 @@ class Stepper:
             thing.load_state_dict(state["stateful"][name])
         if self.precision.scaler is not None and state["scaler"]:
             self.precision.scaler.load_state_dict(state["scaler"])
+
+
+def _is_zero(share: Tensor | float | None) -> bool:
+    """Whether a micro-batch counts nothing; one on the device does not tell without waiting for it."""
+    return isinstance(share, float) and not share

@@ -14,6 +14,8 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure.clock import no_phase
 from ndd_engine.workloads.own_module import kind
 
+from .clipping import clip_gradients
+
 if TYPE_CHECKING:
     from .stepper import Stepper
 
@@ -122,7 +124,7 @@ class Training:
                 if scaler is not None:
                     bundle.unscale(scaler, chosen)
                 held = [item for _, one in chosen for group in one.param_groups for item in group["params"]]
-                self._stepper.extras["grad_norm"] = torch.nn.utils.clip_grad_norm_(held, max_norm)
+                self._stepper.extras["grad_norm"] = clip_gradients(held, max_norm)
         with self.phase("optimizer"):
             bundle.step(scaler, chosen)
         self._updated = True

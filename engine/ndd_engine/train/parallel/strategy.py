@@ -1,0 +1,181 @@
+"""How the ranks share a model: whole on every rank (DistributedDataParallel), or sharded over them (FSDP2).
+
+A Stepper calls `place` before it creates its optimizer, since FSDP2 replaces the parameters, and `computing` after it.
+The default process group exists by then. Both average the gradients over the ranks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ndd_engine.config.schema import Config, ParallelSection
+from ndd_engine.errors import UsageError
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# A module without children is sharded on its own from this number of parameters: each costs an exchange per step.
+LARGE_LEAF = 2**20
+# Buffers are not exchanged in forward, see Strategy.sync_buffers. torch 2.13 renames the option.
+_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_NO_BROADCAST: dict[str, Any] = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
+
+
+class Strategy:
+    """One way of sharing a model. model: the plain module; None before `place`."""
+
+    def __init__(self, section: ParallelSection, device: torch.device) -> None:
+        self.section, self.device = section, device
+        self.model: nn.Module | None = None
+
+    def place(self, model: nn.Module) -> None:
+        """Distribute the parameters of a model that is on the device, in place."""
+        self.model = model
+
+    def computing(self) -> nn.Module:
+        """The module that training calls in place of the model. Raises UsageError for what the backend lacks."""
+        assert self.model is not None
+        return self.model
+
+    def micro(self, last: bool) -> AbstractContextManager[Any]:
+        """Context of forward and backward of a micro-batch. last: of the step; only then are gradients exchanged."""
+        raise NotImplementedError
+
+    def sync_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0, such as the statistics of batch norm. All ranks must call it.
+
+        Training lets them diverge: exchanged in forward, they would make it wait for the slowest rank.
+        """
+        assert self.model is not None
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+class Ddp(Strategy):
+    """Every rank holds the whole model; gradients are averaged in buckets during backward."""
+
+    def __init__(self, section: ParallelSection, device: torch.device) -> None:
+        super().__init__(section, device)
+        self.ddp: DistributedDataParallel | None = None
+
+    def computing(self) -> nn.Module:
+        section = self.section
+        default = ParallelSection.model_fields["bucket_mb"].default
+        self.ddp = ddp = DistributedDataParallel(
+            super().computing(),
+            **_NO_BROADCAST,
+            # None: PyTorch's size, and a smaller first bucket, whose exchange starts early in backward.
+            bucket_cap_mb=None if section.bucket_mb == default else section.bucket_mb,
+            find_unused_parameters=section.find_unused,
+            gradient_as_bucket_view=True,
+        )
+        if (hook := _hook(section.compress)) is not None:
+            ddp.register_comm_hook(None, hook)
+        return ddp
+
+    def micro(self, last: bool) -> AbstractContextManager[Any]:
+        assert self.ddp is not None
+        return nullcontext() if last else self.ddp.no_sync()
+
+
+class Fsdp2(Strategy):
+    """Parameters, gradients and optimizer state are sharded; a layer's parameters are gathered while it computes."""
+
+    def place(self, model: nn.Module) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        super().place(model)
+        section = self.section
+        mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
+        gathered, reduced = DTYPES[section.param_dtype], DTYPES[section.reduce_dtype]
+        policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced)
+        for block in blocks(model):
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=section.reshard)
+        # What no block holds. Backward begins with the root, so freeing it after forward would save nothing.
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+    def micro(self, last: bool) -> AbstractContextManager[Any]:
+        model: Any = self.model
+        model.set_requires_gradient_sync(last)
+        return nullcontext()
+
+
+def strategy_of(config: Config, device: torch.device) -> Strategy | None:
+    """The configured strategy; None for a single rank."""
+    section = config.parallel
+    if section.ranks == 1:
+        return None
+    return (Fsdp2 if section.strategy == "fsdp2" else Ddp)(section, device)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of a model, outermost first: equal children of a ModuleList, ModuleDict or Sequential.
+
+    A layer that shares parameters with the rest of the model is left out, as is a small one without children.
+    """
+    uses: Counter[int] = Counter()
+    for module in model.modules():
+        uses.update(id(item) for item in module._parameters.values() if item is not None)
+    return list(_blocks(model, uses))
+
+
+def _blocks(module: nn.Module, uses: Counter[int]) -> Iterator[nn.Module]:
+    repeats = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+    kinds = Counter(type(child) for child in module.children())
+    for child in module.children():
+        if repeats and kinds[type(child)] > 1 and _is_block(child, uses):
+            yield child
+        else:
+            yield from _blocks(child, uses)
+
+
+def _is_block(module: nn.Module, uses: Counter[int]) -> bool:
+    # FSDP2 gathers where a module is called, which those that only hold others are not.
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return False
+    own: Counter[int] = Counter()
+    elements = 0
+    for part in module.modules():
+        for item in part._parameters.values():
+            if item is not None:
+                own[id(item)] += 1
+                elements += item.numel()
+    large = elements >= (1 if any(True for _ in module.children()) else LARGE_LEAF)
+    return large and all(uses[key] == count for key, count in own.items())
+
+
+def _hook(compress: str) -> Any:
+    """The communication hook that exchanges gradients in half precision, or None. Raises UsageError."""
+    if dist.get_backend() == "fake":  # its futures carry no tensor, which DDP's own reduction does not accept
+        return fake_hook(compress)
+    if compress == "off":
+        return None
+    if compress == "bf16" and dist.get_backend() != "nccl":
+        message = f"parallel.compress: PyTorch exchanges gradients in bf16 by NCCL only, not by {dist.get_backend()}; "
+        raise UsageError(message + 'allowed here: "off", "fp16"')
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks.fp16_compress_hook if compress == "fp16" else default_hooks.bf16_compress_hook
+
+
+def fake_hook(compress: str) -> Any:
+    """A hook that allocates what the configured one does and exchanges nothing, for a fake process group."""
+
+    def reduced(bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        if compress != "off":
+            buffer.copy_(buffer.to(DTYPES[compress]).div_(dist.get_world_size()))
+        done: Any = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    # DistributedDataParallel rejects annotations that are text, as all are in this module.
+    return lambda _state, bucket: reduced(bucket)

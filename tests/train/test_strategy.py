@@ -1,0 +1,124 @@
+"""How ranks share a model, with process groups of one process: a real one of one rank, a fake one of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ndd_engine.config import Config, read
+from ndd_engine.errors import UsageError
+from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.predict.probing import endless
+from ndd_engine.train.parallel.strategy import blocks, strategy_of
+from ndd_engine.train.prepare import seed
+from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.registry import prepare
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def group(backend: str, ranks: int = 1) -> Iterator[None]:
+    dist.init_process_group(backend, rank=0, world_size=ranks, store=dist.HashStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def configured(*sets: str) -> Config:
+    common = (
+        "workload.size=tiny",
+        "run.max_steps=5",
+        "batch.micro=4",
+        "batch.accumulation=2",
+        "clip.max_norm=0.5",
+    )
+    return read(sets=(*common, *sets), workload="chartext").resolve()
+
+
+def trained(config: Config, steps: int = 3) -> tuple[Stepper, list[float]]:
+    """The stepper after a few steps, and the losses."""
+    seed(config.run.seed)
+    workload = prepare(config)
+    stepper = Stepper(workload, config, CPU, 10, strategy_of(config, CPU))
+    batches = endless(workload, config, config.batch.micro)
+    return stepper, [float(stepper.step(batches, PhaseClock(), step) or 0) for step in range(steps)]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["parallel.strategy=ddp"],
+        ["parallel.strategy=fsdp2"],
+        ["parallel.strategy=fsdp2", "parallel.reshard=false"],
+        ["parallel.strategy=fsdp2", "optimizer.name=sgd"],
+    ],
+)
+def test_a_group_of_one_rank_learns_what_a_single_process_does(sets: list[str]) -> None:
+    alone, losses = trained(configured(*[item for item in sets if not item.startswith("parallel")]))
+    with group("gloo"):
+        stepper, found = trained(configured("parallel.ranks=2", *sets))
+        assert found == losses
+        torch.testing.assert_close(stepper.extras["grad_norm"], alone.extras["grad_norm"])
+
+
+def test_gradients_are_exchanged_once_a_step() -> None:
+    with group("gloo"):
+        stepper, _ = trained(configured("parallel.ranks=2"), steps=1)
+        exchanged: list[int] = []
+
+        def hook(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            exchanged.append(bucket.index())
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        assert isinstance(stepper.compute, nn.parallel.DistributedDataParallel)
+        stepper.compute.register_comm_hook(None, lambda _state, bucket: hook(bucket))
+        batches = endless(stepper.workload, stepper.config, 4)
+        stepper.step(batches, PhaseClock(), 1)
+        assert exchanged == sorted(set(exchanged))
+        assert exchanged
+
+
+def test_bf16_gradients_need_nccl() -> None:
+    with group("gloo"), pytest.raises(UsageError, match="by NCCL only, not by gloo"):
+        trained(configured("parallel.ranks=2", "parallel.compress=bf16"), steps=0)
+
+
+@pytest.mark.parametrize("compress", ["off", "fp16"])
+def test_a_fake_group_of_several_ranks_trains(compress: str) -> None:
+    with group("fake", 8):
+        _, losses = trained(configured("parallel.ranks=8", f"parallel.compress={compress}"))
+        assert losses[-1] < losses[0]
+
+
+def test_each_rank_keeps_its_share_of_a_sharded_model() -> None:
+    with group("fake", 4):
+        stepper, _ = trained(configured("parallel.ranks=4", "parallel.strategy=fsdp2"), steps=1)
+        whole = sum(item.numel() for item in stepper.parameters)
+        kept = sum(item.to_local().numel() for item in stepper.parameters)  # type: ignore[attr-defined]
+        assert whole / 4 <= kept < whole / 3.5
+
+
+def test_repeated_layers_are_found_and_shared_ones_left_out() -> None:
+    def layer() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    layers = nn.ModuleList([layer() for _ in range(3)])
+    model = nn.ModuleDict({"embed": nn.Embedding(8, 4), "layers": layers, "head": nn.Linear(4, 8)})
+    assert blocks(model) == list(layers)
+    tied = nn.ModuleList([layer() for _ in range(3)])
+    tied[0][0].weight = tied[2][0].weight  # type: ignore[index]
+    assert blocks(nn.Sequential(tied)) == [tied[1]]
+    # Small layers stay with the root, large ones do not; a list that is never called cannot be gathered.
+    assert blocks(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))) == []
+    assert len(blocks(nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)))) == 2
+    towers = nn.ModuleList([nn.ModuleList([layer(), layer()]) for _ in range(2)])
+    assert len(blocks(towers)) == 4
