@@ -35,18 +35,18 @@ def late_rank(view: View) -> Finding | None:
     draft = Draft("late-rank", title, view.part(1 - 1 / late["ceiling"]))
     rank = f"rank {late['rank']}"
     host = f" on {printable(late['host'])}" if late.get("host") and ranks.newest.hosts > 1 else ""
+    where = printable(late["where"]) if late.get("where") else None
+    if where is not None:
+        draft.saw(f"{rank}{host} is mostly at {where} in {phase}", "stack samples")
     draft.saw(
-        f"{rank}{host} takes {span(late['late_ns'])} longer than the usual rank, of it {span(late['phase_ns'])} in "
-        f"{phase}, since step {late.get('since_step', 0):,}",
+        f"{rank}{host} works {milliseconds(late['late_ns'])} a step longer than the usual rank "
+        f"(+{milliseconds(late['phase_ns'])} in {phase}), since step {late.get('since_step', 0):,}",
         CLOCKS,
     )
     draft.saw(f"the ranks wait {span(ranks.skew_ns)} of each step for slower ones", CLOCKS)
     lacking = _lacking(ranks, late)
     if lacking is not None:
         draft.saw(f"{rank} gets a processor for {percent(lacking)} of its own time", CLOCKS)
-    where = printable(late["where"]) if late.get("where") else None
-    if where is not None:
-        draft.saw(f"stack samples of {rank} in {phase} are mostly at {where}", "stack samples")
     _changes(view, draft, late, where, lacking)
     return draft.done()
 
@@ -73,8 +73,11 @@ def _lacking(ranks: Ranks, late: Mapping[str, Any]) -> float | None:
     if row is None or "cpu" not in newest.row_names or late["phase"] not in COMPUTING:
         return None
     figures = dict(zip(newest.row_names, row, strict=False))
-    usual = newest.columns_us["cpu"][1] / max(newest.columns_us["own"][1], 1.0)
-    share = figures["cpu"] / max(figures["own"], 1.0)
+    cpu, own = newest.columns_us.get("cpu"), newest.columns_us.get("own")
+    if cpu is None or own is None:
+        return None
+    usual = cpu[1] / max(own[1], 1.0)
+    share = figures.get("cpu", 0.0) / max(figures.get("own", 0.0), 1.0)
     return share if share < SERVED * min(usual, 1.0) else None
 
 
