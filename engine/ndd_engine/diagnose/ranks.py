@@ -176,6 +176,8 @@ def skew(view: View) -> Finding | None:
     draft.add(taken(cost, "waiting for slower ranks takes", CLOCKS))
     apart = {name: ns - ranks.phases[name] for name, (ns, _) in ranks.longest.items() if name in ranks.phases}
     phase = max(apart, key=apart.__getitem__, default="")
+    if apart.get(phase, 0.0) < MOST_OF * ranks.skew_ns:
+        phase = ""  # within a window all ranks take their turns
     if phase:
         draft.saw(
             f"the ranks differ most in {printable(phase)}: {span(ranks.phases[phase])} on average, "

@@ -87,6 +87,38 @@ def across(events: Sequence[RanksEvent]) -> Ranks | None:
     )
 
 
+def ranks_figures(ranks: Ranks) -> dict[str, Any]:
+    """The figures of all ranks as JSON; units are in the names, null is unknown. Times are per step."""
+    newest = ranks.newest
+    return {
+        "world": newest.world,
+        "hosts": newest.hosts,
+        "strategy": newest.strategy or None,
+        "step_s": ranks.step_ns * 1e-9,
+        "work_s": ranks.own_ns * 1e-9,
+        "exchange_s": ranks.exchange_ns * 1e-9,
+        "hidden_exchange_s": None if ranks.hidden_ns is None else ranks.hidden_ns * 1e-9,
+        "skew_s": ranks.skew_ns * 1e-9,
+        "alternating_s": ranks.alternating_ns * 1e-9,
+        "cpu_s": None if ranks.cpu_ns is None else ranks.cpu_ns * 1e-9,
+        "phases_s": {name: value * 1e-9 for name, value in ranks.phases.items()},
+        "longest": {
+            name: {"seconds": value * 1e-9, "rank": rank} for name, (value, rank) in ranks.longest.items()
+        },
+        "late": ranks.late,
+        "newest": {
+            "step": newest.step,
+            "columns_us": newest.columns_us,
+            "memory_bytes": newest.memory_bytes,
+            "row_names": newest.row_names,
+            "rows_us": newest.rows_us,
+            "row_hosts": newest.row_hosts,
+            "cells": newest.cells,
+            "cell_ranks": newest.cell_ranks,
+        },
+    }
+
+
 def brief(event: RanksEvent) -> RanksEvent:
     """Without what only the newest window is shown of, so that a state stays small."""
     return replace(event, rows_us={}, row_names=[], row_hosts={}, cells="", cell_ranks=0, memory_bytes={})
