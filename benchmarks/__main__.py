@@ -29,6 +29,7 @@ NAMES = (
     "intervals",
     "switching",
     "observe",
+    "ranks_fold",
     "script_faults",
     "script_null",
 )

@@ -34,6 +34,10 @@ CAUSES: dict[str, str] = {
     "neighbour-card": "another process on the GPU",
     "throttling": "GPU throttling",
     "thrash": "allocator retries",
+    # Several ranks.
+    "late-rank": "a rank is late",
+    "exchange": "exchange between the ranks",
+    "skew": "ranks of uneven speed",
     # Training step.
     "small-micro": "micro-batches too small",
     "stepwise": "repeated work in the decoder loop",

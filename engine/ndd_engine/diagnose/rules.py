@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ndd_engine.record.snapshot import Snapshot
 
-from . import formats, gpu, hazards, healthy, loader, model, processor, script, step
+from . import formats, gpu, hazards, healthy, loader, model, processor, ranks, script, step
 from .finding import Finding
 from .view import View, ceiling
 from .worth import leave, proved, tried
@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     *loader.RULES,
     *processor.RULES,
     *(GPU_RULES := (*gpu.RULES, *formats.RULES)),
+    *ranks.RULES,
     *model.RULES,
     *script.RULES,
     *step.RULES,

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from ndd_engine.text import printable
 
+from .across import EXCHANGE, SKEW
 from .events import (
     PHASES,
     Json,
@@ -39,6 +40,8 @@ CHECKPOINT = "checkpoint"
 HOST_IDLE = {
     "data_wait": WAITING_FOR_DATA,
     "to_device": COPYING,
+    EXCHANGE: COLLECTIVES,
+    SKEW: COLLECTIVES,
     "checkpoint": CHECKPOINT,
     "log": OTHER_CAUSE,
     "other": OTHER_CAUSE,
@@ -95,22 +98,26 @@ def phase_shares(windows: Sequence[WindowEvent]) -> tuple[PhaseShare, ...]:
             p95_ns=newest.get(name, {}).get("p95_ns"),
             max_ns=newest.get(name, {}).get("max_ns"),
             device_ns=device[name] / device_steps if name in device and device_steps else None,
-            share_error=_share_error(name, windows),
+            share_error=share_error(_parts(name, windows)),
         )
         for name in ordered
     )
 
 
-def _share_error(name: str, windows: Sequence[WindowEvent]) -> float | None:
-    """Standard error of a phase's share of wall time, from its variation between windows with steps.
-
-    At least the influence of any single window: one slow window is not evidence of a constant cost.
-    """
-    pairs = [
+def _parts(name: str, windows: Sequence[WindowEvent]) -> list[tuple[float, float]]:
+    """(time of a phase, wall time) of each window with steps."""
+    return [
         (float(window.phases[name]["host_ns"]) if name in window.phases else 0.0, float(window.wall_ns))
         for window in windows
         if window.steps and window.wall_ns
     ]
+
+
+def share_error(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Standard error of a phase's share of wall time, from its variation between windows: (phase, wall time) of each.
+
+    At least the influence of any single window: one slow window is not evidence of a constant cost.
+    """
     if len(pairs) < 3:
         return None
     count, wall = len(pairs), sum(whole for _, whole in pairs)

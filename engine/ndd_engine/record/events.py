@@ -44,7 +44,8 @@ from .evidence import (
     StacksEvent,
     TrialEvent,
 )
-from .parts import Configuration, Ended, Gpu, GpuCounters, HostCounters, Late, MarkData, PhaseTimes, State
+from .parts import Configuration, Ended, Gpu, GpuCounters, HostCounters, MarkData, PhaseTimes, State
+from .ranks import RanksEvent
 from .shape import Time, check_of
 
 __all__ = [
@@ -171,37 +172,6 @@ class WindowEvent(Event):
     gc_count: int | None = None
     gc_max_ns: int | None = None
     profiled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RanksEvent(Event):
-    """What all ranks did in the same steps, gathered by rank 0.
-
-    step: optimizer steps done at the end. steps: number of steps. world, hosts: numbers of ranks and of hosts.
-    strategy: "ddp", "fsdp2", or "" if it is unknown. wall_ns: mean wall time of the ranks. columns: {name: [least,
-    median, mean, most, rank of the most]} of the ranks' totals in nanoseconds, for each phase without its waiting for
-    other ranks, for "wait" (that waiting), "own" (wall time without "wait") and "cpu" (processor time); "rss" and
-    "allocated" are bytes. exchange_ns: sum over the steps of the least wait of any rank, which is what exchanging
-    data takes; skew_ns: mean wait beyond that, which is waiting for slower ranks. hidden_ns: exchange during
-    computation, or null. critical_ns: sum over the steps of the longest own time of any rank. rows: {rank: [own, wait,
-    *phases]} of up to eight ranks with the longest own time, in the order of PHASES. late: the rank that holds up the
-    others, or null, see Late.
-    """
-
-    type: ClassVar[str] = "ranks"
-    step: int
-    steps: int
-    world: int
-    hosts: int
-    strategy: str
-    wall_ns: float
-    columns: dict[str, Annotated[list[float | None], list[float | None]]]
-    exchange_ns: float
-    skew_ns: float
-    critical_ns: float
-    rows: dict[str, list[float]]
-    hidden_ns: float | None = None
-    late: Late | None = None
 
 
 @dataclass(frozen=True, slots=True)

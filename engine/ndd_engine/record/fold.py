@@ -16,6 +16,7 @@ from .events import (
     LoaderEvent,
     MarkEvent,
     MemoryEvent,
+    RanksEvent,
     RunEvent,
     SampleEvent,
     SettingEvent,
@@ -38,6 +39,8 @@ _NEWEST = ("run", "end", "sample", "memory", "work", "loader", "baseline", "kern
 _NEWEST_LATER = ("texts", "functions")
 # Fields with several events -> their type.
 _SEVERAL = {"recent": "window", "samples": "sample", "trials": "trial"}
+# The same, left out when there are none.
+_SEVERAL_LATER = {"recent_ranks": "ranks"}
 _TRENDS = ("losses", "rates", "memories")
 
 
@@ -80,6 +83,7 @@ class _Later(TypedDict, total=False):
     scalars: dict[str, _Trend]
     texts: TextsEvent
     functions: FunctionsEvent
+    recent_ranks: list[RanksEvent]
 
 
 class _State(_Plain, _Later):
@@ -130,6 +134,9 @@ def to_event(state: RunState) -> FoldEvent:
     for name in _NEWEST_LATER:
         if (value := getattr(state, name)) is not None:
             body[name] = _body(value)
+    for name in _SEVERAL_LATER:
+        if events := getattr(state, name):
+            body[name] = [_body(event) for event in events]
     return FoldEvent(body)
 
 
@@ -143,8 +150,8 @@ def from_event(event: FoldEvent) -> RunState:
     for name in _NEWEST:
         value = body.pop(name)
         setattr(state, name, EVENT_TYPES[name].of_checked(value) if value is not None else None)
-    for name, kind in _SEVERAL.items():
-        getattr(state, name).extend(EVENT_TYPES[kind].of_checked(item) for item in body.pop(name))
+    for name, kind in (_SEVERAL | _SEVERAL_LATER).items():
+        getattr(state, name).extend(EVENT_TYPES[kind].of_checked(item) for item in body.pop(name, ()))
     totals = body.pop("totals")
     state.totals = {name: totals.get(name, value) for name, value in state.totals.items()}
     state.evaluating, state.saving = map(Aside.from_list, body.pop("asides"))

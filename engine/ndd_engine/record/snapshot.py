@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .across import Ranks
 from .events import (
     BaselineEvent,
     EndEvent,
@@ -218,7 +219,8 @@ class Snapshot:
 
     step: optimizer step; micro_steps: forward and backward passes per step; step_ns: nanoseconds per step.
     memory_trend: (step, bytes) of allocated GPU memory, or of resident memory on the CPU. scalars: (name, trend) of
-    what the user's own training code logged; texts: its newest samples.
+    what the user's own training code logged; texts: its newest samples. ranks: of a run with several, whose phases are
+    then means over the ranks without their waiting, with "exchange" and "skew" as phases of their own.
     """
 
     run: RunEvent | None
@@ -272,6 +274,7 @@ class Snapshot:
     cores: CoreUse | None = None
     memory_trend: tuple[tuple[int, float], ...] = ()
     trials: tuple[TrialEvent, ...] = ()
+    ranks: Ranks | None = None
 
     @property
     def final(self) -> bool:

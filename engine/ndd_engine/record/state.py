@@ -9,7 +9,16 @@ import math
 from collections import deque
 from dataclasses import asdict, replace
 
-from .derive import core_use, headroom, idle, memory_bytes, phase_shares, setting_text, throughput
+from .across import across, brief
+from .derive import (
+    core_use,
+    headroom,
+    idle,
+    memory_bytes,
+    phase_shares,
+    setting_text,
+    throughput,
+)
 from .events import (
     BaselineEvent,
     EndEvent,
@@ -19,6 +28,7 @@ from .events import (
     LoaderEvent,
     MarkEvent,
     MemoryEvent,
+    RanksEvent,
     RunEvent,
     SampleEvent,
     ScalarsEvent,
@@ -31,6 +41,7 @@ from .events import (
     WorkEvent,
     finite,
 )
+from .shared import cores_across, shares_across
 from .snapshot import Evaluation, Snapshot, TimedMark, TimeLeft, Totals
 from .timeleft import Aside, time_left
 from .trend import Trend
@@ -88,12 +99,16 @@ class RunState:
         self.scalars: dict[str, Trend] = {}
         self.texts: TextsEvent | None = None
         self.functions: FunctionsEvent | None = None
+        # All but the newest without their rows.
+        self.recent_ranks: deque[RanksEvent] = deque(maxlen=RECENT_WINDOWS)
 
     def fold(self, t: float, event: Event) -> None:
         """Apply an event."""
         self.t = t
         if isinstance(event, WindowEvent):
             self._window(event)
+        elif isinstance(event, RanksEvent):
+            self._ranks(event)
         elif isinstance(event, SampleEvent):
             self.sample = event
             self.samples.append(event)
@@ -123,6 +138,7 @@ class RunState:
                 self.end = None
                 self.status = "preparing"
                 self.recent.clear()
+                self.recent_ranks.clear()
                 # The new process applies and verifies its settings again.
                 self.settings.clear()
                 self.work = self.loader = self.baseline = self.kernels = self.stacks = None
@@ -152,6 +168,7 @@ class RunState:
             self.items = step * event.items_per_step
             self.tokens = round(self.items * event.tokens_per_item)
             self.recent.clear()
+            self.recent_ranks.clear()
             for trend in (self.losses, self.rates, self.memories, *self.scalars.values()):
                 trend.cut(step)
             if self.texts is not None and self.texts.step > step:
@@ -204,6 +221,8 @@ class RunState:
             totals["windows"] += 1
             if totals["windows"] == STARTED_WINDOWS and len(self.recent) > 1:
                 self.recent.popleft()
+                if len(self.recent_ranks) > 1:
+                    self.recent_ranks.popleft()
         phases = totals["phases"]
         for name, figures in event.phases.items():
             phases[name] = phases.get(name, 0) + figures["host_ns"]
@@ -211,6 +230,13 @@ class RunState:
             totals["gc_ns"] = (totals["gc_ns"] or 0) + event.gc_ns
             totals["gc_count"] += event.gc_count or 0
             totals["gc_max_ns"] = max(totals["gc_max_ns"], event.gc_max_ns or 0)
+
+    def _ranks(self, event: RanksEvent) -> None:
+        if not event.steps:
+            return
+        if self.recent_ranks:
+            self.recent_ranks.append(brief(self.recent_ranks.pop()))
+        self.recent_ranks.append(event)
 
     def _scalars(self, event: ScalarsEvent) -> None:
         for name, value in event.values.items():
@@ -287,7 +313,12 @@ class RunState:
             left = time_left(
                 run, self.step, step_ns, self.evaluating, self.saving, ended=self.end is not None
             )
+        ranks = across(self.recent_ranks)
         shares = phase_shares(self.recent)
+        if ranks is not None:
+            shares = shares_across(shares, self.recent, ranks, self.recent_ranks)
+            step_ns = ranks.step_ns
+        cores = core_use(run, self.samples)
         # Fields of the same name; those that are converted or derived follow.
         kept = {name: value for name, value in vars(self).items() if name in Snapshot.__dataclass_fields__}
         derived = {
@@ -311,9 +342,10 @@ class RunState:
             "throughput": throughput(self.work, step_ns),
             "micro_steps": micro / steps if steps else None,
             "totals": Totals(**{**self.totals, "phases": dict(self.totals["phases"])}),
-            "cores": core_use(run, self.samples),
+            "cores": cores_across(cores, ranks) if ranks is not None else cores,
             "trials": tuple(self.trials),
             "dropped_events": dropped_events,
+            "ranks": ranks,
         }
         return Snapshot(**kept | derived)
 

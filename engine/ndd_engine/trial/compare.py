@@ -288,6 +288,8 @@ def _side(side: Recorded) -> dict[str, Any]:
         "step_p50_ns": side.step_p50_ns,
         "step_p95_ns": side.step_p95_ns,
         "phases_ns_per_step": side.phases,
+        "exchange_ns_per_step": side.exchange_ns,
+        "skew_ns_per_step": side.skew_ns,
         "peak_bytes": side.peak_bytes,
         "best_evaluation": asdict(best) if best else None,
         "last_evaluation": asdict(last) if last else None,

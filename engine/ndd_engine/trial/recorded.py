@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record.events import Event, MemoryEvent, RunEvent, SampleEvent, WindowEvent
+from ndd_engine.record.events import Event, MemoryEvent, RanksEvent, RunEvent, SampleEvent, WindowEvent
 from ndd_engine.record.log import EventLog
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
@@ -58,6 +58,10 @@ class Recorded:
         return weighted / covered if covered else None
 
 
+# Steps done, steps, exchange and skew of a window of all ranks.
+_Shared = tuple[int, int, int, float]
+
+
 @dataclass(slots=True)
 class _Reading:
     """Collects figures from the events. segments: the windows of each process of the run."""
@@ -67,6 +71,7 @@ class _Reading:
     profiled: int = 0
     peak: int | None = None
     losses: list[tuple[int, float]] = field(default_factory=list)
+    ranks: list[_Shared] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
         if isinstance(event, RunEvent):
@@ -83,6 +88,9 @@ class _Reading:
                 self.segments[-1].append(event)
             if event.loss is not None and self.run is not None:
                 self.losses.append((event.step * self.run.items_per_step, event.loss))
+        elif isinstance(event, RanksEvent):
+            if event.steps and event.world > 1:
+                self.ranks.append((event.step, event.steps, event.exchange_ns, event.skew_ns))
         elif isinstance(event, MemoryEvent):
             self.peak = max(event.peak_reserved_bytes, self.peak or 0)
         elif isinstance(event, SampleEvent) and self.run is not None and self.run.device == "cpu":
@@ -115,6 +123,7 @@ def read_recorded(directory: RunDir) -> Recorded:
     reader = RunReader(directory)
     reader.poll()
     steps = sum(window.steps for window in used)
+    exchange_ns, skew_ns = _shared(reading.ranks, used[0].step - used[0].steps)
     return Recorded(
         name=directory.name,
         run=reading.run,
@@ -131,7 +140,18 @@ def read_recorded(directory: RunDir) -> Recorded:
         losses=tuple(reading.losses),
         windows=tuple(used),
         damaged=log.damaged,
+        exchange_ns=exchange_ns,
+        skew_ns=skew_ns,
     )
+
+
+def _shared(windows: list[_Shared], first: int) -> tuple[float | None, float | None]:
+    """Exchange and skew per step after step `first`; None without several ranks."""
+    used = [window for window in windows if window[0] > first]
+    steps = sum(window[1] for window in used)
+    if not steps:
+        return None, None
+    return sum(window[2] for window in used) / steps, sum(window[3] for window in used) / steps
 
 
 def _stretch(window: WindowEvent) -> Stretch | None:

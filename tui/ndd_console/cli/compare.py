@@ -156,6 +156,9 @@ def _figures(found: Comparison) -> Iterator[tuple[str, ...]]:
     for name in phase_names((a, b)):
         indent = "    " if "/" in name else "  "
         yield _row(indent + foreign(name), ns, a.phases.get(name), b.phases.get(name))
+    if a.exchange_ns is not None or b.exchange_ns is not None:
+        yield _row("all ranks: exchange", ns, a.exchange_ns, b.exchange_ns)
+        yield _row("all ranks: skew", ns, a.skew_ns, b.skew_ns)
     yield _row("step, median", ns, a.step_p50_ns, b.step_p50_ns)
     yield _row("step, 95th percentile", ns, a.step_p95_ns, b.step_p95_ns)
     peak = "peak GPU memory" if a.run.device != "cpu" else "peak resident memory"

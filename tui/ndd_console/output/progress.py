@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ndd_console.view.blocks import percent
 from ndd_console.view.findings import at_most
+from ndd_console.view.ranks import late_words
 from ndd_console.view.throughput import (
     epoch_of,
     item_name,
@@ -220,6 +221,7 @@ def progress_line(snapshot: Snapshot) -> str:
         tokens_rate(snapshot),
         micro_steps(snapshot),
         work_short(snapshot),
+        late_words(snapshot),
         f"idle {idle} ({snapshot.idle.method})",
         time_left_in_words(snapshot),
     ]

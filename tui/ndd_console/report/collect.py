@@ -12,6 +12,7 @@ from ndd_engine.record import events
 from ndd_engine.record.log import EventLog
 from ndd_engine.record.rundir import RunDir
 
+from .late import PREFIX, LateSpan, extended, shares
 from .timeline import Curve, RunClock, RunTimeline
 
 # Events kept of each kind; the newest ones win.
@@ -47,6 +48,8 @@ class History:
     trials: deque[tuple[Moment, events.TrialEvent]] = field(default_factory=_newest)
     captures: deque[tuple[Moment, events.KernelsEvent]] = field(default_factory=_newest)
     resumed: deque[Moment] = field(default_factory=_newest)
+    late: deque[LateSpan] = field(default_factory=_newest)
+    late_now: LateSpan | None = None
     run: events.RunEvent | None = None
     stacks: events.StacksEvent | None = None
     texts: events.TextsEvent | None = None
@@ -112,6 +115,8 @@ def _take(found: History, at: Moment, event: events.Event) -> None:
     match event:
         case events.WindowEvent():
             _window(found, at, event)
+        case events.RanksEvent():
+            _ranks(found, at, event)
         case events.SampleEvent():
             found.put(at.x, event.host, "host ")
             found.put(at.x, event.card or {}, "gpu ")
@@ -139,6 +144,16 @@ def _take(found: History, at: Moment, event: events.Event) -> None:
             found.run = event
             if event.resumed_step is not None:
                 found.step = int(event.resumed_step)
+
+
+def _ranks(found: History, at: Moment, event: events.RanksEvent) -> None:
+    found.put(at.x, shares(event), PREFIX)
+    before, now = found.late_now, extended(found.late_now, event)
+    if now is not None:
+        if found.late and found.late[-1] is before:
+            found.late.pop()
+        found.late.append(now)
+    found.late_now = now
 
 
 def _window(found: History, at: Moment, event: events.WindowEvent) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ndd_console.screens.diagnosis import Diagnosis
 from ndd_engine.diagnose import Finding
+from ndd_engine.record.across import ranks_figures
 from ndd_engine.record.derive import figures
 from ndd_engine.record.reader import RunReader
 from ndd_engine.record.rundir import RunDir
@@ -108,6 +109,7 @@ class Report:
             "figures": figures(snapshot),
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},
             "measured_s": whole.wall_ns * 1e-9,
+            "ranks": None if snapshot.ranks is None else ranks_figures(snapshot.ranks),
             "idle": {"share": idle.share, "method": idle.method, "causes": dict(idle.causes)},
             "evaluations": [
                 {"step": at.step, "metrics": mark.data.get("metrics"), "seconds": mark.data.get("seconds")}

@@ -18,7 +18,7 @@ from ndd_engine.record.log import damage_text
 from ndd_engine.text import MISSING, counted, duration, number, size
 from ndd_engine.trial.outcome import flatten
 
-from . import blocks, events, learning, machine, timings, trials
+from . import blocks, events, learning, machine, ranks, timings, trials
 from .blocks import COMMAND, TONES, Block, Facts, Page, Section, Table, Text, Tone
 from .model import Report
 
@@ -36,6 +36,7 @@ def page(report: Report) -> Page:
         ("trials", "Measured gains", trials.trials),
         ("run", "Run", identity),
         ("time", "Where the time goes", timings.phases),
+        *((("ranks", "Ranks", ranks.ranks),) if snapshot.ranks is not None else ()),
         ("idle", "Idle time by cause", timings.idle),
         ("speed", "Throughput and compute", timings.speed),
         ("learning", "Learning", learning.learning),

@@ -19,6 +19,7 @@ from .model import COLUMNS, Report, ns
 from .timeline import Slice
 
 BACKWARD = "all of backward; by module in a profiler capture"
+RANK_0 = " These are the phases of rank 0, with its waiting for other ranks; see Ranks."
 NO_STEPS = "No step was measured."
 METHODS = {
     "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
@@ -56,6 +57,7 @@ def phases(report: Report) -> list[Block]:
 
     stack = _stack(report, "Share of wall time by phase", shares, total)
     note = "Host clock. Excludes pauses and profiler captures; gaps were not recorded."
+    note += RANK_0 if report.snapshot.ranks is not None else ""
     stacks = [_stacks(data.stacks)] if data.stacks is not None else []
     return [replace(stack, note=note), _table(report, whole), *_step_times(report), *stacks]
 

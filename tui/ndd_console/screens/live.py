@@ -18,7 +18,7 @@ from ndd_engine.record.snapshot import Snapshot
 
 from .base import CanvasScreen, key_of
 from .pace import Pace
-from .pages import DiagnosisScreen, HelpScreen, LogScreen, OwnValuesScreen, SettingsScreen
+from .pages import DiagnosisScreen, HelpScreen, LogScreen, OwnValuesScreen, RanksScreen, SettingsScreen
 from .trial import TrialScreen, proposed_changes
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
@@ -132,6 +132,8 @@ class LiveScreen(CanvasScreen):
     def _keys(self, snapshot: Snapshot) -> Keys:
         keys: list[tuple[str, str]] = [("t", "try")] if self._can(self._trials) else []
         keys.append(("d", "diagnosis"))
+        if snapshot.ranks is not None:
+            keys.append(("r", "ranks"))
         if self._can(self._wizard) and not self.source.script:
             keys.append(("w", "wizard"))
         if self._steerable(snapshot):
@@ -174,6 +176,8 @@ class LiveScreen(CanvasScreen):
             self._wizard()
         elif key == "v":
             self.app.push_screen(OwnValuesScreen(self.look, self.source))
+        elif key == "r" and self._snapshot.ranks is not None:
+            self.app.push_screen(RanksScreen(self.look, self.source))
         elif key == "i":
             self.app.push_screen(SettingsScreen(self.look, self.source))
         elif key == "l":

@@ -14,6 +14,7 @@ from ndd_console.view.diagnosis import diagnosis_lines
 from ndd_console.view.frame import Keys
 from ndd_console.view.own_values import own_values_lines
 from ndd_console.view.pager import HELP_KEYS, help_lines, log_view, page_room, page_rows
+from ndd_console.view.ranks_page import ranks_lines
 from ndd_console.view.rows import foreign, lines_of
 from ndd_console.view.settings import settings_lines
 from ndd_console.view.style import Look, Row
@@ -172,6 +173,16 @@ class OwnValuesScreen(RunPage):
 
     def lines(self, width: int) -> list[Row]:
         return own_values_lines(self._latest, width)
+
+
+class RanksScreen(RunPage):
+    """The ranks of a run with several: their work, waiting and phases."""
+
+    title_text = "ranks"
+    leave_keys = LEAVE | {"r"}
+
+    def lines(self, width: int) -> list[Row]:
+        return ranks_lines(self._latest, width)
 
 
 class DiagnosisScreen(RunPage):

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from ndd_engine.record.across import EXCHANGE, SKEW
 from ndd_engine.record.derive import LOWER_BOUND, PRESS_K
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, counted, duration, finite, number, size
 
 from .bars import bar, progress_bar, stacked_bar
+from .ranks import longest_text, ranks_words
 from .rows import cells, ends, fit, foreign, paragraph, rule, shorten, width_of
 from .style import Row, status_span
 from .throughput import epoch_of, micro_steps, steps_rate, time_left
 
-_WAIT = frozenset({"data_wait"})
-_OVERHEAD = frozenset({"to_device", "log", "evaluate", "checkpoint", "other"})
+_WAIT = frozenset({"data_wait", SKEW})
+_OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "evaluate", "checkpoint", "other"})
 # Not part of a step; shown below it, marked with "+".
 _ASIDE = frozenset({"evaluate", "checkpoint"})
 _NAME_WIDTH = 11
 _FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
+_LEAST_BAR = 4
 
 
 def on_gpu(run: RunEvent | None) -> bool:
@@ -43,11 +46,13 @@ def setting(run: RunEvent, section: str, key: str) -> Any:
 
 
 def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
-    """Name, device and precision of the run, and its status at the right."""
+    """Name, ranks, device and precision of the run, and its status at the right."""
     run = snapshot.run
     state: Row = (status_span(status),)
     row: Row = ((shorten(foreign(name), max(width - width_of(state) - 1, 4)), "bold"),)
-    for text in () if run is None else (device_name(snapshot, run, width), precision(run)):
+    for text in (
+        () if run is None else (ranks_words(snapshot), device_name(snapshot, run, width), precision(run))
+    ):
         if text and width_of(row) + cells(text) + 3 <= width - width_of(state) - 2:
             row = (*row, ("   " + text, "text"))
     return ends(row, state, width)
@@ -123,10 +128,15 @@ class StepTable:
         self.decimals = 0 if step_ms >= 10_000 else 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
         self._exact: dict[str, str] = {}
         room = width - _NAME_WIDTH - _FIGURE - _SHARE - 14  # what a bar of 14 cells leaves
+        # Of several ranks: the longest and whose it is; percentiles and GPU times are those of one.
+        self.longest = 9 + len(str(snapshot.ranks.newest.world - 1)) if snapshot.ranks is not None else 0
+        if self.longest:
+            self.longest = self.longest if room + 14 >= self.longest + _LEAST_BAR else 0
+            room = 0
         self.device = room >= 2 * _FIGURE and any(phase.device_ns is not None for phase in snapshot.phases)
         room -= _FIGURE if self.device else 0
         self.spread = 3 if room >= 3 * _FIGURE else 1 if room >= _FIGURE + 8 else 0
-        extra = _FIGURE * (self.spread + self.device)
+        extra = _FIGURE * (self.spread + self.device) + self.longest
         self.bar = max(width - _NAME_WIDTH - _FIGURE - _SHARE - extra, 0)
 
     def heading(self) -> Row:
@@ -139,6 +149,7 @@ class StepTable:
             names += ["p50", "p95", "max"] if self.spread == 3 else ["p95"] if self.spread else []
             widths = [_FIGURE, _SHARE] + [_FIGURE] * (len(names) - 2)
             labels = "".join(name.rjust(space) for name, space in zip(names, widths, strict=True))
+            labels += "longest".rjust(self.longest) if self.longest else ""
         # The longest form that fits.
         whole = micro_steps(self.snapshot)
         count, _, each = whole.partition(" micro-steps of ")
@@ -219,11 +230,14 @@ class StepTable:
         more: list[float | None] = [phase.device_ns] if self.device else []
         if self.spread:
             more += [phase.p50_ns, phase.p95_ns, phase.max_ns] if self.spread == 3 else [phase.p95_ns]
+        last = "" if bare else "".join(self.milliseconds(value) for value in more)
+        if self.longest and self.snapshot.ranks is not None and not bare:
+            last = longest_text(self.snapshot.ranks, phase.name, phase.host_ns, self.longest, self.decimals)
         return (
             (name, "dim" if "/" in phase.name else "text"),
             (bar(phase.share / scale, self.bar), style),
             (figures, "text"),
-            ("" if bare else "".join(self.milliseconds(value) for value in more), "dim"),
+            (last, "dim"),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, finite, number, size
+from ndd_engine.text import MISSING, counted, finite, number, size
 
 from .bars import levels
 from .blocks import on_gpu, setting
@@ -119,6 +119,8 @@ def facts(snapshot: Snapshot, width: int) -> list[Row]:
     micro, accumulation = setting(run, "batch", "micro"), setting(run, "batch", "accumulation")
     both = micro and accumulation
     parts = f" = micro {number(micro)} x accumulation {number(accumulation)}" if both else ""
+    ranks = setting(run, "parallel", "ranks")
+    parts += f" x {counted(ranks, 'rank')}" if both and isinstance(ranks, int) and ranks > 1 else ""
     tokens = ""
     if run.token and run.tokens_per_item:
         each = "each" if float(run.tokens_per_item).is_integer() else "each on average"

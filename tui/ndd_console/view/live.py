@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ndd_engine.record.across import Ranks
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import size
 
 from .blocks import StepTable, header, idle_heading, idle_rows, memory_heading, memory_rows, progress
 from .findings import NOTHING, DiagnosisResult, finding_rows, least_rows, wanted_rows
@@ -18,7 +20,8 @@ from .learning import (
     trend_graphs,
     trend_row,
 )
-from .rows import BLANK, ends, rule, side_by_side, width_of
+from .ranks import late_words, panel
+from .rows import BLANK, ends, rule, shorten, side_by_side, width_of
 from .style import Row
 from .throughput import throughput_rows
 
@@ -28,6 +31,7 @@ _SIDE = 48  # width of the third column
 _TRENDS = (80, 24)  # smaller screens drop the trends first
 _MAIN = 10  # rows of the step block with its heading
 _GAP = 3
+_RANKS = 28  # minimum width of the panel of ranks
 # Keys that a narrow footer drops first; the help page lists all of them.
 _YIELD = ("e", "i", "k", "w")
 
@@ -151,6 +155,8 @@ def _right_width(width: int) -> int:
 def _wanted(snapshot: Snapshot, width: int) -> int:
     """Rows that the step block fills if there is room."""
     phases = sum(1 for phase in snapshot.phases if phase.host_ns > 0 or phase.name == "other")
+    if snapshot.ranks is not None:
+        return 1 + max(phases, min(snapshot.ranks.newest.world, _MAIN) + 7)
     right = len(snapshot.idle.causes) + 1 + len(memory_rows(snapshot, _right_width(width), 9)) + 1
     return 1 + max(phases, right)
 
@@ -161,24 +167,46 @@ def _main(snapshot: Snapshot, width: int, count: int) -> list[Row]:
         return []
     if width < _TWO_COLUMNS:
         return _stacked(snapshot, width, count)
-    right_width = _right_width(width)
+    right_width = max(_right_width(width), _RANKS if snapshot.ranks is not None else 0)
     left_width = width - _GAP - right_width
     table = StepTable(snapshot, left_width)
     left = [table.heading(), *table.rows(count - 1)]
+    if snapshot.ranks is not None:
+        right = _ranks_and_memory(snapshot, snapshot.ranks, right_width, count)
+        return side_by_side(left[:count], right[:count], left_width, _GAP, right_width)[:count]
     memory = memory_rows(snapshot, right_width, max(count - 3, 1))
     room = count - 1
     idle = idle_rows(snapshot, right_width, max(room - len(memory) - 1, 1))
-    right: list[Row] = [rule(idle_heading(snapshot, right_width), right_width), *idle]
+    right = [rule(idle_heading(snapshot, right_width), right_width), *idle]
     # Memory stays at the bottom of the block, so that changing idle causes do not move it.
     space = max(count - len(right) - len(memory) - 1, 0)
     right += [*[BLANK] * space, rule(memory_heading(snapshot), right_width), *memory]
     return side_by_side(left[:count], right[:count], left_width, _GAP, right_width)[:count]
 
 
+def _ranks_and_memory(snapshot: Snapshot, ranks: Ranks, width: int, count: int) -> list[Row]:
+    """The ranks; below them idle time and memory as far as there is room."""
+    out = panel(ranks, width, count)
+    spare = count - len(out)
+    idle = idle_rows(snapshot, width, max(spare - 4, 0))
+    if spare >= 4:
+        memory = memory_rows(snapshot, width, 2)
+        blank = max(spare - len(idle) - len(memory) - 2, 0)
+        out += [rule(idle_heading(snapshot, width), width), *idle, *[BLANK] * blank]
+        out += [rule(memory_heading(snapshot), width), *memory]
+    elif spare >= 1:
+        free: Row = ((f"{size(snapshot.headroom.free_bytes)} free", "text"),)
+        title: Row = (("memory" if snapshot.headroom.kind == "card" else "host memory", "bold"),)
+        out += [*[BLANK] * (spare - 1), ends(title, free, width)]
+    return out
+
+
 def _stacked(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     table = StepTable(snapshot, width)
     below: list[Row] = []
-    if count >= 5:
+    if snapshot.ranks is not None and count >= 5:
+        below.append(((shorten(late_words(snapshot), width), "bold"),))
+    elif count >= 5:
         below.append(((idle_heading(snapshot, width), "bold"),))
     if count >= 6:
         free = memory_rows(snapshot, width, 1)[0]

@@ -1,0 +1,57 @@
+"""What all ranks of a run with several did in the same steps: an event, gathered by rank 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from .event import Event
+from .parts import Late
+
+# Phases that are not part of a step.
+ASIDES = ("evaluate", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEvent(Event):
+    """What all ranks did in the same steps, gathered by rank 0.
+
+    step: optimizer steps done at the end. steps: number of steps. world, hosts: numbers of ranks and of hosts.
+    strategy: "ddp", "fsdp2", or "" if it is unknown. wall_ns: mean wall time of the ranks. exchange_ns: sum over the
+    steps of the least wait of any rank, which is what exchanging data takes; skew_ns: mean wait beyond that, which is
+    waiting for slower ranks. hidden_ns: mean time of exchange during computation, or null. critical_ns: sum over the
+    steps of the longest own time of any rank.
+
+    columns_us: {name: [least, median, mean, most, rank of the most]} over the ranks, in microseconds per step (of a
+    window without steps: in all), for each phase without its waiting for other ranks, for "wait" (that waiting), "own"
+    (wall time without "wait", evaluations and checkpoints) and "cpu" (processor time). memory_bytes: the same for
+    "rss" and "allocated". rows_us: {rank: figures} of up to eight ranks with the longest own time, in microseconds per
+    step; row_names: what the figures are: "own", "wait", "cpu" if it is known, and the larger phases. row_hosts:
+    {rank: host} of these ranks, {} on one host.
+
+    cells: one digit for every cell_ranks consecutive ranks: by how much the longest own time among them exceeds the
+    median of all, in units of 2 % of it, at most 9; "" if rows_us has all ranks. late: the rank that holds up the
+    others, or null.
+    """
+
+    type: ClassVar[str] = "ranks"
+    step: int
+    steps: int
+    world: int
+    hosts: int
+    strategy: str
+    wall_ns: int
+    exchange_ns: int
+    skew_ns: float
+    critical_ns: int
+    columns_us: dict[str, Annotated[Any, tuple[float, float, float, float, int]]]
+    rows_us: dict[str, list[float]]
+    row_names: list[str]
+    hidden_ns: int | None = None
+    memory_bytes: dict[str, Annotated[Any, tuple[float, float, float, float, int]]] = field(
+        default_factory=dict
+    )
+    row_hosts: dict[str, str] = field(default_factory=dict)
+    cells: str = ""
+    cell_ranks: int = 0
+    late: Late | None = None

@@ -1,0 +1,177 @@
+"""Findings of several ranks: each is named where it is planted, and not where a run only looks similar."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from benchmarks.simulated_ranks import Planted
+from planted_runs import Planted as Run
+from planted_runs import cores
+
+from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.measure.ranks import RanksFold
+from ndd_engine.record.events import PHASES, RanksEvent, SampleEvent, WindowEvent
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.state import RunState
+
+CAUSES = {"late-rank", "exchange", "skew"}
+QUIET = {"noise": (0.005, 0.01)}
+
+
+def beside(event: RanksEvent) -> WindowEvent:
+    """The window of rank 0: its backward includes its waiting."""
+    phases: dict[str, Any] = {
+        name: {"host_ns": round(figures[2] * 1e3 * event.steps)}
+        for name, figures in event.columns_us.items()
+        if name in PHASES
+    }
+    phases["backward"]["host_ns"] += round(event.exchange_ns + event.skew_ns)
+    steps = event.steps
+    return WindowEvent(
+        event.step, 0, event.step, steps, steps, 32, 0, event.wall_ns, None, None, None, phases
+    )
+
+
+def snapshot_of(
+    planted: Planted, sets: list[str] | None = None, host: Any = None, count: int = 14
+) -> Snapshot:
+    state = RunState()
+    strategy = [f"parallel.ranks={planted.world}", f"parallel.strategy={planted.strategy}"]
+    run = Run(sets=[*strategy, *(sets or [])])
+    state.fold(0.0, run.run_event())
+    for index, event in enumerate(planted.events(count)):
+        state.fold(float(index), beside(event))
+        state.fold(float(index), event)
+        if host is not None:
+            state.fold(float(index), SampleEvent(None, host))
+    snapshot = state.snapshot()
+    # Enough steps to be judged.
+    return replace(snapshot, totals=replace(snapshot.totals, steps=100, wall_ns=10**10))
+
+
+def found(planted: Planted, **options: Any) -> dict[str, Finding]:
+    return {item.cause: item for item in diagnose(snapshot_of(planted, **options)) if item.cause in CAUSES}
+
+
+def test_a_late_rank_is_the_verdict_with_host_code_and_ceiling() -> None:
+    planted = Planted(16, late=(13,), late_ms=20.0, places=("text.py:88 tokenise",), on_host=8, **QUIET)
+    first = diagnose(snapshot_of(planted))[0]
+    assert first.cause == "late-rank"
+    assert first.title.startswith("rank 13 holds up the others: +")
+    assert first.title.endswith(" ms a step in data_wait")
+    assert "rank 13 on node1 is mostly at text.py:88 tokenise" in first.evidence[0].text
+    assert first.changes[0].where == "text.py:88 tokenise"
+    assert first.ceiling == pytest.approx(100.1 / 81, abs=0.05)
+
+
+def test_a_late_host_is_named_as_a_whole() -> None:
+    planted = Planted(32, late=tuple(range(8, 16)), late_ms=15.0, phase="forward", **QUIET)
+    title = found(planted)["late-rank"].title
+    assert title.startswith("host node1 (8 ranks) holds up the others: +")
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ("data_wait", "data of rank 1"),
+        ("to_device", "how the GPU of rank 1 is connected"),
+        ("forward", "other processes of rank 1"),
+        ("log", "what only rank 1 does"),
+    ],
+)
+def test_the_change_fits_the_phase(phase: str, words: str) -> None:
+    finding = found(Planted(2, late=(1,), late_ms=20.0, phase=phase, **QUIET))["late-rank"]
+    assert words in finding.changes[0].text
+
+
+def test_late_data_offers_more_loader_workers() -> None:
+    planted = Planted(2, late=(1,), late_ms=20.0, **QUIET)
+    assert found(planted, sets=["loader.workers=2"])["late-rank"].sets == ("loader.workers=4",)
+    assert found(planted, sets=["loader.workers=0"])["late-rank"].sets == ()
+
+
+def test_a_rank_without_a_processor_is_told() -> None:
+    planted = Planted(2, late=(1,), late_ms=40.0, phase="backward", **QUIET)
+    snapshot = snapshot_of(planted)
+    assert snapshot.ranks is not None
+    newest = snapshot.ranks.newest
+    rows = {rank: list(row) for rank, row in newest.rows_us.items()}
+    rows["1"][newest.row_names.index("cpu")] *= 0.6
+    ranks = replace(snapshot.ranks, newest=replace(newest, rows_us=rows))
+    finding = diagnose(replace(snapshot, ranks=ranks))[0]
+    assert any("gets a processor for 58 % of its own time" in item.text for item in finding.evidence)
+    assert "free the processor of rank 1" in finding.changes[0].text
+
+
+def test_nothing_is_found_of_balanced_ranks() -> None:
+    assert found(Planted(8, exchange_ms=2.0, **QUIET)) == {}
+
+
+def test_a_single_rank_has_none_of_these() -> None:
+    assert snapshot_of(Planted(1)).ranks is None
+    assert found(Planted(1)) == {}
+
+
+def test_exposed_exchange_offers_settings_of_the_strategy() -> None:
+    planted = Planted(4, exchange_ms=25.0, **QUIET)
+    finding = found(planted)["exchange"]
+    assert finding.title.startswith("exchanging gradients takes 2")
+    sets = [change.sets for change in finding.changes if change.sets]
+    assert sets == [("parallel.bucket_mb=100",), ("parallel.compress=bf16",)]
+    assert any("hidden by computation" in item.text for item in finding.evidence)
+    assert finding.ceiling == pytest.approx(100 / 75, abs=0.04)
+    sharded = found(replace(planted, strategy="fsdp2"))["exchange"]
+    assert sharded.sets == ("parallel.reshard=false",)
+    assert "parameters" in sharded.title
+
+
+def test_settings_that_are_in_use_are_not_offered() -> None:
+    finding = found(Planted(4, exchange_ms=25.0, **QUIET), sets=["parallel.compress=bf16"])["exchange"]
+    assert all(change.sets != ("parallel.compress=bf16",) for change in finding.changes)
+
+
+def test_ranks_that_take_turns_are_skew_and_not_late() -> None:
+    causes = found(Planted(4, late=(0, 1, 2, 3), late_ms=40.0, turns=True, exchange_ms=2.0, **QUIET))
+    assert set(causes) == {"skew"}
+    assert "for another one each time" in causes["skew"].title
+
+
+def test_the_phase_in_which_ranks_take_turns_is_named() -> None:
+    fold, state = RanksFold("ddp", ["a"] * 4), RunState()
+    state.fold(0.0, Run(sets=["parallel.ranks=4"]).run_event())
+    plans = [Planted(4, late=(rank,), late_ms=40.0, exchange_ms=2.0, **QUIET) for rank in range(4)]
+    for index in range(16):
+        window = list(plans[index % 4].windows(index + 1, 1))[index]
+        event = fold.window(4 * (index + 1), *window)
+        state.fold(float(index), beside(event))
+        state.fold(float(index), event)
+    snapshot = state.snapshot()
+    first = diagnose(replace(snapshot, totals=replace(snapshot.totals, steps=100, wall_ns=10**10)))[0]
+    assert first.cause == "skew"
+    assert any("differ most in data_wait" in item.text for item in first.evidence)
+
+
+def test_waiting_for_a_late_rank_is_not_counted_twice() -> None:
+    assert set(found(Planted(8, late=(2,), late_ms=30.0, exchange_ms=2.0, **QUIET))) == {"late-rank"}
+
+
+def test_phases_add_up_to_the_step_with_exchange_and_skew() -> None:
+    snapshot = snapshot_of(Planted(8, late=(2,), late_ms=30.0))
+    names = [phase.name for phase in snapshot.phases]
+    assert {"exchange", "skew"} < set(names)
+    assert snapshot.step_ns is not None
+    assert sum(phase.host_ns for phase in snapshot.phases) == pytest.approx(snapshot.step_ns, rel=1e-6)
+    # Rank 0 waits in backward: the mean over the ranks does not.
+    backward = next(phase for phase in snapshot.phases if phase.name == "backward")
+    assert backward.host_ns < 45e6
+
+
+def test_the_other_ranks_of_this_host_are_no_neighbours() -> None:
+    neighbours = [{"pid": 7, "name": "python", "cores": 0.97, "stoppable": True}]
+    host = cores(2.0, 0.97, usable=2.0, neighbours=neighbours)
+    use = snapshot_of(Planted(2, **QUIET), host=host).cores
+    assert use is not None
+    assert use.others < 0.3
+    assert (use.neighbours, use.stoppable) == ((), ())

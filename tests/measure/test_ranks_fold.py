@@ -1,0 +1,200 @@
+"""A late rank is named with its phase, at any number of ranks; ranks that only differ by noise are not."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from benchmarks.simulated_ranks import Planted, named
+
+from ndd_engine.measure.late import KEPT_WINDOWS, WARM_UP, Column, trimmed
+from ndd_engine.measure.ranks import FIGURES, RanksFold
+from ndd_engine.record.events import PHASES, RanksEvent, decode
+from ndd_engine.record.ranks import ASIDES
+
+WHERE = ("data_wait", "forward", "backward", "optimizer")
+# Least part of the runs in which the planted rank and phase are named.
+NAMED = 0.95
+
+
+def share_named(world: int, late_ms: float, runs: int) -> float:
+    right = 0
+    for seed in range(runs):
+        rng = random.Random(seed)
+        rank, phase = rng.randrange(world), rng.choice(WHERE)
+        events = Planted(world, late=(rank,), late_ms=late_ms, phase=phase).events(20, seed)
+        right += named(events) == (rank, phase)
+    return right / runs
+
+
+@pytest.mark.parametrize(
+    ("world", "late_ms", "runs"), [(2, 5.0, 60), (2, 20.0, 20), (8, 5.0, 30), (64, 6.0, 1)]
+)
+def test_a_late_rank_and_its_phase_are_named(world: int, late_ms: float, runs: int) -> None:
+    assert share_named(world, late_ms, runs) >= NAMED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 8, 64])
+@pytest.mark.parametrize("late_ms", [5.0, 20.0])
+def test_a_late_rank_is_named_in_100_runs(world: int, late_ms: float) -> None:
+    assert share_named(world, late_ms, 100) >= NAMED
+
+
+def test_one_of_1024_ranks() -> None:
+    assert named(Planted(1024, late=(683,), late_ms=6.0, phase="forward").events(11, 4)) == (683, "forward")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_time_among_1024_ranks() -> None:
+    assert share_named(1024, 0.08 * 75, 100) == 1.0
+
+
+@pytest.mark.parametrize(("world", "runs"), [(2, 60), (8, 20), (64, 3)])
+def test_no_rank_is_named_for_noise(world: int, runs: int) -> None:
+    for seed in range(runs):
+        assert all(event.late is None for event in Planted(world).events(20, seed)), seed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world", [2, 8, 64, 1024])
+def test_no_rank_is_named_for_noise_in_100_runs(world: int) -> None:
+    for seed in range(100):
+        assert all(event.late is None for event in Planted(world).events(20, seed)), seed
+
+
+def test_ranks_that_take_turns_are_not_late() -> None:
+    events = Planted(4, late=(0, 1, 2, 3), late_ms=20.0, turns=True).events()
+    assert named(events) is None
+    assert events[-1].skew_ns > 10e6 * events[-1].steps
+
+
+def test_a_late_host_is_named_as_one() -> None:
+    planted = Planted(64, late=tuple(range(24, 32)), late_ms=12.0, phase="forward", noise=(0.005, 0.01))
+    late = planted.events()[-1].late
+    assert late is not None
+    assert (late["host"], late["count"], late["same_host"]) == ("node3", 8, True)
+    # All of them become as fast as the others, not only one.
+    assert late["ceiling"] > 1.08
+
+
+def test_two_late_ranks_of_different_hosts() -> None:
+    late = Planted(32, late=(3, 20), late_ms=15.0, noise=(0.005, 0.01)).events()[-1].late
+    assert late is not None
+    assert (late["count"], late["same_host"]) == (2, False)
+    assert late["rank"] in (3, 20)
+
+
+def test_the_ceiling_is_the_time_until_the_next_slowest() -> None:
+    planted = Planted(2, late=(1,), late_ms=20.0, noise=(0.0, 0.0), lasting=0.0, stalls=0.0)
+    late = planted.events()[-1].late
+    assert late is not None
+    assert late["late_ns"] == pytest.approx(20e6, rel=0.05)
+    assert late["phase_ns"] == pytest.approx(20e6, rel=0.01)
+    assert late["ceiling"] == pytest.approx(95.1 / 75.1, rel=0.02)
+
+
+def test_a_rank_that_recovers_is_no_longer_named_and_since_is_its_first_window() -> None:
+    fold = RanksFold("ddp", ["a", "a"])
+    slow = list(Planted(2, late=(1,), late_ms=20.0).windows(20, 1))
+    fast = list(Planted(2).windows(30, 2))
+    events = [fold.window(4 * (index + 1), *window) for index, window in enumerate([*slow, *fast])]
+    late = [event.late for event in events]
+    assert late[19] is not None
+    assert {item["since_step"] for item in late[12:20] if item} == {late[19]["since_step"]}
+    assert late[-1] is None
+
+
+def test_nothing_is_named_before_there_is_enough() -> None:
+    events = Planted(2, late=(1,), late_ms=40.0, noise=(0.0, 0.0)).events(WARM_UP + 5)
+    assert all(event.late is None for event in events)
+
+
+def test_means_add_up_to_the_step() -> None:
+    for planted in (Planted(2, late=(1,), late_ms=9.0), Planted(64)):
+        for event in planted.events(5):
+            phases = sum(event.columns_us[name][2] for name in PHASES if name in event.columns_us)
+            waits = (event.exchange_ns + event.skew_ns) / event.steps / 1e3
+            assert phases + waits == pytest.approx(event.wall_ns / event.steps / 1e3, rel=1e-4)
+
+
+def test_evaluations_and_checkpoints_do_not_make_a_rank_late() -> None:
+    fold = RanksFold("ddp", ["a", "a"])
+    event: RanksEvent | None = None
+    for index, (rows, least, most) in enumerate(Planted(2).windows(20, 3)):
+        rows[0][FIGURES.index("checkpoint")] += 400e6
+        for row in rows:
+            row[FIGURES.index("wall")] += 400e6
+        rows[1][FIGURES.index("wait")] += 400e6
+        event = fold.window(4 * (index + 1), rows, least, most)
+        assert event.late is None
+    assert event is not None
+    assert all(name not in event.columns_us or name == "checkpoint" for name in ASIDES)
+
+
+def test_unknown_figures_are_left_out() -> None:
+    fold = RanksFold("", ["a"] * 3)
+    rows, least, most = next(Planted(3).windows(1, 1))
+    for row in rows:
+        for name in ("hidden", "cpu", "rss", "allocated"):
+            row[FIGURES.index(name)] = -1
+    event = fold.window(4, rows, least, most)
+    assert event.hidden_ns is None
+    assert "cpu" not in event.columns_us
+    assert event.memory_bytes == {}
+    assert "cpu" not in event.row_names
+
+
+def test_a_window_without_steps_is_an_event_and_is_not_judged() -> None:
+    fold = RanksFold("ddp", ["a", "a"])
+    rows, least, most = next(Planted(2, steps=1).windows(1, 1))
+    for row in rows:
+        row[FIGURES.index("steps")] = 0
+    for _ in range(KEPT_WINDOWS):
+        event = fold.window(0, rows, least, most)
+        assert (event.steps, event.late) == (0, None)
+
+
+def test_a_single_rank_has_no_exchange() -> None:
+    event = Planted(1).events(12)[-1]
+    assert (event.world, event.exchange_ns, event.late) == (1, 0, None)
+
+
+@pytest.mark.parametrize("world", [2, 9, 64, 1024, 4096])
+def test_a_window_is_small_in_the_record(world: int) -> None:
+    where = "some/quite/long/path/of/a/package/dataset.py:1234 __getitem__"
+    planted = Planted(world, late=(world - 1,), late_ms=20.0, places=(where,))
+    planted = replace(planted, steps=40, noise=(0.01, 0.02))
+    events = planted.events(9 if world < 4096 else 1)
+    text = events[-1].to_json(1_750_000_000.1234)
+    assert len(text) <= 2048
+    assert len(events[-1].rows_us) == min(world, 8)
+    decoded = decode(text)
+    assert decoded is not None
+    assert decoded[1] == events[-1]
+
+
+def test_the_heat_map_shows_the_late_rank_in_its_cell() -> None:
+    event = Planted(1024, late=(683,), late_ms=12.0, noise=(0.01, 0.01)).events(9)[-1]
+    assert (event.cell_ranks, len(event.cells)) == (8, 128)
+    assert max(event.cells) == event.cells[683 // 8]
+    assert event.row_hosts[str(683)] == "node85"
+
+
+def test_the_place_of_the_slow_code_is_part_of_the_late_rank() -> None:
+    late = Planted(2, late=(1,), late_ms=20.0, places=("text.py:88 tokenise",)).events()[-1].late
+    assert late is not None
+    assert late["where"] == "text.py:88 tokenise"
+
+
+def test_trimmed_mean_ignores_single_outliers() -> None:
+    mean, error, freedom = trimmed([1.0] * 9 + [100.0])
+    assert (mean, error, freedom) == (1.0, 0.0, 5)
+
+
+def test_a_rank_is_compared_with_the_others() -> None:
+    assert Column([1.0, 3.0]).delay(1) == 2.0
+    assert Column([1.0, 2.0, 9.0]).delay(2) == 7.5

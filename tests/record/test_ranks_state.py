@@ -1,0 +1,64 @@
+"""Windows of all ranks in the state of a run: folded, restored, and forgotten when a run resumes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from benchmarks.simulated_ranks import Planted
+from record_help import run_event
+
+from ndd_engine.record.across import across
+from ndd_engine.record.events import StageEvent, parse
+from ndd_engine.record.fold import from_event, to_event
+from ndd_engine.record.ranks import RanksEvent
+from ndd_engine.record.state import RECENT_WINDOWS, RunState
+
+
+def folded(planted: Planted, count: int = 20) -> RunState:
+    state = RunState()
+    state.fold(0.0, run_event())
+    for index, event in enumerate(planted.events(count)):
+        state.fold(float(index), event)
+    return state
+
+
+def test_a_fold_event_restores_the_ranks() -> None:
+    state = folded(Planted(8, late=(5,), late_ms=20.0))
+    line = parse(to_event(state).to_json(1.0))
+    assert line is not None
+    restored = from_event(line[1])  # type: ignore[arg-type]
+    assert restored.snapshot().ranks == state.snapshot().ranks
+    assert len(state.recent_ranks) == RECENT_WINDOWS
+
+
+def test_a_fold_event_of_many_ranks_stays_small() -> None:
+    state = folded(Planted(1024, noise=(0.01, 0.01)), 13)
+    assert len(json.dumps(to_event(state).state["recent_ranks"])) < 16_000
+
+
+def test_a_resumed_run_starts_anew() -> None:
+    state = folded(Planted(4))
+    assert state.snapshot().ranks is not None
+    state.fold(99.0, StageEvent("resume", "resuming"))
+    assert state.snapshot().ranks is None
+
+
+def test_the_longest_rank_is_named_only_if_it_is_the_same_mostly() -> None:
+    late = across(Planted(4, late=(2,), late_ms=20.0).events())
+    assert late is not None
+    assert late.longest["data_wait"][1] == 2
+    assert late.longest["own"][1] == 2
+    even = across(Planted(16, lasting=0.0).events())
+    assert even is not None
+    assert even.longest["forward"][1] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"columns_us": {"own": [1.0, 2.0]}}, {"rows_us": {"1": "x"}}, {"late": {"rank": 1}}, {"world": -1}],
+)
+def test_a_damaged_event_is_refused(change: dict[str, object]) -> None:
+    body = json.loads(Planted(2).events(1)[0].to_json(1.0))
+    with pytest.raises(ValueError, match="not a ranks event"):
+        RanksEvent.from_dict({**body, **change})
