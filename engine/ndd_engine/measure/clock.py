@@ -139,6 +139,11 @@ class PhaseClock:
         return self.names[self._current]
 
     @property
+    def last_row(self) -> list[int]:
+        """Nanoseconds of the phases of the last step that ended, indexed like `names`; shorter if names were added."""
+        return self._rows[-1]
+
+    @property
     def window_ns(self) -> int:
         """Length of the window up to the last phase change."""
         return self._last - self._start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError, said
@@ -74,7 +75,7 @@ class Loop:
         self._last_result: tuple[int, Result] | None = None
         batch, log, speed = config.batch, config.log, config.speed
         tokens = stepper.workload.tokens_per_item
-        work = StepWork(batch.items, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters)
+        work = StepWork(config.items_per_step, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters)
         self.reporter = Reporter(
             work, stepper, clock, self.losses, run.put, gc_every_steps=config.run.gc_every_steps,
             stacks_hz=log.stacks_hz, loop_file=__file__, compiles=speed.compile != "off",
@@ -155,10 +156,7 @@ class Loop:
                     self.callbacks.heard()
                 collector.after_step(self.step, clock)
                 clock.end_step()
-                if clock.window_ns >= self._window_ns:
-                    self._window()
-                    if self.step < action:
-                        self._save_if_long_ago()
+                self._after_step(action)
                 if self.step >= captures.next:
                     captures.look(self.step, action - self.step)
                 # Act before stopping: after the last step there would be no other chance.
@@ -194,6 +192,13 @@ class Loop:
         self.put(MarkEvent("epoch", self.step, f"epoch {done}{f' of {of}' if of else ''} done"))
 
     # Between steps.
+
+    def _after_step(self, action: int) -> None:
+        """Record a window when it is long enough. action: the next step after which something is due."""
+        if self.clock.window_ns >= self._window_ns:
+            self._window()
+            if self.step < action:
+                self._save_if_long_ago()
 
     def _act(self, passes: int = 0) -> None:
         """passes: so many passes are done now; 0 after a step."""
@@ -277,7 +282,7 @@ class Loop:
         self._status("evaluating")
         self._window()
         self.clock.enter(phase.EVALUATE)
-        result = evaluate(self.stepper, self.evaluation, self._between)
+        result = self._evaluated()
         self.clock.enter(phase.OTHER)
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
@@ -290,6 +295,9 @@ class Loop:
             self.callbacks.judge(self.step, result)
         self._status(self._resting)
         self._window()
+
+    def _evaluated(self) -> Result:
+        return evaluate(self.stepper, self.evaluation, self._between)
 
     def _callback_failed(self, name: str, error: BaseException) -> TrainingError:
         """What to raise for a callback that raised, after saving a checkpoint: between steps, the state is complete."""
@@ -320,7 +328,7 @@ class Loop:
             raise TrainingError(f"no checkpoint at step {step}: {why}; {last_good(self.saved)}")
         self._last_save = time.monotonic()
         try:
-            saved = self.store.save(step, state, metric, self.better == "lower")
+            saved = self._write(step, state, metric)
         except OSError as error:
             self.save_error = (
                 f"cannot write the checkpoint of step {step} to {printable(str(self.store.folder))}: "
@@ -337,9 +345,18 @@ class Loop:
         self._status(self._resting)
         return self.save_error is None
 
-    def _save_if_long_ago(self) -> None:
+    def _write(self, step: int, state: dict[str, Any], metric: float | None) -> Saved:
+        """Write a checkpoint. Raises OSError."""
+        return self.store.save(step, state, metric, self.better == "lower")
+
+    @property
+    def _long_ago(self) -> bool:
+        """Whether the last checkpoint is older than checkpoint.every_minutes."""
         every_s = self.config.checkpoint.every_minutes * 60
-        if every_s and time.monotonic() - self._last_save >= every_s:
+        return bool(every_s) and time.monotonic() - self._last_save >= every_s
+
+    def _save_if_long_ago(self) -> None:
+        if self._long_ago:
             self.save()
 
     def switch(self, config: Config, precision: Precision) -> None:

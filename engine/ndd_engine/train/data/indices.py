@@ -180,11 +180,11 @@ class IndexOrder(Sampler[list[int]]):
             group.append(self._of_epoch(indices, number))
             if len(group) < self._group:
                 continue  # the batches of a step are dealt to the ranks together; an incomplete one is left out
-            mine = group[self.share.rank :: self.share.of]
+            dealt = group[self.share.rank :: self.share.of]
             items, group = sum(map(len, group)), []
-            for place, indices in enumerate(mine, 1):
+            for place, indices in enumerate(dealt, 1):
                 # All items of the step count with its last batch, and so does the place in the order.
-                self._drawn.append((items if place == len(mine) else 0, copied, since))
+                self._drawn.append((items if place == len(dealt) else 0, copied, since))
                 yield indices
 
     def _checked(self, found: Any, drawn: int) -> list[int] | None:

@@ -43,14 +43,17 @@ class Decision:
 class Votes:
     """Votes on a group. next: the step after which the vote is read and the next one is cast, on all ranks."""
 
-    def __init__(self, group: Any, rank: int, step: int) -> None:
-        self.next = step + 1
-        self.cast_count = 0
+    def __init__(self, group: Any, rank: int) -> None:
+        self.next = 1
         self._group, self._rank = group, rank
-        self._gap, self._begun, self._t = 1, step, time.perf_counter()
+        self._gap, self._begun, self._t = 1, 0, time.perf_counter()
         self._flying: tuple[Tensor, Any] | None = None
         self._waits = [0.0] * SLOTS
         self._owns = [0.0] * SLOTS
+
+    def begin(self, step: int) -> None:
+        """Training begins after so many steps."""
+        self._begun, self.next, self._t = step, step + 1, time.perf_counter()
 
     def step(self, step: int, wait_ns: float, own_ns: float) -> None:
         """After each step: its wait for other ranks, and the rest of its time."""
@@ -70,7 +73,6 @@ class Votes:
         self._waits, self._owns = [0.0] * SLOTS, [0.0] * SLOTS
         self._begun, self._t, self._gap = step, now, gap
         self.next = step + gap
-        self.cast_count += 1
         return decision
 
     def read(self) -> Decision | None:
@@ -84,6 +86,7 @@ class Votes:
     def now(self, asks: Mapping[str, bool]) -> Decision:
         """A vote that waits for all ranks, between steps."""
         vote = self._vote(asks, 1)
+        self._waits, self._owns = [0.0] * SLOTS, [0.0] * SLOTS
         dist.all_reduce(vote, dist.ReduceOp.MIN, group=self._group)
         return _decision(vote)
 

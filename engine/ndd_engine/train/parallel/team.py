@@ -21,7 +21,7 @@ from ndd_engine.text import printable
 from ndd_engine.train.control import Control
 
 from .agreement import Decision, SharedControl, Votes
-from .exchange import PART
+from .marks import PART
 from .world import World
 
 _AT = {name: index for index, name in enumerate(FIGURES)}
@@ -38,10 +38,10 @@ class Team:
     """
 
     def __init__(
-        self, world: World, own: Control, put: Put, clock: PhaseClock, strategy: str, step: int, window_s: float
+        self, world: World, own: Control, put: Put, clock: PhaseClock, strategy: str, window_s: float
     ) -> None:
         self.world, self.clock = world, clock
-        self.votes = Votes(world.control, world.rank, step)
+        self.votes = Votes(world.control, world.rank)
         self.control = SharedControl(own, self.votes)
         self.early: int | None = None
         self._put, self._window_ns = put, int(window_s * 1e9)
@@ -56,6 +56,11 @@ class Team:
         self._process = psutil.Process()
         self._waits: list[int] = []
         self._known = 0  # names of the clock that were looked at
+
+    def begin(self, step: int) -> None:
+        """Training begins after so many steps."""
+        self.votes.begin(step)
+        self._cpu_ns = time.process_time_ns()
 
     # Each step.
 

@@ -1,0 +1,205 @@
+"""The training loop of one of several ranks: what all of them do together, and what only rank 0 does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ndd_engine.batches import map_tensors
+from ndd_engine.measure.clock import PhaseClock, no_phase
+from ndd_engine.record.events import Event
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.train.callbacks import Callbacks
+from ndd_engine.train.control import Control
+from ndd_engine.train.data.loader import Batches, EvalBatches
+from ndd_engine.train.data.share import Share
+from ndd_engine.train.evaluate import Result, evaluate
+from ndd_engine.train.loop import Loop
+from ndd_engine.train.request import OpenRun, RunRequest
+from ndd_engine.train.step.stepper import Stepper
+
+from .hang import HangWatch
+from .marks import PART, DdpMarks, mark_collectives
+from .sharded import ShardedStore, placed_like
+from .strategy import Ddp
+from .team import Team
+from .world import World
+
+
+class RankLoop(Loop):
+    """A loop that takes every step, evaluation and checkpoint together with the other ranks.
+
+    Requests, the ends of windows and early ends are voted on; see Team.
+    """
+
+    def __init__(
+        self,
+        run: OpenRun,
+        stepper: Stepper,
+        batches: Batches,
+        evaluation: EvalBatches,
+        clock: PhaseClock,
+        world: World,
+    ) -> None:
+        config = stepper.config
+        self.world = world
+        self.team = team = Team(
+            world, run.control, run.put, clock, config.parallel.strategy, config.log.window_s
+        )
+        if not world.place.first:
+            # Callbacks of the user's own act for the whole run, on rank 0.
+            stepper.workload_parts = replace(
+                stepper.workload_parts, on_step=None, on_evaluate=None, on_checkpoint=None, samples=None
+            )
+        super().__init__(_TeamRun(run, team), stepper, batches, evaluation, clock)
+        self.callbacks = RankCallbacks(
+            stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
+        )
+        self.callbacks.team = team
+        self.store = ShardedStore(
+            self.store.folder, config.checkpoint.keep, world.control, stepper.device, placed_like(stepper)
+        )
+        self._hang = HangWatch(
+            world, lambda: self.step, clock, run.put, config.parallel.hang_s, self.store.folder.parent
+        )
+
+    def settle(self, sample: Callable[[], Any]) -> None:
+        """Before the first step: two passes for DDP's final buckets, which also show where the exchange begins.
+
+        Without them, a resumed run would sum gradients in another order than the run before. sample: a micro-batch.
+        """
+        stepper, strategy = self.stepper, self.stepper.strategy
+        if not isinstance(strategy, Ddp):
+            mark_collectives(stepper.model.modules(), self.clock)
+            return
+        assert strategy.ddp is not None
+        marks = DdpMarks(strategy.ddp)
+        batch = stepper.moved(sample())
+        for _ in range(2):
+            stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
+            stepper.drop_gradients()
+        stepper.carry.value = None
+        marks.learned(self.clock)
+
+    def run(self) -> str | None:
+        self.team.begin(self.step)
+        self._hang.start()
+        try:
+            return super().run()
+        finally:
+            self._hang.stop()
+
+    def _after_step(self, action: int) -> None:
+        team = self.team
+        team.after_step(self.step)
+        if self.step < team.votes.next:
+            return
+        if self._long_ago and self.world.place.first:
+            team.control.own.request("checkpoint")
+            self._last_save = time.monotonic()
+        if team.turn(self.step, self.callbacks.wanted is not None):
+            super()._window()
+            team.cut()
+
+    # Where all ranks are at the same place.
+
+    def _window(self) -> None:
+        super()._window()
+        self.team.settle()
+
+    def _obey(self) -> bool:
+        with self._hang.quiet():
+            return super()._obey()
+
+    def _act(self, passes: int = 0) -> None:
+        with self._hang.quiet():
+            super()._act(passes)
+
+    def _finish(self) -> None:
+        with self._hang.quiet():
+            super()._finish()
+
+    def _stop(self) -> str:
+        with self._hang.quiet():
+            return super()._stop()
+
+    def evaluate(self, again: bool = False, due: bool = False) -> None:
+        super().evaluate(again, due)
+        self.team.agree(self.callbacks.wanted is not None)
+
+    def _evaluated(self) -> Result:
+        if self.stepper.strategy is not None:
+            self.stepper.strategy.sync_buffers()
+        return evaluate(self.stepper, self.evaluation, self._between, _Shared(self))
+
+    def save(self, again: bool = False) -> bool:
+        if self.stepper.strategy is not None:
+            self.stepper.strategy.sync_buffers()
+        return super().save(again)
+
+    # What only one rank decides, or none.
+
+    def _save_if_long_ago(self) -> None:
+        """Rank 0 asks for such a checkpoint by a vote, see `_after_step`."""
+
+    def _between(self) -> None:
+        # Ranks have different shares of an evaluation: a window of all ranks ends after it.
+        self.control.check_kill()
+
+    def record_rest(self) -> None:
+        """Record what was measured since the last window after an error; the other ranks may be gone."""
+        try:
+            self.reporter.window(self.step)
+        finally:
+            self.team.give_up()
+
+
+class _Shared:
+    """See evaluate.Shared."""
+
+    def __init__(self, loop: RankLoop) -> None:
+        self._loop = loop
+        place = loop.world.place
+        self._share = Share(place.rank, place.size)
+
+    def mine(self, batches: int | None) -> int | None:
+        return None if batches is None else self._share.count(batches)
+
+    def parts(self, mine: Any) -> list[Any]:
+        with self._loop.clock.part(PART):
+            return self._loop.world.gather(mine)
+
+
+class RankCallbacks(Callbacks):
+    """Callbacks whose early end takes effect on all ranks after the same step.
+
+    wanted: why this rank wants training to end early.
+    """
+
+    team: Team | None = None
+    wanted: str | None = None
+
+    @property
+    def early(self) -> str | None:
+        if self.team is None or self.team.early is None:
+            return None
+        return self.wanted or f"asked for by rank {self.team.early}"
+
+    @early.setter
+    def early(self, reason: str | None) -> None:
+        self.wanted = reason
+
+
+class _TeamRun:
+    """An open run whose requests are agreed on and whose windows wait for the other ranks. Implements OpenRun."""
+
+    def __init__(self, run: OpenRun, team: Team) -> None:
+        self.request: RunRequest = run.request
+        self.directory: RunDir = run.directory
+        self.control: Control = team.control
+        self.put: Callable[[Event], None] = team.put
+        self.stage = run.stage
