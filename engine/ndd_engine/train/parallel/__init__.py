@@ -1,0 +1,1 @@
+"""Training one model with several processes (ranks)."""
