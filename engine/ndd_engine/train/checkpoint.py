@@ -225,7 +225,9 @@ def newest_good(store: CheckpointStore, step: int | None = None) -> tuple[Saved,
             raise CheckpointError(f"there is no checkpoint of step {step}; available: {there}{bad}")
         return chosen[0], store.load(chosen[0])
     if not every:
-        orphans = ", ".join(sorted(path.name for path in store.folder.glob("step-*") if path.suffix != ".json"))
+        orphans = ", ".join(
+            sorted(path.name for path in store.folder.glob("step-*") if path.suffix != ".json")
+        )
         extra = f" ({orphans} is incomplete)" if orphans else f" ({damaged} is damaged)" if damaged else ""
         folder = printable(str(store.folder))
         raise CheckpointError(f"{folder} contains no checkpoint{extra}; start a new run")

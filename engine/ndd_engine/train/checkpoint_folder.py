@@ -165,7 +165,7 @@ def _tensors(
     if not torch.distributed.is_available():
         shown = printable(str(folder))
         raise CheckpointError(f"{shown} was written by several ranks; this torch has no torch.distributed")
-    from .checkpoint_shards import read_tensors  # noqa: PLC0415  takes time, and most runs have one rank
+    from .checkpoint_shards import read_tensors
 
     return read_tensors(folder, names, places, like)
 

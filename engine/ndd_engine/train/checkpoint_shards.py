@@ -125,7 +125,7 @@ def empty(
 ) -> Tensor:
     """Memory for a tensor: on the CPU, or sharded like the template, which has the same shape."""
     if template is not None and is_sharded(template):
-        from torch.distributed.tensor import DTensor  # noqa: PLC0415  takes time
+        from torch.distributed.tensor import DTensor
 
         assert isinstance(template, DTensor)
         return DTensor.from_local(

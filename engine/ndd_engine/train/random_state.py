@@ -49,7 +49,10 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
 def seeded_random_state(seed: int, device: torch.device) -> dict[str, Any]:
     """What `random_state` returns right after seeding torch's and Python's generators, which stay as they are."""
     version, internal, gauss = random.Random(seed).getstate()
-    state = {"torch": torch.Generator().manual_seed(seed).get_state(), "python": [version, list(internal), gauss]}
+    state = {
+        "torch": torch.Generator().manual_seed(seed).get_state(),
+        "python": [version, list(internal), gauss],
+    }
     if device.type == "cuda":
         state["cuda"] = torch.Generator(device).manual_seed(seed).get_state()
     return state

@@ -80,7 +80,7 @@ class Exchange:
         if not self.leads:
             data, buffer = _room(int(length))
         dist.broadcast(data, self._first, self._group)
-        return self._result(pickle.loads(buffer), failed)  # type: ignore[no-any-return]  # noqa: S301
+        return self._result(pickle.loads(buffer), failed)  # type: ignore[no-any-return]
 
     def from_all(self, work: Callable[[], T]) -> list[T]:
         """The results of `work` of all ranks on rank 0, [] on the others. If one raises an error, all do."""
@@ -89,10 +89,8 @@ class Exchange:
         most = torch.tensor([data.numel()])
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
         rooms = [_room(int(most)) for _ in range(self.size if self.leads else 0)]
-        dist.gather(
-            _padded(data, int(most)), [room for room, _ in rooms] or None, self._first, self._group
-        )
-        found = [pickle.loads(buffer) for _, buffer in rooms]  # noqa: S301
+        dist.gather(_padded(data, int(most)), [room for room, _ in rooms] or None, self._first, self._group)
+        found = [pickle.loads(buffer) for _, buffer in rooms]
         first = next((each for each in found if isinstance(each, Failure)), None)
         failure = self.from_first(lambda: first)
         if failure is not None:
@@ -112,7 +110,7 @@ class Exchange:
         room, buffer = _room(int(most))
         padded = [_padded(data, int(most)) for data, _ in parts]
         dist.scatter(room, padded or None, self._first, self._group)
-        return self._result(pickle.loads(buffer), failed)  # type: ignore[no-any-return]  # noqa: S301
+        return self._result(pickle.loads(buffer), failed)  # type: ignore[no-any-return]
 
     def _tried(self, work: Callable[[], T]) -> tuple[T | Failure, BaseException | None]:
         try:

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +130,8 @@ class ShardedStore(CheckpointStore):
             plain = {"format": 1, "ranks": ranks.size, "tree": tree, "places": list(map(tuple, places))}
 
             def finish() -> Saved:
-                writer.finish(index, [results for results, _ in parts])
+                with _naming(begun / METADATA):
+                    writer.finish(index, [results for results, _ in parts])
                 files = {name: entry for _, written in parts for name, entry in written.items()}
                 count, sha256 = _finish(begun, files, plain)
                 if os.path.lexists(slot.path):
@@ -221,7 +222,9 @@ def _plan(
     writer.set_up_storage_writer(leads)
     plan = writer.prepare_local_plan(planner.create_local_plan())
     # A tensor with less rows than there are ranks leaves some of them with an empty shard.
-    items = [item for item in plan.items if item.tensor_data is None or _elements(item.tensor_data.chunk.sizes)]
+    items = [
+        item for item in plan.items if item.tensor_data is None or _elements(item.tensor_data.chunk.sizes)
+    ]
     return dataclasses.replace(plan, items=items)
 
 
@@ -245,7 +248,9 @@ def _write(
     prefix = f"__{rank}_"
     with _naming(folder / f"{prefix}0.distcp"):
         results = writer.write_data(planner.finish_plan(plan), planner).wait()
-    files = [path for path in folder.iterdir() if path.name.startswith(prefix) or path.name == rank_file(rank)]
+    files = [
+        path for path in folder.iterdir() if path.name.startswith(prefix) or path.name == rank_file(rank)
+    ]
     return results, {path.name: digest_of(path) for path in files}
 
 
@@ -286,13 +291,15 @@ def placed_like(stepper: Stepper) -> Like:
 
     The state of an optimizer that made no step yet is sharded as its parameters are.
     """
-    by_name = stepper.optimizer.by_name
     state: dict[str, Any] = {}
+    parameters: dict[str, list[nn.Parameter]] = {}
 
     def like(path: StatePath, size: torch.Size) -> Tensor | None:
         if not state:
             state.update(stepper.state())
-        if (parameter := _parameter(path, by_name)) is not None and is_sharded(parameter):
+            for name, optimizer in stepper.optimizer.by_name.items():
+                parameters[name] = [item for group in optimizer.param_groups for item in group["params"]]
+        if (parameter := _parameter(path, parameters)) is not None and is_sharded(parameter):
             if parameter.shape == size:
                 return parameter
             if math.prod(size) > 1 and not is_sharded(_found(state, path)):
@@ -314,15 +321,18 @@ def _found(state: Any, path: StatePath) -> Any:
     return state
 
 
-def _parameter(path: StatePath, by_name: Mapping[str, torch.optim.Optimizer]) -> nn.Parameter | None:
-    """The parameter that a value of an optimizer's state belongs to: optimizer.state.3.exp_avg belongs to the fourth."""
+def _parameter(path: StatePath, parameters: Mapping[str, Sequence[nn.Parameter]]) -> nn.Parameter | None:
+    """The parameter that a value of an optimizer's state belongs to: optimizer.state.3.exp_avg belongs to the fourth.
+
+    parameters: those of each optimizer, in the order of its groups.
+    """
     if path[0] != "optimizer":
         return None
-    name, rest = ("", path[1:]) if "" in by_name else (path[1], path[2:])
-    if name not in by_name or len(rest) < 3 or rest[0] != "state" or not isinstance(rest[1], int):
+    name, rest = ("", path[1:]) if "" in parameters else (path[1], path[2:])
+    own = parameters.get(name, ())
+    if len(rest) < 3 or rest[0] != "state" or not isinstance(rest[1], int):
         return None
-    parameters = [item for group in by_name[name].param_groups for item in group["params"]]
-    return parameters[rest[1]] if 0 <= rest[1] < len(parameters) else None
+    return own[rest[1]] if 0 <= rest[1] < len(own) else None
 
 
 def _placed(whole: dict[str, Any], like: Like | None) -> dict[str, Any]:
