@@ -1,4 +1,4 @@
-"""One rank of the checkpoint tests: sharded_worker.py FOLDER SCENARIO...; each scenario leaves what the test compares."""
+"""One rank of the checkpoint tests: sharded_worker.py FOLDER SCENARIO..., which leave what the tests compare."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import os
 import pickle
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,12 @@ from ndd_engine.errors import CheckpointError, UsageError, said, shortened
 from ndd_engine.files import open_regular
 from ndd_engine.text import printable, size
 
-from .checkpoint_tree import Path as StatePath
-from .checkpoint_tree import Place, mapped, top_level
+from .checkpoint_tree import Like, Place, mapped, top_level
 
 MANIFEST = "manifest.json"
 PLAIN = "state.pt"
-METADATA = ".metadata"
 # Bytes of a manifest: some hundred thousand ranks.
 _MOST_MANIFEST = 1 << 26
-# A tensor whose placement that of a saved tensor follows, by path and size; None for a plain tensor.
-Like = Callable[[StatePath, torch.Size], Tensor | None]
 
 
 def rank_file(rank: int) -> str:

@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from ndd_engine.errors import CheckpointError, shortened
 from ndd_engine.text import printable
 
-from .checkpoint_folder import METADATA, Like
-from .checkpoint_tree import Place, is_sharded, local
+from .checkpoint_tree import Like, Place, is_sharded, local
+
+METADATA = ".metadata"  # the name that torch.distributed.checkpoint gives its index
 
 # The index of a checkpoint is a pickle, which could run any code: these are all the names that it may refer to.
 _ALLOWED = frozenset(

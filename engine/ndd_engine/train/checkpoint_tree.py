@@ -11,6 +11,8 @@ from torch import Tensor
 
 # The keys and indices that lead to a value: ("model", "head.weight"), ("optimizer", "state", 3, "exp_avg").
 Path = tuple[Any, ...]
+# A tensor that a saved one, of this path and size, is placed like; None for a whole tensor on the CPU.
+Like = Callable[[Path, torch.Size], Tensor | None]
 
 
 class Place(NamedTuple):
@@ -70,7 +72,7 @@ def aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def local(value: Tensor) -> Tensor:
     """The shard of a DTensor in this process; any other tensor as it is."""
-    return value.to_local() if is_sharded(value) else value  # type: ignore[attr-defined, no-any-return]
+    return value.to_local() if is_sharded(value) else value  # type: ignore[attr-defined]
 
 
 def is_sharded(value: Any) -> bool:

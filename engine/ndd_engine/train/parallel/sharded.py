@@ -18,25 +18,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from ndd_engine.errors import UsageError, shortened
 from ndd_engine.files import PATIENCE_S, replacing, sync_folder
-from ndd_engine.train.checkpoint import (
-    CheckpointStore,
-    Saved,
-    Slot,
-    own_format,
-    verify_file,
-)
+from ndd_engine.train.checkpoint import CheckpointStore, Saved, Slot, own_format, verify_file
 from ndd_engine.train.checkpoint_folder import (
     MANIFEST,
-    METADATA,
     PLAIN,
-    Like,
     digest_of,
     explained,
     manifest,
@@ -46,16 +39,9 @@ from ndd_engine.train.checkpoint_folder import (
     temporary,
     verify,
 )
-from ndd_engine.train.checkpoint_shards import copy_shard, empty
-from ndd_engine.train.checkpoint_tree import (
-    Path as StatePath,
-)
-from ndd_engine.train.checkpoint_tree import (
-    aliases,
-    is_sharded,
-    mapped,
-    split,
-)
+from ndd_engine.train.checkpoint_shards import METADATA, copy_shard, empty
+from ndd_engine.train.checkpoint_tree import Like, aliases, is_sharded, mapped, split
+from ndd_engine.train.checkpoint_tree import Path as StatePath
 from ndd_engine.train.random_state import seeded_random_state
 
 from .exchange import Exchange
