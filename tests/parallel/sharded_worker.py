@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.train.checkpoint import Saved, newest_good
 from ndd_engine.train.checkpoint_tree import is_sharded
+from ndd_engine.train.contents import finite_buffers, not_finite, unloadable
 from ndd_engine.train.parallel import sharded
 from ndd_engine.train.parallel.sharded import ShardedStore, placed_like
 from ndd_engine.train.random_state import random_state, restore_random_state
@@ -126,6 +127,8 @@ class Ranks:
 
     def save(self, job: Job, step: int) -> Saved:
         state = job.checkpoint(step)
+        assert unloadable(state) is None
+        assert not_finite(job.model, finite_buffers(job.model)) is None
         self.keep(f"saved-{step}", whole(state))
         return self.store(job).save(step, state, None, True)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from ranks_help import launch, same
 from sharded_worker import Job
 
@@ -271,6 +272,13 @@ def test_exported_weights_are_a_plain_file(two: Path, tmp_path: Path) -> None:
     assert (done.saved.step, done.tensors) == (3, 8)
     assert weights["head.weight"].data_ptr() == weights["embed.weight"].data_ptr()  # still tied
     assert not torch.distributed.is_initialized()
+
+
+def test_dcp_reads_the_tensors_without_us(two: Path) -> None:
+    model = Job("one", seed=5).model
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items() if name != "head.weight"}
+    dcp.load(tensors, checkpoint_id=of_step(store_of(two), 3).path)
+    assert same(dict(model.state_dict()), dict(kept(two, "saved-3")["model"]))
 
 
 @pytest.mark.slow
