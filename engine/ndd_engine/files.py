@@ -92,7 +92,7 @@ def replacing(path: Path, wait_s: float | None = None) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def _created(temporary: Path, target: Path) -> int | None:
@@ -289,7 +289,7 @@ def _adopt(handle: int, target: Path) -> None:
             os.fchmod(handle, stat.S_IMODE(before.st_mode))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name durable, where the file system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from ndd_engine.errors import shortened
 
+from .checkpoint_tree import is_sharded, local
+
 _PLAIN = (bool, float, str, type(None))
 _DEEPEST = 100
 
@@ -22,7 +24,10 @@ def finite_buffers(model: nn.Module) -> frozenset[str]:
 
 
 def not_finite(model: nn.Module, buffers: frozenset[str]) -> str | None:
-    """The name of the first parameter, or of a buffer in `buffers`, that contains NaN or infinity, or None."""
+    """The name of the first parameter, or of a buffer in `buffers`, that contains NaN or infinity, or None.
+
+    Of a sharded tensor, only the shard of this rank is examined.
+    """
     for name, parameter in model.named_parameters():
         if not _is_finite(parameter):
             return shortened(name, 100)
@@ -33,7 +38,7 @@ def not_finite(model: nn.Module, buffers: frozenset[str]) -> str | None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    value = tensor.detach()
+    value = local(tensor.detach())
     if value.is_meta or value.is_quantized or not (value.is_floating_point() or value.is_complex()):
         return True
     if value.is_nested:
@@ -73,6 +78,8 @@ def _unloadable(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
     kind = type(value)
     if kind in _PLAIN or kind is Tensor or kind is nn.Parameter or (kind is int and abs(value) < 2**63):
         return
+    if is_sharded(value):
+        return  # is saved as a plain tensor
     if depth > _DEEPEST:
         yield path, f"is nested more than {_DEEPEST} levels deep"
     elif kind in (dict, OrderedDict):

@@ -67,7 +67,7 @@ def export(
         raise UsageError(f"-o {printable(str(path))}: {why}")
     store = CheckpointStore(run.checkpoints, keep=0)
     saved = choose(run, store, checkpoint)
-    weights, renamed = without_compiler(_chosen(store.load(saved), module))
+    weights, renamed = without_compiler(_chosen(store.load(saved, only=("model", "stateful")), module))
     about = {"run": run.name, "step": str(saved.step), "checkpoint": saved.path.name}
     tied: dict[str, str] = {}
     if kind == "safetensors":

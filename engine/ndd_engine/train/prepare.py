@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import platform
 import random
@@ -26,12 +27,17 @@ from ndd_engine.measure import memory_history
 from ndd_engine.measure.clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.flops import work_event
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.record.events import Event, MarkEvent, RunEvent
+from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.place import cannot_load
+from ndd_engine.train.data.indices import mixed
 from ndd_engine.train.data.probe import probe_loader
-from ndd_engine.train.probes.autosize import decide
+from ndd_engine.train.data.share import ALONE, Share
+from ndd_engine.train.parallel.loop import RankLoop
+from ndd_engine.train.parallel.strategy import strategy_of
+from ndd_engine.train.parallel.world import World, from_first
+from ndd_engine.train.probes.autosize import SizeChoice, decide
 from ndd_engine.train.probes.baseline import Baseline
 from ndd_engine.train.probes.rehearsal import Rehearsal, rehearse
 from ndd_engine.train.step.stepper import Stepper
@@ -39,13 +45,14 @@ from ndd_engine.version import __version__
 from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.own_module import place
 from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.training import training_of
 
 from .checkpoint import Saved, newest_good
 from .contents import unloadable
 from .failures import out_of_memory
 from .loop import UNKNOWN_STEPS, Loop
 from .random_state import kept_random, restore_random_state
-from .request import OpenRun
+from .request import OpenRun, Ranks
 from .restoring import load_state, state_of
 
 
@@ -64,36 +71,50 @@ def prepare_run(run: OpenRun) -> Prepared:
     """Prepare the run and report each stage. Raises NddError."""
     draft = run.request.draft
     run.stage("detecting the hardware")
-    machine = detect(draft.resolve().run.device)
+    ranks = run.ranks
+    machine = detect(_device_of(draft.resolve().run.device, ranks))
     device = torch.device(machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     for problem in machine.problems:
         run.put(MarkEvent("warning", 0, problem))
-    config, choice = decide(draft, machine, run.stage)
-    config = anywhere(config)
+    config, choice = _decided(run, machine)
     _determinism(config)
+    world = None
+    if ranks is not None:
+        run.stage("waiting for the other ranks")
+        world = World.join(ranks.place, ranks.store, device)
 
     run.stage("reading the data")
     seed(config.run.seed)
     with draft.locating():
         workload = prepare(config, run.stage)
-    batches = training_batches(workload, config, device, run.stage)
+    share = Share()
+    if world is not None:
+        share = Share(world.rank, world.size)
+        _shareable(workload)
+    batches = training_batches(workload, config, device, run.stage, share)
     evaluation = EvalBatches(
-        workload.eval_data, config, workload.collate, device, run.stage, workload.eval_order
+        workload.eval_data, config, workload.collate, device, run.stage, workload.eval_order, share
     )
     total = total_steps(config, batches.steps_per_epoch)
     if not total:
         text = f"a step needs {config.batch.accumulation} micro-batches of {config.batch.micro} items"
-        raise UsageError(f"a pass over the training data has {batches.per_epoch} micro-batches, but {text}")
+        each = " for each rank" if world is not None else ""
+        raise UsageError(f"a pass over the training data has {batches.per_epoch} micro-batches{each}, but {text}")
     run.stage("moving the model to the device")
     if run.request.probes:
         memory_history.start(device, config.log.memory_history, run.directory.path)
-    stepper = Stepper(workload, config, device, total)
+    stepper = Stepper(workload, config, device, total, strategy_of(config, device))
     clock = PhaseClock()
     if device.type == "cuda":
         clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-    loop = Loop(run, stepper, batches, evaluation, clock)
+    if world is None:
+        loop = Loop(run, stepper, batches, evaluation, clock)
+    else:
+        loop = RankLoop(run, stepper, batches, evaluation, clock, world)
+        if not world.place.first:
+            seed(mixed(config.run.seed, world.rank))  # the model is the same everywhere, its random numbers are not
 
     _check_resumable(loop)
     if run.request.resume is not None:
@@ -104,24 +125,24 @@ def prepare_run(run: OpenRun) -> Prepared:
             done = f"run {run.directory.name} has finished all {loop.step} steps"
             raise UsageError(f"{done}; to train longer, raise run.epochs")
     run.stage("running a test step")
-    cores = usable_threads(machine.host) if run.request.probes else None
+    # Probes would exchange gradients, too.
+    cores = usable_threads(machine.host) if run.request.probes and world is None else None
     rehearsal = _rehearse(stepper, batches, cores)
+    if isinstance(loop, RankLoop):
+        loop.settle(batches.sample)
     if run.request.resume is not None and rehearsal.changed_parameters:
         _resume(run, loop, device)
     config = loop.config
-    heading = f"Run {run.directory.name}, as resolved for {machine.device}."
-    try:
-        with replacing(run.directory.config, PATIENCE_S) as file:
-            file.write(to_toml(config, heading).encode())
-    except OSError as error:
-        raise NddError(unwritable(run.directory.config, error)) from None
+    if world is None or world.place.first:
+        _write_config(run, config, machine)
     run.put(_run_event(run, machine, loop))
     if choice is not None:
         run.put(MarkEvent("choice", loop.step, choice.reason))
     for event in _trial_step_events(loop, rehearsal, machine):
         run.put(event)
     sampler = Sampler(machine.chosen, run.put, run_dir=run.directory.path)
-    sampler.start()
+    if world is None or world.place.first or device.type == "cuda":
+        sampler.start()
     if device.type == "cuda":
         # Measure the peak of training steps only, without loading and moving the model.
         torch.cuda.reset_peak_memory_stats(device)
@@ -131,12 +152,59 @@ def prepare_run(run: OpenRun) -> Prepared:
     return Prepared(config, device, clock, loop, sampler)
 
 
+def _device_of(asked: str, ranks: Ranks | None) -> str:
+    """The device of this rank: with several on a host, each has a GPU of its own."""
+    if ranks is None or asked not in ("auto", "cuda") or not torch.cuda.is_available():
+        return asked
+    return f"cuda:{ranks.place.local_rank}"
+
+
+def _decided(run: OpenRun, machine: Machine) -> tuple[Config, SizeChoice | None]:
+    """The resolved configuration; with several ranks it is what rank 0 resolved."""
+    draft, ranks = run.request.draft, run.ranks
+    if ranks is None:
+        config, choice = decide(draft, machine, run.stage)
+        return anywhere(config), choice
+    threads, chosen = ranks.place.threads(usable_threads(machine.host)), None
+
+    def make() -> Json:
+        nonlocal chosen
+        config, chosen = decide(draft, machine, run.stage, threads)
+        return anywhere(config).model_dump(mode="json")
+
+    found = from_first(ranks.store, ranks.place, "config", make)
+    config = Config.model_validate_json(json.dumps(found))
+    torch.set_num_threads(config.run.threads or threads)
+    return config, chosen
+
+
+def _shareable(workload: Workload) -> None:
+    """Raise UsageError for what several ranks cannot share."""
+    if (parts := training_of(workload)).step is not None:
+        text = "has a step of its own, whose gradients several ranks cannot exchange"
+        advice = "leave out `step`, or share the model yourself in a script: ndd-console run -- torchrun ..."
+        raise UsageError(f"{parts.where}: the factory {text}; {advice}")
+
+
+def _write_config(run: OpenRun, config: Config, machine: Machine) -> None:
+    heading = f"Run {run.directory.name}, as resolved for {machine.device}."
+    try:
+        with replacing(run.directory.config, PATIENCE_S) as file:
+            file.write(to_toml(config, heading).encode())
+    except OSError as error:
+        raise NddError(unwritable(run.directory.config, error)) from None
+
+
 def training_batches(
-    workload: Workload, config: Config, device: torch.device, tell: Callable[[str], None]
+    workload: Workload,
+    config: Config,
+    device: torch.device,
+    tell: Callable[[str], None],
+    share: Share = ALONE,
 ) -> Batches:
     """The training batches of a workload. Raises UsageError and DoesNotFitError, see `Batches`."""
     differ = workload.epochs_differ
-    return Batches(workload.train_data, config, workload.collate, differ, device, tell, workload.order)
+    return Batches(workload.train_data, config, workload.collate, differ, device, tell, workload.order, share)
 
 
 def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> Iterator[Event]:

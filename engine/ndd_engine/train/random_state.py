@@ -46,6 +46,18 @@ def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
         numpy.random.seed(torch.initial_seed() % 2**32)
 
 
+def seeded_random_state(seed: int, device: torch.device) -> dict[str, Any]:
+    """What `random_state` returns right after seeding torch's and Python's generators, which stay as they are."""
+    version, internal, gauss = random.Random(seed).getstate()
+    state = {
+        "torch": torch.Generator().manual_seed(seed).get_state(),
+        "python": [version, list(internal), gauss],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.Generator(device).manual_seed(seed).get_state()
+    return state
+
+
 @contextmanager
 def kept_random(device: torch.device) -> Iterator[None]:
     """Restore all generators on exit, so that random numbers drawn inside leave no trace."""

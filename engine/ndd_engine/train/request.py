@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ndd_engine.config import Draft
 from ndd_engine.record.events import Event
 from ndd_engine.record.rundir import RunDir
 
 from .control import Control
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from .parallel.place import Place
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,19 @@ class RunRequest:
     restart: RunDir | None = None
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """The other ranks of a run, before they meet: this rank's place, and the store that all of them share."""
+
+    place: Place
+    store: dist.Store
+
+
 class OpenRun(Protocol):
-    """The part of an open `run.Run` that preparation uses."""
+    """The part of an open `run.Run` that preparation uses. ranks: None for a run of one process."""
 
     request: RunRequest
+    ranks: Ranks | None
     directory: RunDir
     control: Control
 

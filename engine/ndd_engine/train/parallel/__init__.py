@@ -1,1 +1,1 @@
-"""Training in several processes (ranks) that share one model: DDP and FSDP2."""
+"""Training one model in several processes (ranks): DDP and FSDP2."""

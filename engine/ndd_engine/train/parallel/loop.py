@@ -199,6 +199,7 @@ class _TeamRun:
 
     def __init__(self, run: OpenRun, team: Team) -> None:
         self.request: RunRequest = run.request
+        self.ranks = run.ranks
         self.directory: RunDir = run.directory
         self.control: Control = team.control
         self.put: Callable[[Event], None] = team.put

@@ -43,13 +43,13 @@ class SizeChoice:
 
 
 def decide(
-    draft: Draft, machine: Machine, progress: Callable[[str], None]
+    draft: Draft, machine: Machine, progress: Callable[[str], None], threads: int | None = None
 ) -> tuple[Config, SizeChoice | None]:
     """The configuration for this machine, and how its model size was chosen if it is "auto".
 
-    Also sets torch's number of threads.
+    Also sets torch's number of threads. threads: if the configuration does not say; None: the usable cores.
     """
-    torch.set_num_threads(draft.resolve().run.threads or usable_threads(machine.host))
+    torch.set_num_threads(draft.resolve().run.threads or threads or usable_threads(machine.host))
     if draft.size != "auto":
         return draft.resolve(), None
     gpu = machine.chosen
