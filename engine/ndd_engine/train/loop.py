@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError, said
@@ -33,6 +33,9 @@ from .failures import unstable
 from .request import OpenRun
 from .restoring import state_of
 from .settings import VerifiedSettings
+
+if TYPE_CHECKING:
+    from .parallel.world import World
 
 # Steps of a run that ends after a number of passes of unknown length.
 UNKNOWN_STEPS = 1 << 62
@@ -70,12 +73,16 @@ class Loop:
         self.saved: Saved | None = None
         self.save_error: str | None = None
         self.boundary = True
+        # The other ranks, for a loop of several.
+        self.world: World | None = None
         self._window_ns = int(config.log.window_s * 1e9)
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
         batch, log, speed = config.batch, config.log, config.speed
         tokens = stepper.workload.tokens_per_item
-        work = StepWork(config.items_per_step, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters)
+        work = StepWork(
+            config.items_per_step, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters
+        )
         self.reporter = Reporter(
             work, stepper, clock, self.losses, run.put, gc_every_steps=config.run.gc_every_steps,
             stacks_hz=log.stacks_hz, loop_file=__file__, compiles=speed.compile != "off",
@@ -302,7 +309,7 @@ class Loop:
     def _callback_failed(self, name: str, error: BaseException) -> TrainingError:
         """What to raise for a callback that raised, after saving a checkpoint: between steps, the state is complete."""
         self.callbacks.on = self.callbacks.each_step = False
-        saved = not self.boundary or not self.step or self.save()
+        saved = not self.boundary or not self.step or self.world is not None or self.save()
         resume = (
             f"; resume with: ndd-console train --resume {self.store.folder.parent.name}" if self.saved else ""
         )

@@ -29,9 +29,9 @@ from ndd_engine.measure.flops import work_event
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
+from ndd_engine.train.data.indices import mixed
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.place import cannot_load
-from ndd_engine.train.data.indices import mixed
 from ndd_engine.train.data.probe import probe_loader
 from ndd_engine.train.data.share import ALONE, Share
 from ndd_engine.train.parallel.loop import RankLoop
@@ -101,7 +101,9 @@ def prepare_run(run: OpenRun) -> Prepared:
     if not total:
         text = f"a step needs {config.batch.accumulation} micro-batches of {config.batch.micro} items"
         each = " for each rank" if world is not None else ""
-        raise UsageError(f"a pass over the training data has {batches.per_epoch} micro-batches{each}, but {text}")
+        raise UsageError(
+            f"a pass over the training data has {batches.per_epoch} micro-batches{each}, but {text}"
+        )
     run.stage("moving the model to the device")
     if run.request.probes:
         memory_history.start(device, config.log.memory_history, run.directory.path)
@@ -114,7 +116,9 @@ def prepare_run(run: OpenRun) -> Prepared:
     else:
         loop = RankLoop(run, stepper, batches, evaluation, clock, world)
         if not world.place.first:
-            seed(mixed(config.run.seed, world.rank))  # the model is the same everywhere, its random numbers are not
+            seed(
+                mixed(config.run.seed, world.rank)
+            )  # the model is the same everywhere, its random numbers are not
 
     _check_resumable(loop)
     if run.request.resume is not None:

@@ -46,6 +46,7 @@ from .scalars import both
 
 if TYPE_CHECKING:
     from .prepare import Prepared
+    from .request import Ranks
 
 __all__ = ["Run", "RunRequest"]
 
@@ -69,6 +70,9 @@ class Run:
         loggers: Loggers | None,
     ) -> None:
         self.request, self.directory, self.recorder = request, directory, recorder
+        self.ranks: Ranks | None = None
+        # Whether a failure was unforeseen, so that the same run may succeed another time.
+        self.broken = False
         self.control = Control()
         self.finished = threading.Event()
         self.end: EndEvent | None = None
@@ -185,6 +189,10 @@ class Run:
             raise
         except NddError as error:
             reason = "; ".join(str(error).splitlines())
+            if self.ranks is not None:
+                from .parallel.failures import leave_note
+
+                leave_note(self.ranks.store, self.ranks.place.rank, reason)
             if error.__cause__ is not None:  # raised by the user's own code
                 append(self.directory.console_log, _traceback(error.__cause__))
                 reason += _traced(None)
@@ -229,6 +237,7 @@ class Run:
         from ndd_engine.workloads.own_module import place
 
         from .failures import explain, unprepared
+        from .parallel.failures import others
 
         if prepared is None:
             self.recorder.settle()  # the snapshot has to contain the stage that failed
@@ -239,9 +248,11 @@ class Run:
         phase = prepared.clock.current
         failure = explain(error, loop.step + 1, phase, prepared.config, prepared.device, loop.stepper)
         text = failure.text + (_traced(failure.where) if failure.kind == "error" else "")
+        if loop.world is not None:
+            text, self.broken = others(loop.world, error, text)
         # Between steps, and while waiting for a step's first batch, the state is complete.
         whole = loop.boundary or (phase == "data_wait" and prepared.config.batch.accumulation == 1)
-        if loop.step and whole:
+        if loop.step and whole and loop.world is None:  # a rank alone cannot save
             try:
                 loop.save()
             except Exception as second:  # noqa: BLE001  the first failure is the one to report

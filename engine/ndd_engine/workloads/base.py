@@ -200,7 +200,9 @@ class MeanLoss:
     def merge(self, parts: Sequence[Any]) -> None:
         """Continue with the sums of all ranks."""
         sums = [part for part in parts if part is not None]
-        self.total = torch.tensor(math.fsum(total for total, _ in sums), dtype=torch.float64) if sums else None
+        self.total = (
+            torch.tensor(math.fsum(total for total, _ in sums), dtype=torch.float64) if sums else None
+        )
         self.count = math.fsum(count for _, count in sums)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from ndd_engine.api.sources import configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, UsageError
 from ndd_engine.record.rundir import RunDir, runs_root
+from ndd_engine.text import counted
+from ndd_engine.train.parallel.place import Place, place
 from ndd_engine.train.preflight import preflight
 from ndd_engine.train.run import RunRequest
 
@@ -20,7 +23,11 @@ from .options import command, configuration, count, flag
 from .printing import say
 
 # Section of the configuration -> its keys that have an option of their own.
-_GIVEN = {"run": ("max_steps", "name"), "log": ("kernels_every", "trace")}
+_GIVEN = {
+    "run": ("max_steps", "name"),
+    "log": ("kernels_every", "trace"),
+    "parallel": ("ranks", "restarts"),
+}
 
 
 @command(
@@ -30,6 +37,7 @@ _GIVEN = {"run": ("max_steps", "name"), "log": ("kernels_every", "trace")}
     "train --workload my_workload:factory",
     "train --resume baseline",
     "train run.toml --run baseline --resume-or-start",
+    "train run.toml --ranks 2",
     stops=True,
 )
 @configuration
@@ -49,6 +57,11 @@ _GIVEN = {"run": ("max_steps", "name"), "log": ("kernels_every", "trace")}
 )  # fmt: skip
 @click.option(
     "--trace", metavar="FILE", help="Export each profiler capture to FILE as a Chrome trace; .gz compresses it."
+)  # fmt: skip
+@count("--ranks", type=click.IntRange(min=1), help="Train one model with N processes (ranks).")
+@count(
+    "--restarts", type=click.IntRange(min=0),
+    help="Restart all ranks from the last checkpoint at most N times after one of them fails.",
 )  # fmt: skip
 @flag("--headless", help="No screen: log to standard error, print a summary at the end.")
 @flag("--json", "as_json", help="Headless, with the events as JSON lines on standard output.")
@@ -70,13 +83,67 @@ def train(
 
     Shows the live screen in a terminal and runs headless otherwise. Ctrl-C and SIGTERM save a checkpoint and stop; a
     second Ctrl-C stops at once. The run continues if the terminal is closed. The exit status is that of the run, even
-    if its output cannot be written.
+    if its output cannot be written. With --ranks, torchrun's launcher starts the processes; started by torchrun itself,
+    each process is one rank.
     """
-    root = runs_root(ctx.obj["runs"])
+    here = place()
+    request_of = partial(
+        _request,
+        runs_root(ctx.obj["runs"]),
+        config,
+        workload,
+        sets,
+        resume,
+        resume_or_start,
+        from_step,
+        given,
+        here,
+    )
+    if here is not None:
+        from ndd_console.jobs.ranks import run_rank
+
+        run_rank(request_of, here, as_json)
+    request = request_of()
+    if request is None:
+        return EXIT_DONE
+    screen = interactive() and not (headless or as_json)
+    if request.draft.resolve().parallel.ranks > 1:
+        from ndd_console.jobs.ranks import rank_command, ranks_headless
+
+        if not screen:
+            return ranks_headless(request, rank_command(), as_json)
+        from ndd_console.jobs.training import ranks_console
+
+        return ranks_console(request, rank_command(), ctx.obj["ascii"])
+    if not screen:
+        from ndd_console.jobs.headless import run_headless
+
+        return run_headless(request, as_json)
+    # Report mistakes before the screen opens and before a process is started for it.
+    preflight(request.draft, use_torch=False)
+    from ndd_console.jobs.training import run_console
+
+    return run_console(request, ctx.obj["ascii"])
+
+
+def _request(
+    root: Path,
+    config: Path | None,
+    workload: str | None,
+    sets: tuple[str, ...],
+    resume: str | None,
+    resume_or_start: bool,
+    from_step: int | None,
+    given: dict[str, Any],
+    here: Place | None,
+) -> RunRequest | None:
+    """What the command line asks for; None if that run has finished. Raises UsageError."""
     overrides = {
         section: {key: given[key] for key in keys if given[key] is not None}
         for section, keys in _GIVEN.items()
     }
+    if here is not None:
+        overrides["parallel"].setdefault("ranks", here.size)
     resumed: RunDir | None = None
     if resume_or_start and (resume is not None or from_step is not None):
         raise UsageError("--resume-or-start excludes --resume and --from-step")
@@ -90,6 +157,8 @@ def train(
     elif from_step is not None:
         raise UsageError("--from-step needs --resume")
     draft = read(config, sets, workload, overrides)
+    if here is not None and (ranks := draft.resolve().parallel.ranks) != here.size:
+        raise UsageError(f"parallel.ranks is {ranks}, but the launcher started {counted(here.size, 'rank')}")
     request = RunRequest(draft, root, resumed, from_step)
     if resume_or_start:
         from ndd_engine.api.requeue import resume_or_start as decided
@@ -97,19 +166,11 @@ def train(
         decision = decided(request)
         say(decision.text)
         if decision.request is None:
-            return EXIT_DONE
+            return None
         request, draft = decision.request, decision.request.draft
     elif resumed is not None and sets:
         from ndd_engine.api.requeue import changes_text
 
         if text := changes_text(resumed, draft):
             say(f"run {resumed.name} resumes with a changed configuration: {text}")
-    if headless or as_json or not interactive():
-        from ndd_console.jobs.headless import run_headless
-
-        return run_headless(request, as_json)
-    # Report mistakes before the screen opens and before a process is started for it.
-    preflight(draft, use_torch=False)
-    from ndd_console.jobs.training import run_console
-
-    return run_console(request, ctx.obj["ascii"])
+    return request

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -13,8 +15,9 @@ from ndd_console.output.progress import summary
 from ndd_console.output.run_log import Output, RunLog
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
+from ndd_engine.record.recorder import Listener
 from ndd_engine.train.control import StopNow
-from ndd_engine.train.run import RunRequest
+from ndd_engine.train.run import Run, RunRequest
 
 # Seconds within which several SIGTERMs count as one.
 SAME_TERM_S = 1.0
@@ -25,13 +28,25 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
 
     The status is that of the run, whether its output can be written or not.
     """
-    signals = Signals()
+    end = trained(request, as_json).end
+    assert end is not None
+    return end.exit_status
+
+
+def trained(
+    request: RunRequest,
+    as_json: bool,
+    opened: Callable[[RunRequest, Listener], Run] = Run.open,
+    signals: Signals | None = None,
+) -> Run:
+    """As `run_headless`; returns the run after its end. opened: opens the run. signals: handled already."""
+    signals = signals or Signals()
     words, data = Output(sys.stderr, "error"), Output(sys.stdout, "output")
 
     def as_line(t: float, event: Event) -> None:
         data.data(event.to_json(t))
 
-    run_log = RunLog(request, words, as_line if as_json else None)
+    run_log = RunLog(request, words, as_line if as_json else None, opened)
     run = run_log.run
     signals.obey(run_log, request.draft.resolve().console.on_hangup == "continue")
     before = sys.stdout, sys.stderr
@@ -48,7 +63,7 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     if lost := data.finish():
         words.say(f"warning: {lost}")
     words.finish()
-    return end.exit_status
+    return run
 
 
 def reason_of(number: int) -> tuple[str, str]:
@@ -56,6 +71,16 @@ def reason_of(number: int) -> tuple[str, str]:
     if number == signal.SIGTERM:
         return "terminated (SIGTERM)", "terminated"
     return "interrupted (Ctrl-C)", "interrupted"
+
+
+@dataclass(frozen=True)
+class Unheard:
+    """A run whose progress nobody reads, in place of a RunLog."""
+
+    run: Run
+
+    def say(self, line: str) -> None:
+        """Write nothing."""
 
 
 class Signals:
@@ -66,7 +91,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._log: RunLog | None = None
+        self._log: RunLog | Unheard | None = None
         self._survive_hangup = True
         self._requests: list[int] = []
         self._last_term_s = -SAME_TERM_S
@@ -74,7 +99,7 @@ class Signals:
             signal.signal(number, self._stop)
         signal.signal(signal.SIGHUP, self._hangup)
 
-    def obey(self, log: RunLog, survive_hangup: bool) -> None:
+    def obey(self, log: RunLog | Unheard, survive_hangup: bool) -> None:
         """Stop this run from now on."""
         self._log, self._survive_hangup = log, survive_hangup
         report = sys.unraisablehook

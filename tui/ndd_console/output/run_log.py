@@ -14,6 +14,7 @@ from typing import TextIO
 
 from ndd_engine.files import open_regular
 from ndd_engine.record.events import Event, MarkEvent
+from ndd_engine.record.recorder import Listener
 from ndd_engine.train.run import Run, RunRequest
 
 from .progress import RunProgress
@@ -181,13 +182,18 @@ class RunLog:
     """
 
     def __init__(
-        self, request: RunRequest, words: Output, tap: Callable[[float, Event], None] | None = None
+        self,
+        request: RunRequest,
+        words: Output,
+        tap: Callable[[float, Event], None] | None = None,
+        opened: Callable[[RunRequest, Listener], Run] = Run.open,
     ) -> None:
+        """opened: opens the run."""
         self._queue: queue.Queue[tuple[float, Event] | str | None] = queue.Queue(PATIENT_LINES)
         self._words = words
         self._tap = tap
         since = time.time()
-        self.run = Run.open(request, lambda t, event: self._offer((t, event)))
+        self.run = opened(request, lambda t, event: self._offer((t, event)))
         words.log_to(self.run.directory.console_log)
         every_s = request.draft.resolve().log.headless_s
         self._progress = RunProgress(words.say, every_s, self.run.recorder.snapshot().run, since)

@@ -46,7 +46,6 @@ class RankLoop(Loop):
         world: World,
     ) -> None:
         config = stepper.config
-        self.world = world
         self.team = team = Team(
             world, run.control, run.put, clock, config.parallel.strategy, config.log.window_s
         )
@@ -56,6 +55,7 @@ class RankLoop(Loop):
                 stepper.workload_parts, on_step=None, on_evaluate=None, on_checkpoint=None, samples=None
             )
         super().__init__(_TeamRun(run, team), stepper, batches, evaluation, clock)
+        self.world: World = world
         self.callbacks = RankCallbacks(
             stepper, run.request.probes, run.put, self.losses, self.better, self._callback_failed
         )
@@ -134,7 +134,7 @@ class RankLoop(Loop):
     def _evaluated(self) -> Result:
         if self.stepper.strategy is not None:
             self.stepper.strategy.sync_buffers()
-        return evaluate(self.stepper, self.evaluation, self._between, _Shared(self))
+        return evaluate(self.stepper, self.evaluation, self._between, _Shared(self.world, self.clock))
 
     def save(self, again: bool = False) -> bool:
         if self.stepper.strategy is not None:
@@ -161,17 +161,16 @@ class RankLoop(Loop):
 class _Shared:
     """See evaluate.Shared."""
 
-    def __init__(self, loop: RankLoop) -> None:
-        self._loop = loop
-        place = loop.world.place
-        self._share = Share(place.rank, place.size)
+    def __init__(self, world: World, clock: PhaseClock) -> None:
+        self._world, self._clock = world, clock
+        self._share = Share(world.rank, world.size)
 
     def mine(self, batches: int | None) -> int | None:
         return None if batches is None else self._share.count(batches)
 
     def parts(self, mine: Any) -> list[Any]:
-        with self._loop.clock.part(PART):
-            return self._loop.world.gather(mine)
+        with self._clock.part(PART):
+            return self._world.gather(mine)
 
 
 class RankCallbacks(Callbacks):

@@ -63,7 +63,9 @@ class _Marked:
 
 
 class _Gather(_Marked):
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+    ) -> Any:
         outer = self._clock.enter_part(PART)
         try:
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
@@ -77,7 +79,9 @@ class _Scatter(_Marked):
     ) -> Any:
         outer = self._clock.enter_part(PART)
         try:
-            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+            return dist.reduce_scatter_tensor(
+                output_tensor, input_tensor, op=op, group=group, async_op=async_op
+            )
         finally:
             self._clock.enter(outer)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from ndd_engine.errors import UsageError
 from ndd_engine.text import printable
 
-# Set by `ndd-console train --ranks`, which reads the outcome from the record instead of from exit statuses.
+# The folder of the run, set by `ndd-console train --ranks`, which reads the outcome from the record there.
 ENV_OWN_LAUNCHER = "NDD_RANKS"
 
 
@@ -51,9 +52,10 @@ def place() -> Place | None:
     return Place(rank, size, local_rank, local_size, _number("TORCHELASTIC_RESTART_COUNT", 0))
 
 
-def own_launcher() -> bool:
-    """Whether `ndd-console train --ranks` started this rank."""
-    return ENV_OWN_LAUNCHER in os.environ
+def own_launcher() -> Path | None:
+    """The folder of the run if `ndd-console train --ranks` started this rank."""
+    folder = os.environ.get(ENV_OWN_LAUNCHER)
+    return None if folder is None else Path(folder)
 
 
 def _number(name: str, default: int) -> int:
@@ -61,4 +63,6 @@ def _number(name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{name}={printable(text)}: not a number; the launcher of the ranks sets it") from None
+        raise UsageError(
+            f"{name}={printable(text)}: not a number; the launcher of the ranks sets it"
+        ) from None

@@ -113,7 +113,9 @@ def connect(place: Place) -> dist.Store:
         store, _rank, _size = next(dist.rendezvous("env://", place.rank, place.size))
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise NddError(f"rank {place.rank} cannot reach the store of the ranks at {address}: {error}") from None
+        raise NddError(
+            f"rank {place.rank} cannot reach the store of the ranks at {address}: {error}"
+        ) from None
     store.set_timeout(STORE_TIMEOUT)
     # A restart of all ranks may meet what the ranks before have left.
     return dist.PrefixStore(f"ndd/{place.restart}", store)

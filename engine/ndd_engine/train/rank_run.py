@@ -1,0 +1,170 @@
+"""Opens a run as one of several ranks: rank 0 creates or resumes the folder, the others write records beside its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from ndd_engine.errors import EXIT_FAILED, UsageError
+from ndd_engine.record.events import EndEvent
+from ndd_engine.record.recorder import Listener, Recorder
+from ndd_engine.record.rundir import RunDir, RunLock, bare
+from ndd_engine.text import printable
+
+from .checkpoint import CheckpointStore
+from .parallel.place import Place, own_launcher
+from .parallel.world import connect, from_first
+from .request import Ranks
+from .run import Run, RunRequest
+
+# Seconds for the end of a rank whose launcher was killed.
+LEAVE_S = 3.0
+
+
+class OtherRank(Run):
+    """A rank other than 0: the same folder, a record of its own, and no control socket."""
+
+    def close(self) -> None:
+        self.recorder.close()
+        self._lock.release()
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A rank that has reached the store of all ranks, and what it was asked to run."""
+
+    request: RunRequest
+    ranks: Ranks
+
+    def open(self, request: RunRequest, listener: Listener | None = None) -> Run:
+        """Open the run as this rank. Rank 0 raises what Run.open raises, the others OtherRankError."""
+        here, store = self.ranks.place, self.ranks.store
+        opened: list[Run] = []
+
+        def first() -> dict[str, object]:
+            run = Run.open(_launched(request, here), listener)
+            opened.append(run)
+            return {"folder": str(run.directory.path.absolute()), "resume": run.request.resume is not None}
+
+        told = from_first(store, here, "run", first)
+        if here.first:
+            run = opened[0]
+        else:
+            directory = RunDir(Path(told["folder"]))
+            resume = directory if told["resume"] else None
+            run = _other(replace(request, resume=resume, restart=None), directory, here)
+        run.ranks = self.ranks
+        _end_with_launcher(run)
+        return run
+
+
+def met(make: Callable[[], RunRequest | None], here: Place) -> Meeting | None:
+    """Reach the other ranks with a request; None if there is nothing to run, which rank 0 decides.
+
+    Rank 0 raises what `make` raises, the others OtherRankError.
+    """
+    store = connect(here)
+    made: list[RunRequest | None] = []
+
+    def first() -> bool:
+        made.append(make())
+        return made[0] is not None
+
+    if not from_first(store, here, "request", first):
+        return None
+    request = made[0] if here.first else make()
+    assert request is not None
+    return Meeting(request, Ranks(here, store))
+
+
+def _launched(request: RunRequest, here: Place) -> RunRequest:
+    """What rank 0 opens: the folder that the launcher made, or what an earlier attempt of these ranks left."""
+    folder = own_launcher()
+    if folder is None:
+        if here.restart and request.resume is None:
+            name = request.draft.run_name
+            if name is None:
+                text = "restarts of the ranks need a name for the run"
+                raise UsageError(f"{text}: torchrun --max-restarts N -m ndd_console train ... --run NAME")
+            return _continued(request, RunDir(request.root / name))
+        return request
+    directory = RunDir(folder)
+    if request.resume is not None and not here.restart:
+        return request
+    return _continued(request, directory)
+
+
+def _continued(request: RunRequest, directory: RunDir) -> RunRequest:
+    """Continue from the last checkpoint, or begin anew if there is none."""
+    if not bare(directory) and CheckpointStore(directory.checkpoints, 1).all():
+        return replace(request, resume=directory, from_step=None, restart=None)
+    return replace(request, resume=None, from_step=None, restart=directory)
+
+
+def _other(request: RunRequest, directory: RunDir, here: Place) -> OtherRank:
+    own = RunDir(directory.ranks / str(here.rank))
+    try:
+        own.path.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(own)
+        lock.acquire()
+        recorder = Recorder(own.events)
+        recorder.start()
+    except OSError as error:
+        where = printable(str(error.filename or own.path))
+        raise UsageError(f"rank {here.rank} cannot write to {where}: {error.strerror}") from None
+    return OtherRank(request, directory, lock, recorder, None)
+
+
+def _end_with_launcher(run: Run) -> None:
+    """End this rank soon after its launcher, which would restart it, was killed."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            if run.finished.wait(0.5):
+                return
+        reason = f"the launcher of the ranks (process {parent}) was killed"
+        run.control.request("kill", reason, "failed")
+        if not run.finished.wait(LEAVE_S):
+            step = run.recorder.snapshot().step
+            if run.ranks is not None and run.ranks.place.first:
+                run.put(EndEvent("failed", reason, step, EXIT_FAILED))
+                run.recorder.flush(1.0)
+            os._exit(EXIT_FAILED)
+
+    threading.Thread(target=watch, name="ndd-launcher", daemon=True).start()
+
+
+def leave(run: Run | None, status: int) -> NoReturn:
+    """End the process of a rank without joining torch's threads, which may wait for the interpreter lock."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    failed = run is None or run.end is None or run.end.status == "failed"
+    if not failed:
+        # Rank 0 may hold the store of all ranks: it leaves last.
+        with contextlib.suppress(Exception):
+            _goodbye(run)
+    # After a mistake in the configuration, or a loss of NaN, the same would happen again.
+    if own_launcher() is not None and not (run is not None and run.broken):
+        status = 0  # the launcher would restart the ranks; the outcome is in the record
+    os._exit(status)
+
+
+def _goodbye(run: Run | None) -> None:
+    if run is None or run.ranks is None:
+        return
+    store, here = run.ranks.store, run.ranks.place
+    store.set(f"left/{here.rank}", "1")
+    deadline = time.monotonic() + LEAVE_S
+    while here.first and time.monotonic() < deadline:
+        if all(store.check([f"left/{rank}"]) for rank in range(here.size)):
+            return
+        time.sleep(0.05)

@@ -1,0 +1,96 @@
+"""Runs of several ranks: the process that starts them, and a rank itself."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+from typing import NoReturn
+
+from ndd_console.output.progress import RunProgress, summary
+from ndd_console.output.run_log import Output
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
+from ndd_engine.record.events import Event
+from ndd_engine.train.parallel.place import Place
+from ndd_engine.train.ranks_run import RanksRun
+from ndd_engine.train.run import RunRequest
+
+from .headless import Signals, Unheard, reason_of, trained
+
+
+def ranks_headless(request: RunRequest, command: Sequence[str], as_json: bool) -> int:
+    """Start the ranks, print what rank 0 records, and return the exit status of the run."""
+    words, data = Output(sys.stderr, "error"), Output(sys.stdout, "output")
+    every_s = request.draft.resolve().log.headless_s
+    progress: list[RunProgress] = []
+
+    def hear(t: float, event: Event) -> None:
+        if as_json:
+            data.data(event.to_json(t))
+        for one in progress:
+            one.hear(t, event)
+            one.look(run.recorder.snapshot())
+
+    run = RanksRun.open(request, command, hear)
+    progress.append(RunProgress(words.say, every_s, run.recorder.snapshot().run))
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        again = run.control.stopping
+        run.control.request("kill" if again else "stop", *reason_of(number))
+        if not again:
+            words.say("stopping after a checkpoint; press Ctrl-C again to stop immediately")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    hangup = signal.SIG_IGN
+    if request.draft.resolve().console.on_hangup == "stop":
+        signal.signal(signal.SIGHUP, partial(stop, signal.SIGTERM))
+    else:
+        signal.signal(signal.SIGHUP, hangup)
+    end = run.execute()
+    run.close()
+    if not as_json:
+        data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))
+    if lost := data.finish():
+        words.say(f"warning: {lost}")
+    words.finish()
+    return end.exit_status
+
+
+def rank_command() -> list[str]:
+    """What each rank runs: this command line again."""
+    return [sys.executable, "-m", "ndd_console", *sys.argv[1:]]
+
+
+def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) -> NoReturn:
+    """Train as a rank and end the process. make: the request; only rank 0 reports what is wrong with it."""
+    from ndd_engine.train.parallel.world import OtherRankError
+    from ndd_engine.train.rank_run import leave, met
+
+    run = None
+    status = EXIT_FAILED
+    try:
+        signals = Signals()
+        meeting = met(make, here)
+        if meeting is None:
+            leave(None, EXIT_DONE)
+        if here.first:
+            run = trained(meeting.request, as_json, meeting.open, signals)
+        else:
+            run = meeting.open(meeting.request)
+            signals.obey(Unheard(run), survive_hangup=True)
+            run.execute()
+            run.close()
+        status = EXIT_FAILED if run.end is None else run.end.exit_status
+    except OtherRankError as error:
+        status = error.exit_status
+    except NddError as error:
+        status = error.exit_status
+        if here.first:
+            with contextlib.suppress(OSError):
+                for line in str(error).splitlines() or ["failed"]:
+                    print(f"ndd-console: {line}", file=sys.stderr, flush=True)  # noqa: T201
+    leave(run, status)
