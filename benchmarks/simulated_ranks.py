@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ndd_engine.measure.ranks import FIGURES, RanksFold
-from ndd_engine.record.events import PHASES
+from ndd_engine.record.events import PHASES, WindowEvent
 from ndd_engine.record.ranks import RanksEvent
 
 MS = 1e6
@@ -19,6 +20,8 @@ STEP_MS = {
 EXCHANGE_MS = 5.0
 # Ranks on a host.
 ON_HOST = 8
+# Items of a rank in a step.
+ITEMS = 16
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,16 @@ def named(events: Sequence[RanksEvent]) -> tuple[int, str] | None:
     """The late rank and its phase at the end, None if there is none."""
     late = events[-1].late
     return (late["rank"], late["phase"]) if late is not None else None
+
+
+def beside(event: RanksEvent) -> WindowEvent:
+    """The window of rank 0 over the same steps: its backward includes its waiting."""
+    phases: dict[str, Any] = {
+        name: {"host_ns": round(figures[2] * 1e3 * event.steps)}
+        for name, figures in event.columns_us.items()
+        if name in PHASES
+    }
+    phases["backward"]["host_ns"] += round(event.exchange_ns + event.skew_ns)
+    steps, items = event.steps, ITEMS * event.world * event.steps
+    times = (event.wall_ns, None, None, None)
+    return WindowEvent(event.step, 0, event.step, steps, steps, items, 256 * items, *times, phases)

@@ -10,8 +10,10 @@ from planted_runs import Planted, alone, cores, data, healthy, work
 from ndd_engine.diagnose import CAUSES
 
 # Findings about settings and about the run as a whole; they have tests of their own.
-# Of scripts: see test_script.py.
-ELSEWHERE = {"too-short", "healthy", "no-effect", "slow-function", "anomaly"}
+# Of scripts: see test_script.py; of several ranks: see test_rank_findings.py.
+ELSEWHERE = {
+    "too-short", "healthy", "no-effect", "slow-function", "anomaly", "late-rank", "exchange", "skew",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)

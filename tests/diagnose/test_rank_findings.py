@@ -6,32 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from benchmarks.simulated_ranks import Planted
+from benchmarks.simulated_ranks import Planted, beside
 from planted_runs import Planted as Run
 from planted_runs import cores
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.measure.ranks import RanksFold
-from ndd_engine.record.events import PHASES, RanksEvent, SampleEvent, WindowEvent
+from ndd_engine.record.events import SampleEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 
 CAUSES = {"late-rank", "exchange", "skew"}
 QUIET = {"noise": (0.005, 0.01)}
-
-
-def beside(event: RanksEvent) -> WindowEvent:
-    """The window of rank 0: its backward includes its waiting."""
-    phases: dict[str, Any] = {
-        name: {"host_ns": round(figures[2] * 1e3 * event.steps)}
-        for name, figures in event.columns_us.items()
-        if name in PHASES
-    }
-    phases["backward"]["host_ns"] += round(event.exchange_ns + event.skew_ns)
-    steps = event.steps
-    return WindowEvent(
-        event.step, 0, event.step, steps, steps, 32, 0, event.wall_ns, None, None, None, phases
-    )
 
 
 def snapshot_of(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from benchmarks.simulated_ranks import Planted
+from benchmarks.simulated_ranks import ITEMS, Planted, beside
 
-from ndd_engine.diagnose import diagnose
-from ndd_engine.diagnose.finding import Finding
-from ndd_engine.record.events import PHASES, RanksEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot, Totals
 from ndd_engine.record.state import RunState
 
 from .fakes import CONFIG, MARKS, T0, loss_curve, rate_curve, run_event, sample, snapshot
 
-SHARDED_FROM = 64
 CODE = "text.py:88 tokenise"
 # Number of ranks -> what is planted.
 PLANTED = {
@@ -26,24 +23,6 @@ PLANTED = {
 }
 
 
-def window_of(event: RanksEvent) -> WindowEvent:
-    """The window of rank 0 beside it."""
-    phases = {
-        name: {
-            "host_ns": round(figures[2] * 1e3 * event.steps),
-            "p50_ns": None,
-            "p95_ns": None,
-            "max_ns": None,
-        }
-        for name, figures in event.columns_us.items()
-        if name in PHASES
-    }
-    phases["backward"]["host_ns"] += round(event.exchange_ns + event.skew_ns)
-    steps, items = event.steps, 16 * event.world * event.steps
-    times = (event.wall_ns, None, None, None)
-    return WindowEvent(event.step, 0, event.step, steps, steps, items, 256 * items, *times, phases)
-
-
 def ranks_snapshot(planted: Planted, count: int = 12, **changes: Any) -> Snapshot:
     """A run in the middle of training."""
     world = planted.world
@@ -52,12 +31,14 @@ def ranks_snapshot(planted: Planted, count: int = 12, **changes: Any) -> Snapsho
         "ranks": world, "strategy": planted.strategy, "bucket_mb": 25.0, "compress": "off", "reshard": True,
         "reduce_dtype": "fp32", "param_dtype": "fp32",
     }  # fmt: skip
-    config["batch"] = {"micro": 16, "accumulation": 1, "sequence": 256}
+    config["batch"] = {"micro": ITEMS, "accumulation": 1, "sequence": 256}
     config["speed"] = {"compile": "off"}
     state = RunState()
-    state.fold(T0, run_event(False, name="chartext-001", config=config, threads=1, items_per_step=16 * world))
+    state.fold(
+        T0, run_event(False, name="chartext-001", config=config, threads=1, items_per_step=ITEMS * world)
+    )
     for index, event in enumerate(planted.events(count)):
-        state.fold(T0 + index, window_of(event))
+        state.fold(T0 + index, beside(event))
         state.fold(T0 + index, event)
     state.fold(T0 + count, sample(False))
     found, usual = state.snapshot(), snapshot(False)
@@ -69,5 +50,7 @@ def ranks_snapshot(planted: Planted, count: int = 12, **changes: Any) -> Snapsho
     return replace(found, **{**figures, **changes})
 
 
-def findings_of(snapshot: Snapshot) -> tuple[Finding, ...]:
-    return diagnose(snapshot)
+@cache
+def planted_snapshot(world: int) -> Snapshot:
+    """One of PLANTED."""
+    return ranks_snapshot(PLANTED[world])

@@ -24,7 +24,7 @@ LEAST_WINDOWS = 6
 TRIMMED = 0.2
 # A rank is late from this share of a step on, and from this many standard deviations of the ranks' own times on.
 LATE_SHARE = 0.04
-LATE_SPREADS = 4.5
+LATE_SPREADS = 5.5
 # With fewer ranks their spread is not known.
 LEAST_RANKS = 4
 # With fewer ranks, one of them matters for the median: it is compared with the median of the others.

@@ -29,9 +29,9 @@ class RanksEvent(Event):
     step; row_names: what the figures are: "own", "wait", "cpu" if it is known, and the larger phases. row_hosts:
     {rank: host} of these ranks, {} on one host.
 
-    cells: one digit for every cell_ranks consecutive ranks: by how much the longest own time among them exceeds the
-    median of all, in units of 2 % of it, at most 9; "" if rows_us has all ranks. late: the rank that holds up the
-    others, or null.
+    cells: one digit for every group of consecutive ranks: by how much the longest own time among them exceeds the
+    median of all, in units of 2 % of it, at most 9; "" if rows_us has all ranks. cell_ranks: number of ranks of a
+    group. late: the rank that holds up the others, or null.
     """
 
     type: ClassVar[str] = "ranks"

@@ -27,7 +27,8 @@ class Recorded:
     rate: items per second without evaluations and checkpoints. used, warm_up, profiled: number of windows with steps.
     phases: per optimizer step. step_p50_ns, step_p95_ns: weighted median of the windows' own quantiles. peak_bytes:
     reserved on the GPU; on the CPU, resident in the run's processes. losses: (items trained so far, mean loss of a
-    window), in order. windows: the used ones. damaged: number of damaged lines of the log.
+    window), in order. windows: the used ones. damaged: number of damaged lines of the log. exchange_ns, skew_ns: of all
+    ranks per optimizer step, None with one rank.
     """
 
     name: str
@@ -45,6 +46,8 @@ class Recorded:
     losses: tuple[tuple[int, float], ...]
     windows: tuple[WindowEvent, ...]
     damaged: int = 0
+    exchange_ns: float | None = None
+    skew_ns: float | None = None
 
     def loss_at(self, items: float) -> float | None:
         """The mean loss over the last LOSS_SPAN before so many items; None if none was recorded."""

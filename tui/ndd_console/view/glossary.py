@@ -61,7 +61,7 @@ _GROUPS = {
         "hidden": "exchange while the rank computes",
         "longest, 63.2 r5": "longest time of a phase, and whose (rank 5)",
         "late, +7.9": "ms a step longer than the usual rank",
-        "░ ▒ ▓ █": "heat map: 2, 6, 10, 14 % more work than the median",
+        "░ ▒ ▓ █": "2, 6, 10 or 14 % more work than the median rank",
     },
     "idle time": {
         "GPU idle": "share of wall time in which the GPU computes nothing",

@@ -12,7 +12,7 @@ from .style import Row
 HELP_KEYS: Keys = (
     ("t", "try a change: measure it against the current configuration"),
     ("d", "diagnosis: all findings with their evidence"),
-    ("r", "ranks of a run with several: work, waiting and phases of each"),
+    ("r", "ranks: work, waiting and phases of each, slowest first"),
     ("w", "wizard: propose and measure configurations for this machine"),
     ("p", "pause or resume"),
     ("c", "save a checkpoint"),

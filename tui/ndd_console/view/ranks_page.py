@@ -12,7 +12,7 @@ from ndd_engine.text import MISSING, counted, number, size
 from .blocks import percent
 from .findings import at_most
 from .ranks import heat_map, is_late, rank_rows, ranks_words, usual_own_us
-from .rows import BLANK, cells, column, foreign, labelled, paragraph, rule
+from .rows import BLANK, cells, column, foreign, labelled, paragraph, rule, shorten
 from .style import Row
 
 _NONE = "This run has one rank."
@@ -86,10 +86,8 @@ def _table(ranks: Ranks, width: int) -> list[Row]:
     names = [*names, *(name for name in parts if name in shown)][: max(room, 1)]
     head = "rank".ljust(first) + column("host", host) * bool(host)
     head += "".join(title.rjust(_FIGURE) for title in (names[0], "later", *names[1:])) if names else ""
-    out: list[Row] = [
-        (("the newest window in milliseconds a step, slowest rank first", "dim"),),
-        ((head, "bold"),),
-    ]
+    about = shorten("newest window: milliseconds a step, slowest rank first", width)
+    out: list[Row] = [((about, "dim"),), ((head, "bold"),)]
     usual = usual_own_us(newest)
     for rank, row in rows.items():
         late = row.get("own", 0.0) - usual
@@ -99,7 +97,8 @@ def _table(ranks: Ranks, width: int) -> list[Row]:
         out.append(((lead + _figures([figures[0] if figures else None, late, *figures[1:]]), style),))
     hidden = newest.world - len(rows)
     if hidden > 0:
-        out.append(((f"and {counted(hidden, 'rank')} with less work, not recorded one by one", "dim"),))
+        text = f"and {counted(hidden, 'rank')} with less work, not recorded one by one"
+        out.append(((shorten(text, width), "dim"),))
     for word, at in _WORDS.items():
         summary = [newest.columns_us[name][at] if name in newest.columns_us else None for name in names]
         values: list[float | None] = [*summary[:1], None, *summary[1:]]
