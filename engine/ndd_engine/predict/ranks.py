@@ -1,13 +1,14 @@
 """One rank of several in a single process, for predicting its memory.
 
-A fake process group takes the place of the others: it exchanges nothing, but everything that the real exchange allocates
-is allocated. For processors that includes the temporary copies of gloo; NCCL's own buffers, which lie outside of the
-allocator, are not included.
+A fake process group takes the place of the others: it exchanges nothing, but everything that the real exchange
+allocates is allocated. On the CPU that includes the temporary copies of gloo; on a GPU NCCL's own buffers, which lie
+outside of the allocator, are not included.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -56,9 +57,9 @@ def _copies_of_gloo() -> Iterator[None]:
         torch.empty_like(output_tensor)
         return gather(output_tensor, *args, **options)
 
-    def scattered(output: Tensor, input: Tensor, *args: Any, **options: Any) -> Any:
-        torch.empty_like(input)
-        return scatter(output, input, *args, **options)
+    def scattered(*args: Any, **options: Any) -> Any:
+        torch.empty_like(options["input"] if "input" in options else args[1])
+        return scatter(*args, **options)
 
     dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gathered, scattered
     try:
@@ -115,7 +116,6 @@ class BucketsOnly(Ddp):
     def computing(self) -> nn.Module:
         self._last = True
         self._steps = 0
-        self._halves: dict[int, Tensor] = {}
         self._trainable = [item for item in self.module.parameters() if item.requires_grad]
         self._allocate()
         for parameter in self._trainable:
@@ -148,9 +148,8 @@ class BucketsOnly(Ddp):
                 self._views[item] = len(self._buckets), bucket[at : at + item.numel()].view_as(item)
                 at += item.numel()
             self._buckets.append(bucket)
-        self._waiting = [
-            sum(place == index for place, _ in self._views.values()) for index in range(len(self._buckets))
-        ]
+        held = Counter(place for place, _ in self._views.values())
+        self._waiting = [held[place] for place in range(len(self._buckets))]
 
     @torch.no_grad()
     def _ready(self, parameter: Tensor) -> None:
@@ -161,7 +160,7 @@ class BucketsOnly(Ddp):
         parameter.grad = view.copy_(parameter.grad)
         self._waiting[place] -= 1
         if not self._waiting[place] and self.section.compress != "off":
-            self._halves[place] = self._buckets[place].to(DTYPES[self.section.compress])
+            self._buckets[place].to(DTYPES[self.section.compress])  # freed when it was exchanged
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,8 @@ def shares(config: Config, model: nn.Module, moment_bytes: int) -> Shares:
     if not is_sharded(config):
         if section.ranks == 1:
             return Shares(whole, trained, moment_bytes)
-        compressed = 0 if section.compress == "off" else trained // 2
+        biggest = min(trained, int(section.bucket_mb * MB))
+        compressed = 0 if section.compress == "off" else biggest // 2
         # Before the last micro-batch gradients add up beside the buckets.
         return Shares(whole, trained if several else 0, moment_bytes, buckets=trained + compressed)
     kept = sum(map(_part(section.ranks), model.parameters()))

@@ -1,8 +1,8 @@
 """How the ranks share a model: whole on every rank (DistributedDataParallel), or sharded over them (FSDP2).
 
-A Stepper calls `place` before the model moves to its device, so that only shards do, and before it creates its optimizer,
-since FSDP2 replaces the parameters; `computing` comes after both.
-The default process group exists by then. Both average the gradients over the ranks.
+A Stepper calls `place` before the model moves to its device, so that only shards do, and before it creates its
+optimizer, since FSDP2 replaces the parameters; `computing` comes after both. The default process group exists by then.
+Both average the gradients over the ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config.schema import Config, ParallelSection
@@ -204,14 +204,10 @@ def _hook(compress: str) -> Any:
 def fake_hook(compress: str) -> Any:
     """A hook that allocates what the configured one does and exchanges nothing, for a fake process group."""
 
-    halves: dict[int, Tensor] = {}
-
     def reduced(bucket: Any) -> Any:
         buffer = bucket.buffer()
         if compress != "off":
-            # DistributedDataParallel also keeps what it sent until the same bucket is sent again.
-            half = halves[bucket.index()] = buffer.to(DTYPES[compress]).div_(dist.get_world_size())
-            buffer.copy_(half)
+            buffer.copy_(buffer.to(DTYPES[compress]).div_(dist.get_world_size()))
         done: Any = torch.futures.Future()
         done.set_result(buffer)
         return done
