@@ -79,6 +79,19 @@ def alone(config: Config) -> Config:
     return config.model_copy(update={"parallel": single})
 
 
+def replaced(config: Config, ranks: int, strategy: str) -> Config:
+    """The configuration for so many ranks with this strategy."""
+    section = config.parallel.model_copy(update={"ranks": ranks, "strategy": strategy})
+    return config.model_copy(update={"parallel": section})
+
+
+def moment_bytes(config: Config, model: nn.Module) -> int:
+    """Bytes of the configured optimizer's state for the whole model."""
+    section = config.optimizer
+    moments = 2 if section.name != "sgd" else int(section.momentum > 0)
+    return moments * sum(item.nbytes for item in model.parameters() if item.requires_grad)
+
+
 class WithModel:
     """A workload with its model replaced by a copy. known: id of a parameter -> its copy."""
 

@@ -119,12 +119,12 @@ class Fsdp2(Strategy):
         return nullcontext()
 
 
-def strategy_of(config: Config, device: torch.device, parts: TrainingParts) -> Strategy | None:
+def strategy_of(config: Config, device: torch.device, parts: TrainingParts | None = None) -> Strategy | None:
     """The configured strategy; None for a single rank. parts: of the workload. Raises UsageError, see why_not."""
     section = config.parallel
     if section.ranks == 1:
         return None
-    if (why := why_not(config, parts)) is not None:
+    if (why := why_not(config, parts or TrainingParts())) is not None:
         raise UsageError(why)
     return (Fsdp2 if section.strategy == "fsdp2" else Ddp)(section, device)
 
