@@ -36,7 +36,7 @@ from ndd_engine.workloads.training import training_of
 
 from .memory import MANY, ONE
 from .probing import longest_first
-from .ranks import WithModel, strategy_for_fakes
+from .ranks import WithModel, is_sharded, strategy_for_fakes
 from .trace import FREED, Trace
 
 aten = torch.ops.aten
@@ -72,10 +72,10 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
     model, known = _faked(workload.model, fake)
-    if config.parallel.ranks > 1 and config.parallel.strategy == "fsdp2":
+    if is_sharded(config):
         # On the host, from which each layer moves to the GPU only as it is sharded.
-        for parameter in model.parameters():
-            follow.ignore(parameter)
+        for whole in model.parameters():
+            follow.ignore(whole)
     with fake, AsOnGpu(), follow, follow.resizing():
         stepper = Stepper(
             WithModel(workload, model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy
@@ -194,7 +194,7 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._born(storage, "resize_")
             return found
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:

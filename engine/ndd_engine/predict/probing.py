@@ -27,6 +27,7 @@ from ndd_engine.text import size
 from ndd_engine.train.data.loader import Batches, gathered
 from ndd_engine.train.data.source import Source, can_keep, gathers, kept_bytes
 from ndd_engine.train.data.stream import StreamOrder
+from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper
@@ -36,7 +37,7 @@ from ndd_engine.workloads.training import training_of
 
 from .linearity import alike
 from .memory import Items, Memory
-from .ranks import alone, is_sharded, stepper_of_rank, strategy_of
+from .ranks import alone, is_sharded, stepper_of_rank
 from .recording import record
 from .rules import Rules
 from .steptime import StepTime, TimedBatch, merged, variation

@@ -132,7 +132,7 @@ class BucketsOnly(Ddp):
         self._trainable = [item for item in self.module.parameters() if item.requires_grad]
         self._allocate()
         for parameter in self._trainable:
-            parameter.register_post_accumulate_grad_hook(self._ready)
+            parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
         return self.module
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:

@@ -21,6 +21,8 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         return []
     config, opened, layout = situation.config, situation.opened, found.layout
     hold, free = situation.hold(answers, layout), situation.usable(layout)
+    # Ranks on one CPU would share its cores, by how much is not known.
+    timed = found.time if layout.ranks == 1 or on_gpu(situation) else None
     items = answers.items or run_items(config, opened.train_items)
     now = (opened.size, opened.sequence)
     loader, kept = config.loader, opened.items
@@ -69,7 +71,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     parameters=found.parameters,
                     memory_bytes=None if fit is None else fit.peak_bytes,
                     free_bytes=free,
-                    step_s=None if found.time is None else found.time.step_s(*times),
+                    step_s=None if timed is None else timed.step_s(*times),
                     items=items,
                     tokens_per_item=found.tokens_per_item,
                     setup_s=opened.setup_s if situation.gpu is None else 0.0,
