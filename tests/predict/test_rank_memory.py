@@ -34,9 +34,10 @@ def made(*sets: str) -> tuple[Config, Workload]:
     return config, prepare(config, lambda _: None)
 
 
-def predicted(*sets: str) -> Trace:
+def predicted(*sets: str, device: str = "cpu") -> Trace:
+    """device: "cuda" leaves out the copies of gloo."""
     config, workload = made(*sets)
-    with pretended(config.parallel.ranks, CPU):
+    with pretended(config.parallel.ranks, torch.device(device)):
         return Prober(config, workload, CPU, lambda _: None).trace(4)
 
 
@@ -52,7 +53,7 @@ def test_a_rank_of_ddp_needs_buckets_and_one_of_fsdp2_a_share() -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("compress", ["off", "fp16"])
+@pytest.mark.parametrize("compress", [pytest.param("off", marks=pytest.mark.slow), "fp16"])
 def test_the_stand_in_for_fake_tensors_allocates_what_ddp_does(compress: str) -> None:
     config, workload = made("parallel.ranks=2", f"parallel.compress={compress}", "parallel.bucket_mb=0.2")
     with pretended(2, CPU):
@@ -70,15 +71,16 @@ def test_the_stand_in_for_fake_tensors_allocates_what_ddp_does(compress: str) ->
         assert second == pytest.approx(first, rel=0.01)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
 def test_a_gpu_that_is_not_here_is_traced_with_fake_tensors(strategy: str) -> None:
     config, workload = made("parallel.ranks=4", f"parallel.strategy={strategy}")
     with pretended(4, torch.device("cuda")):
         fake, flops = traced(config, workload, 4)
-    real = predicted("parallel.ranks=4", f"parallel.strategy={strategy}")
+    real = predicted("parallel.ranks=4", f"parallel.strategy={strategy}", device="cuda")
     weights = sum(item.nbytes for item in workload.model.parameters()) if strategy == "ddp" else 0
-    # On a GPU the parameters are part of the trace.
-    assert fake.peak() - weights == pytest.approx(real.peak(), rel=0.05)
+    # On a GPU the parameters are part of the trace, on the CPU the order of the data.
+    order = 8 * len(workload.train_data)  # type: ignore[arg-type]
+    assert fake.peak() - weights == pytest.approx(real.peak() - order, rel=0.02)
     assert flops
 
 

@@ -180,13 +180,14 @@ class Planner:
                 yield self.probe_one(situation, model)
                 continue
             present = layout_of(situation.config)
-            if not place and situation.gpu is None and present != Layout(situation.ranks):
+            compared = not place and situation.gpu is None and present != Layout(situation.ranks)
+            if compared:
                 yield self.probe_one(situation, model, present)
             self._stage = f"probing {model_name(model)} on {situation.ranks} ranks"
             whole = self.probe_one(situation, model, Layout(situation.ranks))
             yield whole
-            if not self._all_fit(situation, whole):
-                layout = Layout(situation.ranks, "fsdp2")
+            layout = Layout(situation.ranks, "fsdp2")
+            if not (compared and present == layout) and not self._all_fit(situation, whole):
                 yield replace(self.probe_one(situation, model, layout), instead=whole.memory)
         self._done = 1.0
 

@@ -48,8 +48,8 @@ class ProposalSet:
 
     @property
     def present(self) -> Proposal | None:
-        """The configuration that the wizard started from; None if it cannot be measured."""
-        return next((one for one in self.rows if one.present and one.fits), None)
+        """The configuration that the wizard started from; None if it cannot be measured, as with several ranks."""
+        return next((one for one in self.rows if one.present and one.fits and one.layout.ranks == 1), None)
 
     def ranked(self, answers: Answers) -> list[Proposal]:
         """Those that fit, best for the goal first."""
