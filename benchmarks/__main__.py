@@ -24,6 +24,7 @@ NAMES = (
     "best",
     "quality",
     "memory",
+    "ranks_memory",
     "steps",
     "wizard",
     "intervals",

@@ -16,8 +16,9 @@ from statistics import fmean, median
 from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.trial.process import SideProcess
 from ndd_engine.wizard.answers import Answers
-from ndd_engine.wizard.planner import Planner, Situation, proposals
+from ndd_engine.wizard.planner import Planner, Situation
 from ndd_engine.wizard.proposals import Proposal
+from ndd_engine.wizard.rows import proposals
 from ndd_engine.wizard.session import ProposalSet, to_verify
 from ndd_engine.wizard.space import Model
 from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP, side_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -39,6 +39,7 @@ def lines(found: Outlook) -> str:
         "available_bytes": found.available_bytes, "retries": found.retries, "notes": [], "advice": [],
         "bytes_without_retries": found.fit.roomy_bytes, "step_s": 1.0, "step_measured": True, "epoch_s": 1.0,
         "steps_per_epoch": 1, "total_s": 1.0, "total_steps": 1,
+        "ranks": found.config.parallel.ranks, "sharded": None if found.sharded is None else asdict(found.sharded),
         "step_doubt": found.time.doubt, "busy": None if found.busy is None else busy_cores(found.busy),
     }  # fmt: skip
     return "\n".join(" ".join(pair) for pair in describe(report))

@@ -18,6 +18,7 @@ from ndd_engine.train.parallel.strategy import blocks, strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.training import training_of
 
 CPU = torch.device("cpu")
 
@@ -46,7 +47,7 @@ def trained(config: Config, steps: int = 3) -> tuple[Stepper, list[float]]:
     """The stepper after a few steps, and the losses."""
     seed(config.run.seed)
     workload = prepare(config)
-    stepper = Stepper(workload, config, CPU, 10, strategy_of(config, CPU))
+    stepper = Stepper(workload, config, CPU, 10, strategy_of(config, CPU, training_of(workload)))
     batches = endless(workload, config, config.batch.micro)
     return stepper, [float(stepper.step(batches, PhaseClock(), step) or 0) for step in range(steps)]
 

@@ -13,8 +13,8 @@ from test_verify import STEP_S, FakeSide, _sides  # noqa: F401  the fixture inst
 
 from ndd_engine.wizard.answers import Answers
 from ndd_engine.wizard.choice import Choice, choose, comparison, listed
-from ndd_engine.wizard.planner import present_batch, unprobed_present
 from ndd_engine.wizard.proposals import Measured, Proposal
+from ndd_engine.wizard.rows import present_batch, unprobed_present
 from ndd_engine.wizard.session import ProposalSet, to_verify, with_present
 from ndd_engine.wizard.space import Batch
 from ndd_engine.wizard.verify import verify

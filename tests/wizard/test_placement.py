@@ -14,8 +14,9 @@ from ndd_engine.predict.memory import Items, Memory
 from ndd_engine.predict.steptime import StepTime, TimedBatch
 from ndd_engine.predict.trace import Family, Trace
 from ndd_engine.wizard.answers import Answers, gpu_named
-from ndd_engine.wizard.planner import Planner, ProbedModel, proposals
+from ndd_engine.wizard.planner import Planner, ProbedModel
 from ndd_engine.wizard.proposals import ranked
+from ndd_engine.wizard.rows import proposals
 from ndd_engine.wizard.session import reasons
 
 

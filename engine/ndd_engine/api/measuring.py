@@ -16,6 +16,8 @@ from .training import restored
 class MemoryPrediction:
     """Predicted memory and time of a training run.
 
+    With several ranks (parallel.ranks), all bytes are those of one rank, and the time is without their exchange.
+
     peak_bytes: peak memory of the process on the GPU, or on the host without one. parts: what it consists of, in bytes
     by name. reliable: whether the prediction can be trusted; reason: why not, "" if it can. device: "cuda:0", "cpu".
     free_bytes, total_bytes: memory of the device when the prediction started, None if unknown. fits: whether the peak

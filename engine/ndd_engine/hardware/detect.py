@@ -61,6 +61,20 @@ def detect(
     return Machine(view.cards, chosen, device, reasons, known, view.problems)
 
 
+def equal_gpus(machine: Machine) -> list[Gpu]:
+    """The GPUs that ranks could use, "cuda:0" first: those like it, in torch's order, without MIG instances.
+
+    [] without GPUs, or if the run's device is another than the first.
+    """
+    if machine.chosen is None or machine.device != "cuda:0":
+        return []
+    numbered = {gpu.index: gpu for gpu in machine.cards if gpu.index is not None and not gpu.mig}
+    found: list[Gpu] = []
+    while (gpu := numbered.get(len(found))) is not None and gpu.name == machine.chosen.name:
+        found.append(gpu)
+    return found
+
+
 def list_gpus(nvml: Nvml) -> tuple[Gpu, ...]:
     """NVML's GPUs in PCI bus order, with MIG instances in place of the GPU that they divide. Never raises."""
     if not nvml.open():

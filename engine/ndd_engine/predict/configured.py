@@ -10,7 +10,7 @@ import torch
 from ndd_engine.config import Config, Draft
 from ndd_engine.config.workload_sections import OwnSection
 from ndd_engine.errors import MachineError, NddError, TrainingError, said
-from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpu import Machine
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.train.failures import smaller_batch
@@ -44,7 +44,7 @@ def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
     with draft.locating():
         workload = prepare(config, progress)
     try:
-        found = outlook(config, workload, device, machine.free_bytes, progress)
+        found = outlook(config, workload, device, *room(machine, config.parallel.ranks), progress=progress)
     except NddError:
         raise
     except Exception as error:
@@ -52,9 +52,22 @@ def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
     return Prediction(found, machine, workload, choice)
 
 
+def room(machine: Machine, ranks: int) -> tuple[int | None, int]:
+    """(free bytes of the device, or of the fullest GPU that a rank gets; the GPUs that ranks could use)."""
+    gpus = equal_gpus(machine)
+    if machine.chosen is None or ranks == 1:
+        return machine.free_bytes, max(len(gpus), 1)
+    free = [gpu.free_bytes for gpu in gpus[:ranks]]
+    known = [bytes_ for bytes_ in free if bytes_ is not None]
+    return (min(known) if known and len(known) == len(free) else machine.free_bytes), max(len(gpus), 1)
+
+
 def _step_error(error: Exception, config: Config, device: torch.device) -> Exception:
     if is_out_of_memory(error):
-        return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}")
+        shard = ""
+        if config.parallel.ranks > 1 and config.parallel.strategy == "ddp":
+            shard = ', or shard the model: parallel.strategy = "fsdp2"'
+        return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}{shard}")
     if isinstance(config.workload, OwnSection):
         return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")
     return error

@@ -36,6 +36,7 @@ from ndd_engine.workloads.training import training_of
 
 from .memory import MANY, ONE
 from .probing import longest_first
+from .ranks import WithModel, is_sharded, strategy_for_fakes
 from .trace import FREED, Trace
 
 aten = torch.ops.aten
@@ -63,17 +64,25 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
     """
     if training_of(workload).step is not None:
         raise UsageError(OWN_STEP)
+    amp, config = config.precision.amp, _explicit(config)
+    strategy = strategy_for_fakes(config, training_of(workload))
     batch = next(longest_first(workload, config, micro, longest))
     follow, counter = Follow(), WorkCounter()
     # Tensors that are neither parameters nor buffers become fake when they are used.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
     model, known = _faked(workload.model, fake)
-    with fake, AsOnGpu(), follow:
-        stepper = _Fake(workload, model, _explicit(config), known).stepper()
+    if is_sharded(config):
+        # On the host, from which each layer moves to the GPU only as it is sharded.
+        for whole in model.parameters():
+            follow.ignore(whole)
+    with fake, AsOnGpu(), follow, follow.resizing():
+        stepper = Stepper(
+            WithModel(workload, model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy
+        )
         for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
             follow.note(parameter, "parameter")
-        with _autocast(config):
+        with _autocast(amp):
             for index, count in enumerate((1, 1, 2)):
                 if count > 1:
                     follow.mark(ONE)
@@ -89,21 +98,6 @@ def _copies(batch: Any) -> Iterator[Any]:
     """Endless copies of a batch, each with its own memory, as if copied to the GPU."""
     while True:
         yield tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
-
-
-class _Fake:
-    """A workload with its model replaced."""
-
-    def __init__(self, workload: Workload, model: nn.Module, config: Config, known: dict[int, Any]) -> None:
-        """known: id of a parameter -> its fake."""
-        self._workload, self.model, self._config = workload, model, config
-        self.training = training_of(workload).copied(known)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._workload, name)
-
-    def stepper(self) -> Stepper:
-        return Stepper(self, self._config, torch.device(_ON), total_steps=1000)
 
 
 def _explicit(config: Config) -> Config:
@@ -128,9 +122,8 @@ def _faked(model: nn.Module, fake: FakeTensorMode) -> tuple[nn.Module, dict[int,
 
 
 @contextmanager
-def _autocast(config: Config) -> Iterator[None]:
+def _autocast(amp: str) -> Iterator[None]:
     """CPU autocast to the configured dtype, because CUDA autocast disables itself without a GPU."""
-    amp = config.precision.amp
     if amp == "off":
         yield
         return
@@ -171,16 +164,41 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def note(self, tensor: Tensor, label: str) -> None:
-        """Record a tensor's storage unless it is already known."""
-        storage = tensor.untyped_storage()
-        address, size = storage._cdata, storage.nbytes()
-        if address in self._known or not size:
-            return
-        key = len(self._labels)
+        """Record a tensor's storage unless it is already known; of a sharded tensor (DTensor) this rank's part."""
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        if storage._cdata not in self._known and storage.nbytes():
+            self._born(storage, label)
+
+    def _born(self, storage: torch.UntypedStorage, label: str) -> None:
+        address, key = storage._cdata, len(self._labels)
         self._known[address] = key
         self._labels.append(label)
-        self._events.append((key, size))
+        self._events.append((key, storage.nbytes()))
         weakref.finalize(storage, self._died, key, address).atexit = False  # type: ignore[misc]
+
+    def ignore(self, tensor: Tensor) -> None:
+        """Do not record the storage of a tensor, which has to outlive the trace."""
+        self._known[tensor.untyped_storage()._cdata] = -1
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """Also record storages that are resized: so FSDP2 frees gathered parameters and gathers them again."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            key = self._known.get(storage._cdata)
+            if key is not None and key >= 0 and size != storage.nbytes():
+                self._died(key, storage._cdata)
+            found = resize(storage, size)
+            if size and storage._cdata not in self._known:
+                self._born(storage, "resize_")
+            return found
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
     def mark(self, name: str) -> None:
         """Set a mark at the current event."""
@@ -191,8 +209,9 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Trace(tuple(self._events), tuple(self._labels), dict(self._marks))
 
     def _died(self, key: int, address: int) -> None:
-        self._events.append((key, FREED))
-        self._known.pop(address, None)
+        if self._known.get(address) == key:  # else it was resized before
+            self._events.append((key, FREED))
+            del self._known[address]
 
     def _scratch(self, size: int, name: str) -> None:
         key = len(self._labels)

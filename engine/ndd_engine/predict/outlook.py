@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -12,16 +12,28 @@ from ndd_engine.config import Config
 from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.train.data.place import ordered_steps
 from ndd_engine.train.loop import UNKNOWN_STEPS
+from ndd_engine.train.parallel.strategy import why_not
 from ndd_engine.train.prepare import total_steps
 from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.training import training_of
 
 from .disturbance import CoreWatch, disturbed
 from .memory import Fit, Memory
 from .probing import SIZES, Prober, context_bytes, items_of
+from .ranks import Shares, is_sharded, moment_bytes, pretended, replaced, shares
 from .steptime import StepTime, spread
 
 # Timing stops after a micro-batch that takes longer; larger ones are extrapolated.
 LONGEST_S = 0.8
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The same batch with the model sharded over `ranks` (FSDP2): predicted bytes of one rank, and whether it fits."""
+
+    ranks: int
+    peak_bytes: int
+    fits: bool | None
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,10 @@ class Outlook:
     total_steps: int | None
     # The use of the cores while steps were timed, if other processes took some of them from the steps.
     busy: CoreUse | None = None
+    # Of several ranks: what one of them holds throughout. All bytes here are those of one rank.
+    shares: Shares | None = None
+    # If it does not fit: what sharding the model over several ranks would need.
+    sharded: Sharded | None = None
 
     @cached_property
     def fit(self) -> Fit:
@@ -55,12 +71,30 @@ class Outlook:
     @property
     def parts(self) -> dict[str, int]:
         """The peak by component; activations are the remainder."""
+        if self.shares is not None:
+            return self._parts_of_rank(self.shares)
         outside = self.memory.outside_bytes - (self.parameter_bytes if self.memory.on == "host" else 0)
         known = {
             "parameters": self.parameter_bytes,
             "gradients": self.parameter_bytes,
             "optimizer": self.optimizer_bytes,
             "process": max(outside, 0),
+            "kept items": self.kept_bytes,
+            "heap": self.memory.heap_bytes(self.config.batch.micro),
+        }
+        total = self.total_bytes
+        return {**known, "activations": max(total - sum(known.values()), 0), "total": total}
+
+    def _parts_of_rank(self, shares: Shares) -> dict[str, int]:
+        # On the host the process holds the parameters before the steps, unless it shards them.
+        on_host = self.memory.on == "host" and not is_sharded(self.config)
+        known = {
+            "parameters": shares.parameters,
+            "gradients": shares.gradients,
+            "optimizer": shares.optimizer,
+            "gathered layers": shares.gathered,
+            "buckets": shares.buckets,
+            "process": max(self.memory.outside_bytes - (shares.parameters if on_host else 0), 0),
             "kept items": self.kept_bytes,
             "heap": self.memory.heap_bytes(self.config.batch.micro),
         }
@@ -119,17 +153,56 @@ def outlook(
     workload: Workload,
     device: torch.device,
     available_bytes: int | None,
+    gpus: int = 1,
+    *,
     progress: Callable[[str], None],
 ) -> Outlook:
-    """Probe a configuration on the device in this process. Raises what a step raises."""
+    """Probe a configuration on the device in this process. Raises what a step raises.
+
+    available_bytes: on the device; the ranks on a host share its memory. gpus: in this machine, that ranks could use.
+    """
+    ranks = config.parallel.ranks
+    if device.type == "cpu" and available_bytes is not None:
+        available_bytes //= ranks
+    with pretended(ranks, device):
+        found = _outlook(config, workload, device, available_bytes, progress)
+    others = ranks if ranks > 1 else gpus if device.type == "cuda" else 1
+    if found.fits is not False or others == 1 or is_sharded(config):
+        return found
+    sharded = replaced(config, others, "fsdp2")
+    if why_not(sharded, training_of(workload)) is not None:
+        return found
+    progress("predicting a sharded model")
+    outside = found.memory.outside_bytes
+    if device.type == "cpu":
+        outside = max(outside - found.parameter_bytes, 0)
+    with pretended(others, device):
+        memory = Prober(sharded, workload, device, progress).memory(outside)
+    batch = config.batch
+    fit = memory.fit(batch.micro, batch.accumulation, found.available_bytes, found.kept_bytes)
+    return replace(found, sharded=Sharded(others, fit.peak_bytes, fit.fits))
+
+
+def _outlook(
+    config: Config,
+    workload: Workload,
+    device: torch.device,
+    available_bytes: int | None,
+    progress: Callable[[str], None],
+) -> Outlook:
+    ranks = config.parallel.ranks
     per_epoch = ordered_steps(workload, config)
+    if per_epoch is not None:
+        per_epoch //= ranks
     prober = Prober(config, workload, device, progress)
     resident = prober.warm()
     outside = context_bytes(device, available_bytes) if device.type == "cuda" else resident
     # On the host, `available_bytes` excludes what this process already holds, but the prediction includes it.
     held = 0 if device.type == "cuda" else outside
     available = None if available_bytes is None else available_bytes + held
-    memory = prober.memory(outside)
+    # What is sharded is created within the recorded steps; the whole model is gone by then.
+    gone = sum(item.nbytes for item in workload.model.parameters()) if is_sharded(config) else 0
+    memory = prober.memory(max(outside - (0 if device.type == "cuda" else gone), 0))
     loader = config.loader
     kept = items_of(workload).loader_bytes(device.type == "cuda", loader.placement, loader.cache)
     micros = [micro for micro in spread(SIZES[0], config.batch.micro) if micro <= config.batch.micro]
@@ -143,6 +216,7 @@ def outlook(
     assert times is not None
     memory = prober.with_heap(memory)
     parameter_bytes = sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad)
+    moments = moment_bytes(config, workload.model) if ranks > 1 else prober.stepper().moment_bytes()
     total = total_steps(config, per_epoch)
     return Outlook(
         config=config,
@@ -150,10 +224,11 @@ def outlook(
         time=times,
         parameters=parameter_count(workload.model),
         parameter_bytes=parameter_bytes,
-        optimizer_bytes=prober.stepper().moment_bytes(),
+        optimizer_bytes=moments,
         kept_bytes=kept,
         available_bytes=available,
         steps_per_epoch=per_epoch,
         total_steps=None if total == UNKNOWN_STEPS else total,
         busy=disturbed(cores.use, device.type == "cuda"),
+        shares=None if ranks == 1 else shares(config, workload.model, moments),
     )

@@ -36,6 +36,7 @@ class Opened:
     sequence: of the model. memory_gb: memory of the GPU if the size was chosen for it. process_bytes: resident bytes
     after a step, without the model. context_bytes: GPU memory outside the allocator. setup_s: seconds to prepare the
     data. train_items: None if the number is unknown. lengths: tokens per sampled item, ascending, if they vary.
+    not_shared: why several ranks cannot train it, or "".
     """
 
     device: str
@@ -56,6 +57,7 @@ class Opened:
     items: Items
     setup_s: float
     lengths: list[int]
+    not_shared: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,16 @@ class Probes(ChildServer):
         import torch
 
         from ndd_engine.hardware.detect import detect
+        from ndd_engine.train.parallel.strategy import why_not
         from ndd_engine.train.prepare import seed
         from ndd_engine.train.probes.autosize import decide
         from ndd_engine.workloads.base import parameter_count
         from ndd_engine.workloads.order import item_count
         from ndd_engine.workloads.registry import prepare
+        from ndd_engine.workloads.training import training_of
 
         from .probing import Prober, context_bytes, items_of
+        from .ranks import pretended, replaced
 
         self._spec = command
         draft = draft_of(command)
@@ -106,7 +111,8 @@ class Probes(ChildServer):
         workload = prepare(config, self.pipe.tell)
         setup_s = time.monotonic() - begin
         weights = _weights(workload)
-        process = Prober(config, workload, device, self.pipe.tell).warm() - weights
+        with pretended(config.parallel.ranks, device):
+            process = Prober(config, workload, device, self.pipe.tell).warm() - weights
         self._opened = Opened(
             device=machine.device,
             device_name=machine.chosen.name if machine.chosen is not None else machine.host.cpu,
@@ -126,15 +132,19 @@ class Probes(ChildServer):
             items=items_of(workload),
             setup_s=setup_s,
             lengths=lengths(workload),
+            not_shared=why_not(replaced(config, 2, "ddp"), training_of(workload)) or "",
         )
         return {"opened": asdict(self._opened)}
 
     def probe(self, command: Json) -> Json:
         """Probe one model. Returns {"probed": …}, see Probed."""
+        import torch
 
         from ndd_engine.train.prepare import seed
         from ndd_engine.workloads.base import parameter_count
         from ndd_engine.workloads.registry import prepare
+
+        from .ranks import pretended
 
         draft = draft_of(self._spec, command["sets"])
         config = draft.resolve()
@@ -143,9 +153,12 @@ class Probes(ChildServer):
         few = config.workload.model_copy(update=draft.auto.get("probe", {}))
         workload = prepare(config.model_copy(update={"workload": few}), self.pipe.tell)
         if command["gpu"] is not None:
-            memory, time = _absent(config, workload, command["gpu"])
+            with pretended(config.parallel.ranks, torch.device("cuda")):
+                memory, time = _absent(config, workload, command["gpu"])
         else:
-            memory, time = self._present(config, workload, command)
+            assert self._opened is not None  # "open" comes first
+            with pretended(config.parallel.ranks, torch.device(self._opened.device)):
+                memory, time = self._present(config, workload, command)
         known = parameter_count(workload.model), workload.tokens_per_item
         return {"probed": asdict(Probed(*known, memory, time, lower_bound=command["gpu"] is not None))}
 
@@ -156,6 +169,7 @@ class Probes(ChildServer):
         from ndd_engine.workloads.order import item_count
 
         from .probing import Prober
+        from .ranks import is_sharded
 
         opened = self._opened
         assert opened is not None  # "open" comes first
@@ -167,7 +181,8 @@ class Probes(ChildServer):
             torch.cuda.set_per_process_memory_fraction(min(GPU_SHARE * free / total, 1.0), device)
             outside = opened.context_bytes
         else:
-            outside = opened.process_bytes + weights
+            # A sharded model is created within the recorded steps.
+            outside = opened.process_bytes + (0 if is_sharded(config) else weights)
         prober = Prober(config, workload, device, self.pipe.tell)
         memory = prober.memory(outside)
         few = item_count(workload.train_data)  # larger batches are extrapolated

@@ -27,6 +27,7 @@ from ndd_engine.text import size
 from ndd_engine.train.data.loader import Batches, gathered
 from ndd_engine.train.data.source import Source, can_keep, gathers, kept_bytes
 from ndd_engine.train.data.stream import StreamOrder
+from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.probes.autosize import ALONE, probe_batches
 from ndd_engine.train.step.stepper import Stepper
@@ -36,6 +37,7 @@ from ndd_engine.workloads.training import training_of
 
 from .linearity import alike
 from .memory import Items, Memory
+from .ranks import alone, is_sharded, stepper_of_rank
 from .recording import record
 from .rules import Rules
 from .steptime import StepTime, TimedBatch, merged, variation
@@ -58,7 +60,10 @@ HOPELESS_S = 4.0
 
 
 class Prober:
-    """Probes a configuration on its prepared workload. Its loader settings and batch size are ignored."""
+    """Probes a configuration on its prepared workload. Its loader settings and batch size are ignored.
+
+    With several ranks it predicts the memory of one of them, within `ranks.pretended`.
+    """
 
     def __init__(self, config: Config, workload: Workload, device: torch.device, tell: Tell) -> None:
         self.config, self.workload, self.device = config, workload, device
@@ -72,7 +77,7 @@ class Prober:
     def warm(self) -> int:
         """Run one step, which loads the libraries that torch initialises lazily. Returns the resident bytes."""
         self._tell("running a test step")
-        stepper = self.stepper()
+        stepper = self._timed_stepper()
         batches = endless(self.workload, self.config, sizes(self.workload)[0])
         stepper.eager_step(batches, PhaseClock(), 0)
         del stepper
@@ -101,8 +106,12 @@ class Prober:
         if self.device.type == "cuda":
             self.workload.model.to("cpu")
             _forget(self.device)
+        config = self._plain()
+        strategy = strategy_of(config, self.device, training_of(self.workload))
         found = record(
-            self.stepper, longest_first(self.workload, self.config, micro, self._extremes), self.device
+            lambda: stepper_of_rank(self.workload, config, self.device, strategy),
+            longest_first(self.workload, self.config, micro, self._extremes),
+            self.device,
         )
         if self.device.type == "cuda":
             self._seen = found, torch.cuda.max_memory_reserved(self.device)
@@ -132,7 +141,7 @@ class Prober:
         fits: whether a micro-batch fits into memory; timing ends at the first that does not. Returns None if none
         fits. Raises what a step raises.
         """
-        stepper = self.stepper()
+        stepper = self._timed_stepper()
         on_gpu = self.device.type == "cuda"
         points: list[TimedBatch] = []
         update_s = 0.0
@@ -218,12 +227,23 @@ class Prober:
             torch.cuda.synchronize(self.device)
 
     def stepper(self) -> Stepper:
-        """A new eager stepper with one micro-batch per step."""
+        """A new eager stepper of a single rank, with one micro-batch per step."""
+        return Stepper(self.workload, alone(self._plain()), self.device, total_steps=1000)
+
+    def _timed_stepper(self) -> Stepper:
+        """As `stepper`; of a sharded model on a GPU a rank's, since the whole model may not fit."""
+        config = self._plain()
+        if not is_sharded(config) or self.device.type != "cuda":
+            return self.stepper()
+        strategy = strategy_of(config, self.device, training_of(self.workload))
+        return stepper_of_rank(self.workload, config, self.device, strategy)
+
+    def _plain(self) -> Config:
+        """The configuration of the steps to probe."""
         single = self.config.batch.model_copy(update={"accumulation": 1})
         # Compiling would recompile for every batch size.
         plain = self.config.speed.model_copy(update={"compile": "off", "cuda_graph": False})
-        config = self.config.model_copy(update={"batch": single, "speed": plain})
-        return Stepper(self.workload, config, self.device, total_steps=1000)
+        return self.config.model_copy(update={"batch": single, "speed": plain})
 
 
 def sizes(workload: Workload) -> tuple[int, ...]:

@@ -24,6 +24,8 @@ from .trace import DATA, DATA_END, FREED, Trace
 
 STEPS_OF_ONE = 2
 _MARK = "ndd/mark/"
+# Operators that exchange between ranks; what they allocate is labelled with them.
+EXCHANGE = "c10d::"
 # Maximum entries of the GPU's memory history; a step has thousands.
 _HISTORY = 4_000_000
 
@@ -108,7 +110,8 @@ def _nodes(roots: list[Any]) -> list[tuple[int, str, int, int]]:
         name = str(node.name)
         if name.startswith(_MARK):
             found.append((node.start_time_ns, name.removeprefix(_MARK), 0, 0))
-        stack += [(child, name) for child in reversed(node.children)]
+        inner = label if label.startswith(EXCHANGE) else name
+        stack += [(child, inner) for child in reversed(node.children)]
     return sorted(found, key=lambda item: item[0])
 
 
@@ -119,6 +122,8 @@ def _in_order(nodes: list[tuple[int, str, int, int]]) -> Trace:
     live: dict[int, int] = {}
     for _, label, address, size in nodes:
         if size > 0:
+            if (key := live.pop(address, None)) is not None:
+                events.append((key, FREED))  # by a thread that is not recorded
             live[address] = len(labels)
             events.append((len(labels), size))
             labels.append(label)

@@ -35,7 +35,8 @@ class Answers:
     gpu: name of a GPU that is not in this machine, None for this machine. goal: see GOALS; items: number of items for
     the goal "time". effective_batch: the effective batch to keep, None for the configured one; hold_effective: False
     to allow any. min_sequence: minimum sequence, None to keep the configured one. sizes: acceptable model sizes, ()
-    for the configured one. reserve_bytes: memory to keep free, None for RESERVED_SHARE of the free memory.
+    for the configured one. ranks: number of ranks to propose, None for one on each GPU of this machine.
+    reserve_bytes: memory to keep free, None for RESERVED_SHARE of the free memory.
     """
 
     config: Path | None = None
@@ -49,6 +50,7 @@ class Answers:
     min_sequence: int | None = None
     sizes: tuple[str, ...] = ()
     reserve_bytes: int | None = None
+    ranks: int | None = None
 
     @property
     def all_sets(self) -> tuple[str, ...]:
@@ -76,7 +78,8 @@ class Answers:
             raise UsageError(f"--goal {self.goal}: unknown goal; allowed: {', '.join(GOALS)}")
         if self.goal == "time" and self.items is None:
             raise UsageError("--goal time requires --items N")
-        for name, value in (("--items", self.items), ("--effective-batch", self.effective_batch)):
+        counts = ("--items", self.items), ("--effective-batch", self.effective_batch), ("--ranks", self.ranks)
+        for name, value in counts:
             if value is not None and value < 1:
                 raise UsageError(f"{name} {value}: allowed: 1 or more")
         if self.min_sequence is not None and not 2 <= self.min_sequence <= sequence:
@@ -95,7 +98,7 @@ class Answers:
 
     def step_items(self, config: Config) -> int | None:
         """The effective batch to keep, or None if it may change."""
-        return (self.effective_batch or config.batch.items) if self.hold_effective else None
+        return (self.effective_batch or config.items_per_step) if self.hold_effective else None
 
 
 def usable_bytes(gpu: GpuProfile) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ndd_engine.child import ChildError, ChildProcess, Json, StoppedError, decoded, spec_of, ticker
 from ndd_engine.config import Config, read
@@ -23,16 +23,14 @@ from ndd_engine.text import counted, size
 from ndd_engine.train.preflight import preflight
 
 from .answers import RESERVED_SHARE, Answers, gpu_named, longest_sequence, usable_bytes
-from .proposals import Proposal, cost_in_words
-from .space import LARGEST_MICRO, Batch, Model, batches, models, worth_a_row
+from .ranks import SINGLE, Layout, layout_of, ranks_to_propose
+from .space import LARGEST_MICRO, Model, batches, models
 
 # Number of micro-batches to time, and the maximum seconds of the slowest.
 TIMED = 4
 LONGEST_S = 1.0
 # Maximum seconds for one command to the probe process.
 PATIENCE_S = 300.0
-# Disadvantage of a proposal.
-RETRIES = "fits, with allocator retries, which cost time"
 
 
 # Errors of the probe process, by exit status.
@@ -53,6 +51,19 @@ class Situation:
     sizes: tuple[str, ...]
     amps: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    # Ranks to propose, why so many, and the usable memory of each; with 1, free_bytes.
+    ranks: int = 1
+    ranks_why: str = ""
+    rank_bytes: int = 0
+
+    def usable(self, layout: Layout) -> int:
+        """Usable memory of a rank."""
+        return self.free_bytes if layout.ranks == 1 else self.rank_bytes
+
+    def hold(self, answers: Answers, layout: Layout) -> int | None:
+        """The effective batch of one rank to keep, or None if it may change."""
+        items = answers.step_items(self.config)
+        return None if items is None else max(items // layout.ranks, 1)
 
     @property
     def device_name(self) -> str:
@@ -62,7 +73,10 @@ class Situation:
 
 @dataclass(frozen=True)
 class ProbedModel:
-    """Result of a probe. If it failed, memory and time are None and `why` is the reason."""
+    """Result of a probe. If it failed, memory and time are None and `why` is the reason.
+
+    layout: of the ranks that it is for. instead: memory of a layout that is preferred where it fits.
+    """
 
     model: Model
     parameters: int
@@ -71,6 +85,8 @@ class ProbedModel:
     time: StepTime | None
     lower_bound: bool = False
     why: str = ""
+    layout: Layout = SINGLE
+    instead: Memory | None = None
 
 
 Tell = Callable[[str, float], None]
@@ -134,7 +150,15 @@ class Planner:
             free = usable_bytes(gpu)
         elif opened.device == "cpu":
             free = free_on_host
-        return Situation(config, opened, gpu, self._usable(free), tuple(sizes), amps, tuple(notes))
+        usable = self._usable(free)
+        ranks = ranks_to_propose(answers, config, machine, gpu, opened)
+        each = usable // ranks.count if opened.device == "cpu" and gpu is None else usable
+        if ranks.free_bytes is not None and gpu is None:
+            each = min(each, self._usable(ranks.free_bytes))
+        notes += ranks.notes
+        return Situation(
+            config, opened, gpu, usable, tuple(sizes), amps, tuple(notes), ranks.count, ranks.why, each
+        )
 
     def _usable(self, free: int | None) -> int:
         """The free bytes minus those to reserve. Raises NddError."""
@@ -147,25 +171,45 @@ class Planner:
         return free - reserve
 
     def probe(self, situation: Situation) -> Iterator[ProbedModel]:
-        """Probe all models, the configured one first. Raises NddError."""
+        """Probe all models, the configured one first; of several ranks, each layout. Raises NddError."""
         wanted = models(situation.config, self.answers, situation.sizes, situation.amps)
         for place, model in enumerate(wanted):
             self._done = place / len(wanted)
             self._stage = f"probing {model_name(model)}"
-            yield self.probe_one(situation, model)
+            if situation.ranks == 1:
+                yield self.probe_one(situation, model)
+                continue
+            present = layout_of(situation.config)
+            compared = not place and situation.gpu is None and present != Layout(situation.ranks)
+            if compared:
+                yield self.probe_one(situation, model, present)
+            self._stage = f"probing {model_name(model)} on {situation.ranks} ranks"
+            whole = self.probe_one(situation, model, Layout(situation.ranks))
+            yield whole
+            layout = Layout(situation.ranks, "fsdp2")
+            if not (compared and present == layout) and not self._all_fit(situation, whole):
+                yield replace(self.probe_one(situation, model, layout), instead=whole.memory)
         self._done = 1.0
 
-    def probe_one(self, situation: Situation, model: Model) -> ProbedModel:
+    def _all_fit(self, situation: Situation, found: ProbedModel) -> bool:
+        """Whether the largest batch that has to fit does; if any effective batch will do, the smallest."""
+        if found.memory is None:
+            return False
+        hold = situation.hold(self.answers, found.layout)
+        grid = batches(situation.config, hold, most_items(situation.opened))
+        one = grid[0] if hold is None else grid[-1]
+        return bool(found.memory.fit(one.micro, one.accumulation, situation.usable(found.layout)).fits)
+
+    def probe_one(self, situation: Situation, model: Model, layout: Layout = SINGLE) -> ProbedModel:
         """Probe one model. Raises WizardStoppedError; other errors are returned as `why`."""
-        grid = batches(
-            situation.config, self.answers.step_items(situation.config), most_items(situation.opened)
-        )
+        hold = situation.hold(self.answers, layout)
+        grid = batches(situation.config, hold, most_items(situation.opened))
         command = {
             "do": "probe",
-            "sets": list(model.sets()),
+            "sets": [*model.sets(), *layout.sets_to_probe(situation.config)],
             "micros": spread(grid[0].micro, grid[-1].micro, TIMED),
             "longest_s": LONGEST_S,
-            "free_bytes": situation.free_bytes,
+            "free_bytes": situation.usable(layout),
             "gpu": None if situation.gpu is None else situation.gpu.slug,
         }
         try:
@@ -177,8 +221,8 @@ class Planner:
         except WizardStoppedError:
             raise
         except (ChildError, NddError) as error:
-            return ProbedModel(model, 0, 0.0, None, None, why=str(error))
-        return ProbedModel(model, **vars(found))
+            return ProbedModel(model, 0, 0.0, None, None, why=str(error), layout=layout)
+        return ProbedModel(model, **vars(found), layout=layout)
 
     def _start(self) -> None:
         try:
@@ -216,154 +260,9 @@ class Planner:
         return ("off", *half), [f"bf16 is not probed: {profile.name} does not support it"]
 
 
-def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> list[Proposal]:
-    """The proposals of a probed model; none if its probe failed."""
-    if found.memory is None and found.time is None:
-        return []
-    config, opened = situation.config, situation.opened
-    hold = answers.step_items(config)
-    items = answers.items or run_items(config, opened.train_items)
-    now = (opened.size, opened.sequence)
-    loader, kept = config.loader, opened.items
-    cuda = on_gpu(situation)
-    peaks = found.memory
-    loader_bytes = {place: kept.loader_bytes(cuda, place, loader.cache) for place in placements(situation)}
-
-    def fits(micro: int) -> bool:
-        times = 1 if hold is None else max(hold // micro, 1)
-        least = min(loader_bytes.values())
-        return peaks is None or bool(peaks.fit(micro, times, situation.free_bytes, least).fits)
-
-    grid = batches(config, hold, most_items(opened))
-    rows = []
-    chosen = worth_a_row(grid, config.batch.micro, fits, hold is None)
-    given = given_sets(situation, answers)
-    mine = given is not None and found.model == present_model(situation)
-    if mine and present_batch(config) not in chosen:
-        chosen.append(present_batch(config))
-    for batch in chosen:
-        cost = cost_in_words(
-            config, opened.token, now, found.model, batch, (opened.parameters, found.parameters)
-        )
-        for placement, added in loader_bytes.items():
-            fit = (
-                None
-                if peaks is None
-                else peaks.fit(batch.micro, batch.accumulation, situation.free_bytes, added)
-            )
-            retries = 0 if fit is None else fit.retries
-            placed = placement == "device" and cuda
-            times = batch.micro, batch.accumulation, loader.workers, placed
-            present = mine and batch == present_batch(config) and placement == loader.placement
-            rows.append(
-                Proposal(
-                    model=found.model,
-                    batch=batch,
-                    placement=placement,
-                    workers=loader.workers,
-                    threads=opened.chosen_threads if situation.gpu is None else None,
-                    parameters=found.parameters,
-                    memory_bytes=None if fit is None else fit.peak_bytes,
-                    free_bytes=situation.free_bytes,
-                    step_s=None if found.time is None else found.time.step_s(*times),
-                    items=items,
-                    tokens_per_item=found.tokens_per_item,
-                    setup_s=opened.setup_s if situation.gpu is None else 0.0,
-                    doubt="" if peaks is None else peaks.why_not,
-                    lower_bound=found.lower_bound,
-                    cost="; ".join(filter(None, (RETRIES if retries else "", cost))),
-                    retries=retries,
-                    given=given if present else None,
-                    allowed=hold is None or batch.items == hold,
-                )
-            )
-    return rows
-
-
-def present_model(situation: Situation) -> Model:
-    """The model of the configuration that the wizard started from."""
-    config, amps = situation.config, situation.amps
-    amp = config.precision.amp
-    if amp == "auto":
-        amp = "off"
-        if on_gpu(situation):
-            amp = "bf16" if "bf16" in amps else "fp16" if "fp16" in amps else "off"
-    return Model(situation.opened.size, config.batch.sequence, amp)
-
-
-def present_batch(config: Config) -> Batch:
-    """The batch of the configuration that the wizard started from."""
-    return Batch(config.batch.micro, config.batch.accumulation)
-
-
-def given_sets(situation: Situation, answers: Answers) -> tuple[str, ...] | None:
-    """The overrides that select the present configuration; None for a GPU that is not in this machine."""
-    if situation.gpu is not None:
-        return None
-    if answers.draft().size != "auto":
-        return ()
-    opened = situation.opened
-    threads = () if opened.chosen_threads is None else (f"run.threads={opened.chosen_threads}",)
-    batch = situation.config.batch  # it may depend on the memory of the GPU
-    return (
-        f"workload.size={opened.size}", *threads, f"batch.sequence={batch.sequence}", f"batch.micro={batch.micro}",
-        f"batch.accumulation={batch.accumulation}",
-    )  # fmt: skip
-
-
-def unprobed_present(situation: Situation, answers: Answers) -> Proposal | None:
-    """The present configuration without predictions, for answers that exclude its model; None for another GPU."""
-    given, config, opened = given_sets(situation, answers), situation.config, situation.opened
-    if given is None:
-        return None
-    return Proposal(
-        model=present_model(situation),
-        batch=present_batch(config),
-        placement=config.loader.placement,
-        workers=config.loader.workers,
-        threads=opened.chosen_threads,
-        parameters=opened.parameters,
-        memory_bytes=None,
-        free_bytes=situation.free_bytes,
-        step_s=None,
-        items=answers.items or run_items(config, opened.train_items),
-        tokens_per_item=opened.tokens_per_item,
-        setup_s=opened.setup_s,
-        given=given,
-        allowed=False,
-    )
-
-
-def on_gpu(situation: Situation) -> bool:
-    """Whether the proposals are for a GPU, in this machine or not."""
-    return situation.gpu is not None or situation.opened.device.startswith("cuda")
-
-
-def placements(situation: Situation) -> list[str]:
-    """Possible data placements, the configured one first. On a GPU each is a separate row."""
-    loader = situation.config.loader
-    if not on_gpu(situation) or not situation.opened.items.places or loader.workers:
-        return [loader.placement]
-    return sorted(("host", "device"), key=lambda place: place != loader.placement)
-
-
 def most_items(opened: Opened) -> int:
     """The most items that a batch can have."""
     return LARGEST_MICRO if opened.train_items is None else opened.train_items
-
-
-def run_items(config: Config, train_items: int | None) -> int:
-    """Number of items that the run trains on. Raises UsageError if it is unknown."""
-    step = config.batch.items
-    if train_items is None:
-        if config.run.max_steps is None:
-            text = "the length of the training data is unknown, and so is the time of the run"
-            raise UsageError(f"{text}: set run.max_steps, or --items N")
-        return config.run.max_steps * step
-    limits = [] if config.run.max_steps is None else [config.run.max_steps * step]
-    if config.run.epochs is not None:
-        limits.append(config.run.epochs * (train_items // step) * step)
-    return max(min(limits, default=train_items), 1)
 
 
 def model_name(model: Model) -> str:

@@ -10,6 +10,7 @@ from ndd_engine.config import Config
 from ndd_engine.text import number, plural
 
 from .answers import Answers
+from .ranks import SINGLE, Layout
 from .space import Batch, Model
 
 Json = dict[str, Any]
@@ -56,7 +57,9 @@ class Proposal:
     not include. lower_bound: the time is a lower bound from published peak FLOP/s. cost: disadvantages other
     than time and memory, or "". threads: intra-op threads, None for the default. given: the overrides that select the
     present configuration as it is, None for every other row. allowed: whether it is within the limits of the answers;
-    only the present configuration may not be.
+    only the present configuration may not be. layout: the ranks, on each of which `batch` and the memory are;
+    select_ranks: whether it differs from the initial configuration. whole_bytes: for a sharded model, the predicted
+    peak with the whole model on each rank, which does not fit; None if unknown.
     """
 
     model: Model
@@ -78,6 +81,9 @@ class Proposal:
     retries: int = 0
     given: tuple[str, ...] | None = None
     allowed: bool = True
+    layout: Layout = SINGLE
+    select_ranks: bool = False
+    whole_bytes: int | None = None
 
     @property
     def present(self) -> bool:
@@ -85,9 +91,9 @@ class Proposal:
         return self.given is not None
 
     @property
-    def key(self) -> tuple[Model, Batch, str, int]:
+    def key(self) -> tuple[Model, Batch, str, int, Layout]:
         """Identifies the row, independent of predictions and measurements."""
-        return self.model, self.batch, self.placement, self.workers
+        return self.model, self.batch, self.placement, self.workers, self.layout
 
     @property
     def missing_bytes(self) -> int:
@@ -112,7 +118,8 @@ class Proposal:
 
     @property
     def items_per_s(self) -> float | None:
-        return None if not self.step_s else self.batch.items / self.step_s
+        """Of all ranks; of several, without the time to exchange gradients."""
+        return None if not self.step_s else self.batch.items * self.layout.ranks / self.step_s
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -129,9 +136,13 @@ class Proposal:
         if self.given is not None:
             return self.given
         threads = () if self.threads is None else (f"run.threads={self.threads}",)
+        ranks: tuple[str, ...] = ()
+        if self.select_ranks:
+            ranks = f"parallel.ranks={self.layout.ranks}", f"parallel.strategy={self.layout.strategy}"
         return (
             *self.model.sets(),
             *threads,
+            *ranks,
             f"batch.micro={self.batch.micro}",
             f"batch.accumulation={self.batch.accumulation}",
             f"loader.placement={self.placement}",
@@ -148,6 +159,8 @@ class Proposal:
             "amp": self.model.amp,
             "micro": self.batch.micro,
             "accumulation": self.batch.accumulation,
+            "ranks": self.layout.ranks,
+            "strategy": self.layout.strategy if self.layout.ranks > 1 else None,
             "placement": self.placement,
             "workers": self.workers,
             "parameters": self.parameters,
@@ -245,6 +258,7 @@ def cost_in_words(
     model: Model,
     batch: Batch,
     parameters: tuple[int, int],
+    layout: Layout = SINGLE,
 ) -> str:
     """Disadvantages of a combination other than time and memory, or "".
 
@@ -257,8 +271,9 @@ def cost_in_words(
     if model.size != now[0] and parameters[1] != parameters[0]:
         kind = "smaller" if parameters[1] < parameters[0] else "larger"
         words.append(f"{kind} model: {number(parameters[1])} instead of {number(parameters[0])} parameters")
-    if batch.items != config.batch.items:
-        words.append(f"effective batch {batch.items} instead of {config.batch.items}: retune optimizer.lr")
+    items = batch.items * layout.ranks
+    if items != config.items_per_step:
+        words.append(f"effective batch {items} instead of {config.items_per_step}: retune optimizer.lr")
     if model.amp == "fp16":
         words.append("fp16 has 11 bits of precision and a narrow range, so the loss is scaled")
     if model.amp == "bf16":

@@ -22,11 +22,9 @@ from .planner import (
     Situation,
     Tell,
     WizardStoppedError,
-    on_gpu,
-    proposals,
-    unprobed_present,
 )
 from .proposals import Proposal, pareto, ranked
+from .rows import on_gpu, proposals, unprobed_present
 from .writing import fresh, into
 
 # Number of proposals to verify, with the present configuration.
@@ -50,8 +48,8 @@ class ProposalSet:
 
     @property
     def present(self) -> Proposal | None:
-        """The configuration that the wizard started from; None if it cannot be measured."""
-        return next((one for one in self.rows if one.present and one.fits), None)
+        """The configuration that the wizard started from; None if it cannot be measured, as with several ranks."""
+        return next((one for one in self.rows if one.present and one.fits and one.layout.ranks == 1), None)
 
     def ranked(self, answers: Answers) -> list[Proposal]:
         """Those that fit, best for the goal first."""
@@ -96,8 +94,10 @@ def propose(
 def to_verify(proposed: ProposalSet, answers: Answers, count: int = VERIFIED) -> list[Proposal]:
     """The present configuration and the best proposals for the goal, without near-duplicates.
 
-    Similar micro-batches measure alike.
+    Similar micro-batches measure alike. None if several ranks are proposed: a measurement has one.
     """
+    if proposed.situation.ranks > 1:
+        return []
     chosen: list[Proposal] = []
     for one in proposed.ranked(answers):
         if one.present or not any(other.model == one.model and _near(other, one) for other in chosen):
@@ -189,9 +189,10 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal, compared
     memory, step = proposal.memory_bytes, proposal.step_s
     figures = []
     if memory is not None:
-        figures.append(f"peak memory {size(memory)} of {size(proposal.free_bytes)} usable")
+        each = f" on each of {proposal.layout.ranks} ranks" if proposal.layout.ranks > 1 else ""
+        figures.append(f"peak memory {size(memory)} of {size(proposal.free_bytes)} usable{each}")
     if step is not None:
-        bound = "at least " if proposal.lower_bound else ""
+        bound = "at least " if proposal.lower_bound or proposal.layout.ranks > 1 else ""
         figures.append(f"{bound}{duration(step)} per step")
     if figures:
         lines.append(f"Predicted: {', '.join(figures)}.")
@@ -213,9 +214,14 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal, compared
 def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
     """By dotted key, the reason for a value."""
     opened, batch, measured = situation.opened, proposal.batch, proposal.measured
+    ranks = proposal.layout.ranks
+    times = f"{batch.micro} x {batch.accumulation}" + (f" x {ranks} ranks" if ranks > 1 else "")
     found = {
-        "batch.accumulation": f"{batch.micro} x {batch.accumulation} = {counted(batch.items, opened.item)} per step",
+        "batch.accumulation": f"{times} = {counted(batch.items * ranks, opened.item)} per step",
     }
+    if ranks > 1:
+        found["parallel.ranks"] = situation.ranks_why or "as configured"
+        found["parallel.strategy"] = _why_strategy(situation, proposal)
     if proposal.model.size is not None:
         found["workload.size"] = f"{number(proposal.parameters)} parameters"
     if proposal.model.sequence != opened.sequence:
@@ -228,7 +234,8 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
             text += f" (low confidence: {proposal.doubt})"
         found["batch.micro"] = text
     if (rate := proposal.items_per_s) is not None:
-        text = f"predicted {'at most ' if proposal.lower_bound else ''}{number(rate)} {plural(opened.item)}/s"
+        most = "at most " if proposal.lower_bound or ranks > 1 else ""
+        text = f"predicted {most}{number(rate)} {plural(opened.item)}/s"
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"
         found["batch.accumulation"] += f", {text}"
@@ -245,3 +252,17 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
     if opened.device_name and situation.gpu is None:
         found["precision.amp"] = f"{proposal.model.precision} on {opened.device_name}"
     return found
+
+
+def _why_strategy(situation: Situation, proposal: Proposal) -> str:
+    if proposal.memory_bytes is None:
+        return "its memory is unknown"
+    room = f"of {size(proposal.free_bytes)}"
+    if proposal.layout.strategy == "ddp":
+        return f"a rank fits with the whole model: predicted {size(proposal.memory_bytes)} {room}"
+    whole = (
+        "it does"
+        if proposal.whole_bytes is None
+        else f"predicted {size(proposal.whole_bytes)} {room} it does"
+    )
+    return f"with the whole model on each rank {whole} not fit, sharded {size(proposal.memory_bytes)}"

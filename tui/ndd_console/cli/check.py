@@ -98,7 +98,10 @@ def examine(draft: Draft) -> dict[str, Any]:
         "model": workload.describe_model(),
         "parameters": found.parameters,
         "micro_batch": config.batch.micro,
-        "effective_batch": config.batch.items,
+        "effective_batch": config.items_per_step,
+        "ranks": config.parallel.ranks,
+        "strategy": config.parallel.strategy if config.parallel.ranks > 1 else None,
+        "sharded": None if found.sharded is None else asdict(found.sharded),
         "predicted_bytes": found.parts,
         "memory_source": found.memory.source,
         "memory_reliable": found.memory.reliable,
@@ -133,7 +136,7 @@ def advice(config: Config, host: Host, device: str, steps_per_epoch: int | None)
     if steps_per_epoch is not None and steps_per_epoch < FEW_STEPS:
         plural = "s" if steps_per_epoch > 1 else ""
         yield (
-            f"an epoch has only {steps_per_epoch} step{plural} of {config.batch.items} items; "
+            f"an epoch has only {steps_per_epoch} step{plural} of {config.items_per_step} items; "
             "a smaller effective batch gives more updates"
         )
 
@@ -159,6 +162,18 @@ def retries_in_words(retries: int, roomy_bytes: int) -> str:
     )
 
 
+def sharding_in_words(report: dict[str, Any]) -> str:
+    """What does not fit, and what sharding the model would need."""
+    sharded, device = report["sharded"], "GPU" if report["device"].startswith("cuda") else "rank"
+    with_ddp = " with DDP" if report["ranks"] > 1 else ""
+    needed = f"{size(report['predicted_bytes']['total'])} of {size(report['available_bytes'])}"
+    text = f"does not fit one {device}{with_ddp}: {needed}; "
+    found = f"with FSDP2 on {sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
+    if not sharded["fits"]:
+        return f"{text}{found} do not fit either"
+    return f"{text}{found}: --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
+
+
 def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The report as (label, text)."""
     memory, micro = report["predicted_bytes"], report["micro_batch"]
@@ -174,19 +189,24 @@ def describe(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "size", f"{report['size']} ({printable(report['size_reason'])})"
     parts = ", ".join(f"{name} {size(count)}" for name, count in memory.items() if name != "total" and count)
     available = size(report["available_bytes"])
-    yield "memory", f"predicted {size(memory['total'])} of {available} available, {fits}: {parts}"
+    where = f"for each of {report['ranks']} ranks" if report["ranks"] > 1 else "available"
+    yield "memory", f"predicted {size(memory['total'])} of {available} {where}, {fits}: {parts}"
     yield "", f"from {report['memory_source']}"
     if not report["memory_reliable"]:
         yield (
             "",
             f"low confidence: {report['memory_why_not']}; measure it with: ndd-console wizard, or train a few steps",
         )
+    if report["sharded"] is not None:
+        yield "", sharding_in_words(report)
     if report["retries"]:
         yield "", retries_in_words(report["retries"], report["bytes_without_retries"])
     if report["nearest"] is not None:
         micro, times = report["nearest"]
         what = "same effective batch" + (", no retries" if report["retries"] else "")
         yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
+    if report["ranks"] > 1:
+        step += "; without the time to exchange gradients"
     yield "step", f"{duration(report['step_s'])} for {report['effective_batch']} items ({step})"
     if report["busy"]:
         yield "", f"low confidence: {report['busy']['text']}"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
     from ndd_engine.wizard.session import ProposalSet
 
-_SHOWN = ("size", "sequence", "dtype", "micro", "accum", "memory", "step", "items/s", "total time")
+_SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", "items/s", "total time")
 MIB = 1 << 20
 # Maximum rows of the table of proposals that were not measured.
 ROWS = 12
@@ -76,6 +76,7 @@ class WizardCommand(click.Command):
 @count("--effective-batch", help="Effective batch to keep (default: as configured).")
 @flag("--free-batch", help="Allow any effective batch.")
 @count("--min-sequence", help="Minimum sequence length (default: as configured).")
+@count("--ranks", help="Ranks to propose, each on its own GPU (default: one for each GPU of this machine).")
 @click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
 @click.option(
     "--reserve-memory",

@@ -172,7 +172,7 @@ class Questions:
             goal = _next(_GOALS, answers.goal, by)
             items = answers.items if goal == "time" else self._items
             if goal == "time" and items is None:
-                from ndd_engine.wizard.planner import run_items
+                from ndd_engine.wizard.rows import run_items
 
                 items = run_items(config, config.batch.items * 1000)
             answers = replace(answers, goal=goal, items=items)

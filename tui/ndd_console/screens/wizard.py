@@ -180,6 +180,8 @@ class WizardScreen(ViewScreen[WizardView]):
             self.show(column=(view.column + 1) % len(COLUMNS))
         elif key == "p":
             self.show(plot=not view.plot)
+        elif key == "space" and rows and rows[view.chosen].layout.ranks > 1:
+            self._set("proposals for several ranks cannot be measured here", bad=True)
         elif key == "space" and rows:
             one = rows[view.chosen]
             marked = tuple(other for other in view.marked if other.key != one.key)

@@ -35,6 +35,10 @@ def _bound(one: Proposal, text: str, sign: str = "≥") -> str:
     return sign + text if one.lower_bound else text
 
 
+def _ranks(one: Proposal) -> str:
+    return f"{one.layout.ranks} {one.layout.strategy}" if one.layout.ranks > 1 else "1"
+
+
 def _slowness(one: Proposal) -> Any:
     from ndd_engine.wizard.proposals import slowness
 
@@ -45,6 +49,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("size", 9, lambda one: one.model.size or MISSING, lambda one: one.parameters),
     Column("sequence", 10, lambda one: str(one.model.sequence), lambda one: -one.model.sequence),
     Column("dtype", 7, lambda one: one.model.precision, lambda one: float(one.model.amp != "off")),
+    Column("ranks", 9, _ranks, lambda one: -one.layout.ranks),
     Column("micro", 7, lambda one: str(one.batch.micro), lambda one: -one.batch.micro),
     Column("accum", 7, lambda one: str(one.batch.accumulation), lambda one: one.batch.accumulation),
     Column("memory", 9, lambda one: size(one.memory_bytes), lambda one: _or(one.memory_bytes)),
@@ -59,10 +64,22 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # Columns to drop if the terminal is too narrow, in this order.
-_DROPPED = ("parameters", "tokens/s", "accum", "dtype", "total time", "step", "size", "sequence", "data")
+_DROPPED = (
+    "parameters",
+    "tokens/s",
+    "accum",
+    "dtype",
+    "total time",
+    "step",
+    "size",
+    "sequence",
+    "ranks",
+    "data",
+)
 # Columns that some models have no values for: left out if no row has one.
 _APPLIES: dict[str, Callable[[Proposal], Any]] = {
     "size": lambda one: one.model.size,
+    "ranks": lambda one: one.layout.ranks > 1,
     "sequence": lambda one: one.tokens_per_item,
     "tokens/s": lambda one: one.tokens_per_item,
 }

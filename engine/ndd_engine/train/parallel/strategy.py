@@ -1,7 +1,8 @@
 """How the ranks share a model: whole on every rank (DistributedDataParallel), or sharded over them (FSDP2).
 
-A Stepper calls `place` before it creates its optimizer, since FSDP2 replaces the parameters, and `computing` after it.
-The default process group exists by then. Both average the gradients over the ranks.
+A Stepper calls `place` before the model moves to its device, so that only shards do, and before it creates its
+optimizer, since FSDP2 replaces the parameters; `computing` comes after both. The default process group exists by then.
+Both average the gradients over the ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config.schema import Config, ParallelSection
 from ndd_engine.errors import UsageError
+from ndd_engine.workloads.training import TrainingParts
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # A module without children is sharded on its own from this number of parameters: each costs an exchange per step.
@@ -35,14 +37,20 @@ class Strategy:
         self.section, self.device = section, device
         self.model: nn.Module | None = None
 
+    @property
+    def module(self) -> nn.Module:
+        """The plain module. Raises RuntimeError before `place`."""
+        if self.model is None:
+            raise RuntimeError("the model was not placed yet")
+        return self.model
+
     def place(self, model: nn.Module) -> None:
-        """Distribute the parameters of a model that is on the device, in place."""
+        """Distribute the parameters of a model, in place; what stays whole may still be on the host."""
         self.model = model
 
     def computing(self) -> nn.Module:
         """The module that training calls in place of the model. Raises UsageError for what the backend lacks."""
-        assert self.model is not None
-        return self.model
+        return self.module
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         """Context of forward and backward of a micro-batch. last: of the step; only then are gradients exchanged."""
@@ -53,8 +61,7 @@ class Strategy:
 
         Training lets them diverge: exchanged in forward, they would make it wait for the slowest rank.
         """
-        assert self.model is not None
-        for buffer in self.model.buffers():
+        for buffer in self.module.buffers():
             dist.broadcast(buffer, 0)
 
 
@@ -69,7 +76,7 @@ class Ddp(Strategy):
         section = self.section
         default = ParallelSection.model_fields["bucket_mb"].default
         self.ddp = ddp = DistributedDataParallel(
-            super().computing(),
+            self.module,
             **_NO_BROADCAST,
             # None: PyTorch's size, and a smaller first bucket, whose exchange starts early in backward.
             bucket_cap_mb=None if section.bucket_mb == default else section.bucket_mb,
@@ -88,13 +95,17 @@ class Ddp(Strategy):
 class Fsdp2(Strategy):
     """Parameters, gradients and optimizer state are sharded; a layer's parameters are gathered while it computes."""
 
-    def place(self, model: nn.Module) -> None:
+    def __init__(self, section: ParallelSection, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
+
+        super().__init__(section, device)
+        self.mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+
+    def place(self, model: nn.Module) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         super().place(model)
-        section = self.section
-        mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
+        section, mesh = self.section, self.mesh
         gathered, reduced = DTYPES[section.param_dtype], DTYPES[section.reduce_dtype]
         policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=reduced)
         for block in blocks(model):
@@ -103,17 +114,41 @@ class Fsdp2(Strategy):
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
-        model: Any = self.model
+        model: Any = self.module
         model.set_requires_gradient_sync(last)
         return nullcontext()
 
 
-def strategy_of(config: Config, device: torch.device) -> Strategy | None:
-    """The configured strategy; None for a single rank."""
+def strategy_of(config: Config, device: torch.device, parts: TrainingParts | None = None) -> Strategy | None:
+    """The configured strategy; None for a single rank. parts: of the workload. Raises UsageError, see why_not."""
     section = config.parallel
     if section.ranks == 1:
         return None
+    if (why := why_not(config, parts or TrainingParts())) is not None:
+        raise UsageError(why)
     return (Fsdp2 if section.strategy == "fsdp2" else Ddp)(section, device)
+
+
+def why_not(config: Config, parts: TrainingParts) -> str | None:
+    """Why the configured strategy cannot train what a factory returned, or None."""
+    sharded = config.parallel.strategy == "fsdp2"
+    if parts.step is not None:
+        return (
+            "the factory has its own step, whose gradients are not exchanged: return forward and loss instead, "
+            "or set parallel.ranks = 1"
+        )
+    if sharded and parts.optimizers is not None:
+        return (
+            "the factory returns an optimizer, which would update the whole parameters, not the shards: "
+            'set parallel.strategy = "ddp", or let [optimizer] create it'
+        )
+    if sharded and config.speed.channels_last:
+        return 'FSDP2 shards contiguous parameters only: set speed.channels_last = false or parallel.strategy = "ddp"'
+    if sharded and config.optimizer.name == "sgd" and config.optimizer.implementation == "fused":
+        return (
+            'PyTorch\'s fused SGD does not update sharded parameters: set optimizer.implementation = "auto"'
+        )
+    return None
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

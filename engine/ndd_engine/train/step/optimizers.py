@@ -181,7 +181,7 @@ class Optimizers:
     def bytes(self) -> int:
         """Bytes of the state of all optimizers; 0 before the first step."""
         states = (optimizer.state for optimizer in self.by_name.values())
-        return sum(tensor.nbytes for state in states for tensor in tensors(dict(state)))
+        return sum(local_bytes(tensor) for state in states for tensor in tensors(dict(state)))
 
     def moment_bytes(self) -> int:
         """Bytes of optimizer state after the first step: two moments for Adam, momentum for SGD.
@@ -192,7 +192,7 @@ class Optimizers:
             return sum(map(_state_bytes, self.by_name.values()))
         section = self._config.optimizer
         moments = 2 if section.name != "sgd" else int(section.momentum > 0)
-        return moments * sum(item.nbytes for item in self._model.parameters() if item.requires_grad)
+        return moments * sum(local_bytes(item) for item in self._model.parameters() if item.requires_grad)
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint: "optimizer", and for a factory's optimizers also their options and schedulers."""
@@ -261,6 +261,13 @@ class Optimizers:
                         f"a scheduler continues with the values of the checkpoint, but {was_now}"
                     )
                 group.update(changed)
+
+
+@torch.no_grad()
+def local_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor; of a sharded one (DTensor), of this rank's part."""
+    local = getattr(tensor, "to_local", None)
+    return (tensor if local is None else local()).nbytes
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -67,13 +67,13 @@ class Stepper:
         self.config = config
         self.device = device
         self.total_steps = total_steps
+        self.strategy = strategy
+        if strategy is not None:
+            strategy.place(workload.model)
         self.model: nn.Module = workload.model.to(device)
         if config.speed.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
-        self.strategy = strategy
-        if strategy is not None:
-            strategy.place(self.model)
         self.precision: Precision = make_precision(config, device)
         self.workload_parts: TrainingParts = training_of(workload)
         self.no_graph = why_not(config, device, self.precision, self.workload_parts)
