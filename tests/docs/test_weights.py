@@ -74,7 +74,7 @@ def test_pretrained_weights_frozen_weights_and_every_way_to_load_them(folder: Pa
     ran(*command("export my-run --checkpoint best"), folder=folder)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (exported,) = [block for block in blocks if '"weights.pt"' in block]
-    (checkpoint,) = [block for block in blocks if "step-00001200" in block]
+    (checkpoint,) = [block for block in blocks if "step-00001200.pt" in block]
     one = python(exported, folder)
     assert one == python(checkpoint.replace("step-00001200", "step-00000010"), folder)
     assert one != python("", folder)

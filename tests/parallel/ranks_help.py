@@ -23,7 +23,7 @@ def launch(ranks: int, *arguments: object, check: bool = True) -> subprocess.Com
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=170,
         check=False,
     )
     assert done.returncode == 0 or not check, done.stdout[-4000:]
