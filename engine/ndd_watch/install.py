@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import sysconfig
 from threading import get_ident
 from typing import Any, Callable
 
@@ -15,25 +14,13 @@ from .clock import DATA_WAIT, FORWARD, OTHER, TIMED, TRAINER, S
 from .hooks import Hooks
 from .modules import Modules
 from .outside import Outside
+from .own import own
+from .profiler import StepProfiler
 from .record import Recorder
 from .steps import PROFILE_NS, Steps
 
 # Steps that may be observed to learn what they call.
 MOST_LEARNED = 8
-
-_FOREIGN = (
-    *{os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib")},
-    "<",
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
-)
-
-
-def own(code: Any) -> bool:
-    """Whether a code object is the script's own: outside the standard library, installed packages and the observer."""
-    if code is None or isinstance(code, str):  # a built-in function
-        return False
-    name = code.co_filename
-    return not (name.startswith(_FOREIGN) or "site-packages" in name or "dist-packages" in name)
 
 
 class Observer:
@@ -46,7 +33,8 @@ class Observer:
         self.modules = Modules(torch.nn.Module, self.steps, compiling, torch.is_grad_enabled)
         self.outside = trying.outside() or Outside()
         self.hooks = Hooks(self.steps, self.modules, compiling, self._arm, own, self.outside.writes)
-        self.census = Census(own, torch.nn.Module.__call__.__code__, torch.is_grad_enabled)
+        self.census = Census(torch.nn.Module.__call__.__code__, torch.is_grad_enabled)
+        self.profiler = StepProfiler(own)
         self.recorder: Recorder | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
         self._learned = 0
@@ -86,7 +74,7 @@ class Observer:
             Census.deaf()
         elif study == "profile":
             with contextlib.suppress(Exception):
-                self.census.end()
+                self.profiler.end()
         if self.recorder is not None:
             self.recorder.pause()
 
@@ -152,9 +140,9 @@ class Observer:
                 )
             self._study = "profile" if PROFILE_NS and self.modules.hooked else ""
             if self._study:
-                census.begin()
+                self.profiler.begin()
         elif self._study == "profile":
-            self.put("profile", step=steps.done, **census.end())
+            self.put("profile", step=steps.done, **self.profiler.end())
             self._study = ""
         elif self._learned < MOST_LEARNED and not (self.modules.hooked and steps.last_row[FORWARD]):
             # Nothing is known yet, or what is known is not called any more.
@@ -163,7 +151,7 @@ class Observer:
             census.listen(steps.caller)
         elif PROFILE_NS:
             self._study = "profile"
-            census.begin()
+            self.profiler.begin()
         steps.studying = bool(self._study)
         if not self._study:
             learned = self.modules.hooked or self._learned >= MOST_LEARNED

@@ -19,10 +19,11 @@ from collections import Counter
 from typing import Any, Callable
 
 from . import clock
-from .census import INLINE
 from .clock import CURRENT, LAST, PHASES, TRAINER, S
 from .outside import Outside
+from .own import innermost
 from .places import Places
+from .profiler import INLINE
 from .steps import Steps
 
 VERSION = 1
@@ -224,15 +225,10 @@ class Recorder:
             return
         self._stalls += 1
         self._tell()
-        place = None
-        frame = sys._current_frames().get(S[TRAINER])
-        while frame is not None and place is None:
-            if self._own(frame.f_code):
-                place = [frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name]
-            frame = frame.f_back
         self.put(
-            "stalled", step=self._steps.done, seconds=still_ns / 1e9, phase=PHASES[S[CURRENT]], place=place
-        )
+            "stalled", step=self._steps.done, seconds=still_ns / 1e9, phase=PHASES[S[CURRENT]],
+            place=innermost(S[TRAINER], self._own),
+        )  # fmt: skip
 
     def _collected(self, moment: str, _info: Any) -> None:
         if moment == "start":

@@ -93,8 +93,8 @@ def test_a_run_with_what_was_seen_of_it(facts: Facts) -> None:
 def test_stacks_profiles_sources_and_stalls(facts: Facts) -> None:
     (stacks,) = facts.take(line("stacks", step=3, looks=5, frames=[["other", "a.py", 3, "f", None, 4]]))
     assert isinstance(stacks, StacksEvent) and stacks.frames == [["other", "a.py", 3, "f", 4, 1]]
-    (found,) = facts.take(line("profile", step=3, ns=9, functions=[["a.py", 1, "f", 2, 8, 7, "g"]]))
-    assert isinstance(found, FunctionsEvent) and found.functions == [["a.py", 1, "f", 2, 8, 7, "g"]]
+    (found,) = facts.take(line("profile", step=3, ns=9, functions=[["a.py", 1, "f", 2, 8, 7, "g", ""]]))
+    assert isinstance(found, FunctionsEvent) and found.functions == [["a.py", 1, "f", 2, 8, 7, "g", ""]]
     (source,) = facts.take(line("source", file="a.py", line=3, function="\x1b[31mf", timed=False))
     assert isinstance(source, MarkEvent) and "\x1b" not in source.text and "cannot be timed" in source.text
     (stall,) = facts.take(line("stalled", step=3, seconds=12.0, phase="data_wait", place=["a.py", 7, "g"]))

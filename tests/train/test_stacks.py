@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from ndd_engine.measure.stacks import TOP, StackWatch
 from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.measure import stacks
 from ndd_engine.measure.clock import FORWARD, PhaseClock
-from ndd_engine.measure.stacks import TOP, StackWatch
 from ndd_engine.record.events import Event, StacksEvent
 
 SLOW = """\

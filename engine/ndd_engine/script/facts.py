@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ndd_engine.hardware.gpu import Machine
+from ndd_engine.record.derive import stalled_text
 from ndd_engine.record.events import (
     PHASES,
     Event,
@@ -19,7 +20,7 @@ from ndd_engine.record.events import (
     StacksEvent,
     WindowEvent,
 )
-from ndd_engine.text import counted, duration, number, printable
+from ndd_engine.text import counted, number, printable
 
 from .command import Command
 from .records import Line
@@ -75,8 +76,8 @@ class Facts:
             yield StacksEvent(int(line["step"]), int(line["looks"]), frames)
         elif kind == "profile" and line["functions"]:
             functions = [
-                [str(file), int(at), str(name), *map(int, rest), str(caller)]
-                for file, at, name, *rest, caller in line["functions"]
+                [str(file), int(at), str(name), *map(int, rest), str(caller), str(phase)]
+                for file, at, name, *rest, caller, phase in line["functions"]
             ]
             waits = [
                 [str(file), int(at), str(name), str(method), *map(int, rest)]
@@ -196,9 +197,9 @@ class Facts:
         return MarkEvent("note", self.step, text)
 
     def _stalled(self, line: Line) -> MarkEvent:
-        text = f"no progress for {duration(float(line['seconds']))} in {printable(str(line['phase']))}"
-        if (place := line.get("place")) is not None:
-            text += f", at {printable(str(place[0]))}:{int(place[1])} in {printable(str(place[2]))}"
+        file, at, name = line.get("place") or ("", 0, "")
+        place = (str(file), int(at), str(name)) if file else None
+        text = stalled_text(float(line["seconds"]), str(line["phase"]), place)
         return MarkEvent("warning", int(line["step"]), text)
 
 

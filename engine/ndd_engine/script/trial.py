@@ -32,7 +32,7 @@ from .sides import ScriptSides
 from .starting import Start, is_start, started
 
 # A configuration of ours stands for the script: only the changed keys and those that were seen matter.
-_STANDS_IN = ("workload.size=tiny", "run.epochs=1", "loader.workers=0", "log.stacks_hz=0.0")
+_STANDS_IN = ("workload.size=tiny", "run.epochs=1", "loader.workers=0", "log.profile_every_s=0.0")
 
 # Without workers, they have no meaning.
 _NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent"})

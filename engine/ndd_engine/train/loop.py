@@ -13,6 +13,7 @@ from ndd_engine.measure import clock as phase
 from ndd_engine.measure import memory_history
 from ndd_engine.measure.capture_schedule import CapturePlan, CaptureSchedule
 from ndd_engine.measure.clock import PhaseClock
+from ndd_engine.measure.functions import FunctionProfiles
 from ndd_engine.measure.losses import LossReader, first_bad
 from ndd_engine.measure.reporting import Reporter, StepWork
 from ndd_engine.record.events import MarkEvent
@@ -32,9 +33,6 @@ from .failures import unstable
 from .request import OpenRun
 from .restoring import state_of
 from .settings import VerifiedSettings
-
-# Steps of a run that ends after a number of passes of unknown length.
-UNKNOWN_STEPS = 1 << 62
 
 
 class Loop:
@@ -72,22 +70,16 @@ class Loop:
         self._window_ns = int(config.log.window_s * 1e9)
         self._last_save = time.monotonic()
         self._last_result: tuple[int, Result] | None = None
-        batch, log, speed = config.batch, config.log, config.speed
-        tokens = stepper.workload.tokens_per_item
+        batch, log, speed, tokens = config.batch, config.log, config.speed, stepper.workload.tokens_per_item
         work = StepWork(batch.items, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters)
-        self.reporter = Reporter(
-            work, stepper, clock, self.losses, run.put, gc_every_steps=config.run.gc_every_steps,
-            stacks_hz=log.stacks_hz, loop_file=__file__, compiles=speed.compile != "off",
-        )  # fmt: skip
+        gc_steps, compiles = config.run.gc_every_steps, speed.compile != "off"
+        self.reporter = Reporter(work, stepper, clock, self.losses, run.put, gc_steps, compiles)
         trace = Path(log.trace).expanduser() if log.trace else None
         graphs = speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune")
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
-        self.captures = CaptureSchedule(
-            self.reporter,
-            plan,
-            lambda: stepper.graph is None or stepper.graph.settled,
-            None if graphs or speed.compile != "off" else stepper.model,
-        )
+        module = None if graphs or compiles else stepper.model
+        self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module)
+        self.functions = FunctionProfiles(self.reporter, log.profile_every_s, stepper.settled)
         self._epochs_begun = 0  # by this process
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
 
@@ -106,15 +98,17 @@ class Loop:
         try:
             self.reporter.begin(lambda: self.step, lambda: self._resting == "paused")
             self.captures.begin(self.step, self.total_steps)
+            self.functions.start(self.step)
             return self._train()
         finally:
+            self.functions.close()
             self.captures.close()
             self.reporter.end()
 
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        collector, captures = self.reporter.collector, self.captures
-        own, training = self.batches.own, stepper.training
+        collector, captures, functions = self.reporter.collector, self.captures, self.functions
+        began, own, training = clock.now(), self.batches.own, stepper.training
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
         while not self.finished and self.callbacks.early is None:
@@ -132,6 +126,8 @@ class Loop:
             action = self.due.next(self.step, self.total_steps)
             while self.step < end:
                 self.boundary = False
+                if began >= functions.due_ns and self.step < captures.next:
+                    functions.begin(self.step)
                 loss = stepper.step(iterator, clock, self.step)
                 if loss is None and own is not None:
                     self._end_pass(own)
@@ -154,8 +150,10 @@ class Loop:
                 elif training.logged or training.stopping:
                     self.callbacks.heard()
                 collector.after_step(self.step, clock)
-                clock.end_step()
-                if clock.window_ns >= self._window_ns:
+                began = clock.end_step()
+                if functions.active:
+                    functions.end(self.step)
+                elif clock.window_ns >= self._window_ns:
                     self._window()
                     if self.step < action:
                         self._save_if_long_ago()
@@ -184,6 +182,7 @@ class Loop:
     def _end_pass(self, own: OwnOrder) -> None:
         """All of a pass was read: evaluate and save as at the end of an epoch. Raises TrainingError if it was empty."""
         self.boundary = True
+        self.functions.drop(self.step)
         end_pass(own, self.config.batch.accumulation)
         self.stepper.optimizer.end_epoch()
         self._epoch_done(own.passes, self.config.run.epochs)
@@ -348,7 +347,7 @@ class Loop:
         self.stepper.switch(config, precision)
         self.losses.every = config.log.every_steps
         self._window_ns = int(config.log.window_s * 1e9)
-        self.reporter.switch(config.run.gc_every_steps, config.log.stacks_hz)
+        self.reporter.switch(config.run.gc_every_steps)
 
     def slept(self, seconds: float) -> None:
         """Exclude time in which the caller suspended the loop from windows and from checkpoint.every_minutes."""

@@ -49,6 +49,7 @@ class History:
     resumed: deque[Moment] = field(default_factory=_newest)
     run: events.RunEvent | None = None
     stacks: events.StacksEvent | None = None
+    functions: events.FunctionsEvent | None = None
     texts: events.TextsEvent | None = None
     gc_watched: bool = False
     bytes_read: int = 0
@@ -133,6 +134,8 @@ def _take(found: History, at: Moment, event: events.Event) -> None:
             found.trials.append((at, event))
         case events.StacksEvent():
             found.stacks = event
+        case events.FunctionsEvent():
+            found.functions = event
         case events.KernelsEvent():
             found.captures.append((at, event))
         case events.RunEvent():
