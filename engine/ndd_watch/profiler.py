@@ -146,7 +146,7 @@ class StepProfiler:
 def _name(code: Any) -> str:
     """ "Clips.__getitem__", also for a comprehension in it; before Python 3.11 without the class."""
     name = str(getattr(code, "co_qualname", code.co_name))
-    while "." in name and name.rpartition(".")[2] in INLINE:
+    while "." in name and name.rpartition(".")[2] in INLINE - {"<lambda>"}:
         name = name.rpartition(".<locals>.")[0]
     return name.rpartition("<locals>.")[2]
 

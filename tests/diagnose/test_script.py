@@ -32,7 +32,7 @@ def verdict(run: Planted) -> Finding:
 def profiled(
     own_ms: float, name: str = "tokenize", caller: str = "collate", step_ms: float = 25.0
 ) -> FunctionsEvent:
-    row = ["/home/me/train.py", 12, name, 3, round(own_ms * MS), round(own_ms * MS), caller]
+    row = ["/home/me/train.py", 12, name, 3, round(own_ms * MS), round(own_ms * MS), caller, ""]
     return FunctionsEvent(9, round(step_ms * MS), [row])
 
 

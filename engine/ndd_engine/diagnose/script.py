@@ -21,14 +21,13 @@ def slow_function(view: View) -> Finding | None:
     found = _function_of_script(view) if view.is_script else _function_around(view)
     if found is None or found.share < 2 * FLOOR:
         return None
-    where = found.where
-    title = f"{where}{',' * bool(found.caller)} takes {percent(found.share)} of each step"
+    title = f"{found.subject} takes {percent(found.share)} of each step"
     draft = Draft("slow-function", title, view.part(found.share))
     draft.saw(f"{counted(found.calls, 'call')} in one step take {span(found.ns)} outside torch", PROFILER)
     draft.saw(f"a step takes {span(view.step_ns)}", CLOCK)
     draft.change(
         "do its work once before training, cache its results, or use tensor operations instead of Python loops",
-        where=where,
+        where=found.where,
     )
     return draft.done()
 

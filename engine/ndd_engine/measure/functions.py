@@ -104,6 +104,9 @@ class FunctionProfiles:
         self._reporter.window(step)
         self._reporter.profiled = self.active = False
         self._next_step = step + BETWEEN_STEPS
+        self._wait()
+
+    def _wait(self) -> None:
         self.due_ns = self._clock.now() + self._every_ns
 
     def _skip(self, step: int, reason: str) -> None:

@@ -15,7 +15,6 @@ import torch
 
 from ndd_watch.own import own_file
 
-
 # Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
 _PLUMBING = ("base", "order", "own", "training")
 
