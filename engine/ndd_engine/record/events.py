@@ -14,7 +14,7 @@ are incomplete or have a value of another type than declared.
     loader   cost of making a micro-batch, measured before training
     baseline time of one micro-batch, measured before training
     kernels  a profiler capture
-    stacks   stack samples of the training thread
+    stacks   stack samples of the training thread of a script, and of runs before 0.6
     functions  the user's own functions in one step under Python's profiler
     finding  a finding appeared or disappeared
     trial    a candidate configuration was measured against a baseline
