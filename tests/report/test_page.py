@@ -143,7 +143,7 @@ def test_html_and_text_have_every_section(tmp_path: Path, cuda: bool) -> None:
         assert "NOT in effect" in shown and "the data is on the device" in shown
         assert "longest pause was 41 ms" in shown
     assert "predicted" in plain if cuda else "about batch" not in plain
-    assert "ampere_bf16_gemm_128x64" in plain and "data.py:41" in plain
+    assert "ampere_bf16_gemm_128x64" in plain and "data.py:38" in plain
 
 
 def test_the_verdict_and_the_measured_gains_come_first(tmp_path: Path) -> None:

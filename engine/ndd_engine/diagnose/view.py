@@ -195,8 +195,11 @@ class View:
             return None
         file, line, name, calls, _, own_ns, caller, phase = max(rows, key=lambda row: row[5])
         ns = own_ns / (found.wall_ns / self.step_ns if found.wall_ns > DISTORTED * self.step_ns else 1.0)
-        share = min(ns / self.step_ns, 1.0)
-        return SlowFunction(str(file), int(line), str(name), int(calls), ns, share, str(caller), str(phase))
+        # One step may take longer than the others.
+        ns = min(ns, (self.cost(phase).ns if phase else 0.0) or self.step_ns)
+        return SlowFunction(
+            str(file), int(line), str(name), int(calls), ns, ns / self.step_ns, str(caller), str(phase)
+        )
 
     @property
     def waiting_line(self) -> str | None:
