@@ -1,7 +1,8 @@
 """Profiles one step: which functions of the user's own code take long.
 
 A thread that reads the stack of another one sees its code only where it releases the interpreter lock. Python's own
-profiler sees every call, and slows down the one step for which it is on.
+profiler sees every call, and slows down the one step for which it is on. Up to Python 3.11, that holds for all bytecode: a
+loop in pure Python took 1.7 times as long.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ class StepProfiler:
         # By id of a code object: seconds so far, and those of each phase.
         self._spent: dict[int, float] = {}
         self._phases: dict[int, dict[str, float]] = {}
+        # Nanoseconds of each phase, and when the present one began.
+        self._lengths: dict[str, int] = {}
+        self._changed = 0
 
     def begin(self) -> str:
         """Begin on this thread. Returns why that is not possible, or ""."""
@@ -55,12 +59,12 @@ class StepProfiler:
         except ImportError:
             return "this Python has no profiler"
         self._aside = self._marks = 0
-        self._spent, self._phases = {}, {}
+        self._spent, self._phases, self._lengths = {}, {}, {}
         try:
             if self._added is None:
                 self._added = _added_ns(Profiler)
             profiler = Profiler(builtins=True, subcalls=True)
-            self._begun = now()
+            self._begun = self._changed = now()
             profiler.enable()
         except ValueError:
             return ANOTHER
@@ -69,9 +73,13 @@ class StepProfiler:
 
     def mark(self, phase: str) -> None:
         """A phase ends: functions that have ended since the last mark belong to it."""
-        if self._profiler is None or self._marks >= MOST_PHASES:
+        if self._profiler is None:
             return
         t = now()
+        self._lengths[phase] = self._lengths.get(phase, 0) + t - self._changed
+        self._changed = t
+        if self._marks >= MOST_PHASES:
+            return
         self._marks += 1
         for entry in self._profiler.getstats():
             code = entry.code
@@ -82,24 +90,25 @@ class StepProfiler:
                 self._spent[id(code)] = entry.totaltime
                 phases = self._phases.setdefault(id(code), {})
                 phases[phase] = phases.get(phase, 0.0) + grown
-        self._aside += now() - t
+        self._changed = now()
+        self._aside += self._changed - t
 
     def end(self) -> dict[str, Any]:
-        """End, and return {"ns": of the step, "functions": […], "waits": […]}, longest first; ns 0 if unknown.
+        """End, and return {"ns": of the step, "functions": […], "waits": […], "phases": {…}}; ns 0 if unknown.
 
         functions: [file, line, name, calls, ns, own ns, caller, phase]; ns with everything that the function calls,
         own ns without other functions of the user's own code and without torch; phase: in which it takes most of its
-        time, "" without marks. waits: [file, line, name, method, calls, ns] of methods that wait for the device. What
-        the profiler adds to every call is subtracted.
+        time, "" without marks. waits: [file, line, name, method, calls, ns] of methods that wait for the device.
+        phases: nanoseconds by phase. What the profiler adds to every call is subtracted, except from phases.
         """
         profiler, self._profiler = self._profiler, None
         if profiler is None:
-            return {"ns": 0, "functions": [], "waits": []}
+            return {"ns": 0, "functions": [], "waits": [], "phases": {}}
         step_ns = now() - self._begun - self._aside
         if _SHOWN and sys.getprofile() is not profiler:
             # The step has begun a profiler of its own, which ours must not end: not even by being deleted.
             self._replaced = profiler
-            return {"ns": 0, "functions": [], "waits": []}
+            return {"ns": 0, "functions": [], "waits": [], "phases": {}}
         profiler.disable()
         added, stats = self._added or 0.0, profiler.getstats()
         entries = [entry for entry in stats if self._own(entry.code)]
@@ -134,6 +143,7 @@ class StepProfiler:
         step_ns -= round(added * sum(entry.callcount for entry in stats))
         return {
             "ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
+            "phases": self._lengths,
         }  # fmt: skip
 
     def _of_torch(self, code: Any) -> bool:

@@ -222,13 +222,15 @@ def seen(*frames: tuple[str, str, int, str, int, int]) -> StacksEvent:
     return StacksEvent(100, sum(frame[4] for frame in frames), [list(frame) for frame in frames])
 
 
-def profiled(*functions: tuple[str, str, int, str, float]) -> FunctionsEvent:
-    """A profiled step; (phase, file, line, name, milliseconds by itself) each."""
+def profiled(
+    *functions: tuple[str, str, int, str, float], phases: dict[str, int] | None = None
+) -> FunctionsEvent:
+    """A profiled step; (phase, file, line, name, milliseconds by itself) each. phases: its phases, in nanoseconds."""
     rows = [
         [file, line, name, 1, round(ms * MS), round(ms * MS), "", phase]
         for phase, file, line, name, ms in functions
     ]
-    return FunctionsEvent(100, 20 * MS, rows)
+    return FunctionsEvent(100, 20 * MS, rows, [], {} if phases is None else phases)
 
 
 def beside(phase: str, ms: float, step: int = 0) -> WindowEvent:

@@ -142,6 +142,7 @@ def test_a_part_of_a_period_does_not_matter_where_there_are_many() -> None:
 def test_what_never_happens_cannot_be_measured() -> None:
     never = config("evaluate.every_epochs=0", "checkpoint.every_epochs=0", "checkpoint.every_minutes=0.0")
     assert never_happens(never, never, ["loader.workers"]) == ""
+    assert "part of no measurement" in never_happens(never, never, ["log.profile_every_s"])
     assert "only evaluated at its end" in never_happens(never, never, ["evaluate.batches"])
     assert "only writes a checkpoint at its end" in never_happens(never, never, ["checkpoint.keep"])
     assert never_happens(never, config(), ["evaluate.every_epochs"]) == ""

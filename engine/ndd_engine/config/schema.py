@@ -321,7 +321,7 @@ class LogSection(Section):
     @classmethod
     def _not_too_often(cls, value: float) -> float:
         if 0 < value < 1:
-            raise ValueError(f"is out of range; allowed: 0, or 1 to {DAY_S}")
+            raise ValueError(f"is out of range; allowed: 0, or 1 to {DAY_S:g}")
         return value
 
 

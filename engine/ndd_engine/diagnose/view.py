@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, hypot, sqrt
 from pathlib import PurePath
 from typing import Any
@@ -182,24 +183,33 @@ class View:
         return str(script.get("dataset") or "") if isinstance(script, dict) else ""
 
     def slowest_function(self, *phases: str) -> SlowFunction | None:
-        """The user's function that takes most of a profiled step by itself; None without one.
+        """The user's function that takes most of a step by itself; None without a profiled step.
 
-        phases: only a function of these phases, or one of an unknown phase; () for any. A step that the profiler makes
-        much slower is scaled to the time of a usual one.
+        phases: only a function of these phases, or one of an unknown phase; () for any.
         """
+        rows = (item for item in self.functions if not phases or not item.phase or item.phase in phases)
+        return next(rows, None)
+
+    @cached_property
+    def functions(self) -> tuple[SlowFunction, ...]:
+        """The functions of the profiled step, longest first, scaled to the time of a usual step or phase."""
         found = self.snapshot.functions
         if found is None or not found.wall_ns or not self.step_ns:
-            return None
-        rows = [row for row in found.functions if not phases or not row[7] or row[7] in phases]
-        if not rows:
-            return None
-        file, line, name, calls, _, own_ns, caller, phase = max(rows, key=lambda row: row[5])
-        ns = own_ns / (found.wall_ns / self.step_ns if found.wall_ns > DISTORTED * self.step_ns else 1.0)
-        # One step may take longer than the others.
-        ns = min(ns, (self.cost(phase).ns if phase else 0.0) or self.step_ns)
-        return SlowFunction(
-            str(file), int(line), str(name), int(calls), ns, ns / self.step_ns, str(caller), str(phase)
-        )
+            return ()
+        items = []
+        for file, line, name, calls, _, own_ns, caller, phase in found.functions:
+            profiled, usual = found.phases.get(phase, 0), self.cost(phase).ns
+            if profiled and usual:
+                ns = own_ns * min(usual / profiled, 1.0)
+            else:
+                ns = own_ns / (
+                    found.wall_ns / self.step_ns if found.wall_ns > DISTORTED * self.step_ns else 1.0
+                )
+            share = min(ns / self.step_ns, 1.0)
+            items.append(
+                SlowFunction(str(file), int(line), str(name), int(calls), ns, share, str(caller), str(phase))
+            )
+        return tuple(sorted(items, key=lambda item: -item.ns))
 
     @property
     def waiting_line(self) -> str | None:

@@ -82,7 +82,7 @@ class FunctionProfiles:
             return
         functions = [[self._own.short(row[0]), *row[1:]] for row in found["functions"]]
         waits = [[self._own.short(row[0]), *row[1:]] for row in found["waits"]]
-        self._reporter.put(FunctionsEvent(step, found["ns"], functions, waits))
+        self._reporter.put(FunctionsEvent(step, found["ns"], functions, waits, found["phases"]))
 
     def drop(self, step: int) -> None:
         """End the profile, if any, of a step that did not take place."""

@@ -116,7 +116,8 @@ class FunctionsEvent(Event):
     everything that the function calls; own_ns: without torch and other functions of the user's own code; caller: the
     one of them that calls it, or ""; phase: the one in which it takes most of its time, "" in observed scripts.
     waits: [file, line, name, method, calls, ns] of tensor methods that wait for the device, such as item, by the
-    function that calls them.
+    function that calls them. phases: nanoseconds of this step by phase, {} in observed scripts. Up to Python 3.11, pure
+    Python takes longer under the profiler: compare a function with its phase in this event, not with usual steps.
     """
 
     type: ClassVar[str] = "functions"
@@ -124,6 +125,7 @@ class FunctionsEvent(Event):
     wall_ns: int
     functions: list[Function]
     waits: list[Wait] = field(default_factory=list)
+    phases: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ndd_console.view.blocks import on_gpu
-from ndd_console.view.diagnosis import ENGINE, module_rows, unseen, workers_of
+from ndd_console.view.diagnosis import ENGINE, OWN_TIME, module_rows, unseen, workers_of
 from ndd_console.view.throughput import flops, plural, rates, step_time, work_texts
+from ndd_engine.diagnose.view import View
 from ndd_engine.record.derive import idle as idle_of
 from ndd_engine.record.derive import phase_shares
 from ndd_engine.record.events import PHASES, FunctionsEvent, KernelsEvent, RunEvent, StacksEvent
@@ -58,7 +59,7 @@ def phases(report: Report) -> list[Block]:
     note = "Host clock. Excludes pauses, profiler captures and profiled steps; gaps were not recorded."
     code: list[Block] = []
     if data.functions is not None:
-        code.append(_functions(data.functions, unseen(workers_of(report.snapshot))))
+        code.append(_functions(report, data.functions))
     elif data.stacks is not None:
         code.append(_stacks(data.stacks))
     return [replace(stack, note=note), _table(report, whole), *_step_times(report), *code]
@@ -123,18 +124,18 @@ def _step_times(report: Report) -> list[Block]:
     return report.plot("Time of an optimizer step", "seconds", *found, zero=True, log_above=20, note=note)
 
 
-def _functions(found: FunctionsEvent, missing: str) -> Table:
+def _functions(report: Report, found: FunctionsEvent) -> Table:
     rows = tuple(
         (
-            share_text(own_ns / max(found.wall_ns, 1)), ns(own_ns), number(calls), str(phase),
-            f"{file}:{line}", str(name), str(caller),
+            share_text(item.share), ns(item.ns), number(item.calls), item.phase, f"{item.file}:{item.line}",
+            item.name, item.caller,
         )
-        for file, line, name, calls, _, own_ns, caller, phase in found.functions[:_TOP]
+        for item in View(replace(report.snapshot, functions=found)).functions[:_TOP]
     )  # fmt: skip
     columns = ("share", "time", "calls", "phase", "line", "function", "called by")
-    title = f"Functions of step {number(found.step)} under Python's profiler ({ns(found.wall_ns)})"
-    note = "Time of a function without torch and without other functions of your code."
-    note += f" {missing[0].upper()}{missing[1:]}." if missing else ""
+    title = f"Functions of your code, from step {number(found.step)} under Python's profiler"
+    notes = (OWN_TIME, unseen(workers_of(report.snapshot)))
+    note = " ".join(f"{text[0].upper()}{text[1:]}." for text in notes if text)
     return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4)
 
 

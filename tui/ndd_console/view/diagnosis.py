@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ndd_engine.diagnose import CAUSES, Change, Finding
+from ndd_engine.diagnose.view import SlowFunction, View
 from ndd_engine.record.events import BaselineEvent, FunctionsEvent, KernelsEvent, LoaderEvent, StacksEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, duration, finite, number, size
@@ -20,6 +21,7 @@ from .style import Row
 _LABEL = 12
 _GLUE = "\x00"  # keeps an option and its value on one line
 _TOP = 8  # functions and kernels
+OWN_TIME = "in a usual step; without torch and without other functions of your code"
 ENGINE = "_engine_run_backward"  # torch's function that runs all of backward
 _pair = partial(labelled, indent=_LABEL)
 
@@ -101,7 +103,9 @@ def _missing(text: str) -> list[Row]:
 def _code(snapshot: Snapshot, width: int) -> tuple[str, list[Row]]:
     """Functions of a profiled step; before there is one, and in old records, stack samples."""
     if snapshot.functions is not None:
-        return "functions of your code", _functions(snapshot.functions, workers_of(snapshot), width)
+        return "functions of your code", _functions(
+            snapshot.functions, View(snapshot).functions, workers_of(snapshot), width
+        )
     if snapshot.stacks is not None and snapshot.stacks.looks:
         return "stack samples", _stacks(snapshot.stacks, snapshot.kernels, width)
     off = setting(snapshot, "log", "profile_every_s") == 0
@@ -127,25 +131,25 @@ def unseen(workers: int) -> str:
     return f"functions in {what} cannot be seen; loader.workers=0 shows them" if workers else ""
 
 
-def _functions(found: FunctionsEvent, workers: int, width: int) -> list[Row]:
+def _functions(
+    found: FunctionsEvent, functions: Sequence[SlowFunction], workers: int, width: int
+) -> list[Row]:
     """The functions of a profiled step by their own time, longest first."""
-    step = f"step {found.step:,} under Python's profiler, {duration(found.wall_ns * 1e-9)}"
-    rows: list[Row] = [((shorten(step, width), "dim"),)]
-    if found.functions:
+    rows: list[Row] = [((shorten(f"from step {found.step:,}, under Python's profiler", width), "dim"),)]
+    if functions:
         rows.append((("share      time   calls  phase       function", "dim"),))
-    for file, line, name, calls, _, own_ns, caller, phase in found.functions[:_TOP]:
-        share, own = percent(own_ns / max(found.wall_ns, 1)), duration(own_ns * 1e-9)
-        lead = f"{share:>5}  {own:>8}  {number(calls):>6}  {shorten(foreign(phase) or MISSING, 10):<10}  "
-        place = f"{foreign(file)}:{foreign(line)} in {foreign(name)}"
-        called = f", called by {foreign(caller)}" if caller else ""
+    for item in functions[:_TOP]:
+        phase, calls = shorten(foreign(item.phase) or MISSING, 10), number(item.calls)
+        lead = f"{percent(item.share):>5}  {duration(item.ns * 1e-9):>8}  {calls:>6}  {phase:<10}  "
+        place = f"{foreign(item.file)}:{foreign(item.line)} in {foreign(item.name)}"
+        called = f", called by {foreign(item.caller)}" if item.caller else ""
         room = max(width - cells(lead), 1)
         if cells(place + called) <= room:
             place += called
         elif cells(place) > room:  # shorten a path at its start
             place = "…" + place[len(place) - room + 1 :]
         rows.append(((lead + place, "text"),))
-    note = "time of a function without torch and without other functions of your code"
-    notes = (note if found.functions else "no function of your code was called", unseen(workers))
+    notes = (OWN_TIME if functions else "no function of your code was called", unseen(workers))
     return [*rows, *(((line, "dim"),) for text in notes if text for line in wrap(text, width))]
 
 
