@@ -30,7 +30,7 @@ def shown(width: int = 80, config: dict[str, Any] | None = None, **parts: Any) -
 def test_functions_are_shown_with_their_share_time_calls_and_phase() -> None:
     text = shown(100, {"loader": {"workers": 2}}, functions=MEASURED["functions"], stacks=STACKS)
     assert "from step 4,210, under Python's profiler" in text
-    assert " 54 %   31.4 ms     128  data_wait   clips.py:41 in load, called by Clips.__getitem__" in text
+    assert " 58 %   31.4 ms     128  data_wait   clips.py:41 in load, called by Clips.__getitem__" in text
     assert "functions in the 2 loader workers cannot be seen; loader.workers=0 shows them" in text
     assert "stack samples" not in text
 

@@ -215,7 +215,7 @@ async def test_the_page_of_the_diagnosis() -> None:
             "one item takes 29 ms (loader probe)", "waiting for data takes 57 % of wall time (host clock)",
             "ndd-console try charlm-001 --set loader.workers=4 --set loader.pin_memory=true",
             "in clips.py:41 in load", "leave as is", "before the change breaks even",
-            "54 %   31.4 ms     128  data_wait   clips.py:41 in load",
+            "58 %   31.4 ms     128  data_wait   clips.py:41 in load",
             "profiler capture at step 4,200 (kernels, 3 steps)",
             "waiting for data 57 %, launch gaps 4 %", "ampere_bf16_gemm_128x128", "trace.json",
             "23.1 ms for 128 items", "842 in forward and backward", "8: 24 ms, 16: 23.1 ms",

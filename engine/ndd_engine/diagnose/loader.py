@@ -44,7 +44,7 @@ def _with_function(view: View, found: Finding) -> Finding:
     slow = view.slowest_function("data_wait")
     if view.workers or slow is None or not made_by(view, slow):
         return found
-    change = Change("do less work in it", where=slow.where)
+    change = Change("do less work per item", where=slow.where)
     return replace(found, evidence=(*found.evidence, slow.taken), changes=(*found.changes, change))
 
 
