@@ -1,0 +1,180 @@
+"""Scripts of Lightning, Hugging Face's Trainer and Accelerate, observed without a change and from another environment.
+
+The Python of the scripts knows the installed packages, but nothing of ndd-console.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ndd_engine.record.events import MarkEvent, RunEvent, ScalarsEvent, WindowEvent, parse
+from ndd_watch import FOLDER, SITE
+
+from .test_extras import need
+
+SUBJECTS = Path(__file__).parents[1] / "observe" / "subjects"
+# Subject -> (package, epochs that the framework tells, epochs, micro-batches of an epoch, steps of an epoch): every
+# third micro-batch is a step, and so is the rest of an epoch.
+SCRIPTS = {
+    "lightning_fit": ("lightning", 3, 3, 16, 6),
+    "hf_trainer": ("transformers", 3, 3, 16, 6),
+    "accelerate_fit": ("accelerate", 0, 4, 16, 6),
+}
+Line = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with the packages of this one, but without ndd-console, which is installed through a .pth file."""
+    folder = tmp_path_factory.mktemp("theirs")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    Path(packages, "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    known = subprocess.run([python, "-c", "import ndd_engine"], capture_output=True, check=False)
+    assert known.returncode == 1
+    return python
+
+
+def environment(**more: str) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", FOLDER)}
+    return {**inherited, "NDD_WATCH_WINDOW_S": "0.1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", **more}
+
+
+def execute(folder: Path, *words: object, **more: str) -> str:
+    folder.mkdir(exist_ok=True, parents=True)
+    done = subprocess.run(
+        [*map(str, words)], cwd=folder, capture_output=True, text=True, timeout=170, check=False,
+        env=environment(**more),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "not observed" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def words(text: str) -> list[str]:
+    return next(line for line in text.splitlines() if line.startswith("STEPS")).split()
+
+
+def observed(folder: Path, *command: object) -> tuple[list[str], dict[str, list[Line]]]:
+    """(what it reports, the records of its processes) of a command with the observer alone."""
+    text = execute(folder, *command, PYTHONPATH=str(SITE), **{FOLDER: str(folder / "records")})
+    found = {path.stem: path.read_text().splitlines() for path in sorted((folder / "records").iterdir())}
+    return words(text), {name: [json.loads(line) for line in lines] for name, lines in found.items()}
+
+
+def recorded(folder: Path, *command: object) -> tuple[list[str], list[Any]]:
+    """(what it reports, the events) of a command under `ndd-console run`."""
+    text = execute(
+        folder, sys.executable, "-m", "ndd_console", "run", "--headless", "--run", "it", "--", *command
+    )
+    lines = (folder / "runs" / "it" / "events.jsonl").read_bytes().splitlines()
+    return words(text), [item[1] for item in map(parse, lines) if item is not None]
+
+
+def counted(lines: list[Line]) -> tuple[int, int]:
+    """(steps, micro-steps) of a process, whose phases add up to the wall time."""
+    windows = [line for line in lines if line["type"] == "window"]
+    for window in windows:
+        assert sum(body["host_ns"] for body in window["phases"].values()) == window["wall_ns"]
+    return sum(window["steps"] for window in windows), sum(window["micro_steps"] for window in windows)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_steps_phases_evaluations_and_losses(theirs: Path, tmp_path: Path, name: str) -> None:
+    package, told, epochs, micro, steps = SCRIPTS[name]
+    need(package)
+    script = SUBJECTS / f"{name}.py"
+    bare = words(execute(tmp_path, theirs, script))
+    said, records = observed(tmp_path / "observer", theirs, script)
+    assert said == bare and bare[1] == str(epochs * steps)
+    assert [counted(lines) for lines in records.values()] == [(epochs * steps, epochs * micro)]
+
+    said, events = recorded(tmp_path / "run", theirs, script)
+    assert said == bare
+    windows = [event for event in events if isinstance(event, WindowEvent)]
+    assert sum(event.steps for event in windows) == epochs * steps
+    phases = {phase: sum(event.phases.get(phase, {"host_ns": 0})["host_ns"] for event in windows)
+              for phase in ("data_wait", "forward", "backward", "optimizer", "zero_grad", "evaluate")}  # fmt: skip
+    assert all(phases.values()), phases
+    run = [event for event in events if isinstance(event, RunEvent)][-1]
+    assert (run.total_steps, run.epochs) == (told * steps, told)
+    evaluations = [event for event in events if isinstance(event, MarkEvent) and event.kind == "evaluation"]
+    assert [event.step for event in evaluations] == [steps * (epoch + 1) for epoch in range(told)]
+    if told:
+        best = {"lightning_fit": "val_loss", "hf_trainer": "eval_loss"}[name]
+        assert all(next(iter(event.data["metrics"])) == best for event in evaluations)
+        assert all("train_loss" not in event.data["metrics"] for event in evaluations)
+        assert all(event.data["better"] == "lower" for event in evaluations)
+        loss = {"lightning_fit": "train_loss", "hf_trainer": "loss"}[name]
+        logged = [event.step for event in events if isinstance(event, ScalarsEvent) and loss in event.values]
+        assert logged == [5, 10, 15]
+        assert windows[-1].epoch == epochs - 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("name", ["accelerate_fit", "hf_trainer"])
+def test_accelerate_launch(theirs: Path, tmp_path: Path, name: str, processes: int) -> None:
+    need("accelerate")
+    package, _, epochs, micro, steps = SCRIPTS[name]
+    need(package)
+    each = -(-micro // processes // 3)
+    launch = (
+        theirs, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", processes, "--num_machines", 1,
+        "--mixed_precision", "no", "--dynamo_backend", "no", *(["--multi_cpu"] if processes > 1 else []),
+        "--main_process_port", 0, SUBJECTS / f"{name}.py",
+    )  # fmt: skip
+    bare = words(execute(tmp_path, *launch))
+    assert bare[1] == str(epochs * each)
+    said, records = observed(tmp_path / "observer", *launch)
+    assert said == bare and len(records) == processes
+    for lines in records.values():
+        assert counted(lines) == (epochs * each, epochs * micro // processes)
+        assert lines[0]["ranks"] in (processes, None)
+    said, events = recorded(tmp_path / "run", *launch)
+    assert said == bare
+    assert sum(event.steps for event in events if isinstance(event, WindowEvent)) == epochs * each
+
+
+# A callback whose way to the record raises at every call, from the module named first: the script must not notice.
+BREAK = """
+import sys
+import torch
+name = sys.argv.pop(1)
+owner = sys.modules["_ndd_watch.install"].observer
+def raises(*_, **__):
+    raise RuntimeError("planted")
+if name == "put":
+    type(owner).put = raises
+else:
+    import _ndd_watch.frameworks as frameworks
+    setattr(frameworks, name, raises)
+import os, runpy
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("broken", ["put", "numbers", "hugging_face", "lightning"])
+@pytest.mark.parametrize("name", ["lightning_fit", "hf_trainer"])
+def test_an_error_of_a_callback_never_reaches_the_script(
+    theirs: Path, tmp_path: Path, name: str, broken: str
+) -> None:
+    need(SCRIPTS[name][0])
+    breaker = tmp_path / "breaker.py"
+    breaker.write_text(BREAK)
+    script = SUBJECTS / f"{name}.py"
+    more = {"PYTHONPATH": str(SITE), FOLDER: str(tmp_path / "records")}
+    said = words(execute(tmp_path, theirs, breaker, broken, script, **more))
+    assert said == words(execute(tmp_path, theirs, script))
