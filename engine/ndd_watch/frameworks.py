@@ -111,9 +111,11 @@ def lightning(base: type, put: Put) -> type:
     class NddCallback(base):  # type: ignore[misc]
         """Records the length of the run, epochs, evaluations and logged values."""
 
-        # What was logged when the validation began, and the results of the last one.
-        before: dict[str, Any] = {}
-        results: dict[str, Any] = {}
+        def __init__(self) -> None:
+            super().__init__()
+            # What was logged when the validation began, and the results of the last one.
+            self.before: dict[str, Any] = {}
+            self.results: dict[str, Any] = {}
 
         def __reduce__(self) -> Any:
             return base, ()  # in another process, this one records nothing
@@ -191,6 +193,10 @@ def _lightning(module: Any, put: Put) -> None:
     original = module._load_external_callbacks
 
     def load(group: str) -> list[Any]:
-        return [*original(group), *([callback()] if group.endswith("callbacks_factory") else [])]
+        found: list[Any] = original(group)
+        with contextlib.suppress(Exception):
+            if group.endswith("callbacks_factory"):
+                found = [*found, callback()]
+        return found
 
     module._load_external_callbacks = load
