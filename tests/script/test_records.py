@@ -10,7 +10,14 @@ import pytest
 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpu import Machine
-from ndd_engine.record.events import FunctionsEvent, MarkEvent, RunEvent, ScalarsEvent, StacksEvent, WindowEvent
+from ndd_engine.record.events import (
+    FunctionsEvent,
+    MarkEvent,
+    RunEvent,
+    ScalarsEvent,
+    StacksEvent,
+    WindowEvent,
+)
 from ndd_engine.script.command import Command
 from ndd_engine.script.facts import Facts
 from ndd_engine.script.records import Records
