@@ -21,7 +21,7 @@ _LIGHTNING = (
 # As many epochs mean that the steps end the training.
 _ENDLESS = 1 << 31
 # Speeds and counters that Hugging Face's Trainer adds to metrics.
-_NOT_METRICS = ("epoch", "_runtime", "_per_second", "_preparation_time", "_jit_compilation_time")
+_NOT_METRICS = ("_runtime", "_per_second", "_preparation_time", "_jit_compilation_time")
 
 
 def attach(put: Put, when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
@@ -94,6 +94,7 @@ def hugging_face(base: type, put: Put) -> type:
         @_safe
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
             found = numbers(metrics)
+            found.pop("epoch", None)
             best = getattr(args, "metric_for_best_model", None) or "loss"
             best = best if best.startswith("eval_") else f"eval_{best}"
             greater = getattr(args, "greater_is_better", None)

@@ -56,11 +56,11 @@ class Observation:
         """End the observation; safe to call twice."""
         with contextlib.suppress(Exception):
             if self._follower is not None and self.path is not None:
+                _running.clear()
                 recorder = self._observer.recorder
                 if recorder is not None:
                     recorder.close()
                 self._observer.stop()
-                _running.clear()
                 write_text(RunDir(self.path).ranks / CLOSED, "")
                 self._follower.wait(10)
                 self._follower = None

@@ -204,7 +204,7 @@ class Facts:
             lower = line.get("lower")
             if lower is None:
                 lower = "loss" in next(iter(metrics))
-            data = {"metrics": metrics, "better": "lower" if lower else "higher"}
+            data: dict[str, Any] = {"metrics": metrics, "better": "lower" if lower else "higher"}
             if line.get("seconds") is not None:
                 data["seconds"] = float(line["seconds"])
             yield MarkEvent("evaluation", step, shown, data)
