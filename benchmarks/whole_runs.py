@@ -35,14 +35,13 @@ _LOOP = str(Path(__file__).with_name("plain_loop.py"))
 
 @dataclass(frozen=True)
 class Work:
-    """Of all runs of a length of steps. python: of the script; step_s: of a bare step, about."""
+    """Of all runs of a length of steps. python: of the script; warm, steps: before and while they are measured."""
 
     python: str
     width: int
     batch: int
     warm: int
     steps: int
-    step_s: float
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,8 @@ def _sized(folder: Path, python: str, step_ms: float, seconds: float) -> Work:
     _execute(folder, [python, _LOOP, str(output), str(step_ms)])
     found = json.loads(output.read_text())
     step_s = found["step_s"]
-    return Work(
-        python, found["width"], found["batch"], max(round(WARM_S / step_s), 20), max(round(seconds / step_s), 20),
-        step_s,
-    )  # fmt: skip
+    warm, steps = (max(round(span / step_s), 20) for span in (WARM_S, seconds))
+    return Work(python, found["width"], found["batch"], warm, steps)
 
 
 def _run(folder: Path, work: Work, side: str) -> Measured:
