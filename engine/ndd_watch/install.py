@@ -113,6 +113,10 @@ class Observer:
         else:
             self.recorder.put(kind, **body)
 
+    def told(self, kind: str, /, **body: Any) -> None:
+        """Record what a framework says at the current step."""
+        self.put(kind, done=self.steps.done, **body)
+
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
         if (found := {**settings, "place": place}) != self._loader:
@@ -180,5 +184,5 @@ def install(when_imported: Callable[[str, Callable[[Any], Any]], None]) -> None:
     trying.before_start(observer)
     observer.start()
     observer.outside.listen()
-    frameworks.attach(observer.put, when_imported)
+    frameworks.attach(observer.told, when_imported)
     os.register_at_fork(after_in_child=observer.forked)

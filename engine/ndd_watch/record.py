@@ -54,6 +54,8 @@ class Recorder:
         self._status = ("done", "")
         self._closed = False
         self._described = False
+        # Python forgets it before a short script's model is described at its exit.
+        self._main = getattr(sys.modules.get("__main__"), "__file__", None)
         # Index of the GPU that the loss is on; None on the CPU.
         self._gpu: int | None = None
         self.paused = False
@@ -132,7 +134,7 @@ class Recorder:
             "model", device=str(device), optimizer=type(optimizer).__name__ if optimizer is not None else "",
             implementation=_implementation(groups[0], device.type) if groups else None,
             parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
-            place=self._places.of(optimizer), main=getattr(sys.modules.get("__main__"), "__file__", None),
+            place=self._places.of(optimizer), main=self._main,
             anomaly=bool(sys.modules["torch"].is_anomaly_enabled()),
         )  # fmt: skip
 

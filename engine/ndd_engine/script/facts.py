@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ndd_engine.hardware.gpu import Machine
@@ -32,7 +32,11 @@ _LOADER = ("workers", "pin_memory", "prefetch", "persistent")
 
 @dataclass
 class Facts:
-    """What is known of one observed process. step: optimizer steps so far; ended: (status, reason) that it wrote."""
+    """What is known of one observed process.
+
+    step: optimizer steps so far, with those of earlier processes if a framework has resumed the training; ended:
+    (status, reason) that it wrote.
+    """
 
     name: str
     command: Command
@@ -48,6 +52,8 @@ class Facts:
     _micro: int = 0
     _total_steps: int = 0
     _epochs: int = 0
+    # Optimizer steps of earlier processes.
+    _earlier: int = 0
     _epoch: int = 0
     _epoch_begin: int = 0
     _items: int = 0
@@ -73,7 +79,7 @@ class Facts:
                 [str(phase), str(file), int(at), str(name), int(count), int(file != "?")]
                 for phase, file, at, name, _, count in line["frames"]
             ]
-            yield StacksEvent(int(line["step"]), int(line["looks"]), frames)
+            yield StacksEvent(self._step(line), int(line["looks"]), frames)
         elif kind == "profile" and line["functions"]:
             functions = [
                 [str(file), int(at), str(name), *map(int, rest), str(caller), str(phase)]
@@ -83,7 +89,7 @@ class Facts:
                 [str(file), int(at), str(name), str(method), *map(int, rest)]
                 for file, at, name, method, *rest in line.get("waits", ())
             ]
-            yield FunctionsEvent(int(line["step"]), int(line["ns"]), functions, waits)
+            yield FunctionsEvent(self._step(line), int(line["ns"]), functions, waits)
         elif kind == "memory":
             counters = {key: value for key, value in line.items() if key not in ("v", "type", "t")}
             yield MemoryEvent(**counters)
@@ -103,8 +109,12 @@ class Facts:
                 "warning", self.step, f"the observation ended at step {number(self.step)}: {reason}"
             )
         elif kind == "end":
-            self.step = int(line["step"])
+            self.step = self._step(line)
             self.ended = str(line["status"]), printable(str(line["reason"]))
+
+    def _step(self, line: Line) -> int:
+        """The step of a line that the observer has counted."""
+        return self._earlier + int(line["step"])
 
     def _window(self, line: Line) -> Iterator[Event]:
         shape, steps = line.get("shape"), int(line["steps"])
@@ -116,8 +126,8 @@ class Facts:
             self._items = round(items / steps)
         if not self._told:
             self._told = True
-            yield self._run()
-        self.step = step = int(line["step"])
+            yield replace(self._run(), resumed_step=self._earlier or None)
+        self.step = step = self._step(line)
         loss = line.get("loss")
         phases = {str(name): _phase(body) for name, body in line["phases"].items() if name in PHASES}
         yield WindowEvent(
@@ -173,21 +183,32 @@ class Facts:
         return found
 
     def _of_framework(self, kind: str, line: Line) -> Iterator[Event]:
-        """What a framework or the script itself says."""
+        """What a framework says, or the script itself, which counts its steps as it likes."""
+        done = line.get("done")
         if kind == "totals":
-            self._total_steps, self._epochs = int(line["total_steps"]), int(line["epochs"])
+            if done is not None:
+                self._earlier = max(self._earlier, int(line["earlier"]) - int(done))
+            total, self._epochs = int(line["total_steps"]), int(line["epochs"])
+            if total and done is not None:
+                total += self._earlier + int(done) - int(line["earlier"])
+            self._total_steps = total
             if self._told:
                 yield self._run()
-        elif kind == "epoch":
-            self._epoch, self._epoch_begin = int(line["epoch"]), int(line["step"])
+            return
+        step = int(line["step"]) if done is None else self._earlier + int(done)
+        if kind == "epoch":
+            self._epoch, self._epoch_begin = int(line["epoch"]), step
         elif kind == "scalars":
-            yield ScalarsEvent(
-                int(line["step"]), {str(name): float(value) for name, value in line["values"].items()}
-            )
+            yield ScalarsEvent(step, {str(name): float(value) for name, value in line["values"].items()})
         elif metrics := {str(name): float(value) for name, value in line["metrics"].items()}:
             shown = ", ".join(f"{printable(name)} {number(value, 4)}" for name, value in metrics.items())
-            better = "lower" if "loss" in next(iter(metrics)) else "higher"
-            yield MarkEvent("evaluation", int(line["step"]), shown, {"metrics": metrics, "better": better})
+            lower = line.get("lower")
+            if lower is None:
+                lower = "loss" in next(iter(metrics))
+            data: dict[str, Any] = {"metrics": metrics, "better": "lower" if lower else "higher"}
+            if line.get("seconds") is not None:
+                data["seconds"] = float(line["seconds"])
+            yield MarkEvent("evaluation", step, shown, data)
 
     def _source(self, line: Line) -> MarkEvent:
         where = f"{printable(str(line['function']))} ({printable(str(line['file']))}:{int(line['line'])})"
@@ -200,7 +221,7 @@ class Facts:
         file, at, name = line.get("place") or ("", 0, "")
         place = (str(file), int(at), str(name)) if file else None
         text = stalled_text(float(line["seconds"]), str(line["phase"]), place)
-        return MarkEvent("warning", int(line["step"]), text)
+        return MarkEvent("warning", self._step(line), text)
 
 
 def _phase(body: Any) -> dict[str, Any]:

@@ -183,7 +183,8 @@ def introduction(snapshot: Snapshot) -> list[str]:
         f"{_steps(run)} of {number(run.items_per_step)} {items}{micro}; {_epoch(run, items)}",
     ]
     if run.resumed_step is not None:
-        lines.append(f"resumed at step {number(run.resumed_step)} ({run.resumed_from})")
+        source = f" ({run.resumed_from})" if run.resumed_from else ""
+        lines.append(f"resumed at step {number(run.resumed_step)}{source}")
     return lines
 
 
