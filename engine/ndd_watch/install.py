@@ -136,8 +136,8 @@ class Observer:
         steps, census = self.steps, self.census
         if self._study == "learn":
             census.deaf()
-            for kind in census.roots:
-                self.modules.hook(kind)
+            for kind, time_first in census.roots.items():
+                self.modules.hook(kind, time_first)
             source = census.source
             # A loader's batches are timed already.
             if own(source) and not steps.last_row[DATA_WAIT] and source not in census.reported:

@@ -152,8 +152,14 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
     from ndd_engine.trial.store import record_trial
 
     assert request.base.run is not None
-    run = tried_run(request)
+    state = tried_run(request)
+    run = state.run
+    assert run is not None
     check_script(request, run.config)
+    if apply and not as_json and any(gained(trial, request.sets) for trial in state.trials):
+        say(f"{' '.join(request.sets)} was measured as faster before; it is not measured again")
+        _edit(run, request, apply)
+        return EXIT_DONE
     progress = TrialProgress(sys.stderr)
     with stoppable("the trial") as stop:
         event = run_script_trial(request, run.config, run.device, progress.look, stop)
@@ -166,9 +172,14 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
         show(json.loads(event.to_json(time.time())))
     else:
         show(describe(event))
-        if event.verdict == "faster":
+        if gained(event, request.sets):
             _edit(run, request, apply)
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
+
+
+def gained(trial: TrialEvent, sets: Sequence[str]) -> bool:
+    """Whether exactly this change was measured as faster, and was in effect."""
+    return trial.verdict == "faster" and sorted(trial.sets) == sorted(sets) and trial.in_effect is not False
 
 
 def _edit(run: RunEvent, request: TrialRequest, apply: bool) -> None:
@@ -180,7 +191,7 @@ def _edit(run: RunEvent, request: TrialRequest, apply: bool) -> None:
     if edit.path is None:
         return
     if not apply:
-        say(f"to apply it: ndd-console try … --apply, or edit {edit.path}")
+        say("to write it, repeat the command with --apply: it asks first, and measures nothing again")
     elif not sys.stdin.isatty() or click.confirm(
         f"Write {printable(str(edit.path))}?", default=False, err=True
     ):
