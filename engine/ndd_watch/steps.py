@@ -143,7 +143,7 @@ class Steps:
 
     def _resume_first(self) -> None:
         """Another optimizer steps after what was taken for the whole first step: it is the same step."""
-        self.done = 0
+        self.done = self.micro = 0
         if rows:
             row[:] = [a + b for a, b in zip(row, rows.pop())]
 
