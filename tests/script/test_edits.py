@@ -82,6 +82,16 @@ def test_a_diff_that_is_applied_once(tmp_path: Path) -> None:
         edit.apply()
 
 
+def test_every_optimizer_is_edited(tmp_path: Path) -> None:
+    path = tmp_path / "gan.py"
+    path.write_text("critic = Adam(\n    c.parameters(),\n)\ngenerator = Adam(g.parameters())\n")
+    seen = {"script": {"optimizer": [str(path), 1], "optimizers": [[str(path), 1], [str(path), 4]]}}
+    edit = edit_of(seen, {"optimizer.implementation": "fused"}, "cpu", path)
+    assert edit.after == path.read_text().replace("parameters()", "parameters(), fused=True")
+    seen["script"]["optimizers"][1] = ["elsewhere.py", 4]
+    assert edit_of(seen, {"optimizer.implementation": "fused"}, "cpu", path).path is None
+
+
 def test_without_a_place_it_is_described(tmp_path: Path) -> None:
     edit = edit_of({"script": {}}, {"loader.workers": 2, "run.threads": 1}, "cpu", None)
     assert edit.path is None and not edit.diff

@@ -99,13 +99,16 @@ def edit_of(seen: Mapping[str, Any], changes: Mapping[str, Any], device: str, ma
                 path, before, after = place[0], before or text, cached
                 continue
         if key == "optimizer.implementation":
-            found = _place(places.get("optimizer"))
+            made = [_place(one) for one in places.get("optimizers") or [places.get("optimizer")]]
             wanted = {"fused": value == "fused", "foreach": value == "foreach"}
             wanted = {name: on for name, on in wanted.items() if on} or {"foreach": False}
-            if found is not None and (path is None or found[0] == path):
-                path = found[0]
+            file = path or (made[0][0] if made[0] is not None else None)
+            lines = [one[1] for one in made if one is not None and one[0] == file]
+            if file is not None and len(lines) == len(made):
+                path = file
                 before = before or _read(path)
-                after = with_arguments(after or before, found[1], None, wanted) or after or before
+                for line in lines:  # arguments are added within a line: the others keep their places
+                    after = with_arguments(after or before, line, None, wanted) or after or before
             else:
                 advice.append(
                     f"make the optimizer with {', '.join(f'{name}={on}' for name, on in wanted.items())}"

@@ -160,9 +160,11 @@ class Facts:
         if loader := self._loader:
             found["loader"] = {name: loader.get(name) for name in _LOADER}
             found[SECTION] |= {"loader": loader.get("place"), "dataset": loader.get("dataset")}
-        for name, key in (("optimizer", "place"), ("main", "main")):
-            if (place := self._model.get(key)) is not None:
-                found[SECTION][name] = place
+        if places := self._model.get("places"):
+            found[SECTION]["optimizer"] = places[0]
+            found[SECTION] |= {"optimizers": places} if places[1:] else {}
+        if (main := self._model.get("main")) is not None:
+            found[SECTION]["main"] = main
         if self._outside:
             found[SECTION]["outside"] = self._outside
         if self._model.get("anomaly"):

@@ -16,8 +16,8 @@ from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.script.starting import ARGUMENT, VARIABLE
-from ndd_engine.text import MISSING, duration, number, printable, size
+from ndd_engine.script.starting import ARGUMENT, VARIABLE, is_start
+from ndd_engine.text import MISSING, duration, number, percent, printable, size
 from ndd_engine.trial.request import Progress, TrialRequest
 
 from .completion import run_names
@@ -34,6 +34,8 @@ from .options import (
 )
 from .printing import ProgressLines, measurement, say, show, table
 
+# Share of the recorded time above which a trial says that it leaves evaluations and checkpoints out.
+LEFT_OUT = 0.02
 _HEADINGS = ("", "step", "throughput", "setup", "peak memory")
 
 
@@ -172,6 +174,13 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
         show(json.loads(event.to_json(time.time())))
     else:
         show(describe(event))
+        aside = sum(state.totals["phases"].get(name, 0) for name in ("evaluate", "checkpoint"))
+        if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals["wall_ns"]:
+            share = percent(aside / state.totals["wall_ns"])
+            say(
+                f"evaluations and checkpoints, {share} of the recorded run, are left out of a trial; if the argument "
+                "is about them, run the script with it and compare the two runs"
+            )
         if gained(event, request.sets):
             _edit(run, request, apply)
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
