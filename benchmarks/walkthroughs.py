@@ -1,7 +1,7 @@
 """Records docs/walkthroughs.md again: `python -m benchmarks.walkthroughs [NAME ...]`, about 5 minutes for each script.
 
 Every block of the page between `<!-- recorded: NAME PART -->` and `<!-- end -->` is what a terminal shows: 80x24 for
-screens, the lines of the output for commands. The scripts run in a temporary folder; the page is written at the end of
+screens, the output for commands, wrapped between words. The scripts run in a temporary folder; the page is written at the end of
 each script. Nothing else should run meanwhile.
 """
 
@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 PAGE, SCRIPTS = ROOT / "docs" / "walkthroughs.md", ROOT / "docs" / "walkthroughs"
 # Longest run of a command, and how long a script trains before its screen is taken.
 LIMIT_S, TRAINS_S = 900.0, 30.0
+# Lines of output are wrapped at this width.
+WIDTH = 96
 _PROGRAM = [sys.executable, "-m", "ndd_console"]
 
 
@@ -82,16 +85,16 @@ STORIES = {
 
 
 class Terminal:
-    """A program in a terminal of 80 columns."""
+    """A program in a terminal."""
 
-    def __init__(self, words: list[str], folder: Path, rows: int) -> None:
+    def __init__(self, words: list[str], folder: Path, rows: int, columns: int = 80) -> None:
         # The scripts and the console run in this Python; its warnings are not part of the page.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "TERM": "xterm-256color", "PYTHONWARNINGS": "ignore"}
-        self.screen = pyte.Screen(80, rows)
+        self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self._child = pexpect.spawn(
-            words[0], words[1:], cwd=str(folder), env=environment, dimensions=(rows, 80), timeout=LIMIT_S
+            words[0], words[1:], cwd=str(folder), env=environment, dimensions=(rows, columns), timeout=LIMIT_S
         )
 
     def look(self, seconds: float) -> bool:
@@ -146,7 +149,7 @@ def shown(line: str, folder: Path) -> list[str]:
     """What a terminal shows after a command; questions are answered with yes."""
     words = line.split()
     program = _PROGRAM if words[0] == "ndd-console" else [words[0]]
-    terminal = Terminal([*program, *words[1:]], folder, 120)
+    terminal = Terminal([*program, *words[1:]], folder, 120, 500)
     begun = time.monotonic()
     while terminal.look(1) and time.monotonic() - begun < LIMIT_S:
         if "[y/N]" in "".join(terminal.lines[-1:]):
@@ -155,7 +158,11 @@ def shown(line: str, folder: Path) -> list[str]:
     if " run " in line:  # the output of the script, then the summary
         start = next((at for at, text in enumerate(output) if text.startswith("done:")), 0)
         output = output[start:]
-    return [f"$ {line}", *(text.replace(f"{folder}/", "").replace(str(folder), ".") for text in output)]
+    found = [f"$ {line}"]
+    for text in output:
+        text = text.replace(f"{folder}/", "").replace(str(folder), ".")
+        found += textwrap.wrap(text, WIDTH, subsequent_indent="    ") if len(text) > WIDTH else [text]
+    return found
 
 
 def replaced(page: str, name: str, lines: list[str]) -> str:

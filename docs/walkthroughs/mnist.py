@@ -101,6 +101,7 @@ def main():
     parser.add_argument("--log-interval", type=int, default=10)
     parser.add_argument("--save-model", action="store_true")
     args = parser.parse_args()
+    random.seed(args.seed)
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_loader = DataLoader(Digits(6000, augment), batch_size=args.batch_size, shuffle=True)

@@ -109,11 +109,14 @@ class Facts:
         shape, steps = line.get("shape"), int(line["steps"])
         if shape:
             self._micro = int(shape[0])
+        elif not self._micro:  # no call of the model was seen yet
+            self._micro = int((self._loader or {}).get("batch_size") or 0)
         micro_steps = int(line["micro_steps"])
         items = self._micro * micro_steps
+        known = bool(self._items)
         if steps:
             self._items = round(items / steps)
-        if not self._told:
+        if not self._told or (self._items and not known):
             self._told = True
             yield self._run()
         self.step = step = int(line["step"])

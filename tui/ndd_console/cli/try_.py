@@ -183,6 +183,8 @@ def _script(request: TrialRequest, as_json: bool, apply: bool) -> int:
             )
         if gained(event, request.sets):
             _edit(run, request, apply)
+        elif apply:
+            say("nothing was written: --apply needs a change that is faster")
     return stop.exit_status or (EXIT_FAILED if event.verdict == "failed" else EXIT_DONE)
 
 
