@@ -1,8 +1,8 @@
 """Records docs/walkthroughs.md again: `python -m benchmarks.walkthroughs [NAME ...]`, about 5 minutes for each script.
 
 Every block of the page between `<!-- recorded: NAME PART -->` and `<!-- end -->` is what a terminal shows: 80x24 for
-screens, the output for commands, wrapped between words. The scripts run in a temporary folder; the page is written at the end of
-each script. Nothing else should run meanwhile.
+screens, the output for commands, wrapped between words. The scripts run in a temporary folder; the page is written at
+the end of each script. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations

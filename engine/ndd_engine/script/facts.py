@@ -110,7 +110,7 @@ class Facts:
         if shape:
             self._micro = int(shape[0])
         elif not self._micro:  # no call of the model was seen yet
-            self._micro = int((self._loader or {}).get("batch_size") or 0)
+            self._micro = int(self._loader.get("batch_size") or 0)
         micro_steps = int(line["micro_steps"])
         items = self._micro * micro_steps
         known = bool(self._items)

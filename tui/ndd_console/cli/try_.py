@@ -68,7 +68,7 @@ def script_options(function: Any) -> Any:
     "try --set loader.workers=4",
     "try chartext-001 --set precision.amp=bf16 --budget 120",
     "try run.toml --set batch.micro=64 --set batch.accumulation=2",
-    "try train-001 --set loader.workers=4 --apply",
+    "try last --set loader.workers=4 --apply",
     "try train-001 --arg batch-size=128",
     stops=True,
     name="try",
@@ -105,14 +105,14 @@ def try_(
 ) -> int:
     """Measure a change (--set) against a baseline in a paired A/B trial.
 
-    The baseline is the configuration of RUN, CONFIG (a TOML file) or the default workload; the candidate is the
-    baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch and take
-    turns in ABBA blocks, in one process that switches between them or in processes of their own, which are started
-    several times. Prints the speedup with its 95 % CI,
+    The baseline is the configuration of RUN (`last`: the newest one), CONFIG (a TOML file) or the default workload; the
+    candidate is the baseline with the --set values; run.epochs and run.max_steps apply to both. Both train from scratch
+    and take turns in ABBA blocks, in one process that switches between them or in processes of their own, which are
+    started several times. Prints the speedup with its 95 % CI,
     peak memory, whether the losses agree, and the verdict: faster, slower, no difference or inconclusive.
 
     Of a RUN of your own script (ndd-console run), the change is made from outside, in scratch copies of its folder, and
-    the edit that makes it is shown as a diff.
+    the edit that makes it is shown as a diff. Evaluations and checkpoints are left out.
 
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.
