@@ -188,7 +188,7 @@ def find_run(root: Path, name: str | None) -> RunDir:
     for path in (root / name, Path(name)) if name is not None else ():
         if RunDir(path).exists:
             return _readable(RunDir(path.resolve() if path.name in ("", ".", "..") else path))
-    if name in (None, LAST):
+    if name is None or name == LAST:
         if not runs:
             raise UsageError(
                 f"there are no runs in {printable(str(root.absolute()))}; name another folder with --runs FOLDER"
