@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable
 
+_RECURRENT = "torch.nn.modules.rnn"
+
 
 class Census:
     """call: code of nn.Module.__call__.
 
-    roots: classes of modules that are called outermost. source: code of the function that returned the tensors which
-    the model received; names: its globals.
+    roots: classes of modules that are called outermost, and whether their input is (time, batch, ...). source: code of
+    the function that returned the tensors which the model received; names: its globals.
     """
 
     def __init__(self, call: Any, grad_enabled: Callable[[], bool]) -> None:
@@ -30,19 +32,25 @@ class Census:
         returned: dict[int, tuple[Any, dict[str, Any]]] = {}
         kept: list[Any] = []
         depth = 0
+        root: type = object
+        length: int | None = None
 
         def called(frame: Any) -> None:
-            nonlocal depth
+            nonlocal depth, root, length
             depth += 1
-            if depth > 1:
-                return
             given = frame.f_locals
             module = given["self"]
             kind = type(module)
+            if depth > 1:
+                # As many steps of time as the first dimension of what the model received.
+                if getattr(module, "batch_first", True) is False and kind.__module__ == _RECURRENT:
+                    self.roots[root] = length is not None and length == _length(given.get("args", ()))
+                return
+            root, length = kind, _length(given.get("args", ()))
             if not (module.training or self._grad_enabled()):
                 sys.setprofile(None)  # an evaluation may be long
                 return
-            self.roots[kind] = True
+            self.roots.setdefault(kind, False)
             if self.source is not None or "modules.loss" in kind.__module__:
                 return
             for item in _flat((*given.get("args", ()), *given.get("kwargs", {}).values())):
@@ -84,3 +92,10 @@ def _flat(values: Any, depth: int = 3) -> Any:
             yield from _flat(value.values(), depth - 1)
         elif depth and isinstance(value, (list, tuple)):
             yield from _flat(value, depth - 1)
+
+
+def _length(values: Any) -> int | None:
+    """The first dimension of the first tensor."""
+    for item in _flat(values):
+        return int(item.shape[0]) if item.dim() else None
+    return None

@@ -39,8 +39,8 @@ class Observer:
         self.early: list[tuple[str, dict[str, Any]]] = []
         self._learned = 0
         self._loader: dict[str, Any] = {}
-        # What the current step is observed for: "", "learn" or "profile".
-        self._study = ""
+        # What the current step is observed for: "", "learn" or "profile"; the steps before one of "learn".
+        self._study, self._heard_at = "", 0
         self._wire()
 
     def _wire(self) -> None:
@@ -126,10 +126,12 @@ class Observer:
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
         steps, census = self.steps, self.census
+        if self._study == "learn" and steps.done <= self._heard_at:
+            return  # the first step goes on with another optimizer: hear a whole one
         if self._study == "learn":
             census.deaf()
-            for kind in census.roots:
-                self.modules.hook(kind)
+            for kind, time_first in census.roots.items():
+                self.modules.hook(kind, time_first)
             source = census.source
             # A loader's batches are timed already.
             if own(source) and not steps.last_row[DATA_WAIT] and source not in census.reported:
@@ -151,7 +153,7 @@ class Observer:
         elif self._learned < MOST_LEARNED and not (self.modules.hooked and steps.last_row[FORWARD]):
             # Nothing is known yet, or what is known is not called any more.
             self._learned += 1
-            self._study = "learn"
+            self._study, self._heard_at = "learn", steps.done
             census.listen(steps.caller)
         elif PROFILE_NS:
             self._study = "profile"

@@ -128,13 +128,15 @@ class Recorder:
         """Record what is trained, and where; on the training thread, once."""
         device = loss.device
         self._gpu = device.index if device.type == "cuda" else None
-        groups = getattr(optimizer, "param_groups", None) or ()
+        optimizers = self._steps.optimizers() or [optimizer]
+        groups = [group for one in optimizers for group in getattr(one, "param_groups", None) or ()]
         parameters = {id(item): item for group in groups for item in group["params"]}
         self.put(
             "model", device=str(device), optimizer=type(optimizer).__name__ if optimizer is not None else "",
             implementation=_implementation(groups[0], device.type) if groups else None,
             parameters=sum(item.numel() for item in parameters.values() if item.requires_grad),
-            place=self._places.of(optimizer), main=self._main,
+            places=[place for one in optimizers if (place := self._places.of(one))],
+            main=self._main,
             anomaly=bool(sys.modules["torch"].is_anomaly_enabled()),
         )  # fmt: skip
 

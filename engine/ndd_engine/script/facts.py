@@ -120,11 +120,14 @@ class Facts:
         shape, steps = line.get("shape"), int(line["steps"])
         if shape:
             self._micro = int(shape[0])
+        elif not self._micro:  # no call of the model was seen yet
+            self._micro = int(self._loader.get("batch_size") or 0)
         micro_steps = int(line["micro_steps"])
         items = self._micro * micro_steps
+        known = bool(self._items)
         if steps:
             self._items = round(items / steps)
-        if not self._told:
+        if not self._told or (self._items and not known):
             self._told = True
             yield replace(self._run(), resumed_step=self._earlier or None)
         self.step = step = self._step(line)
@@ -171,9 +174,11 @@ class Facts:
         if loader := self._loader:
             found["loader"] = {name: loader.get(name) for name in _LOADER}
             found[SECTION] |= {"loader": loader.get("place"), "dataset": loader.get("dataset")}
-        for name, key in (("optimizer", "place"), ("main", "main")):
-            if (place := self._model.get(key)) is not None:
-                found[SECTION][name] = place
+        if places := self._model.get("places"):
+            found[SECTION]["optimizer"] = places[0]
+            found[SECTION] |= {"optimizers": places} if places[1:] else {}
+        if (main := self._model.get("main")) is not None:
+            found[SECTION]["main"] = main
         if self._outside:
             found[SECTION]["outside"] = self._outside
         if self._model.get("anomaly"):
